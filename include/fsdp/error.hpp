@@ -1,0 +1,32 @@
+#pragma once
+
+#include <stdexcept>
+
+namespace fsdp {
+
+/// Base of everything libfsdp throws itself; LibTorch's own errors pass through unchanged.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A wrong call: an argument, mesh or module that the contract rejects. Nothing has been changed.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A right call at a wrong time, such as a control of a root in the middle of its backward.
+class StateError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A collective that failed: names the operation, what it was for, the group, and this rank.
+/// The communicator is unusable afterwards.
+class CommError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "fsdp/launch_environment.hpp"
+
+/// Every environment variable that the library reads, and no other file reads one. Each call asks
+/// the environment anew; a variable that is set but empty counts as unset.
+namespace fsdp::environment {
+
+/// FSDP_LOG_LEVEL; default "warn".
+std::string log_level();
+
+/// FSDP_FAKE_ALL_GATHER and FSDP_FAKE_REDUCE: leave the collectives out, to see what they cost.
+/// True for 1, true, yes and on; throws UsageError for anything that is neither that nor its
+/// opposite.
+bool fakes_all_gather();
+bool fakes_reduce();
+
+/// Where the ranks meet, for init_method "env://".
+struct Rendezvous {
+  std::optional<std::string> master_addr;  ///< MASTER_ADDR
+  std::optional<int> master_port;          ///< MASTER_PORT
+  /// TORCHELASTIC_USE_AGENT_STORE: torchrun's agent serves the store already, no rank does.
+  bool agent_hosts_store = false;
+  /// TORCHELASTIC_RESTART_COUNT: workers that were restarted meet under other keys.
+  int restart_count = 0;
+};
+
+/// Throws UsageError naming the variable if a number is malformed.
+Rendezvous rendezvous();
+
+/// GLOO_SOCKET_IFNAME: the interfaces that gloo binds to, separated by commas.
+std::optional<std::string> gloo_interfaces();
+
+}  // namespace fsdp::environment

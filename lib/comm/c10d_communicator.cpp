@@ -1,0 +1,308 @@
+#include "comm/c10d_communicator.hpp"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <chrono>
+#include <exception>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "comm/checks.hpp"
+#include "comm/failure_flag.hpp"
+#include "comm/local_reduce.hpp"
+#include "comm/work.hpp"
+
+namespace fsdp {
+namespace {
+
+using C10dWorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// How long a wait on the host sleeps before it looks whether the group was aborted.
+constexpr auto kAbortPoll = std::chrono::milliseconds(200);
+
+/// c10d's messages carry a C++ backtrace behind their first line.
+std::string first_line(const char* what) {
+  const std::string_view text(what);
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+class C10dWork final : public Work {
+ public:
+  C10dWork(C10dWorkPtr work, std::shared_ptr<FailureFlag> failure, CollectiveInfo info,
+           bool blocks_host)
+      : work_(std::move(work)),
+        failure_(std::move(failure)),
+        info_(std::move(info)),
+        blocks_host_(blocks_host) {}
+
+  void wait() override {
+    if (!error_.empty()) info_.fail(error_);
+    if (work_ == nullptr) return;
+    try {
+      if (blocks_host_)
+        wait_on_host();
+      else if (!work_->wait())
+        throw CommError("aborted");
+    } catch (const std::exception& error) {
+      // An abort ends the wait with whatever the backend says then; its reason says more.
+      error_ = failure_->is_set() ? failure_->reason() : first_line(error.what());
+      failure_->set(error_);
+      info_.fail(error_);
+    }
+    // Lets go of the tensors, which the backend's work holds.
+    work_ = nullptr;
+  }
+
+  bool is_completed() override {
+    return !error_.empty() || work_ == nullptr || failure_->is_set() || work_->isCompleted();
+  }
+
+ private:
+  void wait_on_host() {
+    for (;;) {
+      const auto begin = std::chrono::steady_clock::now();
+      try {
+        if (!work_->wait(kAbortPoll)) throw CommError("aborted");
+        return;
+      } catch (const std::exception&) {
+        // Either the collective failed, or only this slice of time is over; the group's own
+        // timeout is kept by the work. One that completed since says itself how.
+        if (work_->isCompleted()) break;
+        const bool slice_is_over = std::chrono::steady_clock::now() - begin >= kAbortPoll;
+        if (failure_->is_set() || !slice_is_over) throw;
+      }
+    }
+    work_->wait();
+  }
+
+  C10dWorkPtr work_;
+  std::shared_ptr<FailureFlag> failure_;
+  CollectiveInfo info_;
+  bool blocks_host_;
+  std::string error_;
+};
+
+c10d::ReduceOp c10d_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+/// Bytes need no arithmetic, so a dtype that a backend has no name for can still be sent.
+at::Tensor as_sent(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kDouble:
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+      return tensor;
+    default:
+      return piece_of(tensor, 0, 1).view(at::kByte);
+  }
+}
+
+std::vector<at::Tensor> as_sent(std::span<const at::Tensor> tensors) {
+  std::vector<at::Tensor> sent;
+  sent.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) sent.push_back(as_sent(tensor));
+  return sent;
+}
+
+int64_t total_bytes(std::span<const at::Tensor> tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+class C10dCommunicator final : public Communicator {
+ public:
+  explicit C10dCommunicator(C10dGroup group)
+      : Communicator(group.backend->getRank(), std::move(group.world_ranks), std::move(group.name)),
+        backend_(std::move(group.backend)),
+        backend_name_(backend_->getBackendName()),
+        launches_batches_(backend_name_ == "nccl"),
+        device_type_(group.device_type),
+        store_(std::move(group.store)),
+        make_backend_(std::move(group.make_backend)) {}
+
+  ~C10dCommunicator() override {
+    try {
+      // A backend finishes what is pending before it goes. Where the group has failed, or an
+      // exception ends this rank, the peers may never do their part.
+      if (failure_->is_set() || std::uncaught_exceptions() > 0)
+        backend_->abort();
+      else if (launches_batches_)
+        backend_->shutdown();
+    } catch (const std::exception& error) {
+      log().warn("leaving group '{}': {}", name(), first_line(error.what()));
+    }
+  }
+
+  c10::DeviceType device_type() const override { return device_type_; }
+  std::string backend() const override { return backend_name_; }
+  bool launches_batches() const override { return launches_batches_; }
+
+  std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
+                                         std::string_view subject) override {
+    checks::all_gather(*this, output, input, subject);
+    return start("all_gather", subject, output, [&] {
+      at::Tensor to = as_sent(output);
+      at::Tensor from = as_sent(input);
+      return backend_->_allgather_base(to, from, c10d::AllgatherOptions());
+    });
+  }
+
+  std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                             ReduceOp op, std::string_view subject) override {
+    checks::reduce_scatter(*this, output, input, subject);
+    return start("reduce_scatter", subject, input, [&] {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = c10d_op(op);
+      at::Tensor to = output;
+      at::Tensor from = input;
+      return backend_->_reduce_scatter_base(to, from, options);
+    });
+  }
+
+  std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
+                                         std::string_view subject) override {
+    checks::all_reduce(*this, tensor, subject);
+    return start("all_reduce", subject, tensor, [&] {
+      c10d::AllreduceOptions options;
+      options.reduceOp = c10d_op(op);
+      std::vector<at::Tensor> one = {tensor};
+      return backend_->allreduce(one, options);
+    });
+  }
+
+  std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
+                                        std::string_view subject) override {
+    checks::broadcast(*this, tensor, root, subject);
+    return start("broadcast", subject, tensor, [&] {
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      std::vector<at::Tensor> one = {as_sent(tensor)};
+      return backend_->broadcast(one, options);
+    });
+  }
+
+  std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,
+                                               std::span<const at::Tensor> inputs,
+                                               std::string_view subject) override {
+    if (!launches_batches()) return Communicator::start_all_gather_batch(outputs, inputs, subject);
+    checks::all_gather_batch(*this, outputs, inputs, subject);
+    return start("all_gather", subject, outputs, [&] {
+      auto to = as_sent(outputs);
+      auto from = as_sent(inputs);
+      return backend_->allgather_into_tensor_coalesced(to, from, c10d::AllgatherOptions());
+    });
+  }
+
+  std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
+                                                   std::span<const at::Tensor> inputs, ReduceOp op,
+                                                   std::string_view subject) override {
+    if (!launches_batches())
+      return Communicator::start_reduce_scatter_batch(outputs, inputs, op, subject);
+    checks::reduce_scatter_batch(*this, outputs, inputs, subject);
+    return start("reduce_scatter", subject, inputs, [&] {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = c10d_op(op);
+      std::vector<at::Tensor> to(outputs.begin(), outputs.end());
+      std::vector<at::Tensor> from(inputs.begin(), inputs.end());
+      return backend_->reduce_scatter_tensor_coalesced(to, from, options);
+    });
+  }
+
+  std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override;
+
+  void abort(const std::string& reason) override {
+    failure_->set(reason);
+    try {
+      backend_->abort();
+    } catch (const std::exception& error) {
+      log().warn("abort of group '{}': {}", this->name(), first_line(error.what()));
+    }
+  }
+
+ private:
+  template <class Launch>
+  std::shared_ptr<Work> start(const char* operation, std::string_view subject,
+                              std::span<const at::Tensor> full, const Launch& launch) {
+    failure_->check(operation, subject, *this);
+    const int64_t bytes = total_bytes(full);
+    if (bytes == 0) return completed_work();
+    CollectiveInfo info(operation, subject, *this, bytes);
+    try {
+      return std::make_shared<C10dWork>(launch(), failure_, std::move(info), full.front().is_cpu());
+    } catch (const std::exception& error) {
+      failure_->set(first_line(error.what()));
+      CollectiveInfo(operation, subject, *this, bytes).fail(first_line(error.what()));
+    }
+  }
+
+  template <class Launch>
+  std::shared_ptr<Work> start(const char* operation, std::string_view subject,
+                              const at::Tensor& full, const Launch& launch) {
+    return start(operation, subject, std::span<const at::Tensor>(&full, 1), launch);
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::string backend_name_;
+  bool launches_batches_;
+  c10::DeviceType device_type_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  BackendFactory make_backend_;
+  std::shared_ptr<FailureFlag> failure_ = std::make_shared<FailureFlag>();
+  int splits_ = 0;
+};
+
+std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks,
+                                                      const std::string& name) {
+  SplitPlan plan = plan_split(*this, ranks, name);
+  require(
+      store_ != nullptr && make_backend_ != nullptr,
+      "split of group '{}' into '{}': the group was made without a store; hand one over with it",
+      this->name(), name);
+  // Counted by members and others alike, so that all ranks know the same key.
+  const std::string key = fmt::format("split_{}", splits_++);
+  if (plan.rank < 0) return nullptr;
+  C10dGroup group{.backend = nullptr,
+                  .world_ranks = plan.world_ranks,
+                  .name = plan.name,
+                  .device_type = device_type_,
+                  .store = c10::make_intrusive<c10d::PrefixStore>(key, store_),
+                  .make_backend = make_backend_};
+  try {
+    group.backend =
+        make_backend_(group.store, plan.rank, static_cast<int>(plan.world_ranks.size()));
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format("split of group '{}' into '{}' on rank {} of {} failed: {}",
+                                this->name(), plan.name, rank(), size(), first_line(error.what())));
+  }
+  return c10d_communicator(std::move(group));
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> c10d_communicator(C10dGroup group) {
+  require(group.backend != nullptr, "c10d_communicator: expected a backend, found none");
+  require(static_cast<int>(group.world_ranks.size()) == group.backend->getSize(),
+          "c10d_communicator: group '{}' has {} ranks but its backend has {}", group.name,
+          group.world_ranks.size(), group.backend->getSize());
+  return std::make_shared<C10dCommunicator>(std::move(group));
+}
+
+}  // namespace fsdp

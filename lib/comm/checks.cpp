@@ -1,0 +1,141 @@
+#include "comm/checks.hpp"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/require.hpp"
+
+namespace fsdp {
+namespace checks {
+namespace {
+
+// The conditions are tested here, before `require` is called, so that the good case formats and
+// copies nothing: these run for every collective.
+[[noreturn]] void reject(const Communicator& comm, const char* operation, std::string_view subject,
+                         const std::string& found) {
+  throw UsageError(fmt::format("{} of '{}' in group '{}' on rank {} of {}: {}", operation, subject,
+                               comm.name(), comm.rank(), comm.size(), found));
+}
+
+void one(const Communicator& comm, const char* operation, const char* role,
+         const at::Tensor& tensor, std::string_view subject, Devices devices) {
+  if (!tensor.defined()) [[unlikely]]
+    reject(comm, operation, subject, fmt::format("the {} is an undefined tensor", role));
+  if (!tensor.is_contiguous()) [[unlikely]]
+    reject(comm, operation, subject,
+           fmt::format("the {} must be contiguous, found sizes [{}] with strides [{}]; pass "
+                       "tensor.contiguous()",
+                       role, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
+  if (devices == Devices::kGroups && tensor.device().type() != comm.device_type()) [[unlikely]]
+    reject(comm, operation, subject,
+           fmt::format("the {} must be on {}, where this group's {} backend works, found {}", role,
+                       c10::DeviceTypeName(comm.device_type(), /*lower_case=*/true), comm.backend(),
+                       tensor.device().str()));
+}
+
+/// `whole` holds one piece of `piece`'s size for each rank.
+void pair(const Communicator& comm, const char* operation, const at::Tensor& whole,
+          const char* whole_role, const at::Tensor& piece, const char* piece_role,
+          std::string_view subject, Devices devices) {
+  one(comm, operation, whole_role, whole, subject, devices);
+  one(comm, operation, piece_role, piece, subject, devices);
+  if (whole.scalar_type() != piece.scalar_type()) [[unlikely]]
+    reject(
+        comm, operation, subject,
+        fmt::format("output and input must share one dtype, found {} for the {} and {} for the {}",
+                    c10::toString(whole.scalar_type()), whole_role,
+                    c10::toString(piece.scalar_type()), piece_role));
+  if (whole.numel() != piece.numel() * comm.size()) [[unlikely]]
+    reject(comm, operation, subject,
+           fmt::format("the {} must have {} ranks x {} elements = {}, found {}", whole_role,
+                       comm.size(), piece.numel(), piece.numel() * comm.size(), whole.numel()));
+}
+
+void batch(const Communicator& comm, const char* operation, std::span<const at::Tensor> outputs,
+           std::span<const at::Tensor> inputs, std::string_view subject) {
+  if (outputs.size() != inputs.size() || outputs.empty()) [[unlikely]]
+    reject(comm, operation, subject,
+           fmt::format("a batch needs as many outputs as inputs, and one at least; found {} and {}",
+                       outputs.size(), inputs.size()));
+}
+
+}  // namespace
+
+void all_gather(const Communicator& comm, const at::Tensor& output, const at::Tensor& input,
+                std::string_view subject, Devices devices) {
+  pair(comm, "all_gather", output, "output", input, "input", subject, devices);
+}
+
+void reduce_scatter(const Communicator& comm, const at::Tensor& output, const at::Tensor& input,
+                    std::string_view subject, Devices devices) {
+  pair(comm, "reduce_scatter", input, "input", output, "output", subject, devices);
+}
+
+void all_reduce(const Communicator& comm, const at::Tensor& tensor, std::string_view subject,
+                Devices devices) {
+  one(comm, "all_reduce", "tensor", tensor, subject, devices);
+}
+
+void broadcast(const Communicator& comm, const at::Tensor& tensor, int root,
+               std::string_view subject, Devices devices) {
+  one(comm, "broadcast", "tensor", tensor, subject, devices);
+  if (root < 0 || root >= comm.size()) [[unlikely]]
+    reject(comm, "broadcast", subject,
+           fmt::format("the root must be a rank of the group, 0 to {}, found {}", comm.size() - 1,
+                       root));
+}
+
+void all_gather_batch(const Communicator& comm, std::span<const at::Tensor> outputs,
+                      std::span<const at::Tensor> inputs, std::string_view subject,
+                      Devices devices) {
+  batch(comm, "all_gather", outputs, inputs, subject);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    all_gather(comm, outputs[i], inputs[i], subject, devices);
+}
+
+void reduce_scatter_batch(const Communicator& comm, std::span<const at::Tensor> outputs,
+                          std::span<const at::Tensor> inputs, std::string_view subject,
+                          Devices devices) {
+  batch(comm, "reduce_scatter", outputs, inputs, subject);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    reduce_scatter(comm, outputs[i], inputs[i], subject, devices);
+}
+
+}  // namespace checks
+
+namespace {
+
+std::string group_name(const std::string& name, const std::vector<int>& world_ranks) {
+  if (name.find('[') != std::string::npos) return name;
+  constexpr size_t kSpelledOut = 8;
+  if (world_ranks.size() <= kSpelledOut)
+    return fmt::format("{}[{}]", name, fmt::join(world_ranks, ","));
+  return fmt::format("{}[{},{},..,{}]", name, world_ranks[0], world_ranks[1], world_ranks.back());
+}
+
+}  // namespace
+
+SplitPlan plan_split(const Communicator& parent, std::span<const int> ranks,
+                     const std::string& name) {
+  require(!ranks.empty(), "split of group '{}' into '{}': a group needs at least one rank",
+          parent.name(), name);
+  SplitPlan plan;
+  std::vector<bool> seen(parent.size());
+  for (const int rank : ranks) {
+    require(rank >= 0 && rank < parent.size(),
+            "split of group '{}' into '{}': {} is not a rank of the group; expected 0 to {}",
+            parent.name(), name, rank, parent.size() - 1);
+    require(!seen[rank], "split of group '{}' into '{}': rank {} is listed twice", parent.name(),
+            name, rank);
+    seen[rank] = true;
+    if (rank == parent.rank()) plan.rank = static_cast<int>(plan.world_ranks.size());
+    plan.world_ranks.push_back(parent.ranks()[rank]);
+  }
+  plan.name = group_name(name, plan.world_ranks);
+  return plan;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,131 @@
+#include "comm/gloo_backend.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "base/environment.hpp"
+#include "comm/gloo_works.hpp"
+
+namespace fsdp {
+namespace {
+
+using c10d::ProcessGroupGloo;
+
+class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
+ public:
+  PairwiseGloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+               c10::intrusive_ptr<Options> options)
+      : ProcessGroupGloo(store, rank, size, std::move(options)) {}
+
+  /// The base waits for its workers, but only when this part of the object is gone, which their
+  /// works use; so they are waited for here.
+  ~PairwiseGloo() override {
+    for (const auto& work : pending_works()) {
+      try {
+        work->wait();
+      } catch (const std::exception&) {
+        // Whoever started it has been told, or has let go of it.
+      }
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& opts) override {
+    return launch(
+        c10::make_intrusive<GlooAllGather>(next_place(opts.timeout), *this, output, input));
+  }
+
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
+    const auto op = opts.reduceOp.op_ == c10d::ReduceOp::MAX   ? ReduceOp::kMax
+                    : opts.reduceOp.op_ == c10d::ReduceOp::MIN ? ReduceOp::kMin
+                                                               : ReduceOp::kSum;
+    return launch(
+        c10::make_intrusive<GlooReduceScatter>(next_place(opts.timeout), *this, output, input, op));
+  }
+
+  /// From any thread: whoever waits for a peer in one of the works above wakes up and throws.
+  void abort() override {
+    for (const auto& work : pending_works()) work->stop();
+  }
+
+ private:
+  std::vector<c10::intrusive_ptr<GlooExchange>> pending_works() {
+    std::lock_guard lock(mutex_);
+    std::vector<c10::intrusive_ptr<GlooExchange>> works;
+    for (const auto& weak : pending_)
+      if (auto work = weak.lock()) works.push_back(std::move(work));
+    return works;
+  }
+
+  WorkPlace next_place(std::chrono::milliseconds timeout) {
+    // Tags of point-to-point messages live apart from those of gloo's own collectives.
+    const int tag = next_tag_;
+    next_tag_ = (next_tag_ + 1) & 0xFFFFFF;
+    return {.context = getContext(tag),
+            .rank = getRank(),
+            .size = getSize(),
+            .tag = tag,
+            .sequence = ++seq_,
+            .timeout = timeout == c10d::kUnsetTimeout ? getOptions()->timeout : timeout};
+  }
+
+  template <class GlooWork>
+  c10::intrusive_ptr<c10d::Work> launch(c10::intrusive_ptr<GlooWork> work) {
+    {
+      std::lock_guard lock(mutex_);
+      std::erase_if(pending_, [](const auto& weak) { return weak.expired(); });
+      pending_.emplace_back(c10::intrusive_ptr<GlooExchange>(work));
+    }
+    work->post();
+    enqueue(work);
+    return work;
+  }
+
+  c10::intrusive_ptr<c10d::Work> send_to(const at::Tensor& tensor, int peer, int tag) override {
+    std::vector<at::Tensor> one = {tensor};
+    return send(one, peer, tag);
+  }
+
+  c10::intrusive_ptr<c10d::Work> receive_from(const at::Tensor& tensor, int peer,
+                                              int tag) override {
+    std::vector<at::Tensor> one = {tensor};
+    return recv(one, peer, tag);
+  }
+
+  std::mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<GlooExchange>> pending_;
+  int next_tag_ = 0;
+};
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t stop = std::min(text.find(',', at), text.size());
+    if (stop > at) parts.push_back(text.substr(at, stop - at));
+    at = stop + 1;
+  }
+  return parts;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    int rank, int size,
+                                                    const GlooOptions& options) {
+  auto gloo = ProcessGroupGloo::Options::create(options.timeout);
+  gloo->threads = options.threads;
+  const bool lazy = c10d::getDefaultGlooLazyInit();
+  const auto interfaces = environment::gloo_interfaces();
+  if (interfaces)
+    for (const std::string& name : split_at_commas(*interfaces))
+      gloo->devices.push_back(ProcessGroupGloo::createDeviceForInterface(name, lazy));
+  else if (options.loopback)
+    gloo->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1", lazy));
+  else
+    gloo->devices.push_back(ProcessGroupGloo::createDefaultDevice(lazy));
+  return c10::make_intrusive<PairwiseGloo>(store, rank, size, std::move(gloo));
+}
+
+}  // namespace fsdp

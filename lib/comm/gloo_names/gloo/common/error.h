@@ -1,0 +1,2 @@
+#pragma once
+// See ../context.h. Nothing of gloo/common/error.h is used.

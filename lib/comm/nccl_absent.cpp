@@ -1,0 +1,19 @@
+// Stands in for nccl_backend.cpp in builds without CUDA.
+#include "base/require.hpp"
+#include "comm/nccl_backend.hpp"
+
+namespace fsdp {
+
+bool has_nccl(int /*devices*/) { return false; }
+
+void choose_cuda_device(int /*local_rank*/) {}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
+    const c10::intrusive_ptr<c10d::Store>& /*store*/, int /*rank*/, int /*size*/,
+    std::chrono::milliseconds /*timeout*/) {
+  throw UsageError(
+      "backend nccl: this libfsdp was built without CUDA; rebuild against the CUDA wheel of torch, "
+      "or use backend gloo");
+}
+
+}  // namespace fsdp

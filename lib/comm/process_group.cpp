@@ -1,0 +1,153 @@
+#include "fsdp/process_group.hpp"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <numeric>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "comm/c10d_communicator.hpp"
+#include "comm/gloo_backend.hpp"
+#include "comm/nccl_backend.hpp"
+#include "comm/rendezvous.hpp"
+#include "comm/single_rank.hpp"
+#include "comm/thread_ranks.hpp"
+
+namespace fsdp {
+namespace {
+
+struct DefaultWorld {
+  std::mutex mutex;
+  std::shared_ptr<Communicator> world;
+};
+
+DefaultWorld& default_world() {
+  // Never destroyed: static objects of the program may still hold groups and ask for it.
+  static auto* holder = new DefaultWorld;
+  return *holder;
+}
+
+/// The options with everything filled in from the launcher.
+struct WorldPlan {
+  std::string backend;
+  RendezvousOptions rendezvous;
+  LaunchEnvironment launch;
+};
+
+WorldPlan plan_world(const ProcessGroupOptions& options) {
+  WorldPlan plan;
+  plan.launch = launch_environment();
+  const bool is_launched = plan.launch.launcher != "none";
+  require(is_launched || options.rank.has_value() == options.world_size.has_value() ||
+              options.world_size == 1,
+          "init_process_group: {} was given without {}, and no launcher says it; pass both",
+          options.rank ? "rank" : "world_size", options.rank ? "world_size" : "rank");
+  const int world_size = options.world_size.value_or(plan.launch.world_size);
+  const int rank = options.rank.value_or(options.world_size == 1 ? 0 : plan.launch.rank);
+  require(world_size >= 1 && rank >= 0 && rank < world_size,
+          "init_process_group: expected a rank from 0 to world_size - 1, found rank {} of {}", rank,
+          world_size);
+  require(options.backend.empty() || options.backend == "gloo" || options.backend == "nccl" ||
+              options.backend == "single",
+          "init_process_group: expected backend gloo, nccl or single, found '{}'", options.backend);
+  require(
+      options.backend != "single" || world_size == 1,
+      "init_process_group: backend single is a world of one rank, found world_size {}; use gloo "
+      "or nccl",
+      world_size);
+  require(options.timeout.count() > 0,
+          "init_process_group: the timeout must be positive, found {} ms", options.timeout.count());
+  plan.rendezvous = {.init_method = options.init_method.empty() ? "env://" : options.init_method,
+                     .rank = rank,
+                     .world_size = world_size,
+                     .timeout = options.timeout};
+  plan.backend = options.backend;
+  if (plan.backend.empty())
+    plan.backend = world_size == 1                          ? "single"
+                   : has_nccl(plan.launch.local_world_size) ? "nccl"
+                                                            : "gloo";
+  return plan;
+}
+
+std::shared_ptr<Communicator> make_c10d_world(const WorldPlan& plan) {
+  const RendezvousOptions& where = plan.rendezvous;
+  const bool is_nccl = plan.backend == "nccl";
+  if (is_nccl) choose_cuda_device(plan.launch.local_rank);
+  const MeetingPlace place = meet(where);
+  BackendFactory make_backend;
+  if (is_nccl)
+    make_backend = [timeout = where.timeout](const auto& store, int rank, int size) {
+      return make_nccl_backend(store, rank, size, timeout);
+    };
+  else
+    make_backend = [gloo = GlooOptions{.timeout = where.timeout, .loopback = place.is_loopback}](
+                       const auto& store, int rank, int size) {
+      return make_gloo_backend(store, rank, size, gloo);
+    };
+  std::vector<int> ranks(where.world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  try {
+    return c10d_communicator({.backend = make_backend(place.store, where.rank, where.world_size),
+                              .world_ranks = std::move(ranks),
+                              .name = "world",
+                              .device_type = is_nccl ? c10::DeviceType::CUDA : c10::DeviceType::CPU,
+                              .store = place.store,
+                              .make_backend = make_backend});
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string_view what(error.what());
+    throw CommError(fmt::format("init_process_group on rank {} of {} with {} at {}: {}", where.rank,
+                                where.world_size, plan.backend, where.init_method,
+                                what.substr(0, what.find('\n'))));
+  }
+}
+
+std::shared_ptr<Communicator> make_world(const ProcessGroupOptions& options) {
+  const WorldPlan plan = plan_world(options);
+  set_log_rank(plan.rendezvous.rank);
+  if (plan.backend != "single") return make_c10d_world(plan);
+  // Alone, the tensors belong where the compute is.
+  const bool has_cuda = has_nccl(/*devices=*/1);
+  if (has_cuda) choose_cuda_device(plan.launch.local_rank);
+  return single_rank_on(has_cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU);
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> init_process_group(const ProcessGroupOptions& options) {
+  DefaultWorld& holder = default_world();
+  std::lock_guard lock(holder.mutex);
+  require_state(holder.world == nullptr,
+                "init_process_group: there is a default world already ({} of {} ranks); call "
+                "destroy_process_group() first",
+                holder.world ? holder.world->backend() : "",
+                holder.world ? holder.world->size() : 0);
+  holder.world = make_world(options);
+  return holder.world;
+}
+
+std::shared_ptr<Communicator> default_process_group() {
+  require_state(!runs_as_thread_rank(),
+                "default_process_group: ranks that are threads share no default world; pass the "
+                "communicator, or a mesh made from it");
+  DefaultWorld& holder = default_world();
+  std::lock_guard lock(holder.mutex);
+  if (!holder.world) holder.world = make_world({});
+  return holder.world;
+}
+
+bool is_initialized() {
+  DefaultWorld& holder = default_world();
+  std::lock_guard lock(holder.mutex);
+  return holder.world != nullptr;
+}
+
+void destroy_process_group() {
+  DefaultWorld& holder = default_world();
+  std::lock_guard lock(holder.mutex);
+  holder.world = nullptr;
+}
+
+}  // namespace fsdp

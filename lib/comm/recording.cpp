@@ -1,0 +1,99 @@
+#include "base/require.hpp"
+#include "fsdp/simulated_network.hpp"
+
+namespace fsdp {
+namespace {
+
+int64_t total_bytes(std::span<const at::Tensor> tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+class RecordingCommunicator final : public Communicator {
+ public:
+  RecordingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<CallLog> log)
+      : Communicator(inner->rank(), inner->ranks(), inner->name()),
+        inner_(std::move(inner)),
+        log_(std::move(log)) {}
+
+  c10::DeviceType device_type() const override { return inner_->device_type(); }
+  std::string backend() const override { return inner_->backend(); }
+  bool launches_batches() const override { return inner_->launches_batches(); }
+
+  std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
+                                         std::string_view subject) override {
+    record("all_gather", subject, {&output, 1});
+    return inner_->start_all_gather(output, input, subject);
+  }
+
+  std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                             ReduceOp op, std::string_view subject) override {
+    record("reduce_scatter", subject, {&input, 1});
+    return inner_->start_reduce_scatter(output, input, op, subject);
+  }
+
+  std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
+                                         std::string_view subject) override {
+    record("all_reduce", subject, {&tensor, 1});
+    return inner_->start_all_reduce(tensor, op, subject);
+  }
+
+  std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
+                                        std::string_view subject) override {
+    record("broadcast", subject, {&tensor, 1});
+    return inner_->start_broadcast(tensor, root, subject);
+  }
+
+  std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,
+                                               std::span<const at::Tensor> inputs,
+                                               std::string_view subject) override {
+    if (launches_batches()) record("all_gather", subject, outputs);
+    return inner_->start_all_gather_batch(outputs, inputs, subject);
+  }
+
+  std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
+                                                   std::span<const at::Tensor> inputs, ReduceOp op,
+                                                   std::string_view subject) override {
+    if (launches_batches()) record("reduce_scatter", subject, inputs);
+    return inner_->start_reduce_scatter_batch(outputs, inputs, op, subject);
+  }
+
+  std::shared_ptr<Communicator> split(std::span<const int> ranks,
+                                      const std::string& name) override {
+    auto group = inner_->split(ranks, name);
+    return group ? recording(std::move(group), log_) : nullptr;
+  }
+
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+
+ private:
+  void record(const char* operation, std::string_view subject, std::span<const at::Tensor> full) {
+    log_->calls.push_back({.operation = operation,
+                           .subject = std::string(subject),
+                           .group = name(),
+                           .bytes = total_bytes(full),
+                           .tensors = static_cast<int>(full.size())});
+  }
+
+  std::shared_ptr<Communicator> inner_;
+  std::shared_ptr<CallLog> log_;
+};
+
+}  // namespace
+
+std::vector<std::string> CallLog::names() const {
+  std::vector<std::string> names;
+  names.reserve(calls.size());
+  for (const RecordedCall& call : calls) names.push_back(call.operation + " " + call.subject);
+  return names;
+}
+
+std::shared_ptr<Communicator> recording(std::shared_ptr<Communicator> inner,
+                                        std::shared_ptr<CallLog> log) {
+  require(inner != nullptr && log != nullptr,
+          "recording: expected a communicator and a log, found null");
+  return std::make_shared<RecordingCommunicator>(std::move(inner), std::move(log));
+}
+
+}  // namespace fsdp
