@@ -1,0 +1,125 @@
+#include "collectives/reduce_scatter.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace fsdp {
+
+namespace {
+
+bool lies_as(const at::Tensor& gradient, const ReduceEntry& entry) {
+  return gradient.strides() == c10::IntArrayRef(entry.strides);
+}
+
+int64_t piece_numel(const ReduceEntry& entry) { return entry.rows_per_rank * entry.row_numel; }
+
+/// Writes rows [first, last) of the entry's gradient, laid as in memory, to `to` (1-D, of a piece's
+/// length or more), zeros after them.
+void write_rows(const ReduceEntry& entry, int64_t first, int64_t last, const at::Tensor& to) {
+  const int64_t numel = (last - first) * entry.row_numel;
+  if (!entry.gradient.defined() || numel <= 0) {
+    to.zero_();
+    return;
+  }
+  if (entry.sizes.empty()) {
+    to.narrow(0, 0, 1).copy_(entry.gradient.reshape({1}));
+  } else {
+    auto sizes = entry.sizes;
+    sizes[0] = last - first;
+    const auto rows = entry.gradient.narrow(0, first, last - first);
+    if (to.is_cpu() && lies_as(entry.gradient, entry)) {
+      std::memcpy(to.mutable_data_ptr(), rows.const_data_ptr(),
+                  static_cast<size_t>(numel) * to.element_size());
+    } else {
+      to.as_strided(sizes, entry.strides, to.storage_offset()).copy_(rows);
+    }
+  }
+  if (numel < to.numel()) to.narrow(0, numel, to.numel() - numel).zero_();
+}
+
+int64_t row_count(const ReduceEntry& entry) { return entry.sizes.empty() ? 1 : entry.sizes[0]; }
+
+/// Rank-major: what one collective takes.
+at::Tensor pack(std::span<const ReduceEntry> entries, const PieceLayout& layout,
+                const at::TensorOptions& options) {
+  const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
+  const int64_t packed_numel = layout.packed_bytes() / itemsize;
+  auto input = at::empty({layout.world_size() * packed_numel}, options);
+  for (int64_t rank = 0; rank < layout.world_size(); ++rank) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const auto& entry = entries[i];
+      const int64_t rows = row_count(entry);
+      const int64_t first = std::min(rows, rank * entry.rows_per_rank);
+      const int64_t last = std::min(rows, first + entry.rows_per_rank);
+      // The gap up to the next piece is summed like the rest, so it is zeroed like the rest.
+      const int64_t begin = layout.offset(i) / itemsize;
+      const int64_t end = i + 1 < entries.size() ? layout.offset(i + 1) / itemsize : packed_numel;
+      write_rows(entry, first, last, input.narrow(0, rank * packed_numel + begin, end - begin));
+    }
+  }
+  return input;
+}
+
+/// Tensor-major: one tensor's pieces side by side, the gradient itself where that is what it is.
+at::Tensor whole(const ReduceEntry& entry, int world_size, const at::TensorOptions& options) {
+  const int64_t numel = piece_numel(entry) * world_size;
+  const auto& gradient = entry.gradient;
+  if (gradient.defined() && gradient.numel() == numel && lies_as(gradient, entry))
+    return gradient.as_strided({numel}, {1}, gradient.storage_offset());
+  auto input = at::empty({numel}, options);
+  write_rows(entry, 0, row_count(entry), input);
+  return input;
+}
+
+}  // namespace
+
+ReduceScatter start_reduce_scatter(std::span<const ReduceEntry> entries, at::ScalarType dtype,
+                                   c10::Device device, Communicator& group,
+                                   std::string_view subject) {
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
+  std::vector<int64_t> piece_bytes;
+  piece_bytes.reserve(entries.size());
+  for (const auto& entry : entries) piece_bytes.push_back(piece_numel(entry) * itemsize);
+
+  ReduceScatter reduction;
+  reduction.layout = PieceLayout(std::move(piece_bytes), group.size());
+  const auto& layout = reduction.layout;
+  if (group.size() == 1 || layout.packed_bytes() == 0) {
+    reduction.output = pack(entries, layout, options);
+    return reduction;
+  }
+  reduction.output = at::empty({layout.packed_bytes() / itemsize}, options);
+  if (!group.launches_batches()) {
+    reduction.inputs.push_back(pack(entries, layout, options));
+    reduction.work = group.start_reduce_scatter(reduction.output, reduction.inputs[0],
+                                                ReduceOp::kSum, subject);
+    return reduction;
+  }
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (layout.piece_bytes(i) == 0) continue;
+    reduction.inputs.push_back(whole(entries[i], group.size(), options));
+    outputs.push_back(reduction.output.as_strided({piece_numel(entries[i])}, {1},
+                                                  layout.offset(i) / itemsize));
+  }
+  reduction.work = group.start_reduce_scatter_batch(outputs, reduction.inputs, ReduceOp::kSum,
+                                                    subject);
+  return reduction;
+}
+
+void finish_reduce_scatter(ReduceScatter& reduction) {
+  if (reduction.work) reduction.work->wait();
+  reduction.work.reset();
+  reduction.inputs.clear();
+}
+
+at::Tensor reduced_piece(const ReduceScatter& reduction, size_t i, int64_t numel) {
+  const auto offset = reduction.layout.offset(i) / reduction.output.element_size();
+  return reduction.output.as_strided({numel}, {1}, offset);
+}
+
+}  // namespace fsdp
