@@ -1,0 +1,97 @@
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/detach_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/layer_norm_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/view_ops.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include "param/managed_storage.hpp"
+#include "param/residency.hpp"
+#include "param/residency_fallback.hpp"
+
+// Boxing its operands is most of what the fallback costs (600 to 2,000 instructions an operator).
+// So the operators that touch parameters most often get a kernel with their own signature, which
+// asks the one question that nearly always has the answer yes (is the group ready?) and leaves
+// every other case to the fallback. Semantics live there alone.
+namespace fsdp {
+
+namespace {
+
+enum class Needs { kData, kMetadata };
+
+bool is_settled(const c10::TensorImpl* impl, Needs needs) {
+  if (!has_residency_key(impl)) return true;
+  const auto* storage = KeyedStorage::of(impl);
+  if (storage == nullptr || storage->kind() != KeyedStorage::Kind::kHandle) return false;
+  return needs == Needs::kMetadata ||
+         storage->owner()->is_ready(torch::autograd::get_current_graph_task_id());
+}
+bool is_settled(const at::Tensor& tensor, Needs needs) {
+  return is_settled(tensor.unsafeGetTensorImpl(), needs);
+}
+bool is_settled(const std::optional<at::Tensor>& tensor, Needs needs) {
+  return !tensor || is_settled(*tensor, needs);
+}
+template <class Other>
+bool is_settled(const Other&, Needs) {
+  return true;
+}
+
+template <class Op, Needs needs, class Signature>
+struct HotKernel;
+
+template <class Op, Needs needs, class Result, class... Args>
+struct HotKernel<Op, needs, Result(Args...)> {
+  static Result call(c10::DispatchKeySet keys, Args... args) {
+    if ((is_settled(args, needs) && ...)) [[likely]] {
+      c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
+      return Op::redispatch(
+          keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey),
+          std::forward<Args>(args)...);
+    }
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    static const auto fallback = c10::BoxedKernel::makeFromFunction<&residency_fallback>();
+    return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(fallback, op, keys,
+                                                                std::forward<Args>(args)...);
+  }
+};
+
+template <class Op, Needs needs = Needs::kData>
+void add(torch::Library& library) {
+  std::string name = Op::name;
+  if (Op::overload_name[0] != '\0') name += std::string(".") + Op::overload_name;
+  library.impl(name.c_str(), torch::dispatch(kResidencyKey,
+                                             TORCH_FN((HotKernel<Op, needs, typename Op::schema>::call))));
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  add<at::_ops::linear>(library);
+  add<at::_ops::addmm>(library);
+  add<at::_ops::mm>(library);
+  add<at::_ops::bmm>(library);
+  add<at::_ops::matmul>(library);
+  add<at::_ops::add_Tensor>(library);
+  add<at::_ops::mul_Tensor>(library);
+  add<at::_ops::layer_norm>(library);
+  add<at::_ops::native_layer_norm_backward>(library);
+  add<at::_ops::embedding>(library);
+  add<at::_ops::t, Needs::kMetadata>(library);
+  add<at::_ops::transpose_int, Needs::kMetadata>(library);
+  add<at::_ops::view, Needs::kMetadata>(library);
+  add<at::_ops::detach, Needs::kMetadata>(library);
+}
+
+}  // namespace
+
+}  // namespace fsdp

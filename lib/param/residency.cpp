@@ -1,0 +1,190 @@
+#include "param/residency.hpp"
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include "base/require.hpp"
+#include "param/managed_storage.hpp"
+#include "param/operator_traits.hpp"
+#include "param/residency_fallback.hpp"
+#include "param/residency_owner.hpp"
+
+namespace fsdp {
+
+namespace {
+
+// key_set_ is protected: a derived class may name it.
+struct TensorKeys : c10::TensorImpl {
+  static c10::DispatchKeySet& of(c10::TensorImpl* impl) { return impl->*&TensorKeys::key_set_; }
+};
+
+using c10::IValue;
+using Owners = c10::SmallVector<ResidencyOwner*, 2>;
+
+/// One operator's operands, as the fallback finds them on the stack.
+class Operands {
+ public:
+  Operands(const c10::OperatorHandle& op, const OperatorTraits& traits, torch::jit::Stack* stack)
+      : op_(op), traits_(traits) {
+    const size_t count = op.schema().arguments().size();
+    arguments_ = stack->data() + (stack->size() - count);
+    count_ = count;
+  }
+
+  /// Finds keyed operands; puts handles in the place of registered parameters where due (T20).
+  void examine() {
+    for (size_t i = 0; i < count_; ++i) examine(arguments_[i], i);
+  }
+
+  bool touches_all_ready(int64_t task) const {
+    for (auto* owner : owners_)
+      if (!owner->is_ready(task)) return false;
+    return true;
+  }
+  const Owners& owners() const { return owners_; }
+  bool records_autograd() {
+    if (!at::GradMode::is_enabled()) return false;
+    for (size_t i = 0; i < count_; ++i)
+      if (needs_gradient(arguments_[i])) return true;
+    return false;
+  }
+  void carry_writes() {
+    for (auto& storage : written_) {
+      auto* handle = static_cast<KeyedStorage*>(storage.get());
+      if (handle->owner() != nullptr) handle->owner()->carry_write(handle->index());
+    }
+  }
+
+ private:
+  void examine(IValue& value, size_t argument) {
+    if (value.isTensor()) {
+      auto* impl = value.unsafeToTensorImpl();
+      if (has_residency_key(impl)) examine_tensor(value, impl, argument);
+    } else if (value.isList()) {
+      examine_list(value, argument);
+    } else if (value.isTuple()) {
+      for (const auto& element : value.toTupleRef().elements()) examine_constant(element, argument);
+    } else if (value.isGenericDict()) {
+      for (const auto& entry : value.toGenericDict()) examine_constant(entry.value(), argument);
+    }
+  }
+
+  void examine_constant(const IValue& element, size_t argument) {
+    IValue copy = element;
+    examine(copy, argument);
+  }
+
+  void examine_list(IValue& value, size_t argument) {
+    const auto elements = value.toListRef();
+    bool substituted = false;
+    c10::SmallVector<IValue, 8> replaced;
+    for (size_t i = 0; i < elements.size(); ++i) {
+      IValue element = elements[i];
+      if (!element.isTensor() && !element.isList()) continue;
+      examine(element, argument);
+      if (element.isTensor() && element.unsafeToTensorImpl() != elements[i].unsafeToTensorImpl()) {
+        if (!substituted) replaced.assign(elements.begin(), elements.end());
+        substituted = true;
+        replaced[i] = element;
+      }
+    }
+    if (!substituted) return;
+    // The list may be the caller's own: change a copy.
+    auto list = value.toList().copy();
+    for (size_t i = 0; i < replaced.size(); ++i) list.set(i, replaced[i]);
+    value = std::move(list);
+  }
+
+  void examine_tensor(IValue& value, const c10::TensorImpl* impl, size_t argument) {
+    auto* storage = KeyedStorage::of(impl);
+    if (storage == nullptr || storage->owner() == nullptr) return;  // outlived its group
+    auto* owner = storage->owner();
+    if (storage->kind() == KeyedStorage::Kind::kRegistered) {
+      if (impl != owner->registered(storage->index()) || !stands_for_handle(*owner)) return;
+      auto handle = owner->handle(storage->index());
+      if (!handle.defined()) return;
+      storage = KeyedStorage::of(handle.unsafeGetTensorImpl());
+      value = std::move(handle);
+      if (storage == nullptr) return;
+    }
+    if (std::find(owners_.begin(), owners_.end(), owner) == owners_.end()) owners_.push_back(owner);
+    if (traits_.writes >> std::min<size_t>(argument, 63) & 1) note_write(storage, value);
+  }
+
+  bool stands_for_handle(const ResidencyOwner& owner) {
+    return traits_.is_differentiable && (owner.is_in_scope() || records_autograd());
+  }
+
+  void note_write(KeyedStorage* storage, const IValue& value) {
+    auto* impl = value.unsafeToTensorImpl();
+    const auto handle = storage->owner()->handle(storage->index());
+    const auto name = op_.schema().name();
+    const bool is_handle = handle.defined() && handle.unsafeGetTensorImpl() == impl;
+    // A detached copy's own sizes may change; the handle's may not, nor may anybody's storage.
+    if (traits_.changes_metadata)
+      require(!is_handle && name != "aten::set_" && name != "aten::resize_",
+              "{} would change the shape or storage of a sharded parameter; change it before "
+              "fully_shard, or write values with copy_", name);
+    written_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  }
+
+  static bool needs_gradient(const IValue& value) {
+    if (value.isTensor()) {
+      const auto* impl = value.unsafeToTensorImpl();
+      return impl != c10::UndefinedTensorImpl::singleton() && impl->requires_grad();
+    }
+    if (!value.isList()) return false;
+    for (const auto& element : value.toListRef())
+      if (needs_gradient(element)) return true;
+    return false;
+  }
+
+  const c10::OperatorHandle& op_;
+  const OperatorTraits& traits_;
+  IValue* arguments_;
+  size_t count_;
+  Owners owners_;
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
+};
+
+}  // namespace
+
+void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack) {
+  const auto& traits = traits_of(op);
+  Operands operands(op, traits, stack);
+  operands.examine();
+  const bool reads_data = !traits.is_view && !traits.is_transparent;
+  if (reads_data && !operands.owners().empty()) {
+    const int64_t task = torch::autograd::get_current_graph_task_id();
+    if (!operands.touches_all_ready(task)) {
+      const auto& owners = operands.owners();
+      owners[0]->make_resident({owners.data(), owners.size()}, {operands.records_autograd()});
+    }
+  }
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey);
+  if (traits.is_aten && !traits.is_transparent) {
+    c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
+    op.redispatchBoxed(below, stack);
+  } else {
+    // Unknown code below may touch other groups, or this one later: keep watching.
+    op.redispatchBoxed(below, stack);
+  }
+  operands.carry_writes();
+}
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&residency_fallback>());
+}
+
+void add_residency_key(const at::Tensor& tensor) {
+  auto& keys = TensorKeys::of(tensor.unsafeGetTensorImpl());
+  keys = keys.add(kResidencyKey);
+}
+
+void remove_residency_key(const at::Tensor& tensor) {
+  auto& keys = TensorKeys::of(tensor.unsafeGetTensorImpl());
+  keys = keys.remove(kResidencyKey);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace fsdp {
+
+/// Note [Residency key]
+/// Compute handles and registered parameters carry a dispatch key that no LibTorch kernel uses. A
+/// fallback on that key sees every operator that touches one of them, or a view of one (views copy
+/// key sets and share storage), in forward and in backward, above autograd and autocast. It makes
+/// the groups of all operands readable, and hands on to the operator itself with the key excluded,
+/// so that the parts of a LibTorch operator are not examined again.
+///
+/// The key is one of the process-wide registrations that a library can make only once: two copies of
+/// libfsdp in one process do not load.
+inline constexpr auto kResidencyKey = c10::DispatchKey::DeferredInit;
+
+inline bool has_residency_key(const c10::TensorImpl* impl) {
+  return impl->key_set().has(kResidencyKey);
+}
+
+void add_residency_key(const at::Tensor& tensor);
+void remove_residency_key(const at::Tensor& tensor);
+
+/// While it lives, operators on this thread pass the fallback by: for the runtime's own work on
+/// shards and handles. Also turns autograd and inference mode off.
+class BelowResidency {
+ public:
+  BelowResidency() : key_(kResidencyKey) {}
+
+ private:
+  c10::InferenceMode no_inference_{false};
+  at::AutoDispatchBelowADInplaceOrView no_autograd_;
+  c10::impl::ExcludeDispatchKeyGuard key_;
+};
+
+}  // namespace fsdp

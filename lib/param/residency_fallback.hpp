@@ -1,0 +1,12 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace fsdp {
+
+/// The fallback of the residency key: see Note [Residency key] in residency.hpp.
+void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack);
+
+}  // namespace fsdp

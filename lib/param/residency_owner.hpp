@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace fsdp {
+
+/// What an operator is about to do with the sharded parameters among its operands.
+struct OperatorUse {
+  /// Autograd is on and an operand needs a gradient.
+  bool records_autograd = false;
+};
+
+/// Who makes a parameter's unsharded storage readable: the group it belongs to.
+///
+/// `param` implements nothing of it and knows nothing more, so that storage and dispatcher stay
+/// below the scheduler.
+class ResidencyOwner {
+ public:
+  static constexpr int64_t kNotReady = -2;
+
+  virtual ~ResidencyOwner() = default;
+
+  /// Makes every owner in `owners` (this one among them) readable together, for one operator.
+  /// Called for every touch but those for which `is_ready` says yes. Throws what a gather throws.
+  virtual void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) = 0;
+
+  /// An operator has just written to the unsharded storage of parameter `index`.
+  virtual void carry_write(size_t index) = 0;
+
+  /// True inside a scope of the root: operators see handles in place of registered parameters.
+  virtual bool is_in_scope() const = 0;
+
+  /// The compute handle of parameter `index`; undefined once its module is gone.
+  virtual at::Tensor handle(size_t index) const = 0;
+  /// The registered parameter's identity.
+  virtual const at::TensorImpl* registered(size_t index) const = 0;
+
+  /// The storage behind handle `index` is being destroyed: the module, or its member, is gone.
+  virtual void handle_storage_gone(size_t index) noexcept = 0;
+
+  /// True if a touch in autograd task `task` (-1: forward) needs no attention: the group was the
+  /// last one used in that task and is still unsharded.
+  bool is_ready(int64_t task) const { return ready_task_.load(std::memory_order_acquire) == task; }
+
+ protected:
+  void set_ready(int64_t task) { ready_task_.store(task, std::memory_order_release); }
+
+ private:
+  // Read by any thread that runs operators; OpenMP workers among them.
+  std::atomic<int64_t> ready_task_{kNotReady};
+};
+
+}  // namespace fsdp

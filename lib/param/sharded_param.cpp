@@ -1,0 +1,217 @@
+#include "param/sharded_param.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <numeric>
+
+#include "base/require.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+namespace {
+
+/// True if dimension 0 is outermost and the tensor has no gaps: then rows are byte ranges.
+bool rows_are_consecutive(const at::Tensor& tensor) {
+  if (tensor.dim() == 0 || tensor.is_contiguous()) return true;
+  if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return false;
+  return tensor.size(0) == 1 || tensor.stride(0) == tensor.numel() / tensor.size(0);
+}
+
+/// Lives in the registered parameter's list of gradient hooks, which outlasts any replacement of
+/// its storage, and does nothing there but hold the handle.
+struct HandleKeeper final : torch::autograd::FunctionPreHook {
+  explicit HandleKeeper(at::Tensor handle) : handle(std::move(handle)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    return grads;
+  }
+  at::Tensor handle;
+};
+
+std::vector<int64_t> row_major(c10::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;)
+    strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
+  return strides;
+}
+
+}  // namespace
+
+ShardedParam::ShardedParam(std::string name, const at::Tensor& handle, int world_size, int rank)
+    : name_(std::move(name)),
+      layout_(handle.sizes(), world_size),
+      rank_(rank),
+      dtype_(handle.scalar_type()),
+      itemsize_(static_cast<int64_t>(handle.element_size())),
+      sizes_(handle.sizes().vec()),
+      strides_(rows_are_consecutive(handle) ? handle.strides().vec() : row_major(handle.sizes())),
+      handle_(handle.getIntrusivePtr()),
+      registered_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
+      requires_grad_(handle.requires_grad()) {}
+
+at::Tensor ShardedParam::handle() const {
+  auto impl = handle_.lock();
+  return impl.defined() ? at::Tensor(std::move(impl)) : at::Tensor();
+}
+
+at::Tensor ShardedParam::registered() const {
+  auto impl = registered_.lock();
+  return impl.defined() ? at::Tensor(std::move(impl)) : at::Tensor();
+}
+
+int64_t ShardedParam::current_version() const {
+  const auto impl = registered_.lock();
+  return impl.defined() ? static_cast<int64_t>(impl->version_counter().current_version()) : seen_version_;
+}
+
+void ShardedParam::bump_version() {
+  if (const auto impl = registered_.lock(); impl.defined()) impl->bump_version();
+}
+
+void ShardedParam::keep_handle_alive(const at::Tensor& registered) {
+  torch::autograd::impl::add_hook(registered, std::make_unique<HandleKeeper>(handle()));
+}
+
+void ShardedParam::copy_rows_to(const at::Tensor& piece) const {
+  BelowResidency below;
+  const auto range = layout_.range(rank_);
+  const int64_t bytes = local_bytes();
+  if (bytes < piece.numel()) piece.narrow(0, bytes, piece.numel() - bytes).zero_();
+  if (bytes == 0) return;
+  auto rows = handle().detach();
+  if (rows.dim() > 0) rows = rows.narrow(0, range.begin, range.count());
+  auto to = piece.narrow(0, 0, bytes).view(dtype_);
+  to.as_strided(rows.sizes(), strides_, to.storage_offset()).copy_(rows);
+}
+
+at::Tensor ShardedParam::own_memory(c10::Device device) const {
+  const auto handle = this->handle();
+  if (layout_.world_size() != 1 || handle.device() != device || handle.is_meta()) return {};
+  if (!rows_are_consecutive(handle)) return {};
+  BelowResidency below;
+  auto bytes = at::empty({0}, handle.options().dtype(at::kByte).requires_grad(false));
+  auto* impl = bytes.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(handle.storage());
+  impl->set_storage_offset(handle.storage_offset() * itemsize_);
+  impl->set_sizes_contiguous({local_bytes()});
+  return bytes;
+}
+
+void ShardedParam::make_registered(OwnerLink owner, size_t index, const at::Tensor& piece) {
+  BelowResidency below;
+  owner_ = std::move(owner);
+  index_ = index;
+  auto storage = c10::make_intrusive<RegisteredStorage>(
+      owner_, index, local_bytes(), piece.is_meta() ? nullptr : piece.mutable_data_ptr(),
+      piece.storage(), piece.device());
+  auto registered = at::empty({0}, at::TensorOptions().dtype(dtype_).device(piece.device()));
+  auto* impl = registered.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  const auto sizes = layout_.local_sizes(rank_);
+  // The other ranks' share of a 0-dim parameter is an empty vector: it has a dimension more.
+  impl->set_sizes_and_strides(sizes, sizes.size() == strides_.size() ? strides_ : row_major(sizes));
+  if (auto known = this->registered(); known.defined()) {
+    known.set_data(registered);  // the tensor that optimizers know
+    registered = std::move(known);
+  } else {
+    initial_registered_ = registered;
+    registered_impl_ = registered.unsafeGetTensorImpl();
+    registered_ = registered.getIntrusivePtr();
+    keep_handle_alive(registered);
+  }
+  if (registered.requires_grad() != requires_grad_) registered.set_requires_grad(requires_grad_);
+  add_residency_key(registered);
+}
+
+void ShardedParam::check_handle() const {
+  const auto handle = this->handle();
+  if (!handle.defined()) return;  // the module is gone
+  require_state(storage_ != nullptr &&
+                    handle.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_ &&
+                    has_residency_key(handle.unsafeGetTensorImpl()),
+                "{}: the tensor behind the module's member was replaced (set_data), so it is no "
+                "longer the sharded parameter; write values with copy_ instead",
+                name_);
+}
+
+void ShardedParam::bring_home(const at::Tensor& piece) {
+  const auto registered = this->registered();
+  if (!registered.defined()) return;
+  const auto* storage = KeyedStorage::of(registered.unsafeGetTensorImpl());
+  if (storage != nullptr && storage->owner() == *owner_ && storage->index() == index_ &&
+      registered.scalar_type() == dtype_ && registered.storage_offset() == 0)
+    return;
+  BelowResidency below;
+  auto values = registered.detach();
+  const auto range = layout_.range(rank_);
+  const bool is_whole = values.sizes() == c10::IntArrayRef(sizes_);
+  const auto local_sizes = layout_.local_sizes(rank_);
+  const bool is_local = values.sizes() == c10::IntArrayRef(local_sizes);
+  make_registered(owner_, index_, piece);
+  require_state(is_whole || is_local,
+                "{}: its registered parameter was replaced by a tensor of sizes {}; expected this "
+                "rank's rows ({}) or the whole parameter ({}). The old values are back in place",
+                name_, fmt::join(values.sizes(), "x"), fmt::join(local_sizes, "x"),
+                fmt::join(sizes_, "x"));
+  require_state(values.scalar_type() == dtype_,
+                "{}: its dtype was changed from {} to {} after fully_shard; change it before, or "
+                "write values with copy_. The old values are back in place",
+                name_, c10::toString(dtype_), c10::toString(values.scalar_type()));
+  if (is_whole && !is_local) values = values.narrow(0, range.begin, range.count());
+  registered.detach().copy_(values);
+  bump_version();
+}
+
+void ShardedParam::take_over_handle(const std::shared_ptr<ResidencyOwner>& owner, size_t index,
+                                    c10::Device device) {
+  BelowResidency below;
+  auto handle = this->handle();
+  if (handle.device() != device)
+    handle.set_data(at::empty_strided(sizes_, strides_, handle.options().device(device)));
+  seen_version_ = current_version();
+  const int64_t bytes = layout_.numel() * itemsize_;
+  auto storage = c10::make_intrusive<HandleStorage>(owner, owner_, index, bytes, device, name_);
+  storage_ = storage.get();
+  auto* impl = handle.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  impl->set_storage_offset(0);
+  impl->set_sizes_and_strides(sizes_, strides_);
+  add_residency_key(handle);
+}
+
+void ShardedParam::rename(std::string name) {
+  name_ = std::move(name);
+  if (storage_ != nullptr) storage_->set_name(name_);
+}
+
+at::Tensor ShardedParam::local_rows_of(const at::Tensor& unsharded) const {
+  return unsharded.narrow(0, rank_ * piece_bytes(), local_bytes());
+}
+
+void ShardedParam::follow_version() {
+  const int64_t now = current_version();
+  if (now == seen_version_) return;
+  seen_version_ = now;
+  if (auto impl = handle_.lock(); impl.defined()) impl->bump_version();
+}
+
+void ShardedParam::note_own_write() {
+  bump_version();
+  seen_version_ = current_version();
+}
+
+bool ShardedParam::sync_requires_grad() {
+  const auto handle = handle_.lock(), registered = registered_.lock();
+  if (!handle.defined() || !registered.defined()) return false;
+  const bool registered_changed = registered->requires_grad() != requires_grad_;
+  const bool handle_changed = handle->requires_grad() != requires_grad_;
+  if (!registered_changed && !handle_changed) return false;
+  requires_grad_ = registered_changed ? registered->requires_grad() : handle->requires_grad();
+  handle->set_requires_grad(requires_grad_);
+  registered->set_requires_grad(requires_grad_);
+  return true;
+}
+
+}  // namespace fsdp

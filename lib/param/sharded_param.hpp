@@ -1,0 +1,101 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "param/managed_storage.hpp"
+#include "tensor/shard_layout.hpp"
+
+namespace fsdp {
+
+/// One parameter with its two identities: the *compute handle*, which the module's member holds and
+/// `forward` reads (full shape), and the *registered parameter*, which `parameters()` and the
+/// optimizer see (this rank's rows). Gradients for the user live on the registered one.
+///
+/// It keeps neither alive. The module keeps the registered parameter, as before; the registered parameter
+/// keeps the handle (a ParameterList has no member that would); the handle's storage keeps the group. Not thread-safe: its group's lock guards it.
+class ShardedParam {
+ public:
+  /// Reads `handle`'s sizes and layout; changes nothing yet. Trailing strides are kept if the rows
+  /// lie one after another in memory (channels-last convolutions); others become row-major.
+  ShardedParam(std::string name, const at::Tensor& handle, int world_size, int rank);
+
+  const std::string& name() const { return name_; }
+  const ShardLayout& layout() const { return layout_; }
+  at::ScalarType dtype() const { return dtype_; }
+  /// The whole parameter's sizes and strides in memory.
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  const std::vector<int64_t>& strides() const { return strides_; }
+  /// Bytes of one rank's rows, padded to the same on every rank.
+  int64_t piece_bytes() const { return layout_.padded_local_numel() * itemsize_; }
+  int64_t local_bytes() const { return layout_.local_numel(rank_) * itemsize_; }
+
+  /// Copies this rank's rows of the handle to `piece` (1-D bytes, piece_bytes() long), then zeros.
+  void copy_rows_to(const at::Tensor& piece) const;
+  /// The handle's own memory as a piece, if it can serve as one (one rank, nothing to rearrange);
+  /// else undefined.
+  at::Tensor own_memory(c10::Device device) const;
+  /// Makes the registered parameter on top of `piece`, whose memory it keeps alive.
+  void make_registered(OwnerLink owner, size_t index, const at::Tensor& piece);
+  /// Turns the tensor into the handle: managed storage, residency key. From here on the parameter is sharded.
+  void take_over_handle(const std::shared_ptr<ResidencyOwner>& owner, size_t index,
+                        c10::Device device);
+
+  at::Tensor handle() const;  ///< undefined once the module is gone
+  at::Tensor registered() const;  ///< undefined once nobody can use it any more
+  const at::TensorImpl* registered_impl() const { return registered_impl_; }
+  /// Gives up the only strong reference to the new registered parameter: for the module to hold.
+  at::Tensor hand_over_registered() { return std::move(initial_registered_); }
+  HandleStorage* storage() const { return storage_; }
+  void storage_gone() { storage_ = nullptr; }
+  void rename(std::string name);
+
+  /// This rank's rows inside the unsharded parameter (1-D bytes of padded pieces) and inside the
+  /// registered one: the same length, without padding.
+  at::Tensor local_rows_of(const at::Tensor& unsharded) const;
+
+  /// Once per gather: if the registered parameter has been written since the last one, moves the
+  /// handle's version too, so that autograd refuses a backward through stale values as LibTorch does.
+  void follow_version();
+  bool version_moved() const { return current_version() != seen_version_; }
+  /// Counts as a write to the registered parameter.
+  void bump_version();
+  /// After a write through the handle: both hold the same values again.
+  void note_own_write();
+
+  /// Throws StateError if the handle no longer is what `take_over_handle` made of it.
+  void check_handle() const;
+  /// A registered parameter whose storage or sizes were replaced (torch::load, set_data): its values go back
+  /// to `piece`. Accepts this rank's rows or the whole parameter; throws StateError otherwise.
+  void bring_home(const at::Tensor& piece);
+
+  /// Takes what changed since the last call over to the other side; the registered one wins (T12). Returns whether
+  /// anything changed.
+  bool sync_requires_grad();
+  bool requires_grad() const { return requires_grad_; }
+
+ private:
+  int64_t current_version() const;
+  void keep_handle_alive(const at::Tensor& registered);
+
+  std::string name_;
+  ShardLayout layout_;
+  int rank_;
+  at::ScalarType dtype_;
+  int64_t itemsize_;
+  std::vector<int64_t> sizes_, strides_;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> handle_;
+  HandleStorage* storage_ = nullptr;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> registered_;
+  c10::TensorImpl* registered_impl_ = nullptr;
+  at::Tensor initial_registered_;
+  int64_t seen_version_ = 0;
+  bool requires_grad_ = false;
+  size_t index_ = 0;
+  OwnerLink owner_;
+};
+
+}  // namespace fsdp
