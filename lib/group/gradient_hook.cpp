@@ -1,0 +1,62 @@
+#include "group/gradient_hook.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "group/param_group.hpp"
+#include "group/root_context.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+namespace {
+
+class GradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientHook(std::shared_ptr<ParamGroup> group, size_t index,
+               std::unique_ptr<torch::autograd::PostAccumulateGradHook> user)
+      : group_(std::move(group)), index_(index), user_(std::move(user)) {}
+
+  void operator()(const at::Tensor& handle) override {
+    if (user_) (*user_)(handle);
+    const auto root = group_->context;
+    root->gradient_arrived(*group_, index_, handle);
+  }
+
+ private:
+  // The handle keeps its group alive, not the other way round.
+  std::shared_ptr<ParamGroup> group_;
+  size_t index_;
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> user_;
+};
+
+}  // namespace
+
+void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup> group,
+                           size_t index) {
+  namespace autograd_impl = torch::autograd::impl;
+  auto user = std::move(autograd_impl::post_acc_grad_hooks(handle));
+  autograd_impl::set_post_acc_grad_hooks(
+      handle, std::make_unique<GradientHook>(std::move(group), index, std::move(user)));
+}
+
+void take_over_gradient(ShardedParam& param, int shard_rank) {
+  const auto handle = param.handle();
+  auto gradient = handle.grad();
+  if (!gradient.defined()) return;
+  BelowResidency below;
+  if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  const auto registered = param.registered();
+  if (param.layout().world_size() > 1) {
+    const auto range = param.layout().range(shard_rank);
+    if (gradient.dim() > 0)
+      gradient = gradient.narrow(0, range.begin, range.count()).clone();
+    else if (range.count() == 0)
+      gradient = at::empty({0}, gradient.options());
+  }
+  registered.mutable_grad() = gradient.to(registered.device());
+  handle.mutable_grad().reset();
+}
+
+}  // namespace fsdp

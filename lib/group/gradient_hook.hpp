@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace fsdp {
+
+class ParamGroup;
+class ShardedParam;
+
+/// Makes autograd tell the group when the gradient of `handle` (parameter `index`) has been
+/// accumulated. A hook that is there already is kept and runs first.
+void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup> group,
+                           size_t index);
+
+/// A gradient that the handle already has moves to the registered parameter: this rank's rows of it.
+void take_over_gradient(ShardedParam& param, int shard_rank);
+
+}  // namespace fsdp

@@ -1,0 +1,211 @@
+#include "group/gradient_reduction.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "base/require.hpp"
+#include "group/param_group.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+void GradientTally::note(size_t index) {
+  if (has_[index]) return;
+  has_[index] = true;
+  ++count_;
+}
+
+bool GradientTally::is_complete(const ParamGroup& group) const {
+  if (count_ == group.trainable_count()) return true;
+  // With absent gradients as zero, a parameter that is late must not miss the one reduction.
+  if (group.reduction().reduces_unused_params) return false;
+  return count_ == expected_count_ && has_ == expected_;
+}
+
+void GradientTally::end_backward() {
+  if (count_ > 0) {
+    expected_ = has_;
+    expected_count_ = count_;
+  }
+  has_.assign(has_.size(), false);
+  count_ = 0;
+  is_reduced = false;
+}
+
+void GradientTally::reset() {
+  end_backward();
+  expected_.clear();
+  expected_count_ = 0;
+}
+
+namespace {
+
+/// User hooks on a registered parameter, which autograd itself never reaches: they see the reduced gradient.
+at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient) {
+  auto& hooks = torch::autograd::impl::hooks(registered);
+  if (hooks.size() <= 1) return gradient;  // the one is ours: it keeps the handle
+  for (auto& hook : hooks) {
+    auto result = (*hook)({gradient});
+    if (!result.empty() && result[0].defined()) gradient = result[0];
+  }
+  return gradient;
+}
+
+void run_post_accumulate_hook(const at::Tensor& registered) {
+  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
+}
+
+}  // namespace
+
+GradientReduction::GradientReduction(std::shared_ptr<ParamGroup> group) : group_(std::move(group)) {
+  BelowResidency below;
+  collect();
+  const auto& info = group_->config().mesh_info;
+  if (info.data_parallel_size() == 1) return;
+  for (auto& part : parts_) {
+    part.reduce_scatter = start_reduce_scatter(part.entries, part.dtype, group_->config().device,
+                                               *info.shard_group, group_->name());
+    // Free the gradients now, not when the collective is done: where they were packed nothing
+    // refers to them any more, and waiting would keep two groups' gradients alive at once.
+    for (auto& entry : part.entries) entry.gradient.reset();
+  }
+}
+
+void GradientReduction::collect() {
+  auto& group = *group_;
+  const bool alone = group.config().mesh_info.data_parallel_size() == 1;
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    auto& param = group.params()[i];
+    auto handle = param.handle();
+    auto gradient = handle.defined() ? handle.grad() : at::Tensor();
+    const bool takes_part = gradient.defined() || group.tally.partial_sum(i).defined() ||
+                            (group.reduction().reduces_unused_params && param.requires_grad());
+    if (!takes_part || !handle.defined()) continue;
+    if (gradient.defined()) handle.mutable_grad().reset();
+    if (gradient.defined() && gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+    if (alone) {
+      if (!gradient.defined()) gradient = at::zeros(param.sizes(), handle.options().requires_grad(false));
+      alone_.emplace_back(i, std::move(gradient));
+      continue;
+    }
+    const auto dtype = gradient.defined() ? gradient.scalar_type() : param.dtype();
+    auto part = std::find_if(parts_.begin(), parts_.end(),
+                             [&](const Part& known) { return known.dtype == dtype; });
+    if (part == parts_.end()) {
+      parts_.emplace_back();
+      part = std::prev(parts_.end());
+      part->dtype = dtype;
+    }
+    part->indices.push_back(i);
+    part->entries.push_back({std::move(gradient), param.sizes(), param.strides(),
+                             param.layout().rows_per_rank(), param.layout().row_numel()});
+  }
+}
+
+void GradientReduction::advance() {
+  if (std::exchange(advanced_, true)) return;
+  BelowResidency below;
+  const auto& info = group_->config().mesh_info;
+  is_partial_ = info.replicate_size() > 1 && !group_->reduction().requires_all_reduce;
+  for (auto& part : parts_) {
+    finish_reduce_scatter(part.reduce_scatter);
+    if (info.replicate_size() == 1) continue;
+    if (is_partial_) {
+      store_partial_sums(part);
+    } else {
+      add_partial_sums(part);
+      part.all_reduce = info.replicate_group->start_all_reduce(part.reduce_scatter.output,
+                                                               ReduceOp::kSum, group_->name());
+    }
+  }
+}
+
+void GradientReduction::finish() {
+  advance();
+  if (is_partial_) return;
+  BelowResidency below;
+  for (auto& [index, gradient] : alone_) {
+    if (scale() != 1) gradient.mul_(scale());
+    assign(index, std::move(gradient));
+  }
+  for (auto& part : parts_) {
+    if (part.all_reduce) part.all_reduce->wait();
+    if (scale() != 1) part.reduce_scatter.output.mul_(scale());
+    for (size_t i = 0; i < part.indices.size(); ++i)
+      assign(part.indices[i], local_piece(part, i));
+  }
+}
+
+double GradientReduction::scale() const {
+  const auto& factor = group_->reduction().divide_factor;
+  return 1 / factor.value_or(group_->config().mesh_info.data_parallel_size());
+}
+
+at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
+  const auto& param = group_->params()[part.indices[i]];
+  const auto rank = group_->config().mesh_info.shard_rank();
+  const auto piece = reduced_piece(part.reduce_scatter, i, param.layout().local_numel(rank));
+  const auto sizes = param.layout().local_sizes(rank);
+  if (sizes.size() != param.strides().size()) return piece.view(sizes);
+  return piece.as_strided(sizes, param.strides(), piece.storage_offset());
+}
+
+void GradientReduction::add_partial_sums(Part& part) {
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    auto& sum = group_->tally.partial_sum(part.indices[i]);
+    if (sum.defined()) local_piece(part, i).add_(sum);
+    sum.reset();
+  }
+}
+
+void GradientReduction::store_partial_sums(Part& part) {
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    auto& sum = group_->tally.partial_sum(part.indices[i]);
+    const auto piece = local_piece(part, i);
+    if (sum.defined())
+      sum.add_(piece);
+    else
+      sum = piece;
+  }
+}
+
+void GradientReduction::assign(size_t index, at::Tensor gradient) {
+  const auto& param = group_->params()[index];
+  const auto registered = param.registered();
+  if (!registered.defined()) return;  // nobody is left to use it
+  if (gradient.scalar_type() != registered.scalar_type())
+    gradient = gradient.to(registered.scalar_type());
+  gradient = run_gradient_hooks(registered, std::move(gradient));
+  auto& present = registered.mutable_grad();
+  if (present.defined()) {
+    require_state(present.sizes() == registered.sizes(),
+                  "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
+                  "sizes {}; assign this rank's rows, or reset it",
+                  param.name(), fmt::join(present.sizes(), "x"),
+                  fmt::join(registered.sizes(), "x"));
+    present.add_(gradient);
+  } else {
+    present = std::move(gradient);
+  }
+  run_post_accumulate_hook(registered);
+}
+
+bool has_unreduced_gradients(ParamGroup& group) {
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const auto handle = group.params()[i].handle();
+    if (handle.defined() && handle.grad().defined()) return true;
+    if (group.tally.partial_sum(i).defined() && group.reduction().requires_all_reduce) return true;
+  }
+  return false;
+}
+
+void drop_unreduced_gradients(ParamGroup& group) {
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    if (const auto handle = group.params()[i].handle(); handle.defined())
+      handle.mutable_grad().reset();
+    group.tally.partial_sum(i).reset();
+  }
+}
+
+}  // namespace fsdp

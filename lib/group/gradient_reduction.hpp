@@ -1,0 +1,84 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "collectives/reduce_scatter.hpp"
+
+namespace fsdp {
+
+class ParamGroup;
+
+/// Which parameters of a group have their gradient in the backward under way, and which sums wait
+/// for a later one. One per group; the root's lock guards it.
+class GradientTally {
+ public:
+  explicit GradientTally(size_t params) : has_(params, false), partial_sums_(params) {}
+
+  /// Autograd has accumulated the gradient of parameter `index`.
+  void note(size_t index);
+  /// True once every parameter that is expected to get a gradient has it: all that need
+  /// one, or those that got one in the last backward (others stay unused, mostly for good).
+  bool is_complete(const ParamGroup& group) const;
+  /// The backward is over: what got gradients is what the next one expects.
+  void end_backward();
+  void reset();
+
+  /// HSDP without all-reduce: this rank's rows, summed within the shard group so far; undefined if none.
+  /// The group's gradients went into a reduction in this backward.
+  bool is_reduced = false;
+
+  at::Tensor& partial_sum(size_t index) { return partial_sums_[index]; }
+
+ private:
+  std::vector<bool> has_;       // by parameter: in this backward
+  std::vector<bool> expected_;  // by parameter: in the last one; empty: not learned yet
+  size_t count_ = 0, expected_count_ = 0;
+  std::vector<at::Tensor> partial_sums_;
+};
+
+/// The reduction of one group's gradients, from packing to the registered parameters' `.grad`.
+///
+/// Order of calls: start (constructor), advance, finish. On CUDA nothing blocks the host; the
+/// buffers stay referenced here until the current stream has waited for them.
+class GradientReduction {
+ public:
+  /// Takes the unsharded gradients off the handles and starts one reduce-scatter per reduce dtype.
+  explicit GradientReduction(std::shared_ptr<ParamGroup> group);
+
+  /// Waits for the reduce-scatter, frees its input; starts the all-reduce where there are replicas.
+  void advance();
+  /// Waits for all of it and puts or adds the result to the registered parameters' gradients.
+  void finish();
+
+ private:
+  struct Part {  // one reduce dtype
+    at::ScalarType dtype;
+    std::vector<size_t> indices;
+    std::vector<ReduceEntry> entries;
+    ReduceScatter reduce_scatter;
+    std::shared_ptr<Work> all_reduce;
+  };
+
+  void collect();
+  void add_partial_sums(Part& part);
+  void store_partial_sums(Part& part);
+  at::Tensor local_piece(const Part& part, size_t i) const;
+  void assign(size_t index, at::Tensor gradient);
+  double scale() const;
+
+  std::shared_ptr<ParamGroup> group_;
+  std::vector<Part> parts_;
+  std::vector<std::pair<size_t, at::Tensor>> alone_;  // one rank: the gradients themselves
+  bool advanced_ = false, is_partial_ = false;
+};
+
+/// True if a handle of the group holds a gradient that no reduction has taken, or a partial sum waits.
+bool has_unreduced_gradients(ParamGroup& group);
+
+/// Drops unsharded gradients and partial sums.
+void drop_unreduced_gradients(ParamGroup& group);
+
+}  // namespace fsdp

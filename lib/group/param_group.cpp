@@ -1,0 +1,215 @@
+#include "group/param_group.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "group/gradient_hook.hpp"
+#include "group/root_context.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+ParamGroup::ParamGroup(GroupConfig config, std::vector<std::string> names,
+                       const std::vector<at::Tensor>& handles)
+    : config_(std::move(config)), tally(handles.size()) {
+  BelowResidency below;
+  const auto& info = config_.mesh_info;
+  std::vector<int64_t> piece_bytes;
+  for (size_t i = 0; i < handles.size(); ++i) {
+    params_.emplace_back(std::move(names[i]), handles[i], info.shard_size(), info.shard_rank());
+    piece_bytes.push_back(params_.back().piece_bytes());
+  }
+  layout_ = PieceLayout(std::move(piece_bytes), info.shard_size());
+  for (size_t i = 0; i < params_.size(); ++i)
+    pieces_.push_back(params_[i].own_memory(config_.device));
+  const bool all_alias = std::all_of(pieces_.begin(), pieces_.end(),
+                                     [](const at::Tensor& piece) { return piece.defined(); });
+  if (!all_alias)
+    shard_ = at::empty({layout_.packed_bytes()},
+                       at::TensorOptions().dtype(at::kByte).device(config_.device));
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!pieces_[i].defined()) {
+      pieces_[i] = shard_.narrow(0, layout_.offset(i), layout_.piece_bytes(i));
+      if (!config_.device.is_meta()) params_[i].copy_rows_to(pieces_[i]);
+    }
+    params_[i].make_registered(link_, i, pieces_[i]);
+  }
+  // Between pieces lie alignment gaps: they travel, so they are defined.
+  if (shard_.defined() && !config_.device.is_meta())
+    for (size_t i = 0; i < params_.size(); ++i) {
+      const int64_t end = layout_.offset(i) + layout_.piece_bytes(i);
+      const int64_t next = i + 1 < params_.size() ? layout_.offset(i + 1) : layout_.packed_bytes();
+      shard_.narrow(0, end, next - end).zero_();
+    }
+}
+
+ParamGroup::~ParamGroup() {
+  if (context) context->remove(*this);
+  *link_ = nullptr;
+}
+
+void ParamGroup::attach() {
+  auto self = shared_from_this();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    auto& param = params_[i];
+    const auto handle = param.handle();
+    take_over_gradient(param, config_.mesh_info.shard_rank());
+    param.take_over_handle(self, i, config_.device);
+    install_gradient_hook(handle, self, i);
+    if (is_never_released() && !config_.device.is_meta())
+      param.storage()->fill(pieces_[i].mutable_data_ptr());
+  }
+  is_unsharded_ = is_never_released();
+}
+
+void ParamGroup::rename(std::string name, const std::vector<std::string>& param_names) {
+  config_.name = std::move(name);
+  for (size_t i = 0; i < params_.size(); ++i) params_[i].rename(param_names[i]);
+}
+
+void ParamGroup::unshard() {
+  if (is_held()) return;
+  require_state(!config_.device.is_meta(),
+                "{}: its parameters are on the meta device and have no values to gather; "
+                "materialise the module before using it",
+                config_.name);
+  BelowResidency below;
+  const bool shard_moved = is_stale();
+  follow_versions();
+  if (shard_moved) drop_post_forward_shard();  // made of values from before the write
+  gathers_post_forward_shard_ = post_forward_shard_.defined();
+  if (gathers_post_forward_shard_) {
+    const auto& group = policy_.after_forward.post_forward_group;
+    gather_ = start_all_gather(layout_.regrouped(group->size()), post_forward_shard_, *group, name());
+  } else {
+    gather_ = start_all_gather(layout_, shard_, *config_.mesh_info.shard_group, name());
+  }
+  context->note_held(*this);
+}
+
+void ParamGroup::wait_for_unshard() {
+  if (is_unsharded_) return;
+  require_state(is_gathering(), "{}: wait_for_unshard without unshard", name());
+  BelowResidency below;
+  const auto layout = gathers_post_forward_shard_
+                          ? layout_.regrouped(policy_.after_forward.post_forward_group->size())
+                          : layout_;
+  try {
+    show(finish_all_gather(layout, std::exchange(gather_, {})));
+  } catch (...) {
+    context->note_released(*this);
+    throw;
+  }
+}
+
+void ParamGroup::show(at::Tensor unsharded) {
+  unsharded_ = std::move(unsharded);
+  auto* base = static_cast<char*>(unsharded_.mutable_data_ptr());
+  for (size_t i = 0; i < params_.size(); ++i)
+    if (auto* storage = params_[i].storage()) storage->fill(base + layout_.tensor_offset(i));
+  is_unsharded_ = true;
+}
+
+void ParamGroup::reshard() {
+  mark_not_ready();
+  if (is_never_released() || !is_held()) return;
+  context->note_released(*this);
+  if (is_gathering()) {
+    // Given up unused: the communicator keeps the buffers until the collective is done.
+    gather_ = {};
+    return;
+  }
+  for (auto& param : params_)
+    if (auto* storage = param.storage()) storage->release();
+  unsharded_.reset();
+  is_unsharded_ = false;
+}
+
+void ParamGroup::reshard_after_forward() {
+  const auto& group = policy_.after_forward.post_forward_group;
+  if (group && is_unsharded_ && !post_forward_shard_.defined() && !is_stale()) {
+    BelowResidency below;
+    const auto pieces = layout_.regrouped(group->size());
+    post_forward_shard_ = at::zeros({pieces.packed_bytes()}, unsharded_.options());
+    for (size_t i = 0; i < params_.size(); ++i)
+      post_forward_shard_.narrow(0, pieces.offset(i), pieces.piece_bytes(i))
+          .copy_(unsharded_.narrow(0, layout_.tensor_offset(i) + group->rank() * pieces.piece_bytes(i),
+                                   pieces.piece_bytes(i)));
+  }
+  reshard();
+}
+
+bool ParamGroup::is_stale() const {
+  return std::any_of(params_.begin(), params_.end(),
+                     [](const ShardedParam& param) { return param.version_moved(); });
+}
+
+void ParamGroup::follow_versions() {
+  if (!is_stale()) return;
+  was_written_ = true;
+  for (auto& param : params_) param.follow_version();
+}
+
+bool ParamGroup::sync_requires_grad() {
+  bool changed = false;
+  for (auto& param : params_) changed |= param.sync_requires_grad();
+  return changed;
+}
+
+void ParamGroup::audit() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    params_[i].check_handle();
+    if (!config_.device.is_meta()) params_[i].bring_home(pieces_[i]);
+  }
+}
+
+void ParamGroup::note_reduction() {
+  const int limit = config_.warn_after_reductions;
+  if (was_written_ || reductions_before_write_ >= limit) return;
+  if (++reductions_before_write_ == limit)
+    warn_once(fmt::format(
+        "'{}': gradients were reduced in {} backwards, but no optimizer has written the parameters. One "
+        "that was built before fully_shard holds the wrong tensors; build it afterwards, or call "
+        "fsdp::adopt(optimizer)",
+        params_[0].name(), limit));
+}
+
+void ParamGroup::make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) {
+  // One operator may touch groups of several roots; each root sees its own.
+  c10::SmallVector<ParamGroup*, 4> waiting;
+  for (auto* owner : owners) waiting.push_back(static_cast<ParamGroup*>(owner));
+  while (!waiting.empty()) {
+    const auto root = waiting.front()->context;
+    c10::SmallVector<ParamGroup*, 4> mine, others;
+    for (auto* group : waiting) (group->context == root ? mine : others).push_back(group);
+    root->touch({mine.data(), mine.size()}, use);
+    waiting = std::move(others);
+  }
+}
+
+void ParamGroup::carry_write(size_t index) {
+  const auto root = context;
+  std::lock_guard lock(root->mutex());
+  BelowResidency below;
+  auto& param = params_[index];
+  if (!is_never_released() && is_unsharded_) {
+    const auto whole = unsharded_.narrow(0, layout_.tensor_offset(index), layout_.tensor_bytes(index));
+    const auto rows = param.local_rows_of(whole);
+    pieces_[index].narrow(0, 0, rows.numel()).copy_(rows);
+  }
+  // Outside a step the ranks may have written different values (each its own random numbers); the
+  // version that moves makes the next touch gather what all of them hold. Within a step
+  // the handle stays as written, or autograd would refuse a legal write before a use.
+  if (root->in_step() || is_never_released())
+    param.note_own_write();
+  else
+    param.bump_version();
+}
+
+bool ParamGroup::is_in_scope() const { return context->is_in_scope(); }
+
+void ParamGroup::handle_storage_gone(size_t index) noexcept { params_[index].storage_gone(); }
+
+}  // namespace fsdp

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/all_gather.hpp"
+#include "group/gradient_reduction.hpp"
+#include "group/reduction_config.hpp"
+#include "mesh/mesh_info.hpp"
+#include "param/residency_owner.hpp"
+#include "param/sharded_param.hpp"
+
+namespace fsdp {
+
+class RootContext;
+
+/// What is fixed for a group's lifetime.
+struct GroupConfig {
+  std::string name;
+  MeshInfo mesh_info;
+  c10::Device device;
+  bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
+  int warn_after_reductions = 16;    ///< A7; 0: never
+};
+
+/// What a group's unsharded parameters do between forward and backward, and after it.
+struct GroupPolicy {
+  ReshardPlan after_forward;           ///< set when the root is known
+  bool reshard_after_backward = true;
+  bool prefetch_in_backward = true;    ///< FSDP2's set_unshard_in_backward
+  std::vector<std::weak_ptr<class ParamGroup>> forward_prefetch, backward_prefetch;
+};
+
+/// The parameters that are gathered and released together.
+///
+/// It knows how to become readable and how to let go; *when* is its root's business, to which it
+/// passes on every touch. The storages behind its handles keep it alive; it dies with the module.
+/// Not thread-safe: the root's lock guards it.
+class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_this<ParamGroup> {
+ public:
+  /// Copies this rank's rows out of `handles` (as they are at one rank, without a copy). Nothing
+  /// that the module holds has changed when this returns; `attach` does that.
+  ParamGroup(GroupConfig config, std::vector<std::string> names,
+             const std::vector<at::Tensor>& handles);
+  ~ParamGroup() override;
+
+  /// Turns the tensors into handles. Does not fail halfway: all allocations come before.
+  void attach();
+
+  const std::string& name() const { return config_.name; }
+  const GroupConfig& config() const { return config_; }
+  void rename(std::string name, const std::vector<std::string>& param_names);
+  std::vector<ShardedParam>& params() { return params_; }
+  const std::vector<ShardedParam>& params() const { return params_; }
+  GroupPolicy& policy() { return policy_; }
+  const GroupPolicy& policy() const { return policy_; }
+  ReductionConfig& reduction() { return reduction_; }
+  const ReductionConfig& reduction() const { return reduction_; }
+  /// How many parameters need a gradient, as of the last `sync_requires_grad`.
+  size_t trainable_count() const {
+    return static_cast<size_t>(std::count_if(params_.begin(), params_.end(), [](const auto& param) {
+      return param.requires_grad();
+    }));
+  }
+
+  // --- residency, as the root asks for it
+  /// Starts the gather unless the group is unsharded or it has started. Never waits.
+  void unshard();
+  /// Finishes the gather; handles are readable when this returns. Throws CommError; sharded then.
+  void wait_for_unshard();
+  /// Releases the unsharded parameters, or gives up a gather under way. Nothing is lost.
+  void reshard();
+  /// Releases after forward: keeps this rank's piece for the smaller gather where the policy says so.
+  void reshard_after_forward();
+  /// Drops what `reshard_after_forward` kept.
+  void drop_post_forward_shard() { post_forward_shard_.reset(); }
+  bool is_unsharded() const { return is_unsharded_; }
+  bool is_gathering() const { return gather_.in_progress(); }
+  bool is_held() const { return is_unsharded_ || is_gathering(); }
+  /// True if a registered parameter has been written since the gather that the handles show.
+  bool is_stale() const;
+  /// One rank: handles alias the registered parameters for ever.
+  bool is_never_released() const { return config_.mesh_info.shard_size() == 1; }
+  /// Bytes that `unshard` makes live.
+  int64_t unsharded_bytes() const { return layout_.total_bytes(); }
+  int64_t sharded_bytes() const { return layout_.packed_bytes(); }
+
+  /// Same values in handles and registered parameters from now on, wherever they came from.
+  void follow_versions();
+  /// Returns whether a parameter changed.
+  bool sync_requires_grad();
+  /// Finds what no operator showed: replaced storages, tensors and members (T17). Mends or throws.
+  void audit();
+
+  /// Counts reductions after which nobody has ever written a parameter: the mark of an optimizer
+  /// that was built before fully_shard and holds handles. Warns once by name.
+  void note_reduction();
+
+  void mark_ready(int64_t task) { set_ready(task); }
+  void mark_not_ready() { set_ready(kNotReady); }
+
+  // --- ResidencyOwner
+  void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) override;
+  void carry_write(size_t index) override;
+  bool is_in_scope() const override;
+  at::Tensor handle(size_t index) const override { return params_[index].handle(); }
+  const at::TensorImpl* registered(size_t index) const override {
+    return params_[index].registered_impl();
+  }
+  void handle_storage_gone(size_t index) noexcept override;
+
+  GradientTally tally;
+
+  // --- place in the root, kept by RootContext and the module layer
+  std::shared_ptr<RootContext> context;
+  int id = -1;                  ///< position among the root's groups
+  int tree_enter = 0, tree_exit = 0;  ///< depth-first interval of the owning module
+  bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward
+  bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
+  bool encloses(const ParamGroup& other) const {
+    return tree_enter < other.tree_enter && other.tree_exit <= tree_exit;
+  }
+
+ private:
+  void show(at::Tensor unsharded);
+
+  GroupConfig config_;
+  OwnerLink link_ = std::make_shared<ResidencyOwner*>(this);
+  GroupPolicy policy_;
+  ReductionConfig reduction_;
+  std::vector<ShardedParam> params_;
+  PieceLayout layout_;
+  at::Tensor shard_;               // packed pieces of this rank, 1-D bytes; undefined at one rank
+  std::vector<at::Tensor> pieces_;  // views of it; at one rank the parameters' own memory
+  at::Tensor post_forward_shard_;  // this rank's pieces for the gather over fewer ranks
+  AllGather gather_;
+  bool gathers_post_forward_shard_ = false;
+  at::Tensor unsharded_;
+  bool is_unsharded_ = false;
+  bool was_written_ = false;  // by anybody but through a handle, ever
+  int reductions_before_write_ = 0;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <optional>
+
+namespace fsdp {
+
+/// How a group's gradients are reduced. Set from outside at any time between backwards.
+struct ReductionConfig {
+  bool requires_gradient_sync = true;
+  bool requires_all_reduce = true;      ///< HSDP: false adds up partial sums
+  bool reduces_unused_params = false;   ///< T11: absent gradients take part as zero
+  /// Sum in the collective, divide outside: what every backend here does today. Kept so that the
+  /// choice survives a backend that can average inside.
+  bool forces_sum = false;
+  std::optional<double> divide_factor;  ///< none: the data-parallel size
+};
+
+}  // namespace fsdp

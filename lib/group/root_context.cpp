@@ -1,0 +1,230 @@
+#include "group/root_context.hpp"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "base/require.hpp"
+
+namespace fsdp {
+
+namespace {
+bool contains(std::span<ParamGroup* const> groups, const ParamGroup* group) {
+  return std::find(groups.begin(), groups.end(), group) != groups.end();
+}
+bool encloses_any(const ParamGroup& group, std::span<ParamGroup* const> used) {
+  return std::any_of(used.begin(), used.end(),
+                     [&](const ParamGroup* inner) { return group.encloses(*inner); });
+}
+void make_readable(std::span<ParamGroup* const> used) {
+  for (auto* group : used) group->unshard();
+  for (auto* group : used) group->wait_for_unshard();
+}
+}  // namespace
+
+void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
+  std::lock_guard lock(mutex_);
+  group->context = shared_from_this();
+  group->id = static_cast<int>(groups_by_id_.size());
+  groups_.push_back(group.get());
+  groups_by_id_.push_back(group.get());
+  if (group->is_held()) note_held(*group);
+}
+
+void RootContext::remove(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  if (contains(held_, &group)) note_released(group);
+  std::erase(groups_, &group);
+  std::erase(current_, &group);
+  groups_by_id_[static_cast<size_t>(group.id)] = nullptr;
+  if (last_used_ == &group) last_used_ = nullptr;
+}
+
+void RootContext::note_held(ParamGroup& group) {
+  if (group.is_never_released()) return;
+  held_.push_back(&group);
+  unsharded_bytes_ += group.unsharded_bytes();
+  peak_unsharded_bytes_ = std::max(peak_unsharded_bytes_, unsharded_bytes_);
+}
+
+void RootContext::note_released(ParamGroup& group) {
+  std::erase(held_, &group);
+  unsharded_bytes_ -= group.unsharded_bytes();
+}
+
+void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& use) {
+  std::lock_guard lock(mutex_);
+  if (at::in_parallel_region()) {
+    // A worker in the middle of somebody's operator: its order is chance, so it decides nothing.
+    make_readable(used);
+    return;
+  }
+  enter_phase(torch::autograd::get_current_graph_task_id(), use, used);
+  if (phase_ == Phase::kIdle)
+    read(used);
+  else
+    follow_step(used);
+}
+
+void RootContext::read(std::span<ParamGroup* const> used) {
+  for (auto* group : used)
+    require_state(!group->config().throws_outside_step,
+                  "{}: a sharded parameter was read outside a step; use fsdp::forward_scope or "
+                  "fsdp::call, or set fault_outside_step to kGather",
+                  group->name());
+  const auto held = held_;
+  for (auto* group : held)
+    if (!contains(used, group) && !group->is_kept_by_user && !encloses_any(*group, used))
+      group->reshard();
+  for (auto* group : used) {
+    if (group->is_stale()) group->reshard();
+    if (group->is_never_released()) group->follow_versions();
+  }
+  make_readable(used);
+}
+
+void RootContext::follow_step(std::span<ParamGroup* const> used) {
+  for (auto* group : used) {
+    if (group == last_used_) continue;
+    if (trace_->use(group->id) == UseTrace::Progress::kStartedOver) recheck();
+    last_used_ = group;
+  }
+  for (auto* group : current_)
+    if (!contains(used, group)) group->mark_not_ready();
+  current_.assign(used.begin(), used.end());
+  release_unneeded(used);
+  for (auto* group : used) {
+    group->is_listed_prefetch = false;
+    // Written since it was gathered: forward goes on with the new values, as a plain module would.
+    if (phase_ == Phase::kForward && group->is_stale()) {
+      group->reshard();
+      if (group->is_never_released()) group->follow_versions();
+    }
+  }
+  make_room(used, nullptr);
+  make_readable(used);
+  const int64_t task = torch::autograd::get_current_graph_task_id();
+  for (auto* group : used) group->mark_ready(task);
+  prefetch(used);
+}
+
+bool RootContext::is_used_again(const ParamGroup& group) const {
+  return trace_->follows() && trace_->distance_to_next_use(group.id).has_value();
+}
+
+bool RootContext::keeps_after_forward(const ParamGroup& group) const {
+  return !group.policy().after_forward.reshard;
+}
+
+bool RootContext::is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const {
+  if (group.is_kept_by_user || group.is_listed_prefetch || contains(used, &group)) return true;
+  if (phase_ == Phase::kForward && keeps_after_forward(group)) return true;
+  if (trace_->follows()) return is_used_again(group);
+  // The order is not known (any more): keep what a module around this one may still need, and in
+  // backward what was kept for it on purpose.
+  return encloses_any(group, used) ||
+         (phase_ == Phase::kBackward && keeps_after_forward(group) && !group.tally.is_reduced);
+}
+
+void RootContext::release_unneeded(std::span<ParamGroup* const> used) {
+  const auto held = held_;
+  for (auto* group : held)
+    if (!is_needed(*group, used)) release(*group);
+}
+
+void RootContext::release(ParamGroup& group) {
+  if (phase_ == Phase::kForward)
+    group.reshard_after_forward();
+  else
+    group.reshard();
+}
+
+bool RootContext::counts_for_limit(const ParamGroup& group,
+                                   std::span<ParamGroup* const> used) const {
+  return !contains(used, &group) && !group.is_kept_by_user && !group.is_listed_prefetch &&
+         !encloses_any(group, used) &&
+         !(phase_ == Phase::kForward && keeps_after_forward(group));
+}
+
+bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate) {
+  if (!trace_->follows()) return true;  // what is not needed at once has been released already
+  const size_t limit = static_cast<size_t>(std::max(2, 1 + options_.prefetch_distance));
+  const size_t wanted = 1 + (candidate != nullptr);
+  while (true) {
+    size_t others = 0, farthest_distance = 0;
+    ParamGroup* farthest = nullptr;
+    for (auto* group : held_) {
+      if (!counts_for_limit(*group, used)) continue;
+      ++others;
+      const size_t distance = trace_->distance_to_next_use(group->id).value_or(SIZE_MAX);
+      if (farthest == nullptr || distance > farthest_distance) {
+        farthest = group;
+        farthest_distance = distance;
+      }
+    }
+    if (others + wanted <= limit || farthest == nullptr) return true;
+    // Belady's rule; the candidate itself may be the one that is used last.
+    if (candidate != nullptr &&
+        trace_->distance_to_next_use(candidate->id).value_or(SIZE_MAX) >= farthest_distance)
+      return false;
+    release(*farthest);
+  }
+}
+
+void RootContext::prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups) {
+  for (const auto& listed : groups) {
+    const auto group = listed.lock();
+    if (!group || group->is_held()) continue;
+    group->is_listed_prefetch = true;
+    group->unshard();
+  }
+}
+
+void RootContext::prefetch(std::span<ParamGroup* const> used) {
+  const bool backward = phase_ == Phase::kBackward;
+  bool has_list = false;
+  for (auto* group : used) {
+    const auto& policy = group->policy();
+    const auto& listed = backward ? policy.backward_prefetch : policy.forward_prefetch;
+    has_list |= !listed.empty();
+    prefetch_listed(listed);
+  }
+  if (has_list || options_.prefetch_distance == 0 || !trace_->follows()) return;
+  const auto distance = static_cast<size_t>(options_.prefetch_distance);
+  size_t started = 0;
+  for (int id : trace_->upcoming(distance + held_.size())) {
+    auto* group = find(id);
+    if (group == nullptr || group->is_never_released()) continue;
+    if (group->is_held()) {
+      started += group->is_gathering();
+      continue;
+    }
+    if (started >= distance) return;
+    if (backward && !group->policy().prefetch_in_backward) continue;
+    if (!make_room(used, group)) return;
+    group->unshard();
+    ++started;
+  }
+}
+
+void RootContext::unshard(ParamGroup& group, UnshardMode mode) {
+  std::lock_guard lock(mutex_);
+  if (group.is_stale()) group.reshard();
+  group.is_kept_by_user = true;
+  group.unshard();
+  if (mode == UnshardMode::kWait) group.wait_for_unshard();
+}
+
+void RootContext::wait_for_unshard(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  if (group.is_gathering()) group.wait_for_unshard();
+}
+
+void RootContext::reshard(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  group.is_kept_by_user = group.is_listed_prefetch = false;
+  group.reshard();
+}
+
+}  // namespace fsdp

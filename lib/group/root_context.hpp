@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "group/gradient_reduction.hpp"
+#include "group/param_group.hpp"
+#include "group/use_trace.hpp"
+
+namespace fsdp {
+
+enum class UnshardMode { kStart, kWait };
+
+/// The one scheduler: decides when the groups of one root are gathered, released and reduced.
+///
+/// A step goes idle -> forward -> backward -> idle. Touches that come from the dispatcher drive it;
+/// the learned order of touches (UseTrace) tells what to gather ahead and what will not be needed
+/// again. What it decides depends on options and uses alone, never on whether a collective has
+/// completed, so that all ranks launch the same sequence (T3).
+///
+/// Every public function takes the lock, which operators on several threads may contend for; a
+/// root's steps themselves belong to one thread at a time.
+class RootContext : public std::enable_shared_from_this<RootContext> {
+ public:
+  struct Options {
+    int prefetch_distance = 1;
+    bool is_last_backward = true;
+  };
+
+  std::recursive_mutex& mutex() { return mutex_; }
+  Options& options() { return options_; }
+
+  // --- which groups
+  /// Takes a group over; in the order of use as far as it is known (depth-first).
+  void add(const std::shared_ptr<ParamGroup>& group);
+  void remove(ParamGroup& group);
+  const std::vector<ParamGroup*>& groups() const { return groups_; }
+  /// True once a step has begun: then the set of groups is fixed (S9).
+  bool has_started() const { return has_started_; }
+  /// Called at the start of every step, for what only the module tree shows (replaced entries).
+  std::function<void()> on_step;
+
+  // --- what the dispatcher and autograd report
+  /// One operator is about to use `used` (all of this root): they are readable when this returns.
+  void touch(std::span<ParamGroup* const> used, const OperatorUse& use);
+  void gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& handle);
+
+  // --- controls
+  void unshard(ParamGroup& group, UnshardMode mode);
+  void wait_for_unshard(ParamGroup& group);
+  void reshard(ParamGroup& group);
+  void reset_iter_state();
+  void enter_scope();
+  void leave_scope() noexcept;
+
+  bool is_in_scope() const { return scope_depth_ > 0; }
+  bool in_step() const { return phase_ != Phase::kIdle; }
+
+  /// A group tells that it holds unsharded memory (or will, its gather under way), or no longer.
+  void note_held(ParamGroup& group);
+  void note_released(ParamGroup& group);
+  int64_t unsharded_bytes() const { return unsharded_bytes_; }
+  int64_t peak_unsharded_bytes() const { return peak_unsharded_bytes_; }
+
+ private:
+  enum class Phase { kIdle, kForward, kBackward };
+  class BackwardEnd;
+
+  // step boundaries (step.cpp)
+  void enter_phase(int64_t task, const OperatorUse& use, std::span<ParamGroup* const> used);
+  void begin_forward();
+  void recheck();
+  void begin_backward(int64_t task);
+  void watch_end_of(int64_t task);
+  void end_task(int64_t task);
+  void abandon_task(int64_t task) noexcept;
+  void end_backward();
+  void end_step();
+  void release_everything();
+  void prepare_step();
+
+  // gather and release (root_context.cpp)
+  void read(std::span<ParamGroup* const> used);
+  void follow_step(std::span<ParamGroup* const> used);
+  void set_current(std::span<ParamGroup* const> used);
+  void release_unneeded(std::span<ParamGroup* const> used);
+  bool is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const;
+  void prefetch(std::span<ParamGroup* const> used);
+  bool make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate);
+  bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
+  void prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups);
+  void release(ParamGroup& group);
+  bool keeps_after_forward(const ParamGroup& group) const;
+  bool is_used_again(const ParamGroup& group) const;
+  ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }
+
+  // gradients (step.cpp)
+  void finish_group(ParamGroup& group);
+  void reduce(ParamGroup& group);
+  void flush_gradients();
+
+  std::recursive_mutex mutex_;
+  Options options_;
+  std::vector<ParamGroup*> groups_, groups_by_id_;
+  std::vector<ParamGroup*> held_;
+  bool has_started_ = false;
+
+  Phase phase_ = Phase::kIdle;
+  std::vector<int64_t> tasks_;  // autograd tasks under way, outermost first
+  int scope_depth_ = 0;
+  // Passes of three kinds, each with its own order: a scope without autograd (eval, generation)
+  // must not unlearn what training does.
+  UseTrace forward_, backward_, inference_;
+  UseTrace* trace_ = nullptr;  // of the pass under way
+  bool records_autograd_ = false;  // something in this step did
+  ParamGroup* last_used_ = nullptr;
+  std::vector<ParamGroup*> current_;
+  std::vector<GradientReduction> reductions_;  // under way, oldest first
+  int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,252 @@
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "group/root_context.hpp"
+#include "param/residency.hpp"
+
+// The boundaries of a step, and what happens to gradients at them.
+namespace fsdp {
+
+/// Queued in an autograd task as its last callback. If the task dies of an exception instead, the
+/// callback is destroyed without having run: that is how a failed backward is noticed at once.
+class RootContext::BackwardEnd {
+ public:
+  BackwardEnd(std::weak_ptr<RootContext> context, int64_t task)
+      : context_(std::move(context)), task_(task) {}
+  ~BackwardEnd() {
+    if (auto context = context_.lock(); context && !has_run_) context->abandon_task(task_);
+  }
+  void run() {
+    has_run_ = true;
+    if (auto context = context_.lock()) context->end_task(task_);
+  }
+
+ private:
+  std::weak_ptr<RootContext> context_;
+  int64_t task_;
+  bool has_run_ = false;
+};
+
+void RootContext::enter_phase(int64_t task, const OperatorUse& use,
+                              std::span<ParamGroup* const> used) {
+  if (task != -1) {
+    if (tasks_.empty())
+      begin_backward(task);
+    else if (std::find(tasks_.begin(), tasks_.end(), task) == tasks_.end())
+      watch_end_of(task);  // a backward inside a backward: the outermost one ends the step
+    return;
+  }
+  bool records = use.records_autograd;
+  if (phase_ == Phase::kIdle && at::GradMode::is_enabled())
+    for (auto* group : used) records |= group->sync_requires_grad();
+  if (phase_ == Phase::kIdle && records) begin_forward();
+  records_autograd_ |= records;
+}
+
+void RootContext::prepare_step() {
+  has_started_ = true;
+  const auto held = held_;
+  for (auto* group : held) {
+    // What reads have left behind goes; what the user keeps stays while it is true.
+    const bool stays = group->is_kept_by_user || !group->policy().reshard_after_backward;
+    if (!stays || group->is_stale()) group->reshard();
+  }
+  recheck();
+}
+
+void RootContext::recheck() {
+  if (on_step) on_step();
+  for (auto* group : groups_) {
+    group->audit();
+    group->sync_requires_grad();
+    if (!group->is_held()) continue;
+    if (!group->is_never_released() && group->is_stale()) group->reshard();
+    group->follow_versions();
+  }
+}
+
+void RootContext::begin_forward() {
+  prepare_step();
+  phase_ = Phase::kForward;
+  records_autograd_ = false;
+  trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
+  trace_->begin_pass();
+  last_used_ = nullptr;
+}
+
+void RootContext::begin_backward(int64_t task) {
+  if (phase_ == Phase::kIdle)
+    prepare_step();  // a second backward over a retained graph
+  else
+    trace_->end_pass();
+  phase_ = Phase::kBackward;
+  trace_ = &backward_;
+  trace_->begin_pass();
+  last_used_ = nullptr;
+  for (auto* group : current_) group->mark_not_ready();
+  // Written between forward and backward: what autograd saved is out of date, and is to say so.
+  for (auto* group : groups_)
+    if (group->is_held()) group->follow_versions();
+  watch_end_of(task);
+}
+
+void RootContext::watch_end_of(int64_t task) {
+  tasks_.push_back(task);
+  auto end = std::make_shared<BackwardEnd>(weak_from_this(), task);
+  torch::autograd::Engine::get_default_engine().queue_callback([end] { end->run(); });
+}
+
+void RootContext::end_task(int64_t task) {
+  std::lock_guard lock(mutex_);
+  const auto position = std::find(tasks_.begin(), tasks_.end(), task);
+  if (position == tasks_.end()) return;  // given up in the meantime
+  const bool outermost = position == tasks_.begin();
+  tasks_.erase(position, tasks_.end());
+  if (!outermost) return;
+  try {
+    end_backward();
+  } catch (...) {
+    abandon_task(task);
+    throw;
+  }
+}
+
+void RootContext::abandon_task(int64_t task) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    const auto position = std::find(tasks_.begin(), tasks_.end(), task);
+    const bool ended_badly = phase_ == Phase::kBackward && tasks_.empty();
+    if (position == tasks_.end() && !ended_badly) return;
+    const bool outermost = ended_badly || position == tasks_.begin();
+    tasks_.erase(position, tasks_.end());
+    if (!outermost) return;
+    for (auto* group : groups_) drop_unreduced_gradients(*group);
+    release_everything();
+  } catch (const std::exception& error) {
+    log().error("giving up a failed backward: {}", error.what());
+  }
+}
+
+void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& handle) {
+  std::lock_guard lock(mutex_);
+  require_state(!handle.grad().defined() || !handle.grad().requires_grad(),
+                "{}: backward with create_graph leaves gradients with a history, which cannot be "
+                "reduced over ranks; use torch::autograd::grad on the module's own weight for higher "
+                "derivatives",
+                group.params()[index].name());
+  ParamGroup* const used[] = {&group};
+  enter_phase(torch::autograd::get_current_graph_task_id(), {}, used);
+  group.tally.note(index);
+  // Inside a nested backward (checkpointing) more of the same may follow.
+  if (tasks_.size() == 1 && group.tally.is_complete(group)) finish_group(group);
+}
+
+void RootContext::finish_group(ParamGroup& group) {
+  // Before packing, so that parameters, gradients and the packed copy are not all alive at once.
+  if (group.policy().reshard_after_backward && !group.is_kept_by_user && !is_used_again(group))
+    group.reshard();
+  if (group.reduction().requires_gradient_sync) reduce(group);
+}
+
+void RootContext::reduce(ParamGroup& group) {
+  // One reduction under way at a time (and one all-reduce behind it): two groups' gradients are
+  // never packed together.
+  for (auto& reduction : reductions_) reduction.advance();
+  const size_t stays = group.config().mesh_info.replicate_size() > 1 ? 1 : 0;
+  while (reductions_.size() > stays) {
+    reductions_.front().finish();
+    reductions_.erase(reductions_.begin());
+  }
+  group.tally.is_reduced = true;
+  group.note_reduction();
+  reductions_.emplace_back(group.shared_from_this());
+}
+
+void RootContext::flush_gradients() {
+  for (auto* group : groups_) {
+    const auto& config = group->reduction();
+    const bool owes_zeros =
+        config.reduces_unused_params && !group->tally.is_reduced && group->trainable_count() > 0;
+    if (config.requires_gradient_sync && (owes_zeros || has_unreduced_gradients(*group)))
+      finish_group(*group);
+    group->tally.end_backward();
+  }
+}
+
+void RootContext::end_backward() {
+  flush_gradients();
+  if (!options_.is_last_backward) {
+    // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
+    trace_->end_pass();
+    phase_ = Phase::kIdle;
+    const auto held = held_;
+    for (auto* group : held)
+      if (group->policy().reshard_after_backward && !group->is_kept_by_user) group->reshard();
+    return;
+  }
+  for (auto& reduction : reductions_) reduction.finish();
+  reductions_.clear();
+  end_step();
+}
+
+void RootContext::end_step() {
+  trace_->end_pass();
+  phase_ = Phase::kIdle;
+  const auto held = held_;
+  for (auto* group : held) {
+    group->is_kept_by_user = group->is_listed_prefetch = false;
+    group->mark_not_ready();
+    if (group->policy().reshard_after_backward) group->reshard();
+  }
+  for (auto* group : groups_) group->drop_post_forward_shard();
+  for (auto* group : current_) group->mark_not_ready();
+  current_.clear();
+  last_used_ = nullptr;
+}
+
+void RootContext::release_everything() {
+  reductions_.clear();
+  tasks_.clear();
+  for (auto* trace : {&forward_, &backward_, &inference_}) trace->abandon_pass();
+  phase_ = Phase::kIdle;
+  for (auto* group : groups_) {
+    group->tally.reset();
+    group->is_kept_by_user = group->is_listed_prefetch = false;
+    group->drop_post_forward_shard();
+    group->reshard();
+  }
+  current_.clear();
+  last_used_ = nullptr;
+}
+
+void RootContext::reset_iter_state() {
+  std::lock_guard lock(mutex_);
+  require_state(tasks_.empty(), "reset_iter_state inside a backward; call it after the exception "
+                                "has left backward()");
+  release_everything();
+  for (auto* group : groups_) {
+    drop_unreduced_gradients(*group);
+    for (auto& param : group->params())
+      if (const auto registered = param.registered(); registered.defined())
+        registered.mutable_grad().reset();
+  }
+}
+
+void RootContext::enter_scope() {
+  std::lock_guard lock(mutex_);
+  if (scope_depth_++ == 0 && phase_ == Phase::kIdle) begin_forward();
+}
+
+void RootContext::leave_scope() noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    if (--scope_depth_ > 0 || phase_ != Phase::kForward || records_autograd_) return;
+    end_step();
+  } catch (const std::exception& error) {
+    log().error("leaving a forward scope: {}", error.what());
+  }
+}
+
+}  // namespace fsdp
