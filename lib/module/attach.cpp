@@ -1,0 +1,154 @@
+#include "module/attach.hpp"
+
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/parameterdict.h>
+#include <torch/nn/modules/container/parameterlist.h>
+
+#include <typeinfo>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "fsdp/process_group.hpp"
+#include "module/managed_states.hpp"
+#include "module/module_access.hpp"
+#include "module/module_table.hpp"
+#include "module/module_walk.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using torch::nn::Module;
+
+void check_module(Module& module) {
+  const auto& type = typeid(module);
+  const bool is_container =
+      type == typeid(torch::nn::ModuleListImpl) || type == typeid(torch::nn::ModuleDictImpl) ||
+      type == typeid(torch::nn::ParameterListImpl) || type == typeid(torch::nn::ParameterDictImpl);
+  require(!is_container,
+          "fully_shard: {} is a container without a forward of its own; call fully_shard on its "
+          "elements, on the list of them, or on the module around it",
+          module.name());
+  require(find_state(module) == nullptr,
+          "fully_shard: {} is sharded already; call fully_shard once per module", module.name());
+}
+
+std::vector<Module*> checked_modules(const std::vector<Module*>& modules) {
+  require(!modules.empty(), "fully_shard: expected at least one module, found an empty list");
+  std::vector<Module*> unique;
+  for (auto* module : modules) {
+    require(module != nullptr, "fully_shard: expected modules, found a null pointer");
+    if (std::find(unique.begin(), unique.end(), module) != unique.end()) continue;
+    check_module(*module);
+    unique.push_back(module);
+  }
+  return unique;
+}
+
+DeviceMesh mesh_or_default(const DeviceMesh& mesh) {
+  if (mesh) return mesh;
+  auto world = default_process_group();
+  return init_device_mesh(world, {world->size()}, {"shard"});
+}
+
+void check_nested(const ModuleWalk& walk) {
+  for (const auto& nested : walk.nested) {
+    const auto root = nested.state->root();
+    require(!root->context->has_started(),
+            "fully_shard: the module around '{}' is to be sharded, but that one has run a step as "
+            "a root already; call fully_shard on all modules before the first forward",
+            nested.path);
+  }
+}
+
+std::string display_name(const std::vector<Module*>& modules) {
+  return modules.size() == 1 ? modules[0]->name()
+                             : fmt::format("{} and {} more", modules[0]->name(), modules.size() - 1);
+}
+
+/// The group, complete but not attached: the modules are as they were.
+std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const ModuleState& state,
+                                       const FullyShardOptions& options) {
+  std::vector<at::Tensor> handles;
+  for (const auto& param : states.params) handles.push_back(param.handle);
+  const bool on_meta = std::all_of(handles.begin(), handles.end(),
+                                   [](const at::Tensor& handle) { return handle.is_meta(); });
+  GroupConfig config{.name = state.description,
+                     .mesh_info = state.mesh_info,
+                     .device = on_meta ? c10::Device(at::kMeta) : state.mesh_info.mesh.device(),
+                     .throws_outside_step =
+                         options.fault_outside_step == FaultOutsideStep::kThrow,
+                     .warn_after_reductions = options.warn_after_unused_gradients};
+  return std::make_shared<ParamGroup>(std::move(config), state.param_names, handles);
+}
+
+void move_buffers(const ManagedStates& states, c10::Device device) {
+  torch::NoGradGuard no_grad;
+  for (const auto& buffer : states.buffers)
+    if (!buffer.is_meta() && buffer.device() != device) buffer.set_data(buffer.to(device));
+}
+
+void replace_registrations(const ManagedStates& states, ParamGroup& group, ModuleState& state) {
+  for (size_t i = 0; i < states.params.size(); ++i) {
+    const auto registered = group.params()[i].hand_over_registered();
+    for (const auto& place : states.params[i].registrations) {
+      ModuleAccess::parameters(*place.module)[place.slot].value() = registered;
+      state.registrations.push_back(place);
+    }
+  }
+}
+
+/// Puts the states that the walk met below the new one.
+void adopt_nested(const std::shared_ptr<ModuleState>& state, const ModuleWalk& walk) {
+  for (const auto& nested : walk.nested) {
+    const auto root = nested.state->root();
+    if (root == state) continue;  // two of its units met, the second through the first
+    // A unit can sit below an unsharded module: it becomes a child of ours as it is.
+    root->relative_name = nested.state == root ? nested.path : root->relative_name;
+    root->parent = state;
+    state->nested.push_back(root);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
+                                    const FullyShardOptions& options) {
+  const auto modules = checked_modules(requested);
+  const auto walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
+  check_nested(walk);
+
+  auto state = std::make_shared<ModuleState>();
+  const auto mesh = mesh_or_default(options.mesh);
+  state->mesh_info = make_mesh_info(
+      mesh, options.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard);
+  state->description = display_name(modules);
+  state->requested_reshard = options.reshard_after_forward;
+  state->ignored = walk.ignored;
+  const auto states = collect_states(walk, mesh.device());
+  for (const auto& param : states.params) state->param_names.push_back(param.name);
+  if (options.reshard_after_forward.is_integer())
+    state->integer_plan = state->plan_reshard(options.reshard_after_forward);
+  std::shared_ptr<ParamGroup> group;
+  if (!states.params.empty()) group = make_group(states, *state, options);
+
+  // From here on the modules change, and nothing fails.
+  if (state->mesh_info.data_parallel_size() == 1)
+    info_once("one rank: nothing is communicated, copied or released");
+  state->context = std::make_shared<RootContext>();
+  state->group = group;
+  if (group) {
+    group->attach();
+    replace_registrations(states, *group, *state);
+    state->context->add(group);
+  }
+  move_buffers(states, mesh.device());
+  adopt_nested(state, walk);
+  for (auto* module : modules) remember_state(*module, state);
+  state->take_root();
+  return state;
+}
+
+}  // namespace fsdp

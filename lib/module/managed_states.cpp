@@ -1,0 +1,61 @@
+#include "module/managed_states.hpp"
+
+#include <unordered_map>
+
+#include "base/require.hpp"
+#include "module/module_access.hpp"
+#include "param/managed_storage.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+namespace {
+
+std::string state_name(const WalkedModule& walked, const std::string& key) {
+  return walked.path.empty() ? key : walked.path + "." + key;
+}
+
+void check_param(const at::Tensor& param, const std::string& name, c10::Device device) {
+  require(!has_residency_key(param.unsafeGetTensorImpl()),
+          "{}: this parameter belongs to another sharded group already; shard inner modules "
+          "before outer ones, put modules that share a parameter in one group, or name it in "
+          "ignored_params",
+          name);
+  require(param.layout() == at::kStrided, "{}: expected a dense parameter, found layout {}", name,
+          c10::str(param.layout()));
+  const bool movable = param.device() == device || param.is_cpu() || param.is_meta();
+  require(movable, "{}: is on {}, but the mesh is on {}; move the module or make the mesh there",
+          name, param.device().str(), device.str());
+}
+
+}  // namespace
+
+ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
+  ManagedStates states;
+  std::unordered_map<const c10::TensorImpl*, size_t> known;
+  std::unordered_set<const c10::TensorImpl*> known_buffers;
+  for (const auto& walked : walk.managed) {
+    auto& table = ModuleAccess::parameters(*walked.module);
+    for (size_t slot = 0; slot < table.size(); ++slot) {
+      const auto& param = table[slot].value();
+      // Linear(bias=false) registers an undefined tensor.
+      if (!param.defined() || walk.ignored.contains(param.unsafeGetTensorImpl())) continue;
+      const auto name = state_name(walked, table[slot].key());
+      const auto [found, is_new] = known.emplace(param.unsafeGetTensorImpl(), states.params.size());
+      if (is_new) {
+        check_param(param, name, device);
+        states.params.push_back({param, name, {}});
+      }
+      auto alive = walked.module->weak_from_this();
+      const bool is_shared = !alive.expired();
+      states.params[found->second].registrations.push_back(
+          {walked.module, std::move(alive), is_shared, table[slot].key(), slot, found->second});
+    }
+    for (const auto& buffer : walked.module->named_buffers(/*recurse=*/false))
+      if (buffer.value().defined() && known_buffers.insert(buffer.value().unsafeGetTensorImpl()).second)
+        states.buffers.push_back(buffer.value());
+  }
+  return states;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "module/module_walk.hpp"
+
+namespace fsdp {
+
+/// One parameter to shard, with every place in the tree that registers it (ties: S6).
+struct ManagedParam {
+  at::Tensor handle;
+  std::string name;  ///< relative to the module, its first name in depth-first order
+  std::vector<Registration> registrations;
+};
+
+/// The states of the managed modules, each tensor once, without what is ignored (S2).
+struct ManagedStates {
+  std::vector<ManagedParam> params;
+  std::vector<at::Tensor> buffers;
+};
+
+/// Changes nothing. Throws UsageError for a parameter that another group has sharded already (a tie across
+/// groups, or fully_shard called on an outer module first), and for devices that do not fit `device` (S4).
+ManagedStates collect_states(const ModuleWalk& walk, c10::Device device);
+
+}  // namespace fsdp

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "fsdp/fully_shard.hpp"
+#include "group/param_group.hpp"
+#include "group/root_context.hpp"
+#include "mesh/mesh_info.hpp"
+
+namespace fsdp {
+
+/// One entry of a module's parameter table that a group's parameter took over.
+struct Registration {
+  torch::nn::Module* module;
+  std::weak_ptr<torch::nn::Module> alive;
+  bool is_shared;  ///< false: no shared_ptr owns the module (it is on the stack, say)
+  std::string key;
+  size_t slot;   ///< position in the table
+  size_t param;  ///< index in the group
+};
+
+/// What `fully_shard` attaches to a module (or to a list of modules that share a group). It does
+/// not keep the module or the group alive. Lives in the weak table of module_table.hpp.
+class ModuleState : public std::enable_shared_from_this<ModuleState> {
+ public:
+  std::string relative_name;  ///< path from the parent's module
+  std::string name;         ///< path from the root; "" for the root itself
+  std::string description;  ///< for messages: the name, or "the root module"
+  MeshInfo mesh_info;
+  ReshardAfterForward requested_reshard;
+  std::optional<ReshardPlan> integer_plan;  ///< groups made when an integer was asked for
+  std::weak_ptr<ParamGroup> group;          ///< none if there was nothing to shard
+  std::shared_ptr<RootContext> context;
+  std::vector<std::string> param_names;     ///< relative to the module
+  std::vector<Registration> registrations;
+  std::unordered_set<const c10::TensorImpl*> ignored;  ///< its own and what it inherited
+  std::weak_ptr<ModuleState> parent;
+  std::vector<std::shared_ptr<ModuleState>> nested;    ///< directly below, in depth-first order
+
+  bool is_root() const { return parent.expired(); }
+  std::shared_ptr<ModuleState> root();
+  /// This state and all below it, in depth-first order.
+  void visit(const std::function<void(ModuleState&)>& visitor);
+
+  /// What an unset, boolean or integer reshard_after_forward comes to here; makes groups for an integer
+  /// that has none yet (a collective call). Throws UsageError (M4) with nothing changed.
+  ReshardPlan plan_reshard(ReshardAfterForward request);
+  void apply_reshard_policy();
+
+  /// After this state became the outermost one: names, numbering and context of all below it.
+  void take_root();
+
+  /// Throws StateError if an entry of a parameter table no longer holds its registered parameter.
+  void check_registrations();
+
+ private:
+  int number(int next, const std::string& prefix);
+};
+
+}  // namespace fsdp

@@ -1,0 +1,100 @@
+#include "module/module_walk.hpp"
+
+#include "base/require.hpp"
+#include "module/module_access.hpp"
+#include "module/module_table.hpp"
+#include "param/managed_storage.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using torch::nn::Module;
+
+std::string child_path(const std::string& path, const std::string& key) {
+  return path.empty() ? key : path + "." + key;
+}
+
+class Walker {
+ public:
+  Walker(const std::vector<Module*>& roots, const std::vector<at::Tensor>& ignored_params,
+         const std::vector<std::shared_ptr<Module>>& ignored_modules)
+      : roots_(roots.begin(), roots.end()) {
+    for (const auto& param : ignored_params) walk_.ignored.insert(param.unsafeGetTensorImpl());
+    for (const auto& module : ignored_modules) ignore_subtree(*module);
+  }
+
+  ModuleWalk run(const std::vector<Module*>& roots) {
+    for (auto* root : roots) visit(*root, "", /*is_start=*/true);
+    return std::move(walk_);
+  }
+
+ private:
+  void ignore_subtree(Module& module) {
+    if (find_state(module) || !ignored_.insert(&module).second) return;
+    for (const auto& param : ModuleAccess::parameters(module))
+      if (param.value().defined()) walk_.ignored.insert(param.value().unsafeGetTensorImpl());
+    for (const auto& child : module.named_children())
+      if (child.value()) ignore_subtree(*child.value());
+  }
+
+  void visit(Module& module, const std::string& path, bool is_start) {
+    if (!is_start && roots_.contains(&module)) return;  // its own turn comes
+    if (!seen_.insert(&module).second) return;
+    if (auto state = find_state(module); state && !is_start) {
+      // Units that share one state are met one by one.
+      for (const auto& known : walk_.nested)
+        if (known.state == state) return;
+      walk_.ignored.insert(state->ignored.begin(), state->ignored.end());
+      walk_.nested.push_back({std::move(state), path});
+      return;
+    }
+    if (!leaves_the_walk(module)) walk_.managed.push_back({&module, path});
+    for (const auto& child : module.named_children())
+      if (child.value()) visit(*child.value(), child_path(path, child.key()), false);
+  }
+
+  /// Named in ignored_modules, or nothing of it is left to manage and it has no buffers (S3).
+  bool leaves_the_walk(Module& module) const { return ignored_.contains(&module); }
+
+  std::unordered_set<Module*> roots_, seen_, ignored_;
+  ModuleWalk walk_;
+};
+
+void collect_tree(Module& module, std::unordered_set<const Module*>& tree) {
+  if (!tree.insert(&module).second) return;
+  for (const auto& child : module.named_children())
+    if (child.value()) collect_tree(*child.value(), tree);
+}
+
+void check_ignored_modules(const std::vector<Module*>& roots,
+                           const std::vector<std::shared_ptr<Module>>& ignored_modules) {
+  if (ignored_modules.empty()) return;
+  std::unordered_set<const Module*> tree;
+  for (auto* root : roots) collect_tree(*root, tree);
+  for (const auto& module : ignored_modules) {
+    require(module != nullptr, "ignored_modules: expected modules, found a null pointer");
+    const auto name = module->name();
+    require(std::find(roots.begin(), roots.end(), module.get()) == roots.end(),
+            "ignored_modules: {} is the module that fully_shard was called on; leave the call out, "
+            "or name modules below it",
+            name);
+    require(tree.contains(module.get()),
+            "ignored_modules: {} is not in the tree of the module that fully_shard was called on",
+            name);
+    require(find_state(*module) == nullptr,
+            "ignored_modules: {} is sharded already; a sharded unit cannot be ignored", name);
+  }
+}
+
+}  // namespace
+
+ModuleWalk walk_modules(const std::vector<Module*>& roots,
+                        const std::vector<at::Tensor>& ignored_params,
+                        const std::vector<std::shared_ptr<Module>>& ignored_modules) {
+  check_ignored_modules(roots, ignored_modules);
+  return Walker(roots, ignored_params, ignored_modules).run(roots);
+}
+
+}  // namespace fsdp
