@@ -1,0 +1,14 @@
+#pragma once
+
+/// The whole public API of libfsdp.
+
+#include "fsdp/communicator.hpp"
+#include "fsdp/device_mesh.hpp"
+#include "fsdp/dtensor.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/forward_scope.hpp"
+#include "fsdp/fully_shard.hpp"
+#include "fsdp/parameters.hpp"
+#include "fsdp/placement.hpp"
+#include "fsdp/process_group.hpp"
+#include "fsdp/simulated_network.hpp"

@@ -1,0 +1,177 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/device_mesh.hpp"
+#include "fsdp/placement.hpp"
+
+namespace fsdp {
+
+class ModuleState;  // lib/module: what is attached to a sharded module
+
+/// What happens to a group's unsharded parameters between forward and backward (M4).
+///
+/// Unset: released after forward, but kept for the root. true: released. false: kept.
+/// n: kept as shards of n ranks, so that backward gathers over n ranks only; n divides the shard
+/// size. 1 means false, the shard size means true.
+class ReshardAfterForward {
+ public:
+  ReshardAfterForward() = default;
+  template <std::same_as<bool> Bool>
+  ReshardAfterForward(Bool value) : ranks_(value ? kAll : kKeep) {}
+  template <std::integral Int>
+    requires(!std::same_as<Int, bool>)
+  ReshardAfterForward(Int ranks) : ranks_(ranks), is_integer_(true) {}
+
+  bool is_set() const { return is_integer_ || ranks_ != kUnset; }
+  bool is_integer() const { return is_integer_; }
+  /// Meaningful if `is_integer()`.
+  int64_t ranks() const { return ranks_; }
+  /// Meaningful if set and not an integer.
+  bool value() const { return ranks_ == kAll; }
+
+ private:
+  static constexpr int64_t kUnset = -1, kAll = -2, kKeep = -3;
+  int64_t ranks_ = kUnset;
+  bool is_integer_ = false;
+};
+
+/// What a touch of a sharded parameter outside a step and outside a scope does (T18).
+enum class FaultOutsideStep {
+  kGather,  ///< gathers, and so is a collective
+  kThrow,   ///< StateError naming the parameter
+};
+
+struct FullyShardOptions {
+  /// Undefined: 1-D over the process's default world. One dimension shards (FSDP); of two named
+  /// dimensions the first replicates and the second shards (HSDP).
+  DeviceMesh mesh = {};
+  ReshardAfterForward reshard_after_forward = {};
+  /// Parameters (as the module's members hold them) to leave alone: not sharded, moved or reduced.
+  std::vector<at::Tensor> ignored_params = {};
+  /// Modules whose subtrees are left alone, except units in them that are sharded already.
+  std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
+  /// The mesh replicates only (1-D): the same engine as data parallelism without sharding.
+  bool replicate_only = false;
+  FaultOutsideStep fault_outside_step = FaultOutsideStep::kGather;
+  /// Warn when gradients have been reduced this many times and no optimizer has ever written a
+  /// parameter (A7); 0: never.
+  int warn_after_unused_gradients = 16;
+};
+
+enum class Recurse { kNo, kYes };
+
+/// What `unshard_async` returns: wait() makes the parameters readable. Waiting twice is free.
+class UnshardHandle {
+ public:
+  UnshardHandle() = default;
+  explicit UnshardHandle(std::shared_ptr<ModuleState> state) : state_(std::move(state)) {}
+  void wait();
+
+ private:
+  std::shared_ptr<ModuleState> state_;
+};
+
+/// The controls of one sharded module. A cheap handle: copies control the same state, which lives
+/// as long as the module. Not thread-safe: one thread per root.
+class FSDPModule {
+ public:
+  explicit FSDPModule(std::shared_ptr<ModuleState> state) : state_(std::move(state)) {}
+
+  /// Gathers the module's own group (not its sharded submodules') and keeps it until `reshard` or
+  /// the end of a backward. A collective call.
+  void unshard();
+  /// Starts the gather; the handle waits for it. A touch of a parameter waits by itself.
+  [[nodiscard]] UnshardHandle unshard_async();
+  /// Releases the unsharded parameters. Nothing is communicated, nothing is lost.
+  void reshard();
+
+  /// False: backward leaves unsharded gradients on this rank; the next synchronised backward
+  /// reduces the sum (T6).
+  void set_requires_gradient_sync(bool value, Recurse recurse = Recurse::kYes);
+  /// HSDP, false: backward reduces within the shard group only and adds up partial sums (T5).
+  void set_requires_all_reduce(bool value, Recurse recurse = Recurse::kYes);
+  /// On the root. False: the end of a backward neither waits for reductions nor resets what the
+  /// step has learned so far; more backwards follow. Default true.
+  void set_is_last_backward(bool value);
+  void set_reshard_after_forward(ReshardAfterForward value, Recurse recurse = Recurse::kYes);
+  /// False: parameters stay unsharded after backward (for the next micro-batch).
+  void set_reshard_after_backward(bool value, Recurse recurse = Recurse::kYes);
+  /// Gather these when this module is first used in forward, instead of along the learned order.
+  /// An empty list returns to the learned order.
+  void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);
+  void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
+  /// How many groups ahead the learned order is prefetched, on the root. Default 1; 0: never.
+  void set_prefetch_distance(int groups);
+  /// Gradients are divided by this instead of by the data-parallel size (T7).
+  void set_gradient_divide_factor(double factor);
+  /// Sum in the collective, divide outside it, whatever the backend offers.
+  void set_force_sum_reduction_for_comms(bool value);
+  /// False: a backward does not gather this module's parameters ahead of their use.
+  void set_unshard_in_backward(bool value);
+  /// On the root: every trainable parameter takes part in every reduction, absent gradients as zero (T11).
+  void set_reduce_scatter_unused_params(bool value);
+
+  /// On the root, after an exception: forgets the step under way, drops its gradients, releases
+  /// everything unsharded (T16). No communication.
+  void reset_iter_state();
+
+  bool is_root() const;
+  /// True if the module's own group is unsharded now (also if it has no parameters).
+  bool is_unsharded() const;
+  /// "" for a root, else the path from the root, such as "blocks.3".
+  const std::string& name() const;
+  /// This module and every sharded module below it, in depth-first order.
+  std::vector<FSDPModule> sharded_modules() const;
+  /// The placements of the group's parameters, such as {Replicate, Shard(0)}.
+  std::vector<Placement> placements() const;
+  const DeviceMesh& mesh() const;
+
+  ModuleState& state() const { return *state_; }
+  std::shared_ptr<ModuleState> shared_state() const { return state_; }
+
+ private:
+  std::shared_ptr<ModuleState> state_;
+};
+
+/// Shards the parameters of `module` that no sharded submodule has taken yet, as one group that is
+/// gathered and reduced together. The module itself is not wrapped or changed: its members keep
+/// the full shape; `parameters()` holds this rank's rows from now on. Shard inner modules first.
+/// A collective call only where groups have to be made.
+///
+/// Throws UsageError, with nothing changed, for all that the contract rejects (S9, M4, S3, ...).
+FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
+
+/// The same for several modules that share one group (S5).
+FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                       const FullyShardOptions& options = {});
+
+/// The same for a holder such as torch::nn::Linear.
+template <class Impl>
+FSDPModule fully_shard(const torch::nn::ModuleHolder<Impl>& holder,
+                       const FullyShardOptions& options = {}) {
+  return fully_shard(static_cast<torch::nn::Module&>(*holder.ptr()), options);
+}
+
+/// The controls of a module that `fully_shard` was called on; nullopt for any other module.
+std::optional<FSDPModule> find_fsdp_module(const torch::nn::Module& module);
+
+/// Bytes of parameters on this rank, of a root and all groups below it.
+struct ParameterBytes {
+  int64_t sharded = 0;         ///< local shards, with padding
+  int64_t unsharded = 0;       ///< gathered now, or being gathered
+  int64_t peak_unsharded = 0;  ///< most gathered at one time since fully_shard
+};
+ParameterBytes parameter_bytes(const FSDPModule& root);
+
+/// The sharded modules that no other sharded module in the tree contains.
+std::vector<FSDPModule> roots(const torch::nn::Module& module);
+
+}  // namespace fsdp

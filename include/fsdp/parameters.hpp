@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <vector>
+
+#include "fsdp/dtensor.hpp"
+
+namespace fsdp {
+
+/// The registered parameter (this rank's rows) of what a module's member holds; a registered
+/// parameter is returned as it is. Throws UsageError for any other tensor.
+at::Tensor sharded(const at::Tensor& handle_or_parameter);
+
+/// The compute handle (full shape) of a registered parameter; a handle is returned as it is.
+at::Tensor handle_of(const at::Tensor& handle_or_parameter);
+
+/// True for a registered parameter of a sharded module, and for its handle.
+bool is_fsdp_parameter(const at::Tensor& tensor);
+
+/// A registered parameter (or its handle) as a DTensor that shares its memory.
+DTensor dtensor_of(const at::Tensor& handle_or_parameter);
+
+/// The full gradient's DTensor; undefined where the parameter has no gradient.
+DTensor grad_dtensor_of(const at::Tensor& handle_or_parameter);
+
+/// Moves an optimizer that was built before `fully_shard` over to the registered parameters, with its state:
+/// full-size state tensors are cut to this rank's rows (A7). Returns how many parameters moved.
+int adopt(torch::optim::Optimizer& optimizer);
+
+/// Clips the gradients of `parameters` (sharded, replicated and plain ones together) by their
+/// global norm and returns that norm, equal on every rank. One all-reduce per mesh: a collective call.
+///
+/// norm_type: 1, 2, ..., infinity. Gradients are scaled by max_norm / (norm + 1e-6), at most 1.
+/// Throws UsageError if `parameters` holds compute handles, whose gradients live elsewhere;
+/// StateError if `error_if_nonfinite` and the norm is not finite (gradients are left as they are).
+enum class NonFinite { kAllow, kThrow };
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                       double norm_type = 2.0, NonFinite nonfinite = NonFinite::kAllow);
+
+/// The global norm alone, by the same rules. A collective call.
+double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
+
+}  // namespace fsdp

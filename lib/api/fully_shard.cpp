@@ -1,0 +1,56 @@
+#include "fsdp/fully_shard.hpp"
+
+#include "base/require.hpp"
+#include "module/attach.hpp"
+#include "module/module_access.hpp"
+#include "module/module_table.hpp"
+
+namespace fsdp {
+
+FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
+  return FSDPModule(attach({&module}, options));
+}
+
+FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                       const FullyShardOptions& options) {
+  std::vector<torch::nn::Module*> raw;
+  raw.reserve(modules.size());
+  for (const auto& module : modules) raw.push_back(module.get());
+  return FSDPModule(attach(raw, options));
+}
+
+std::optional<FSDPModule> find_fsdp_module(const torch::nn::Module& module) {
+  auto state = find_state(module);
+  if (!state) return std::nullopt;
+  return FSDPModule(std::move(state));
+}
+
+namespace {
+void find_roots(const torch::nn::Module& module, std::vector<FSDPModule>& found) {
+  if (auto state = find_state(module)) {
+    const bool is_known = std::any_of(found.begin(), found.end(), [&](const FSDPModule& known) {
+      return known.shared_state() == state;
+    });
+    if (!is_known) found.emplace_back(std::move(state));
+    return;
+  }
+  for (const auto& child : module.children()) find_roots(*child, found);
+}
+}  // namespace
+
+std::vector<FSDPModule> roots(const torch::nn::Module& module) {
+  std::vector<FSDPModule> found;
+  find_roots(module, found);
+  return found;
+}
+
+ParameterBytes parameter_bytes(const FSDPModule& root) {
+  const auto& context = *root.state().root()->context;
+  ParameterBytes bytes{.sharded = 0,
+                       .unsharded = context.unsharded_bytes(),
+                       .peak_unsharded = context.peak_unsharded_bytes()};
+  for (const auto* group : context.groups()) bytes.sharded += group->sharded_bytes();
+  return bytes;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,108 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "api/find_param.hpp"
+#include "base/require.hpp"
+#include "fsdp/parameters.hpp"
+#include "param/residency.hpp"
+
+// Norms of gradients that are spread over ranks. With p the norm type, the global norm is
+// (sum over all elements of |g|^p)^(1/p), or the largest |g| for p = infinity. Elements that several
+// ranks hold (replicas, plain parameters) count once.
+namespace fsdp {
+
+namespace {
+
+/// Gradients that are cut over the same ranks: their powers add up there.
+struct NormPart {
+  std::shared_ptr<Communicator> group;  // null: every rank holds them whole
+  std::vector<at::Tensor> gradients;
+};
+
+std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
+                                     const char* caller) {
+  std::vector<NormPart> parts;
+  for (const auto& parameter : parameters) {
+    const auto found = find_param(parameter);
+    require(!found || !found->is_handle,
+            "{}: '{}' is the tensor that a module's member holds; its gradient lives on the "
+            "registered parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
+            caller, found ? found->param().name() : "");
+    std::shared_ptr<Communicator> group;
+    if (found && found->group->config().mesh_info.shard_size() > 1)
+      group = found->group->config().mesh_info.shard_group;
+    auto part = std::find_if(parts.begin(), parts.end(),
+                             [&](const NormPart& known) { return known.group == group; });
+    // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
+    if (part == parts.end()) part = parts.insert(parts.end(), {group, {}});
+    if (parameter.grad().defined()) part->gradients.push_back(parameter.grad());
+  }
+  return parts;
+}
+
+/// |.|_p of all gradients together, to the power of p (of infinity: as it is), in double.
+at::Tensor local_power(const NormPart& part, double p, const c10::Device& device) {
+  auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  for (const auto& gradient : part.gradients) {
+    if (gradient.numel() == 0) continue;
+    const auto norm = at::linalg_vector_norm(gradient, p).to(at::kDouble);
+    if (std::isinf(p))
+      total = at::maximum(total, norm);
+    else
+      total += norm.pow(p);
+  }
+  return total;
+}
+
+c10::Device device_of(const std::vector<at::Tensor>& parameters) {
+  return parameters.empty() ? c10::Device(at::kCPU) : parameters.front().device();
+}
+
+double total_norm(const std::vector<NormPart>& parts, double p, c10::Device device) {
+  auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  for (const auto& part : parts) {
+    auto power = local_power(part, p, device);
+    if (part.group)
+      part.group
+          ->start_all_reduce(power, std::isinf(p) ? ReduceOp::kMax : ReduceOp::kSum,
+                             "gradient norm")
+          ->wait();
+    total = std::isinf(p) ? at::maximum(total, power) : total + power;
+  }
+  return std::isinf(p) ? total.item<double>() : std::pow(total.item<double>(), 1 / p);
+}
+
+void check_norm_type(double norm_type, const char* caller) {
+  require(norm_type > 0, "{}: expected a norm type above 0 (infinity included), found {}", caller,
+          norm_type);
+}
+
+}  // namespace
+
+double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+  check_norm_type(norm_type, "get_total_norm");
+  BelowResidency below;
+  return total_norm(split_by_group(parameters, "get_total_norm"), norm_type, device_of(parameters));
+}
+
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                       double norm_type, NonFinite nonfinite) {
+  check_norm_type(norm_type, "clip_grad_norm_");
+  require(max_norm >= 0, "clip_grad_norm_: expected a largest norm of 0 or more, found {}", max_norm);
+  BelowResidency below;
+  const auto parts = split_by_group(parameters, "clip_grad_norm_");
+  const double norm = total_norm(parts, norm_type, device_of(parameters));
+  require_state(nonfinite == NonFinite::kAllow || std::isfinite(norm),
+                "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", norm);
+  // As torch.nn.utils.clip_grad_norm_: the small constant keeps a zero norm from dividing.
+  const double scale = std::min(1.0, max_norm / (norm + 1e-6));
+  if (scale < 1.0 || std::isnan(scale))
+    for (const auto& part : parts)
+      for (auto gradient : part.gradients) gradient.mul_(scale);
+  return norm;
+}
+
+}  // namespace fsdp

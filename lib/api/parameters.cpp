@@ -1,0 +1,59 @@
+#include "fsdp/parameters.hpp"
+
+#include "api/find_param.hpp"
+#include "base/require.hpp"
+
+namespace fsdp {
+
+std::optional<FoundParam> find_param(const at::Tensor& tensor) {
+  if (!tensor.defined()) return std::nullopt;
+  auto* storage = KeyedStorage::of(tensor.unsafeGetTensorImpl());
+  if (storage == nullptr || storage->owner() == nullptr) return std::nullopt;
+  auto& group = static_cast<ParamGroup&>(*storage->owner());
+  auto& param = group.params()[storage->index()];
+  const bool is_handle = storage->kind() == KeyedStorage::Kind::kHandle;
+  const auto identity = is_handle ? param.handle() : param.registered();
+  // A view of either is neither.
+  if (!identity.is_same(tensor)) return std::nullopt;
+  return FoundParam{group.shared_from_this(), storage->index(), is_handle};
+}
+
+namespace {
+
+FoundParam expect_param(const at::Tensor& tensor, const char* caller) {
+  auto found = find_param(tensor);
+  require(found.has_value(),
+          "{}: expected a parameter of a sharded module, or the tensor its member holds; found {}",
+          caller, tensor.defined() ? "another tensor of sizes " + c10::str(tensor.sizes())
+                                   : std::string("an undefined tensor"));
+  return *found;
+}
+
+DTensor joined(const FoundParam& found, const at::Tensor& local) {
+  const auto& param = found.param();
+  const auto& info = found.group->config().mesh_info;
+  return DTensor::from_local(local, info.mesh, info.placements(), param.sizes(), param.strides());
+}
+
+}  // namespace
+
+at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().registered(); }
+
+at::Tensor handle_of(const at::Tensor& tensor) {
+  return expect_param(tensor, "handle_of").param().handle();
+}
+
+bool is_fsdp_parameter(const at::Tensor& tensor) { return find_param(tensor).has_value(); }
+
+DTensor dtensor_of(const at::Tensor& tensor) {
+  const auto found = expect_param(tensor, "dtensor_of");
+  return joined(found, plain_view(found.param().registered()));
+}
+
+DTensor grad_dtensor_of(const at::Tensor& tensor) {
+  const auto found = expect_param(tensor, "grad_dtensor_of");
+  const auto gradient = found.param().registered().grad();
+  return gradient.defined() ? joined(found, gradient) : DTensor();
+}
+
+}  // namespace fsdp
