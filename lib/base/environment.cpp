@@ -73,7 +73,7 @@ std::optional<int> slurm_local_world_size() {
   if (!text) return std::nullopt;
   int first_node = 0;
   size_t at = 0;
-  while (at < text->size()) {
+  while (at <= text->size()) {
     const size_t stop = std::min(text->find(',', at), text->size());
     const std::string entry = text->substr(at, stop - at);
     int tasks = 0;

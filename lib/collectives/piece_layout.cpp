@@ -15,6 +15,8 @@ PieceLayout::PieceLayout(std::vector<int64_t> piece_bytes, int world_size)
     offsets_.push_back(packed_bytes_);
     packed_bytes_ += align(bytes);
   }
+  // One piece alone has no neighbour to be aligned for, and without a gap it needs no copy.
+  if (count() == 1) packed_bytes_ = piece_bytes_[0];
 }
 
 PieceLayout PieceLayout::regrouped(int world_size) const {

@@ -8,7 +8,7 @@ namespace fsdp {
 
 /// Where the pieces of several tensors lie when W ranks hold one piece of each. All in bytes.
 ///
-/// packed (one rank's pieces): piece i starts at `offset(i)`, aligned to 16.
+/// packed (one rank's pieces): piece i starts at `offset(i)`, aligned to 16. A single piece is not padded.
 /// rank-major (what one collective moves): rank r's packed pieces start at r * packed_bytes().
 /// tensor-major (what an unsharded tensor needs): tensor i's W pieces lie side by side, rank order,
 ///   from `tensor_offset(i)` on, so that tensor i is contiguous, its padding after its last row.

@@ -84,8 +84,11 @@ std::shared_ptr<ThreadMeeting> ThreadBoard::arrive(int rank, uint64_t sequence, 
   }
   calls.clear();
   lock.lock();
-  if (!problem.empty()) fail_locked(problem);
-  if (!failure_.empty()) info.fail(failure_);
+  if (!problem.empty()) {
+    meeting->state = ThreadMeeting::State::kFailed;
+    fail_locked(problem);
+    info.fail(failure_);
+  }
   meeting->state = ThreadMeeting::State::kDone;
   changed_.notify_all();
   return meeting;
@@ -108,21 +111,35 @@ void ThreadBoard::check_same_locked(const ThreadMeeting& meeting, int rank, uint
 
 void ThreadBoard::wait(ThreadMeeting& meeting, const CollectiveInfo& info) {
   std::unique_lock lock(mutex_);
-  const bool settled = changed_.wait_for(lock, timeout_, [&] {
-    return meeting.state == ThreadMeeting::State::kDone || !failure_.empty() ||
-           misses_an_ended_rank_locked(meeting);
+  const bool in_time = changed_.wait_for(lock, timeout_, [&] {
+    return is_settled_locked(meeting) || misses_an_ended_rank_locked(meeting);
   });
   if (meeting.state == ThreadMeeting::State::kDone) return;
   if (failure_.empty())
     fail_locked(fmt::format("{}{} of '{}' waited in vain for {}",
-                            settled ? "" : fmt::format("timed out after {} ms: ", timeout_.count()),
-                            info.operation, info.subject, missing_locked(meeting)));
+                            in_time ? "" : fmt::format("timed out after {} ms: ", timeout_.count()),
+                            info.operation, info.subject,
+                            missing_locked(meeting, in_time ? Who::kEnded : Who::kAll)));
   info.fail(failure_);
 }
 
 bool ThreadBoard::is_settled(const ThreadMeeting& meeting) {
   std::lock_guard lock(mutex_);
-  return meeting.state == ThreadMeeting::State::kDone || !failure_.empty();
+  return is_settled_locked(meeting);
+}
+
+bool ThreadBoard::is_settled_locked(const ThreadMeeting& meeting) const {
+  switch (meeting.state) {
+    case ThreadMeeting::State::kDone:
+    case ThreadMeeting::State::kFailed:
+      return true;
+    // The last to arrive is writing: an abort must not let go of a rank whose tensors it writes to.
+    case ThreadMeeting::State::kRunning:
+      return false;
+    case ThreadMeeting::State::kGathering:
+      return !failure_.empty();
+  }
+  return true;
 }
 
 std::shared_ptr<ThreadBoard> ThreadBoard::child(uint64_t sequence, int rank,
@@ -175,12 +192,14 @@ void ThreadBoard::fail_locked(const std::string& reason) {
   changed_.notify_all();
 }
 
-std::string ThreadBoard::missing_locked(const ThreadMeeting& meeting) const {
+std::string ThreadBoard::missing_locked(const ThreadMeeting& meeting, Who who) const {
   std::vector<std::string> missing;
-  for (size_t rank = 0; rank < meeting.calls.size(); ++rank)
-    if (meeting.calls[rank].operation == nullptr)
-      missing.push_back(
-          fmt::format("{}{}", rank, ended_.count(world_ranks_[rank]) ? " (which has ended)" : ""));
+  for (size_t rank = 0; rank < meeting.calls.size(); ++rank) {
+    if (meeting.calls[rank].operation != nullptr) continue;
+    const bool has_ended = ended_.count(world_ranks_[rank]) > 0;
+    if (has_ended || who == Who::kAll)
+      missing.push_back(fmt::format("{}{}", rank, has_ended ? " (which has ended)" : ""));
+  }
   return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
 }
 

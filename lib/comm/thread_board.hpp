@@ -47,7 +47,7 @@ struct ThreadCall {
 
 /// One collective of a group. Guarded by its board's mutex.
 struct ThreadMeeting {
-  enum class State { kGathering, kRunning, kDone };
+  enum class State { kGathering, kRunning, kDone, kFailed };
   State state = State::kGathering;
   std::vector<ThreadCall> calls;  ///< by rank; operation is null for those not there yet
   int arrived = 0;
@@ -92,7 +92,10 @@ class ThreadBoard {
   void fail_locked(const std::string& reason);
   void check_same_locked(const ThreadMeeting& meeting, int rank, uint64_t sequence,
                          const CollectiveInfo& info);
-  std::string missing_locked(const ThreadMeeting& meeting) const;
+  bool is_settled_locked(const ThreadMeeting& meeting) const;
+  /// "ranks 1, 2": those not there, or of them only those that have ended.
+  enum class Who { kAll, kEnded };
+  std::string missing_locked(const ThreadMeeting& meeting, Who who) const;
   bool misses_an_ended_rank_locked(const ThreadMeeting& meeting) const;
 
   const std::shared_ptr<ThreadWorld> world_;

@@ -76,9 +76,10 @@ void ParamGroup::unshard() {
                 "materialise the module before using it",
                 config_.name);
   BelowResidency below;
-  const bool shard_moved = is_stale();
-  follow_versions();
-  if (shard_moved) drop_post_forward_shard();  // made of values from before the write
+  if (is_stale()) {
+    take_changes();
+    drop_post_forward_shard();  // made of values from before the write
+  }
   gathers_post_forward_shard_ = post_forward_shard_.defined();
   if (gathers_post_forward_shard_) {
     const auto& group = policy_.after_forward.post_forward_group;
@@ -143,7 +144,7 @@ void ParamGroup::reshard_after_forward() {
 
 bool ParamGroup::is_stale() const {
   return std::any_of(params_.begin(), params_.end(),
-                     [](const ShardedParam& param) { return param.version_moved(); });
+                     [](const ShardedParam& param) { return param.was_changed(); });
 }
 
 void ParamGroup::follow_versions() {

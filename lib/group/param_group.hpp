@@ -88,6 +88,12 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   int64_t unsharded_bytes() const { return layout_.total_bytes(); }
   int64_t sharded_bytes() const { return layout_.packed_bytes(); }
 
+  /// Brings replaced storages home and follows versions: before every gather of a stale group, and
+  /// instead of it where nothing is ever released.
+  void take_changes() {
+    audit();
+    follow_versions();
+  }
   /// Same values in handles and registered parameters from now on, wherever they came from.
   void follow_versions();
   /// Returns whether a parameter changed.
@@ -111,11 +117,14 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
     return params_[index].registered_impl();
   }
   void handle_storage_gone(size_t index) noexcept override;
+  void note_registered_write(size_t index) override { params_[index].bump_version(); }
+  const std::string& param_name(size_t index) const override { return params_[index].name(); }
 
   GradientTally tally;
 
   // --- place in the root, kept by RootContext and the module layer
   std::shared_ptr<RootContext> context;
+  std::shared_ptr<void> companion;  ///< what is to live as long as the group: its module's state
   int id = -1;                  ///< position among the root's groups
   int tree_enter = 0, tree_exit = 0;  ///< depth-first interval of the owning module
   bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward

@@ -62,24 +62,25 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
   }
   enter_phase(torch::autograd::get_current_graph_task_id(), use, used);
   if (phase_ == Phase::kIdle)
-    read(used);
+    read(used, use);
   else
     follow_step(used);
 }
 
-void RootContext::read(std::span<ParamGroup* const> used) {
+void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use) {
   for (auto* group : used)
     require_state(!group->config().throws_outside_step,
-                  "{}: a sharded parameter was read outside a step; use fsdp::forward_scope or "
+                  "{}: this sharded parameter was read outside a step; use fsdp::forward_scope or "
                   "fsdp::call, or set fault_outside_step to kGather",
-                  group->name());
+                  use.param_name);
   const auto held = held_;
   for (auto* group : held)
     if (!contains(used, group) && !group->is_kept_by_user && !encloses_any(*group, used))
       group->reshard();
   for (auto* group : used) {
-    if (group->is_stale()) group->reshard();
-    if (group->is_never_released()) group->follow_versions();
+    if (!group->is_stale()) continue;
+    group->reshard();
+    if (group->is_never_released()) group->take_changes();
   }
   make_readable(used);
 }
@@ -99,7 +100,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
     // Written since it was gathered: forward goes on with the new values, as a plain module would.
     if (phase_ == Phase::kForward && group->is_stale()) {
       group->reshard();
-      if (group->is_never_released()) group->follow_versions();
+      if (group->is_never_released()) group->take_changes();
     }
   }
   make_room(used, nullptr);
@@ -113,18 +114,18 @@ bool RootContext::is_used_again(const ParamGroup& group) const {
   return trace_->follows() && trace_->distance_to_next_use(group.id).has_value();
 }
 
-bool RootContext::keeps_after_forward(const ParamGroup& group) const {
-  return !group.policy().after_forward.reshard;
+bool RootContext::is_kept_on_purpose(const ParamGroup& group) const {
+  if (group.is_kept_by_user || group.is_listed_prefetch) return true;
+  const bool kept_after_forward = !group.policy().after_forward.reshard;
+  if (phase_ == Phase::kForward) return kept_after_forward;
+  return !group.policy().reshard_after_backward || (kept_after_forward && !group.tally.is_reduced);
 }
 
 bool RootContext::is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const {
-  if (group.is_kept_by_user || group.is_listed_prefetch || contains(used, &group)) return true;
-  if (phase_ == Phase::kForward && keeps_after_forward(group)) return true;
+  if (contains(used, &group) || is_kept_on_purpose(group)) return true;
   if (trace_->follows()) return is_used_again(group);
-  // The order is not known (any more): keep what a module around this one may still need, and in
-  // backward what was kept for it on purpose.
-  return encloses_any(group, used) ||
-         (phase_ == Phase::kBackward && keeps_after_forward(group) && !group.tally.is_reduced);
+  // The order is not known (any more): keep what a module around this one may still need.
+  return encloses_any(group, used);
 }
 
 void RootContext::release_unneeded(std::span<ParamGroup* const> used) {
@@ -142,9 +143,7 @@ void RootContext::release(ParamGroup& group) {
 
 bool RootContext::counts_for_limit(const ParamGroup& group,
                                    std::span<ParamGroup* const> used) const {
-  return !contains(used, &group) && !group.is_kept_by_user && !group.is_listed_prefetch &&
-         !encloses_any(group, used) &&
-         !(phase_ == Phase::kForward && keeps_after_forward(group));
+  return !contains(used, &group) && !is_kept_on_purpose(group) && !encloses_any(group, used);
 }
 
 bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate) {

@@ -84,7 +84,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void prepare_step();
 
   // gather and release (root_context.cpp)
-  void read(std::span<ParamGroup* const> used);
+  void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void follow_step(std::span<ParamGroup* const> used);
   void set_current(std::span<ParamGroup* const> used);
   void release_unneeded(std::span<ParamGroup* const> used);
@@ -94,7 +94,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
   void prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups);
   void release(ParamGroup& group);
-  bool keeps_after_forward(const ParamGroup& group) const;
+  bool is_kept_on_purpose(const ParamGroup& group) const;
   bool is_used_again(const ParamGroup& group) const;
   ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }
 

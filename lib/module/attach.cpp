@@ -90,12 +90,23 @@ void move_buffers(const ManagedStates& states, c10::Device device) {
     if (!buffer.is_meta() && buffer.device() != device) buffer.set_data(buffer.to(device));
 }
 
+/// ParameterList and ParameterDict hand out what their table holds.
+bool reads_its_table(const Module& module) {
+  return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
+}
+
+/// A tied parameter stays listed under its first name alone (S6), so that no optimizer steps it
+/// twice; LibTorch skips undefined entries. The modules' members go on sharing the handle.
 void replace_registrations(const ManagedStates& states, ParamGroup& group, ModuleState& state) {
   for (size_t i = 0; i < states.params.size(); ++i) {
     const auto registered = group.params()[i].hand_over_registered();
-    for (const auto& place : states.params[i].registrations) {
-      ModuleAccess::parameters(*place.module)[place.slot].value() = registered;
-      state.registrations.push_back(place);
+    const auto& places = states.params[i].registrations;
+    for (const auto& place : places) {
+      const bool is_listed = &place == &places.front() || reads_its_table(*place.module);
+      auto& entry = ModuleAccess::parameters(*place.module)[place.slot].value();
+      entry = is_listed ? registered : at::Tensor();
+      if (is_listed) state.registrations.push_back(place);
     }
   }
 }

@@ -25,7 +25,7 @@ struct Registration {
 };
 
 /// What `fully_shard` attaches to a module (or to a list of modules that share a group). It does
-/// not keep the module or the group alive. Lives in the weak table of module_table.hpp.
+/// not keep the module or the group alive; the group keeps it. Found through module_table.hpp.
 class ModuleState : public std::enable_shared_from_this<ModuleState> {
  public:
   std::string relative_name;  ///< path from the parent's module

@@ -10,9 +10,10 @@ namespace {
 struct Entry {
   std::weak_ptr<const torch::nn::Module> module;
   bool is_shared;
-  std::shared_ptr<ModuleState> state;
+  std::weak_ptr<ModuleState> state;
+  std::shared_ptr<ModuleState> without_group;  // else the group owns it, and the module the group
 
-  bool is_alive() const { return is_shared ? !module.expired() : !state->group.expired(); }
+  bool is_alive() const { return is_shared ? !module.expired() : !state.expired(); }
 };
 
 struct Table {
@@ -33,8 +34,8 @@ std::shared_ptr<ModuleState> find_state(const torch::nn::Module& module) {
   std::lock_guard lock(table().mutex);
   const auto found = table().entries.find(&module);
   if (found == table().entries.end()) return nullptr;
-  if (found->second.is_alive()) return found->second.state;
-  dead = std::move(found->second.state);
+  if (found->second.is_alive()) return found->second.state.lock();
+  dead = std::move(found->second.without_group);
   table().entries.erase(found);
   return nullptr;
 }
@@ -48,12 +49,14 @@ void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> stat
       ++entry;
       continue;
     }
-    dead.push_back(std::move(entry->second.state));
+    dead.push_back(std::move(entry->second.without_group));
     entry = entries.erase(entry);
   }
   std::weak_ptr<const torch::nn::Module> weak = module.weak_from_this();
   const bool is_shared = !weak.expired();
-  entries[&module] = {std::move(weak), is_shared, std::move(state)};
+  const auto group = state->group.lock();
+  if (group) group->companion = state;
+  entries[&module] = {std::move(weak), is_shared, state, group ? nullptr : state};
 }
 
 }  // namespace fsdp

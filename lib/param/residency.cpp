@@ -48,10 +48,15 @@ class Operands {
       if (needs_gradient(arguments_[i])) return true;
     return false;
   }
+  const std::string& first_param_name() const { return owners_[0]->param_name(first_index_); }
   void carry_writes() {
-    for (auto& storage : written_) {
-      auto* handle = static_cast<KeyedStorage*>(storage.get());
-      if (handle->owner() != nullptr) handle->owner()->carry_write(handle->index());
+    for (auto& written : written_) {
+      auto* storage = static_cast<KeyedStorage*>(written.get());
+      if (storage->owner() == nullptr) continue;
+      if (storage->kind() == KeyedStorage::Kind::kHandle)
+        storage->owner()->carry_write(storage->index());
+      else
+        storage->owner()->note_registered_write(storage->index());
     }
   }
 
@@ -99,32 +104,44 @@ class Operands {
     auto* storage = KeyedStorage::of(impl);
     if (storage == nullptr || storage->owner() == nullptr) return;  // outlived its group
     auto* owner = storage->owner();
+    const bool is_written = traits_.writes >> std::min<size_t>(argument, 63) & 1;
     if (storage->kind() == KeyedStorage::Kind::kRegistered) {
-      if (impl != owner->registered(storage->index()) || !stands_for_handle(*owner)) return;
-      auto handle = owner->handle(storage->index());
-      if (!handle.defined()) return;
+      const bool is_registered = impl == owner->registered(storage->index());
+      auto handle = is_registered && stands_for_handle(*owner) ? owner->handle(storage->index())
+                                                               : at::Tensor();
+      if (!handle.defined()) {
+        if (is_written) note_write(storage);
+        return;
+      }
       storage = KeyedStorage::of(handle.unsafeGetTensorImpl());
       value = std::move(handle);
       if (storage == nullptr) return;
     }
+    if (owners_.empty()) first_index_ = storage->index();
     if (std::find(owners_.begin(), owners_.end(), owner) == owners_.end()) owners_.push_back(owner);
-    if (traits_.writes >> std::min<size_t>(argument, 63) & 1) note_write(storage, value);
+    if (is_written) {
+      check_write(*storage, value);
+      note_write(storage);
+    }
   }
 
   bool stands_for_handle(const ResidencyOwner& owner) {
     return traits_.is_differentiable && (owner.is_in_scope() || records_autograd());
   }
 
-  void note_write(KeyedStorage* storage, const IValue& value) {
-    auto* impl = value.unsafeToTensorImpl();
-    const auto handle = storage->owner()->handle(storage->index());
-    const auto name = op_.schema().name();
-    const bool is_handle = handle.defined() && handle.unsafeGetTensorImpl() == impl;
+  void check_write(const KeyedStorage& storage, const IValue& value) const {
+    if (!traits_.changes_metadata) return;
+    const auto handle = storage.owner()->handle(storage.index());
+    const auto& name = op_.schema().name();
+    const bool is_handle = handle.defined() && handle.unsafeGetTensorImpl() == value.unsafeToTensorImpl();
     // A detached copy's own sizes may change; the handle's may not, nor may anybody's storage.
-    if (traits_.changes_metadata)
-      require(!is_handle && name != "aten::set_" && name != "aten::resize_",
-              "{} would change the shape or storage of a sharded parameter; change it before "
-              "fully_shard, or write values with copy_", name);
+    require(!is_handle && name != "aten::set_" && name != "aten::resize_",
+            "{}: {} would change the shape or storage of this sharded parameter; change it before "
+            "fully_shard, or write values with copy_",
+            storage.owner()->param_name(storage.index()), name);
+  }
+
+  void note_write(KeyedStorage* storage) {
     written_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   }
 
@@ -144,6 +161,7 @@ class Operands {
   IValue* arguments_;
   size_t count_;
   Owners owners_;
+  size_t first_index_ = 0;
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
 };
 
@@ -159,7 +177,9 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     const int64_t task = torch::autograd::get_current_graph_task_id();
     if (!operands.touches_all_ready(task)) {
       const auto& owners = operands.owners();
-      owners[0]->make_resident({owners.data(), owners.size()}, {operands.records_autograd()});
+      owners[0]->make_resident({owners.data(), owners.size()}, 
+                               {.records_autograd = operands.records_autograd(),
+                                .param_name = operands.first_param_name()});
     }
   }
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey);

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 namespace fsdp {
 
@@ -13,6 +15,8 @@ namespace fsdp {
 struct OperatorUse {
   /// Autograd is on and an operand needs a gradient.
   bool records_autograd = false;
+  /// The first parameter among the operands, for messages.
+  std::string_view param_name = {};
 };
 
 /// Who makes a parameter's unsharded storage readable: the group it belongs to.
@@ -34,6 +38,12 @@ class ResidencyOwner {
 
   /// True inside a scope of the root: operators see handles in place of registered parameters.
   virtual bool is_in_scope() const = 0;
+
+  /// An operator has just written to registered parameter `index`, perhaps through `data()`, which
+  /// has a version counter of its own.
+  virtual void note_registered_write(size_t index) = 0;
+
+  virtual const std::string& param_name(size_t index) const = 0;
 
   /// The compute handle of parameter `index`; undefined once its module is gone.
   virtual at::Tensor handle(size_t index) const = 0;

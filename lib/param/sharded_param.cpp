@@ -66,6 +66,13 @@ int64_t ShardedParam::current_version() const {
   return impl.defined() ? static_cast<int64_t>(impl->version_counter().current_version()) : seen_version_;
 }
 
+bool ShardedParam::was_changed() const {
+  const auto impl = registered_.lock();
+  if (!impl.defined()) return false;
+  return static_cast<int64_t>(impl->version_counter().current_version()) != seen_version_ ||
+         impl->unsafe_storage().unsafeGetStorageImpl() != home_;
+}
+
 void ShardedParam::bump_version() {
   if (const auto impl = registered_.lock(); impl.defined()) impl->bump_version();
 }
@@ -123,6 +130,7 @@ void ShardedParam::make_registered(OwnerLink owner, size_t index, const at::Tens
   }
   if (registered.requires_grad() != requires_grad_) registered.set_requires_grad(requires_grad_);
   add_residency_key(registered);
+  home_ = registered.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
 void ShardedParam::check_handle() const {
@@ -139,10 +147,7 @@ void ShardedParam::check_handle() const {
 void ShardedParam::bring_home(const at::Tensor& piece) {
   const auto registered = this->registered();
   if (!registered.defined()) return;
-  const auto* storage = KeyedStorage::of(registered.unsafeGetTensorImpl());
-  if (storage != nullptr && storage->owner() == *owner_ && storage->index() == index_ &&
-      registered.scalar_type() == dtype_ && registered.storage_offset() == 0)
-    return;
+  if (registered.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == home_) return;
   BelowResidency below;
   auto values = registered.detach();
   const auto range = layout_.range(rank_);
@@ -168,7 +173,7 @@ void ShardedParam::take_over_handle(const std::shared_ptr<ResidencyOwner>& owner
                                     c10::Device device) {
   BelowResidency below;
   auto handle = this->handle();
-  if (handle.device() != device)
+  if (!handle.is_meta() && handle.device() != device)
     handle.set_data(at::empty_strided(sizes_, strides_, handle.options().device(device)));
   seen_version_ = current_version();
   const int64_t bytes = layout_.numel() * itemsize_;

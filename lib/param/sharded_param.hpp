@@ -60,7 +60,8 @@ class ShardedParam {
   /// Once per gather: if the registered parameter has been written since the last one, moves the
   /// handle's version too, so that autograd refuses a backward through stale values as LibTorch does.
   void follow_version();
-  bool version_moved() const { return current_version() != seen_version_; }
+  /// Written, or its storage replaced, since then.
+  bool was_changed() const;
   /// Counts as a write to the registered parameter.
   void bump_version();
   /// After a write through the handle: both hold the same values again.
@@ -94,6 +95,7 @@ class ShardedParam {
   at::Tensor initial_registered_;
   int64_t seen_version_ = 0;
   bool requires_grad_ = false;
+  const c10::StorageImpl* home_ = nullptr;  // the storage the registered parameter should have
   size_t index_ = 0;
   OwnerLink owner_;
 };
