@@ -116,7 +116,9 @@ class FSDPModule {
   void set_force_sum_reduction_for_comms(bool value);
   /// False: a backward does not gather this module's parameters ahead of their use.
   void set_unshard_in_backward(bool value);
-  /// On the root: every trainable parameter takes part in every reduction, absent gradients as zero (T11).
+  /// On the root: every trainable parameter takes part in every reduction, absent gradients as zero,
+  /// so that ranks may use different ones (T11). All reductions then come at the end of backward, in
+  /// one fixed order.
   void set_reduce_scatter_unused_params(bool value);
 
   /// On the root, after an exception: forgets the step under way, drops its gradients, releases

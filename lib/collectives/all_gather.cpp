@@ -6,6 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "collectives/raw_view.hpp"
+
 namespace fsdp {
 
 namespace {
@@ -51,8 +53,8 @@ AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, C
     inputs.reserve(layout.count());
     for (size_t i = 0; i < layout.count(); ++i) {
       if (layout.piece_bytes(i) == 0) continue;
-      outputs.push_back(buffer.as_strided({layout.tensor_bytes(i)}, {1}, layout.tensor_offset(i)));
-      inputs.push_back(local.as_strided({layout.piece_bytes(i)}, {1}, layout.offset(i)));
+      outputs.push_back(raw_view(buffer, layout.tensor_bytes(i), layout.tensor_offset(i)));
+      inputs.push_back(raw_view(local, layout.piece_bytes(i), local.storage_offset() + layout.offset(i)));
     }
     gather.work = group.start_all_gather_batch(outputs, inputs, subject);
   } else {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/raw_view.hpp"
+
 namespace fsdp {
 
 namespace {
@@ -67,7 +69,7 @@ at::Tensor whole(const ReduceEntry& entry, int world_size, const at::TensorOptio
   const int64_t numel = piece_numel(entry) * world_size;
   const auto& gradient = entry.gradient;
   if (gradient.defined() && gradient.numel() == numel && lies_as(gradient, entry))
-    return gradient.as_strided({numel}, {1}, gradient.storage_offset());
+    return raw_view(gradient, numel, gradient.storage_offset());
   auto input = at::empty({numel}, options);
   write_rows(entry, 0, row_count(entry), input);
   return input;
@@ -103,8 +105,8 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceEntry> entries, at::Sca
   for (size_t i = 0; i < entries.size(); ++i) {
     if (layout.piece_bytes(i) == 0) continue;
     reduction.inputs.push_back(whole(entries[i], group.size(), options));
-    outputs.push_back(reduction.output.as_strided({piece_numel(entries[i])}, {1},
-                                                  layout.offset(i) / itemsize));
+    outputs.push_back(
+        raw_view(reduction.output, piece_numel(entries[i]), layout.offset(i) / itemsize));
   }
   reduction.work = group.start_reduce_scatter_batch(outputs, reduction.inputs, ReduceOp::kSum,
                                                     subject);
@@ -119,7 +121,7 @@ void finish_reduce_scatter(ReduceScatter& reduction) {
 
 at::Tensor reduced_piece(const ReduceScatter& reduction, size_t i, int64_t numel) {
   const auto offset = reduction.layout.offset(i) / reduction.output.element_size();
-  return reduction.output.as_strided({numel}, {1}, offset);
+  return raw_view(reduction.output, numel, offset);
 }
 
 }  // namespace fsdp

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/require.hpp"
+#include "collectives/raw_view.hpp"
 #include "group/param_group.hpp"
 #include "param/residency.hpp"
 
@@ -17,9 +18,10 @@ void GradientTally::note(size_t index) {
 }
 
 bool GradientTally::is_complete(const ParamGroup& group) const {
-  if (count_ == group.trainable_count()) return true;
-  // With absent gradients as zero, a parameter that is late must not miss the one reduction.
+  // Ranks may use different parameters then: no rank may start a reduction because its own are
+  // complete, or the order of collectives would depend on the data.
   if (group.reduction().reduces_unused_params) return false;
+  if (count_ == group.trainable_count()) return true;
   return count_ == expected_count_ && has_ == expected_;
 }
 
@@ -147,8 +149,9 @@ at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
   const auto rank = group_->config().mesh_info.shard_rank();
   const auto piece = reduced_piece(part.reduce_scatter, i, param.layout().local_numel(rank));
   const auto sizes = param.layout().local_sizes(rank);
-  if (sizes.size() != param.strides().size()) return piece.view(sizes);
-  return piece.as_strided(sizes, param.strides(), piece.storage_offset());
+  // The other ranks' share of a 0-dim parameter is an empty vector.
+  if (sizes.size() != param.strides().size()) return piece;
+  return raw_view(piece, sizes, param.strides(), piece.storage_offset());
 }
 
 void GradientReduction::add_partial_sums(Part& part) {

@@ -38,6 +38,9 @@ bool is_metadata_view(std::string_view name) {
       "ones_like",   "empty_like",   "full_like",  "rand_like", "randn_like",    "new_empty",
       "new_zeros",   "new_ones",     "new_full",   "new_empty_strided", "is_same_size",
       "sym_size",    "sym_stride",   "sym_numel",  "sym_storage_offset", "size", "stride",
+      "_has_compatible_shallow_copy_type", "is_set_to", "is_complex", "is_floating_point",
+      "is_signed",   "is_inference", "is_pinned",  "result_type", "_has_same_storage_numel",
+      "is_neg",      "is_conj",     "dim",         "numel",
       "requires_grad_", "retain_grad", "is_leaf",  "output_nr", "_version",      "data"};
   return names.contains(name);
 }

@@ -42,8 +42,8 @@ class Operands {
     return true;
   }
   const Owners& owners() const { return owners_; }
-  bool records_autograd() {
-    if (!at::GradMode::is_enabled()) return false;
+  bool records_autograd() const {
+    if (!at::GradMode::is_enabled() || !traits_.is_differentiable) return false;
     for (size_t i = 0; i < count_; ++i)
       if (needs_gradient(arguments_[i])) return true;
     return false;

@@ -1,7 +1,10 @@
 #include "fsdp/dtensor.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "base/require.hpp"
 #include "tensor/gather_whole.hpp"

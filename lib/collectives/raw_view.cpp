@@ -1,0 +1,27 @@
+#include "collectives/raw_view.hpp"
+
+namespace fsdp {
+
+namespace {
+at::Tensor share_storage(const at::Tensor& base, int64_t offset) {
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
+  view.unsafeGetTensorImpl()->set_storage_offset(offset);
+  return view;
+}
+}  // namespace
+
+at::Tensor raw_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                    int64_t offset) {
+  auto view = share_storage(base, offset);
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return view;
+}
+
+at::Tensor raw_view(const at::Tensor& base, int64_t numel, int64_t offset) {
+  auto view = share_storage(base, offset);
+  view.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
+  return view;
+}
+
+}  // namespace fsdp
