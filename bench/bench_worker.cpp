@@ -1,0 +1,59 @@
+#include "bench_worker.hpp"
+
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <iostream>
+#include <string>
+
+#include "fsdp/error.hpp"
+#include "fsdp/process_group.hpp"
+
+namespace fsdp::bench {
+namespace {
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  if (value == nullptr) {
+    throw UsageError(std::string("fsdp_bench: ") + name +
+                     " is not set; workers are started by tools/bench");
+  }
+  return value;
+}
+
+}  // namespace
+
+void serve(const Answer& answer) {
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    const auto reply = answer(nlohmann::json::parse(line));
+    std::cout << "@reply " << reply.dump() << std::endl;
+  }
+}
+
+std::shared_ptr<Communicator> join_world() {
+  return init_process_group({.backend = "gloo",
+                             .init_method = "file://" + variable("FSDP_BENCH_STORE"),
+                             .rank = std::stoi(variable("RANK")),
+                             .world_size = std::stoi(variable("WORLD_SIZE"))});
+}
+
+void barrier(Communicator& world) {
+  world.start_all_reduce(torch::zeros({1}), ReduceOp::kSum, "barrier")->wait();
+}
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+double seconds(const std::function<void()>& function) {
+  const auto begin = std::chrono::steady_clock::now();
+  function();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace fsdp::bench

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+namespace fsdp::bench {
+
+/// One allocation (`bytes` > 0) or release (`bytes` < 0) of tensor memory.
+struct MemoryEvent {
+  uintptr_t address = 0;
+  int64_t bytes = 0;
+};
+
+/// Counts the bytes of live CPU tensors: everything that this process allocates through LibTorch's
+/// CPU allocator after `install_counting_allocator`. Thread-safe.
+void install_counting_allocator();
+
+/// Bytes allocated and not yet released.
+int64_t live_bytes();
+
+/// Starts a new recording: the peak begins at the bytes that are live now.
+void start_recording();
+/// The most bytes that were live at one moment since `start_recording`.
+int64_t peak_bytes();
+/// What happened since `start_recording`, in order.
+std::vector<MemoryEvent> recorded_events();
+
+/// What was live at the moment of that peak: how many allocations of each size in bytes.
+std::map<int64_t, int> sizes_at_peak();
+
+/// The peak of a recording that began with `live_at_start` bytes, leaving out the last allocation at each address in
+/// `left_out` (tensors that the caller accounts for separately and that are still alive).
+int64_t peak_without(std::span<const MemoryEvent> events, std::span<const uintptr_t> left_out,
+                     int64_t live_at_start);
+
+}  // namespace fsdp::bench

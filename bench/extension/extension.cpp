@@ -1,0 +1,33 @@
+// What the Python side of the benchmarks needs from C++: the collectives that move nothing, the
+// allocator that counts, and callgrind's requests.
+#include <torch/csrc/utils/pybind.h>
+
+#include "callgrind_requests.hpp"
+#include "counting_allocator.hpp"
+#include "extension/no_move_backend.hpp"
+
+namespace {
+
+namespace bench = fsdp::bench;
+
+c10::intrusive_ptr<c10d::Backend> make_no_move_backend(int rank, int size) {
+  return c10::make_intrusive<bench::NoMoveBackend>(rank, size);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(fsdp_bench_extension, m) {
+  pybind11::module_::import("torch.distributed");  // registers c10d::Backend, which is returned below
+  m.def("make_no_move_backend", &make_no_move_backend);
+  m.def("start_counting_instructions", &bench::start_counting_instructions);
+  m.def("stop_counting_instructions", &bench::stop_counting_instructions);
+  m.def("install_counting_allocator", &bench::install_counting_allocator);
+  m.def("live_bytes", &bench::live_bytes);
+  m.def("start_recording", &bench::start_recording);
+  m.def("peak_bytes", &bench::peak_bytes);
+  m.def("sizes_at_peak", &bench::sizes_at_peak);
+  // The peak since start_recording without the tensors at these addresses, which must be alive.
+  m.def("peak_without", [](const std::vector<uintptr_t>& left_out, int64_t live_at_start) {
+    return bench::peak_without(bench::recorded_events(), left_out, live_at_start);
+  });
+}

@@ -1,0 +1,77 @@
+"""A training step of a 51M-parameter model on two gloo ranks: ours, FSDP2, DDP, and one plain process.
+
+The batch is small, so that communication dominates. All implementations stay alive and take turns, so that what else
+the machine does hits them alike. A step is forward, backward and plain SGD; its time is the slower rank's.
+"""
+
+import conductor
+import harness
+
+IMPLS = ("fsdp", "fsdp2", "ddp", "plain", "plain_cpp")
+
+
+def add_options(parser):
+    parser.add_argument("--impl", default="all", help=f"comma-separated, of {', '.join(IMPLS)}; default all")
+    parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=64, help="a rank and step (default 64)")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones (default 3)")
+    parser.add_argument("--steps", type=int, default=2, help="steps a turn (default 2)")
+    parser.add_argument("--repeats", type=int, default=8, help="turns (default 8)")
+
+
+def chosen(options):
+    impls = IMPLS if options.impl == "all" else tuple(options.impl.split(","))
+    unknown = [impl for impl in impls if impl not in IMPLS]
+    if unknown:
+        raise SystemExit(f"gloo_step: unknown --impl {unknown[0]!r}; there are {', '.join(IMPLS)}")
+    return impls
+
+
+def start(workers, impl, options):
+    is_cpp = impl in ("fsdp", "plain_cpp")
+    command = (conductor.fsdp_command(harness.build_dir(), "gloo_step") if is_cpp
+               else conductor.pytorch_command("gloo_step.py"))
+    ranks = 1 if impl.startswith("plain") else options.ranks
+    world = workers.start_world(impl, command, ranks)
+    about = world.ask({"do": "setup", "impl": impl, "blocks": options.blocks, "dim": options.dim,
+                       "hidden": options.hidden, "vocabulary": options.vocabulary, "tokens": options.tokens})
+    world.ask({"do": "run", "steps": options.warmup})
+    return world, about[0]["parameters"]
+
+
+def slower_rank(replies):
+    """Each step's time on the slower rank."""
+    return [max(times) for times in zip(*(reply["seconds"] for reply in replies))]
+
+
+def run(options, report):
+    impls = chosen(options)
+    if options.quick:
+        options.repeats, options.steps, options.warmup = 2, 1, 2
+    harness.build(options, [harness.PROGRAM] if {"fsdp", "plain_cpp"} & set(impls) else [])
+    times = {impl: [] for impl in impls}
+    with conductor.Workers() as workers:
+        started = {impl: start(workers, impl, options) for impl in impls}
+        parameters = next(iter(started.values()))[1]
+        report.setting(
+            parameters=f"{parameters:,}", shape=f"{options.blocks} blocks of {options.dim} x {options.hidden}, "
+            f"{options.tokens} tokens a rank", dtype="float32", bytes=f"{4 * parameters:,}", world=options.ranks,
+            device="CPU, 1 thread a rank, gloo", time="wall clock", warm_up_steps=options.warmup,
+            repeats=options.repeats * options.steps)
+        for _ in range(options.repeats):
+            for impl in impls:
+                times[impl] += slower_rank(started[impl][0].ask({"do": "run", "steps": options.steps}))
+    fsdp2 = harness.median(times["fsdp2"]) if "fsdp2" in impls else None
+    rows = []
+    for impl in impls:
+        seconds = harness.spread(times[impl], "s")
+        ratio = round(harness.median(times[impl]) / fsdp2, 4) if fsdp2 else None
+        report.case(impl=impl, ranks=1 if impl.startswith("plain") else options.ranks, parameters=parameters,
+                    tokens=options.tokens, of_fsdp2=ratio, **seconds)
+        rows.append([impl, *seconds.values(), ratio if ratio is not None else "-"])
+    report.note("\nseconds a step")
+    report.table(["impl", "median", "p10", "p90", "of FSDP2"], rows)

@@ -1,0 +1,148 @@
+"""What the benchmarks share: options, building, statistics, and how results are shown and kept."""
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EXTENSION = "bench/fsdp_bench_extension" + sysconfig.get_config_var("EXT_SUFFIX")
+PROGRAM = "bench/fsdp_bench"
+
+
+def add_common_options(parser):
+    parser.add_argument("--json", action="store_true", help="print one JSON line per case and nothing else")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: under a minute, a smoke test")
+    parser.add_argument("--save", action="store_true", help="also write the JSON lines to bench/results/")
+    parser.add_argument("--no-build", action="store_true", help="measure what is built already")
+
+
+def build_dir():
+    path = os.environ.get("FSDP_BUILD_DIR")
+    if not path or not (Path(path) / "build.ninja").exists():
+        raise SystemExit("FSDP_BUILD_DIR must name a configured build folder; tools/bench sets it")
+    return Path(path)
+
+
+def build(options, targets):
+    if options.no_build:
+        return
+    done = subprocess.run(["ninja", "-C", str(build_dir()), *targets], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"building {' '.join(targets)} failed:\n{done.stdout[-4000:]}")
+
+
+def targets_for(impls):
+    """What has to be built to measure these implementations."""
+    return ([PROGRAM] if "fsdp" in impls else []) + ([EXTENSION] if set(impls) != {"fsdp"} else [])
+
+
+def percentile(samples, fraction):
+    """Linear between the two nearest samples."""
+    ordered = sorted(samples)
+    position = fraction * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def median(samples):
+    return percentile(samples, 0.5)
+
+
+def spread(samples, unit, scale=1.0):
+    """{median, p10, p90} with the unit in the names."""
+    return {
+        f"median_{unit}": round(median(samples) * scale, 4),
+        f"p10_{unit}": round(percentile(samples, 0.1) * scale, 4),
+        f"p90_{unit}": round(percentile(samples, 0.9) * scale, 4),
+    }
+
+
+def torch_version():
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def machine():
+    model = "unknown CPU"
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        model = platform.processor() or model
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch_version(),
+    }
+
+
+class Report:
+    """Collects the cases of one run and shows them as JSON lines or as a table."""
+
+    def __init__(self, name, options):
+        self._name = name
+        self._options = options
+        self._cases = []
+
+    def note(self, text):
+        """A line for people; silent with --json."""
+        if not self._options.json:
+            print(text, flush=True)
+
+    def setting(self, **facts):
+        """What was measured and how: shapes, dtype, bytes, world, device, warm-up, repeats."""
+        about = machine()
+        self.note(f"{self._name}: torch {about['torch']}, {about['cpu']}, {about['cores']} cores, "
+                  f"load {about['load_1min']}")
+        self.note("  " + "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items()))
+        self._setting = facts
+
+    def case(self, **fields):
+        self._cases.append(fields)
+        if self._options.json:
+            print(json.dumps(fields), flush=True)
+
+    def table(self, headers, rows):
+        cells = [headers] + [[text(value) for value in row] for row in rows]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+        for row in cells:
+            self.note("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
+
+    def save(self):
+        if not self._options.save:
+            return
+        folder = HERE / "results"
+        folder.mkdir(exist_ok=True)
+        now = datetime.datetime.now(datetime.timezone.utc)
+        head = {
+            "benchmark": self._name,
+            "command": "tools/bench " + shlex.join(sys.argv[1:]),
+            "date": now.isoformat(timespec="seconds"),
+            "machine": machine(),
+            "setting": self._setting,
+        }
+        path = folder / f"{self._name}-{now:%Y%m%d-%H%M%S}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in [head, *self._cases]))
+        self.note(f"  written to {path}")
+
+
+def text(value):
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

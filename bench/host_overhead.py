@@ -1,0 +1,186 @@
+"""What sharding adds on the host per block and step when the network is free, beside FSDP2.
+
+A step is forward and backward and the dropping of the gradients, without an optimizer. The model is a chain of blocks
+of P parameters, each used by one cheap operator; the plain model runs the same operators on the same shapes and is
+subtracted. Collectives move nothing and are done at once on both sides. Instructions are counted by callgrind over
+steps after the warm-up, with one thread, so they hardly change from run to run; CPU time is the process's own.
+"""
+
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import conductor
+import harness
+
+IMPLS = ("fsdp", "fsdp2")
+# For orientation, instructions a block: FSDP2 of torch 2.11 was found to add 1.72 M + 0.254 M x P; the aim here is
+# 60 k + 8 k x P.
+
+
+def integers(text):
+    return [int(part) for part in text.split(",")]
+
+
+def add_options(parser):
+    parser.add_argument("--blocks", type=integers, help="default 4,16; the slope is fitted over these")
+    parser.add_argument("--params", type=integers, help="parameters a block; default 1,4,9,32")
+    parser.add_argument("--worlds", type=integers, help="default 8, and 1024 with 9 parameters a block")
+    parser.add_argument("--full", action="store_true",
+                        help="blocks 4,16,32,64; params 1,4,9,32; worlds 8,1024 (about a quarter of an hour)")
+    parser.add_argument("--operator", choices=("mul", "linear"), default="mul",
+                        help="how a block uses a parameter: x * w (default), or x + linear(x, w)")
+    parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones (default 3)")
+    parser.add_argument("--steps", type=int, default=3, help="steps that are counted and timed (default 3)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed rounds over all cases (default 5)")
+    parser.add_argument("--no-callgrind", action="store_true", help="CPU time only")
+
+
+def shapes(options):
+    """The (params, world) pairs and the block counts."""
+    if options.full:
+        return list(product((1, 4, 9, 32), (8, 1024))), [4, 16, 32, 64]
+    blocks = options.blocks or ([2, 6] if options.quick else [4, 16])
+    if options.quick:
+        return list(product(options.params or [9], options.worlds or [8])), blocks
+    if options.worlds or options.params:
+        return list(product(options.params or [1, 4, 9, 32], options.worlds or [8])), blocks
+    return [(params, 8) for params in (1, 4, 9, 32)] + [(9, 1024)], blocks
+
+
+def requests(options):
+    pairs, blocks = shapes(options)
+    for (params, world), count, sharded in product(pairs, blocks, (False, True)):
+        yield {
+            "blocks": count, "params_per_block": params, "world": world, "sharded": sharded,
+            "operator": options.operator, "warmup": options.warmup, "steps": options.steps,
+            "label": f"blocks{count}-params{params}-world{world}-{'sharded' if sharded else 'plain'}",
+        }
+
+
+def command(impl):
+    if impl == "fsdp":
+        return conductor.fsdp_command(harness.build_dir(), "host_overhead")
+    return conductor.pytorch_command("host_overhead.py")
+
+
+def count_instructions(impl, options):
+    """{label: instructions a step}."""
+    with tempfile.TemporaryDirectory(prefix="fsdp_callgrind_") as folder:
+        valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--dump-line=no",
+                    f"--callgrind-out-file={folder}/out"]
+        with conductor.Workers() as workers:
+            worker = workers.start(f"{impl} under callgrind", valgrind + command(impl), timeout_s=900)
+            for request in requests(options):
+                worker.ask(request)
+            worker.close(wait_s=120)
+        counts = dict(read_dump(path) for path in Path(folder).glob("out.*"))
+        return {label: count / options.steps for label, count in counts.items()}
+
+
+def read_dump(path):
+    label = total = None
+    with path.open() as lines:
+        for line in lines:
+            if line.startswith("desc: Trigger: Client Request: "):
+                label = line.rsplit(": ", 1)[1].strip()
+            elif line.startswith(("totals: ", "summary: ")):
+                total = int(line.split()[1])
+    return label, total
+
+
+def time_steps(impls, options):
+    """{impl: {label: [CPU seconds of each step]}}, the implementations taking turns."""
+    times = {impl: {request["label"]: [] for request in requests(options)} for impl in impls}
+    with conductor.Workers() as workers:
+        started = {impl: workers.start(impl, command(impl)) for impl in impls}
+        for _ in range(options.repeats):
+            for request in requests(options):
+                for impl in impls:
+                    times[impl][request["label"]] += started[impl].ask(request)["cpu_seconds"]
+    return times
+
+
+def fit(points):
+    """Slope and intercept of the least-squares line through (blocks, value)."""
+    if len(points) == 1:
+        return points[0][1] / points[0][0], 0.0
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    slope = (sum((x - mean_x) * (y - mean_y) for x, y in points)
+             / sum((x - mean_x) ** 2 for x, _ in points))
+    return slope, mean_y - slope * mean_x
+
+
+def label(blocks, params, world, kind):
+    return f"blocks{blocks}-params{params}-world{world}-{kind}"
+
+
+def added(values, blocks, params, world):
+    """Sharded minus plain, a step."""
+    return values[label(blocks, params, world, "sharded")] - values[label(blocks, params, world, "plain")]
+
+
+def report_impl(impl, options, report, instructions, times):
+    rows = []
+    pairs, block_counts = shapes(options)
+    medians = {key: harness.median(samples) * 1e6 for key, samples in times.items()}
+    for params, world in pairs:
+        time_line = fit([(b, added(medians, b, params, world)) for b in block_counts])
+        instruction_line = (None, None)
+        if instructions:
+            instruction_line = fit([(b, added(instructions, b, params, world)) for b in block_counts])
+        for blocks in block_counts:
+            add_instructions = added(instructions, blocks, params, world) / blocks if instructions else None
+            report.case(
+                impl=impl, blocks=blocks, params_per_block=params, world=world, operator=options.operator,
+                added_instructions_per_block=add_instructions and round(add_instructions),
+                added_us_per_block=round(added(medians, blocks, params, world) / blocks, 3),
+                slope_instructions_per_block=instructions and round(instruction_line[0]),
+                intercept_instructions=instructions and round(instruction_line[1]),
+                slope_us_per_block=round(time_line[0], 3), intercept_us=round(time_line[1], 3),
+                sharded_step=harness.spread(times[label(blocks, params, world, "sharded")], "us", 1e6),
+                plain_step=harness.spread(times[label(blocks, params, world, "plain")], "us", 1e6))
+        rows.append([impl, params, world, instruction_line[0] or "-", instruction_line[1] or "-",
+                     time_line[0], time_line[1]])
+    return rows
+
+
+def ratios(rows):
+    """Rows for people: how many times more FSDP2 adds."""
+    ours = {(row[1], row[2]): row for row in rows if row[0] == "fsdp"}
+    for row in rows:
+        mine = ours.get((row[1], row[2]))
+        if row[0] == "fsdp2" and mine:
+            times = [row[3] / mine[3] if mine[3] != "-" else "-", row[5] / mine[5]]
+            yield ["fsdp2 / fsdp", row[1], row[2], times[0], "", times[1], ""]
+
+
+def run(options, report):
+    impls = IMPLS if options.impl == "all" else (options.impl,)
+    if options.quick:
+        options.repeats, options.steps = min(options.repeats, 2), min(options.steps, 2)
+    harness.build(options, harness.targets_for(impls))
+    use_callgrind = not options.no_callgrind
+    if use_callgrind and shutil.which("valgrind") is None:
+        raise SystemExit("valgrind is not installed; install it or pass --no-callgrind for CPU time alone")
+    pairs, blocks = shapes(options)
+    size = "w of [world]" if options.operator == "mul" else "w of [world, 8]"
+    report.setting(shape=size, dtype="float32", params_and_world=pairs, blocks=blocks, device="CPU, 1 thread",
+                   time="process CPU clock", warm_up_steps=options.warmup, steps=options.steps,
+                   repeats=options.repeats)
+    times = time_steps(impls, options)
+    counts = {}
+    if use_callgrind:
+        # Side by side: the counts do not depend on what else runs.
+        with ThreadPoolExecutor(len(impls)) as pool:
+            counts = dict(zip(impls, pool.map(lambda impl: count_instructions(impl, options), impls)))
+    rows = []
+    for impl in impls:
+        rows += report_impl(impl, options, report, counts.get(impl), times[impl])
+    rows += ratios(rows)
+    report.note("\nadded a step: per block (slope) and once (intercept)")
+    report.table(["impl", "params", "world", "instructions/block", "instructions once", "us/block", "us once"], rows)

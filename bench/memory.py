@@ -1,0 +1,95 @@
+"""Peak bytes of live tensors in a step against what must be live, with and without prefetch, beside FSDP2.
+
+What must be live: the local shards and their gradients; the root's group, which is kept on purpose, with its pending
+gradients; the largest other group with its gradients and, as gloo cannot send from place to place, one buffer to pack
+it; and the plain model's activations and temporaries, measured in the same process. The strict ratio leaves the packing
+out: before a gather there are no gradients yet, and at a reduction the parameters could be gone. A step is forward and
+backward. Every allocation of a CPU tensor is counted, those inside c10d's gloo too, whose threads make the peak vary a
+little: the highest peak of all steps and ranks counts.
+"""
+
+import conductor
+import harness
+
+IMPLS = ("fsdp", "fsdp2")
+
+
+def add_options(parser):
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=16, help="a rank (default 16)")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--prefetch", default="0,1,2", help="groups ahead, for fsdp (default 0,1,2)")
+    parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones (default 3)")
+    parser.add_argument("--repeats", type=int, default=5, help="measured steps (default 5)")
+
+
+def modes(impls, options):
+    """(impl, prefetch) pairs; FSDP2 decides for itself."""
+    for distance in options.prefetch.split(","):
+        if "fsdp" in impls:
+            yield "fsdp", int(distance)
+    if "fsdp2" in impls:
+        yield "fsdp2", None
+
+
+def measure(impl, prefetch, options):
+    command = (conductor.fsdp_command(harness.build_dir(), "memory") if impl == "fsdp"
+               else conductor.pytorch_command("memory.py"))
+    request = {"blocks": options.blocks, "dim": options.dim, "hidden": options.hidden,
+               "vocabulary": options.vocabulary, "tokens": options.tokens, "prefetch": prefetch,
+               "warmup": options.warmup, "repeats": options.repeats}
+    with conductor.Workers() as workers:
+        world = workers.start_world(impl, command, options.ranks)
+        plain = world.ask({"do": "plain", **request})[0]
+        ranks = world.ask({"do": "sharded", **request})
+    return plain, max(ranks, key=lambda reply: max(reply["peak_bytes"]))
+
+
+def must_be_live(plain, sharded):
+    """The parts of the sum, in bytes."""
+    return {
+        "shards": sharded["local_bytes"],
+        "shard_gradients": sharded["local_bytes"],
+        "root": plain["root_bytes"],
+        "root_gradients": plain["root_bytes"],
+        "group": plain["block_bytes"],
+        "group_gradients": plain["block_bytes"],
+        "packing": plain["block_bytes"],
+        "activations": plain["activation_bytes"],
+    }
+
+
+def run(options, report):
+    impls = IMPLS if options.impl == "all" else (options.impl,)
+    if options.quick:
+        options.repeats, options.prefetch = 2, "0,1"
+    harness.build(options, harness.targets_for(impls))
+    report.setting(
+        shape=f"{options.blocks} blocks of {options.dim} x {options.hidden}, {options.tokens} tokens a rank",
+        dtype="float32", world=options.ranks, device="CPU, gloo", warm_up_steps=options.warmup,
+        repeats=f"{options.repeats}, the highest peak of any rank")
+    rows, parts = [], {}
+    for impl, prefetch in modes(impls, options):
+        plain, sharded = measure(impl, prefetch, options)
+        parts = must_be_live(plain, sharded)
+        must, peak = sum(parts.values()), max(sharded["peak_bytes"])
+        strict = must - parts["packing"]
+        report.case(impl=impl, prefetch=prefetch, ranks=options.ranks, peak_bytes=peak,
+                    median_peak_bytes=harness.median(sharded["peak_bytes"]), must_be_live_bytes=must,
+                    ratio=round(peak / must, 4), strict_ratio=round(peak / strict, 4),
+                    between_steps_bytes=sharded["between_steps_bytes"],
+                    parameter_bytes=plain["parameter_bytes"], must_be_live=parts,
+                    largest_at_peak=sharded["largest_at_peak"])
+        report.note(f"  {impl}, prefetch {prefetch}: live at the peak " + ", ".join(
+            f"{entry['count']} x {entry['bytes']:,}" for entry in sharded["largest_at_peak"][:8]))
+        ahead = "its own" if prefetch is None else prefetch
+        over = (peak - must) / plain["block_bytes"]
+        rows.append([impl, ahead, peak, must, peak / must, peak / strict, over, sharded["between_steps_bytes"]])
+    report.note("\nmust be live, bytes: " + ", ".join(f"{part.replace('_', ' ')} {size:,}"
+                                                       for part, size in parts.items()))
+    report.table(["impl", "prefetch", "peak bytes", "must be live", "ratio", "strict ratio", "over, in groups",
+                  "between steps"], rows)

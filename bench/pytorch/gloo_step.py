@@ -1,0 +1,48 @@
+"""PyTorch's side of gloo_step: one training step with FSDP2, with DDP, or of one plain process."""
+
+import torch
+
+import models
+import worker
+
+
+class Trainer:
+    def __init__(self, request):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.model = models.MlpModel(request["blocks"], request["dim"], request["hidden"], request["vocabulary"])
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        if request["impl"] == "fsdp2":
+            worker.init_gloo()
+            from torch.distributed.device_mesh import init_device_mesh
+
+            models.shard(self.model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+        elif request["impl"] == "ddp":
+            worker.init_gloo()
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.tokens = torch.arange(request["tokens"]) % request["vocabulary"]
+        self.loss = None
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.model(self.tokens)
+        loss.backward()
+        self.optimizer.step()
+        self.loss = loss.item()
+
+
+trainer = None
+
+
+def answer(request):
+    global trainer
+    if request["do"] == "setup":
+        trainer = Trainer(request)
+        return {"parameters": trainer.parameters}
+    times = [worker.seconds(trainer.step) for _ in range(request["steps"])]
+    return {"seconds": times, "loss": trainer.loss}
+
+
+if __name__ == "__main__":
+    worker.serve(answer)

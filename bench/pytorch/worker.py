@@ -1,0 +1,52 @@
+"""How a worker process talks to the conductor: one JSON request a line in, one JSON reply a line out."""
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+REPLY = "@reply "  # libraries print to the standard output too; the conductor looks for this
+
+
+def serve(answer):
+    """Answers requests with `answer(request)` until the input ends."""
+    for line in sys.stdin:
+        reply = answer(json.loads(line))
+        sys.stdout.write(REPLY + json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+
+def extension():
+    """The C++ helpers that run.py has built."""
+    sys.path.insert(0, str(Path(os.environ["FSDP_BUILD_DIR"]) / "bench"))
+    return importlib.import_module("fsdp_bench_extension")
+
+
+def quiet_collector():
+    """No garbage collection inside a measurement."""
+    gc.collect()
+    gc.disable()
+
+
+def seconds(function):
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def init_gloo():
+    """Joins the world that the conductor describes in the environment."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method="file://" + os.environ["FSDP_BENCH_STORE"],
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    return dist
