@@ -1,0 +1,115 @@
+"""Fails if a file of lib/ or include/ includes a header of a layer to its right.
+
+    base <- comm <- mesh <- tensor <- { collectives | param } <- group <- module <- api
+
+Runs with every build. With --stamp and --depfile it tells ninja what it has read, folders too, so that it
+runs again when a file changes, comes or goes.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+# Layers of one line do not include each other.
+LAYERS = [
+    ["base"],
+    ["comm"],
+    ["mesh"],
+    ["tensor"],
+    ["collectives", "param"],
+    ["group"],
+    ["module"],
+    ["api"],
+]
+RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
+
+# The layer that a public header belongs to; one that is not here belongs to the last.
+PUBLIC = {
+    "error.hpp": "base",
+    "launch_environment.hpp": "base",
+    "communicator.hpp": "comm",
+    "process_group.hpp": "comm",
+    "simulated_network.hpp": "comm",
+    "device_mesh.hpp": "mesh",
+    "placement.hpp": "mesh",
+    "dtensor.hpp": "tensor",
+    "fully_shard.hpp": "module",
+}
+
+# Folders of lib/ that are no layer: the build's own.
+NO_LAYER = {"pch", "torch"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<](?P<path>[^">]+)[">]')
+
+
+def layer_of_include(path):
+    """The layer of what an #include names; None if it is not ours."""
+    folder, _, name = path.partition("/")
+    if folder == "fsdp":
+        return PUBLIC.get(name, LAYERS[-1][0])
+    return folder if folder in RANK else None
+
+
+def may_include(layer, included):
+    return layer == included or RANK[included] < RANK[layer]
+
+
+def sources(root):
+    """(file, its layer, whether it is public) for each file that belongs to a layer."""
+    for path in sorted((root / "include" / "fsdp").glob("*.hpp")):
+        yield path, PUBLIC.get(path.name, LAYERS[-1][0]), True
+    for folder in sorted(path for path in (root / "lib").iterdir() if path.is_dir()):
+        if folder.name in NO_LAYER:
+            continue
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".hpp", ".cpp", ".h"):
+                yield path, folder.name, False
+
+
+def find_violations(root):
+    for path, layer, is_public in sources(root):
+        if layer not in RANK:
+            yield f"{path.relative_to(root)}: lib/{layer} is no layer; add it to tools/check_layers.py"
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            match = INCLUDE.match(line)
+            included = layer_of_include(match["path"]) if match else None
+            if included is None:
+                continue
+            place = f"{path.relative_to(root)}:{number}"
+            if is_public and not match["path"].startswith("fsdp/"):
+                yield f"{place}: a public header includes {match['path']}, which is not installed"
+            elif not may_include(layer, included):
+                yield f"{place}: layer {layer} includes {match['path']} of layer {included}"
+
+
+def write_depfile(root, stamp, depfile):
+    read = {path for path, _, _ in sources(root)}
+    folders = {path.parent for path in read} | {root / "lib"}
+    names = " ".join(str(path).replace(" ", "\\ ") for path in sorted(read | folders))
+    Path(depfile).write_text(f"{stamp}: {names}\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, help="the repository")
+    parser.add_argument("--stamp", help="a file to write if all is well")
+    parser.add_argument("--depfile", help="where to write what was read, for ninja")
+    options = parser.parse_args()
+
+    violations = list(find_violations(options.root))
+    for violation in violations:
+        print(violation, file=sys.stderr)
+    if violations:
+        return 1
+    if options.depfile:
+        write_depfile(options.root, options.stamp, options.depfile)
+    if options.stamp:
+        Path(options.stamp).touch()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
