@@ -1,0 +1,108 @@
+// What ranks over gloo are told when something goes wrong.
+#include <catch2/catch.hpp>
+
+#include "fsdp/error.hpp"
+#include "rank_results.hpp"
+
+namespace fsdp::test {
+
+using Catch::Contains;
+using Clock = std::chrono::steady_clock;
+
+TEST_CASE("a peer that leaves ends the wait of the others in an error that names it all",
+          "[comm][gloo]") {
+  const auto begin = Clock::now();
+  const auto errors = errors_on_gloo(
+      2,
+      [](Communicator& world) {
+        all_reduce(world, at::ones({1}));
+        if (world.rank() == 1) return;  // the sockets close when the world goes
+        all_gather(world, at::zeros({8}), at::ones({4}), "blocks.3");
+      },
+      std::chrono::seconds(60));
+  CHECK(Clock::now() - begin < std::chrono::seconds(30));
+  CHECK_THAT(
+      errors[0],
+      Contains("all_gather of 'blocks.3' (32 bytes) in group 'world' on rank 0 of 2 failed: "));
+  CHECK(errors[1].empty());
+}
+
+TEST_CASE("a peer that does not come ends in an error after the timeout", "[comm][gloo]") {
+  const auto begin = Clock::now();
+  const auto errors = errors_on_gloo(
+      2,
+      [](Communicator& world) {
+        if (world.rank() == 1)
+          std::this_thread::sleep_for(std::chrono::seconds(3));
+        else
+          reduce_scatter(world, at::zeros({4}), at::ones({8}), ReduceOp::kSum, "blocks.3");
+      },
+      std::chrono::milliseconds(1000));
+  CHECK(Clock::now() - begin < std::chrono::seconds(30));
+  CHECK_THAT(errors[0], Contains("reduce_scatter of 'blocks.3' (32 bytes)") && Contains("1000ms"));
+}
+
+TEST_CASE("a failed group fails at once from then on, with the first reason", "[comm][gloo]") {
+  std::string later;
+  errors_on_gloo(
+      2,
+      [&](Communicator& world) {
+        if (world.rank() == 1) return;
+        const auto work = world.start_all_gather(at::zeros({8}), at::ones({4}), "first");
+        for (int i = 0; i < 2; ++i) {
+          try {
+            work->wait();
+          } catch (const CommError&) {
+          }
+        }
+        try {
+          all_reduce(world, at::ones({1}), ReduceOp::kSum, "later");
+        } catch (const CommError& error) {
+          later = error.what();
+        }
+      },
+      std::chrono::seconds(60));
+  CHECK_THAT(later, Contains("all_reduce of 'later'"));
+}
+
+TEST_CASE("abort ends a wait from another thread, whatever the collective", "[comm][gloo]") {
+  const std::vector<std::function<std::shared_ptr<Work>(Communicator&)>> starts = {
+      [](Communicator& world) {
+        return world.start_all_gather(at::zeros({8}), at::ones({4}), "c");
+      },
+      [](Communicator& world) {
+        return world.start_reduce_scatter(at::zeros({4}), at::ones({8}), ReduceOp::kSum, "c");
+      },
+      [](Communicator& world) {
+        return world.start_all_reduce(at::ones({8}), ReduceOp::kSum, "c");
+      },
+  };
+  for (const auto& start : starts) {
+    const auto begin = Clock::now();
+    const auto errors = errors_on_gloo(
+        2,
+        [&](Communicator& world) {
+          if (world.rank() == 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(600));
+            return;
+          }
+          const auto work = start(world);
+          std::thread other([&] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            world.abort("enough");
+          });
+          try {
+            work->wait();
+          } catch (const CommError&) {
+            other.join();
+            throw;
+          }
+          other.join();
+        },
+        std::chrono::seconds(60));
+    CHECK(Clock::now() - begin < std::chrono::seconds(30));
+    CHECK_THAT(errors[0], Contains("in group 'world' on rank 0 of 2 failed: enough"));
+  }
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,168 @@
+#include "fsdp/process_group.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <filesystem>
+
+#include "fsdp/error.hpp"
+#include "rank_results.hpp"
+#include "scoped_environment.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using Catch::Contains;
+
+/// Leaves no default world behind.
+struct WorldGuard {
+  ~WorldGuard() { destroy_process_group(); }
+};
+
+/// Starts this program again for the one hidden test `name`, with `variables` in its environment.
+pid_t start_self(const std::string& name, const Variables& variables) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  for (const auto& [variable, value] : variables)
+    ::setenv(variable.c_str(), value.c_str(), /*overwrite=*/1);
+  ::execl("/proc/self/exe", "fsdp_test_comm", name.c_str(), static_cast<char*>(nullptr));
+  ::_exit(127);
+}
+
+int exit_status(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+/// One that other runs of this program on this machine are unlikely to use.
+int unused_port() { return 20000 + ::getpid() % 20000; }
+
+std::string init_error(const ProcessGroupOptions& options) {
+  try {
+    init_process_group(options);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  destroy_process_group();
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("the rank of a process that another test started", "[.][rank_process]") {
+  const auto world = init_process_group({.timeout = std::chrono::seconds(60)});
+  const at::Tensor sum = at::full({1}, world->rank() + 1.0F);
+  all_reduce(*world, sum);
+  CHECK(sum.item<float>() == 3);
+  const auto pair = world->split(std::vector<int>{1, 0}, "pair");
+  const at::Tensor gathered = at::zeros({2});
+  all_gather(*pair, gathered, at::full({1}, world->rank() + 1.0F));
+  CHECK(at::equal(gathered, at::tensor({2, 1}, at::kFloat)));
+  destroy_process_group();
+}
+
+TEST_CASE("the rank of a process that kills itself", "[.][rank_killed]") {
+  REQUIRE(std::getenv("FSDP_TEST_FILE") != nullptr);  // not to be run by hand
+  const auto world =
+      init_process_group({.init_method = "file://" + std::string(std::getenv("FSDP_TEST_FILE")),
+                          .timeout = std::chrono::seconds(60)});
+  all_reduce(*world, at::ones({1}));
+  ::raise(SIGKILL);
+}
+
+TEST_CASE("two processes meet through MASTER_ADDR and MASTER_PORT", "[comm][process_group]") {
+  const std::string port = std::to_string(unused_port());
+  std::vector<pid_t> children;
+  for (const std::string rank : {"0", "1"})
+    children.push_back(
+        start_self("the rank of a process that another test started", {{"RANK", rank},
+                                                                       {"WORLD_SIZE", "2"},
+                                                                       {"MASTER_ADDR", "127.0.0.1"},
+                                                                       {"MASTER_PORT", port}}));
+  for (const pid_t child : children) CHECK(exit_status(child) == 0);
+}
+
+TEST_CASE("a process that is killed ends the others in an error", "[comm][process_group]") {
+  const WorldGuard guard;
+  const std::string path = unused_path();
+  const pid_t child = start_self("the rank of a process that kills itself",
+                                 {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"FSDP_TEST_FILE", path}});
+  const auto world = init_process_group({.backend = "gloo",
+                                         .init_method = "file://" + path,
+                                         .rank = 0,
+                                         .world_size = 2,
+                                         .timeout = std::chrono::seconds(60)});
+  all_reduce(*world, at::ones({1}));
+  CHECK(exit_status(child) == -SIGKILL);
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(
+      reduce_scatter(*world, at::zeros({4}), at::ones({8}), ReduceOp::kSum, "blocks.3"),
+      Contains("reduce_scatter of 'blocks.3' (32 bytes) in group 'world' on rank 0"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("without a launcher the default world is one rank", "[comm][process_group]") {
+  const ScopedEnvironment environment(Variables{});
+  const WorldGuard guard;
+  CHECK_FALSE(is_initialized());
+  const auto world = default_process_group();
+  CHECK(is_initialized());
+  CHECK(world->backend() == "single");
+  CHECK(world->size() == 1);
+  CHECK(default_process_group() == world);
+  CHECK_THROWS_AS(init_process_group(), StateError);
+  destroy_process_group();
+  CHECK_FALSE(is_initialized());
+  CHECK(init_process_group() != world);
+}
+
+TEST_CASE("a file is a meeting place, and a world can be made again", "[comm][process_group]") {
+  const ScopedEnvironment environment(Variables{});
+  const WorldGuard guard;
+  for (int i = 0; i < 2; ++i) {
+    const std::string path = unused_path();
+    const auto world = init_process_group(
+        {.backend = "gloo", .init_method = "file://" + path, .rank = 0, .world_size = 1});
+    CHECK(world->backend() == "gloo");
+    const at::Tensor gathered = at::zeros({2});
+    all_gather(*world, gathered, at::ones({2}));
+    CHECK(at::equal(gathered, at::ones({2})));
+    destroy_process_group();
+    std::filesystem::remove(path);
+  }
+}
+
+TEST_CASE("ranks that do not come are named", "[comm][process_group]") {
+  const ScopedEnvironment environment(Variables{});
+  const WorldGuard guard;
+  const std::string path = unused_path();
+  CHECK_THROWS_WITH(init_process_group({.backend = "gloo",
+                                        .init_method = "file://" + path,
+                                        .rank = 1,
+                                        .world_size = 3,
+                                        .timeout = std::chrono::milliseconds(300)}),
+                    Contains("on rank 1 of 3: no sign of rank(s) 0, 2 at file://" + path));
+  CHECK_FALSE(is_initialized());
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("options that contradict each other are rejected", "[comm][process_group]") {
+  const ScopedEnvironment environment(Variables{});
+  CHECK_THAT(init_error({.rank = 1}), Contains("rank was given without world_size"));
+  CHECK_THAT(init_error({.world_size = 2}), Contains("world_size was given without rank"));
+  CHECK_THAT(init_error({.rank = 2, .world_size = 2}), Contains("found rank 2 of 2"));
+  CHECK_THAT(init_error({.backend = "carrier pigeon"}), Contains("found 'carrier pigeon'"));
+  CHECK_THAT(init_error({.backend = "single", .rank = 0, .world_size = 2}), Contains("one rank"));
+  CHECK_THAT(init_error({.backend = "gloo", .init_method = "smb://x", .rank = 0, .world_size = 2}),
+             Contains("expected init_method") && Contains("'smb://x'"));
+  CHECK_THAT(
+      init_error({.backend = "gloo", .init_method = "tcp://host", .rank = 0, .world_size = 2}),
+      Contains("tcp://host:port"));
+  CHECK_THAT(init_error({.backend = "gloo", .rank = 0, .world_size = 2}),
+             Contains("MASTER_ADDR and MASTER_PORT, found neither"));
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,119 @@
+#include "fsdp/simulated_network.hpp"
+
+#include <catch2/catch.hpp>
+
+#include "fsdp/error.hpp"
+#include "rank_results.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+/// The time is modelled exactly, but a busy machine may wake a thread late.
+void check_takes(double milliseconds, const std::function<void()>& body) {
+  const auto begin = Clock::now();
+  body();
+  const double taken = milliseconds_since(begin);
+  CHECK(taken >= milliseconds);
+  CHECK(taken < milliseconds + 150);
+}
+
+}  // namespace
+
+TEST_CASE("a collective takes W - 1 steps of latency and W-ths of the buffer",
+          "[comm][simulated_network]") {
+  // 3 steps x (10 ms + 1 MB / 4 ranks / 0.05 GB/s = 5 ms) = 45 ms.
+  const auto world =
+      simulated_network({.world_size = 4, .latency_us = 10'000, .bandwidth_gb_per_s = 0.05});
+  const at::Tensor whole = at::zeros({1'000'000}, at::kByte);
+  const at::Tensor piece = at::zeros({250'000}, at::kByte);
+  check_takes(45, [&] { all_gather(*world, whole, piece); });
+  check_takes(45, [&] { reduce_scatter(*world, piece, whole); });
+  check_takes(90, [&] { all_reduce(*world, whole); });  // a reduction, then a gather
+}
+
+TEST_CASE("collectives of one communicator follow each other, those of another overlap",
+          "[comm][simulated_network]") {
+  const auto world = simulated_network({.world_size = 2, .latency_us = 40'000});
+  const auto other = world->split(std::vector<int>{0, 1}, "other");
+  const at::Tensor tensor = at::zeros({2});
+  check_takes(80, [&] {
+    const auto first = world->start_all_gather(tensor, at::zeros({1}), "first");
+    const auto second = world->start_all_gather(tensor, at::zeros({1}), "second");
+    second->wait();
+    CHECK(first->is_completed());
+  });
+  const auto begin = Clock::now();
+  const auto here = world->start_all_gather(tensor, at::zeros({1}), "here");
+  const auto there = other->start_all_gather(tensor, at::zeros({1}), "there");
+  there->wait();
+  here->wait();
+  CHECK(milliseconds_since(begin) < 80);
+}
+
+TEST_CASE("time passes while the host does something else", "[comm][simulated_network]") {
+  const auto world = simulated_network({.world_size = 2, .latency_us = 30'000});
+  const auto work = world->start_all_gather(at::zeros({2}), at::zeros({1}), "block");
+  CHECK_FALSE(work->is_completed());
+  std::this_thread::sleep_for(std::chrono::milliseconds(31));
+  CHECK(work->is_completed());
+  const auto begin = Clock::now();
+  work->wait();
+  work->wait();
+  CHECK(milliseconds_since(begin) < 20);
+}
+
+TEST_CASE("a free network is done at once, always with the same Work",
+          "[comm][simulated_network]") {
+  const auto world = simulated_network({.world_size = 1000, .rank = 7});
+  const at::Tensor whole = at::zeros({1000});
+  const auto first = world->start_all_gather(whole, at::ones({1}), "block");
+  const auto second = world->start_all_reduce(whole, ReduceOp::kSum, "block");
+  CHECK(first->is_completed());
+  CHECK(first == second);
+}
+
+TEST_CASE("a rank's own bytes are moved to where they belong", "[comm][simulated_network]") {
+  const auto world = simulated_network({.world_size = 3, .rank = 1});
+  const at::Tensor gathered = at::zeros({6});
+  all_gather(*world, gathered, at::tensor({7, 8}, at::kFloat));
+  CHECK(at::equal(gathered, at::tensor({0, 0, 7, 8, 0, 0}, at::kFloat)));
+  const at::Tensor reduced = at::zeros({2});
+  reduce_scatter(*world, reduced, at::arange(6).to(at::kFloat));
+  CHECK(at::equal(reduced, at::tensor({2, 3}, at::kFloat)));
+
+  const std::vector<at::Tensor> wholes = {at::zeros({3}), at::zeros({6})};
+  const std::vector<at::Tensor> pieces = {at::ones({1}), at::ones({2})};
+  world->start_all_gather_batch(wholes, pieces, "batch")->wait();
+  CHECK(at::equal(wholes[0], at::tensor({0, 1, 0}, at::kFloat)));
+  CHECK(at::equal(wholes[1], at::tensor({0, 0, 1, 1, 0, 0}, at::kFloat)));
+}
+
+TEST_CASE("without moves_own_bytes buffers are left alone", "[comm][simulated_network]") {
+  const auto world = simulated_network({.world_size = 2, .moves_own_bytes = false});
+  const at::Tensor whole = at::full({2}, 5.0F);
+  all_gather(*world, whole, at::ones({1}));
+  CHECK(at::equal(whole, at::full({2}, 5.0F)));
+}
+
+TEST_CASE("an aborted network fails what is pending and what comes", "[comm][simulated_network]") {
+  const auto world = simulated_network({.world_size = 2, .latency_us = 1000});
+  const auto pending = world->start_all_reduce(at::ones({1}), ReduceOp::kSum, "pending");
+  world->abort("enough");
+  CHECK_THROWS_AS(pending->wait(), CommError);
+  CHECK_THROWS_WITH(world->start_all_reduce(at::ones({1}), ReduceOp::kSum, "later"),
+                    Catch::Contains("'later'") && Catch::Contains("enough"));
+}
+
+TEST_CASE("a network that makes no sense is rejected", "[comm][simulated_network]") {
+  CHECK_THROWS_AS(simulated_network({.world_size = 0}), UsageError);
+  CHECK_THROWS_AS(simulated_network({.world_size = 2, .rank = 2}), UsageError);
+  CHECK_THROWS_AS(simulated_network({.world_size = 2, .latency_us = -1}), UsageError);
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,91 @@
+"""The library as a user finds it: from the build folder or installed, by pkg-config or by CMake.
+
+Each test compiles a program in a folder outside the tree and runs it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "processes"))
+from closing_line import main  # noqa: E402
+
+BUILD = Path(os.environ["FSDP_BUILD_DIR"])
+
+
+def run(*command, environment=None, **options):
+    """Runs a command and returns its output; a failure shows what it printed."""
+    result = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})},
+                            **options)
+    if result.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}\nexit code {result.returncode}\n{result.stdout}")
+    return result.stdout
+
+
+class Package(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp(prefix="fsdp-package-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.stage = cls.folder / "stage"
+        meson = [sys.executable, "-m", "mesonbuild.mesonmain"]
+        run(*meson, "install", "-C", BUILD, "--no-rebuild", "--destdir", cls.stage)
+        (found,) = cls.stage.rglob("fsdp.pc")
+        cls.installed_pc = found
+        (found,) = cls.stage.rglob("fsdp-config.cmake")
+        cls.installed_cmake = found.parent
+
+    def pkg_config(self, *arguments, installed):
+        if not installed:
+            return run("pkg-config", *arguments, "fsdp",
+                       environment={"PKG_CONFIG_PATH": str(BUILD / "tools" / "packaging" / "uninstalled")}).split()
+        # As if the library had been configured for the stage.
+        (prefix,) = re.findall("^prefix=(.*)$", self.installed_pc.read_text(), re.MULTILINE)
+        return run("pkg-config", f"--define-variable=prefix={self.stage}{prefix}", *arguments, "fsdp",
+                   environment={"PKG_CONFIG_PATH": str(self.installed_pc.parent)}).split()
+
+    def build_with_pkg_config(self, source, installed=False):
+        program = self.folder / f"pkg_config_{source.stem}"
+        run("g++", "-std=c++20", source, *self.pkg_config("--cflags", installed=installed), "-o", program,
+            *self.pkg_config("--libs", installed=installed))
+        return program
+
+    def build_with_cmake(self, source, config):
+        folder = self.folder / f"cmake_{source.stem}"
+        run("cmake", "-S", HERE, "-B", folder, f"-Dfsdp_DIR={config}", f"-DPROGRAM={source}")
+        run("cmake", "--build", folder)
+        return folder / "program"
+
+    def test_pkg_config_finds_the_build_folder_and_the_program_trains(self):
+        output = run(self.build_with_pkg_config(HERE / "train_lstm.cpp"))
+        self.assertIn("two ranks: the losses and 6 weights equal the plain model's", output)
+
+    def test_cmake_finds_the_installed_library_and_the_program_trains(self):
+        output = run(self.build_with_cmake(HERE / "train_lstm.cpp", self.installed_cmake))
+        self.assertIn("one rank: the losses and 6 weights equal the plain model's", output)
+
+    def test_pkg_config_finds_the_installed_library(self):
+        program = self.build_with_pkg_config(HERE / "small.cpp", installed=True)
+        # The stage is no folder that the loader knows.
+        libraries = str(next(self.stage.rglob("libfsdp.so")).parent)
+        self.assertIn("a world of 1", run(program, environment={"LD_LIBRARY_PATH": libraries}))
+
+    def test_cmake_finds_the_build_folder(self):
+        program = self.build_with_cmake(HERE / "small.cpp", BUILD / "tools" / "packaging" / "uninstalled")
+        self.assertIn("a world of 1", run(program))
+
+    def test_only_public_headers_are_installed(self):
+        installed = {path.name for path in self.stage.rglob("*.hpp")}
+        public = {path.name for path in (HERE.parents[1] / "include" / "fsdp").glob("*.hpp")}
+        self.assertEqual(installed, public)
+
+
+if __name__ == "__main__":
+    main()

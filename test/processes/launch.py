@@ -1,0 +1,94 @@
+"""Starts ranks as processes, through torchrun or by hand, and reads what they leave."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BUILD = Path(os.environ["FSDP_BUILD_DIR"])
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = BUILD / "tools" / "llama" / "fsdp_train"
+RANK_FAILURE = BUILD / "test" / "processes" / "fsdp_test_rank_failure"
+TINY = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--global-batch", "8",
+        "--warmup", "5", "--eval-bytes", "2048", "--sample-bytes", "20"]
+
+
+def environment(**more):
+    """One thread a rank, and no launcher's variables but those given."""
+    left_out = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    return {**kept, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
+
+
+def run(command, timeout_s=120):
+    return subprocess.run([str(part) for part in command], env=environment(), text=True,
+                          capture_output=True, timeout=timeout_s)
+
+
+def torchrun(ranks, program, *arguments):
+    """The command that starts `ranks` processes of a program."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks,
+            "--no-python", program, *arguments]
+
+
+def start_by_hand(ranks, program, *arguments):
+    """The ranks' processes, with nobody to end the others when one fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [subprocess.Popen([str(part) for part in (program, *arguments)], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank,
+                                             LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1",
+                                             MASTER_PORT=port))
+            for rank in range(ranks)]
+
+
+def wait_for_line(process, text, timeout_s=60):
+    """Reads a process's output up to a line that holds `text`."""
+    deadline = time.monotonic() + timeout_s
+    seen = []
+    while time.monotonic() < deadline:
+        line = process.stdout.readline()
+        if not line:
+            break
+        seen.append(line)
+        if text in line:
+            return line
+    raise AssertionError(f"no line with '{text}' in {seen}; standard error: {process.stderr.read()}")
+
+
+def children(pid):
+    """The processes that `pid` started itself."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def write_text(folder, files=30, words_a_file=400):
+    """Text files that are the same on every machine."""
+    draw = random.Random(7)
+    words = ["shard", "gather", "reduce", "rank", "step", "loss", "weight", "group", "mesh", "the"]
+    for number in range(files):
+        text = " ".join(draw.choice(words) for _ in range(words_a_file))
+        (Path(folder) / f"part{number}.txt").write_text(text + "\n")
+
+
+def train(ranks, data, *arguments):
+    """Trains the tiny model and returns the run's record."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.json"
+        options = [*TINY, "--data", data, "--json", record, *arguments]
+        if ranks == 1:
+            result = run([TRAIN, *options])
+        else:
+            result = run(torchrun(ranks, TRAIN, "--ranks", ranks, *options))
+        if result.returncode != 0:
+            raise AssertionError(f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
+        return json.loads(record.read_text())

@@ -1,0 +1,39 @@
+// Trains on the ranks that the launcher started until rank 1 throws; every rank then says in one
+// line why it ended. Run by test_failures.py.
+#include <fsdp/fsdp.hpp>
+
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <cstdio>
+#include <stdexcept>
+
+namespace {
+
+void train_until_rank_1_throws() {
+  const auto world = fsdp::init_process_group({.timeout = std::chrono::seconds(20)});
+  const auto mesh = fsdp::init_device_mesh(world, {world->size()}, {"shard"});
+  torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Linear(6, 6));
+  for (auto& layer : *model) fsdp::fully_shard(*layer.ptr(), {.mesh = mesh});
+  fsdp::fully_shard(model, {.mesh = mesh});
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  for (int step = 0; step < 1000; ++step) {
+    const auto loss = model->forward(torch::ones({2, 6})).square().sum();
+    if (world->rank() == 1 && step == 3) throw std::runtime_error("rank 1 gives up on purpose");
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+  }
+}
+
+}  // namespace
+
+int main() {
+  try {
+    train_until_rank_1_throws();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "failed: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,205 @@
+#include "property/random_tree.hpp"
+
+#include <functional>
+#include <set>
+
+#include "property/parts.hpp"
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+
+Part draw_part(Draw& draw, int64_t width, int depth, bool differs_by_rank) {
+  Part part;
+  bool nests = depth > 0 && draw.chance(0.4);
+  part.kind = draw.one_of(nests ? nesting_kinds() : leaf_kinds());
+  part.width = width;
+  part.inner = draw.number(1, 9);
+  part.flag = draw.chance(0.5);
+  part.differs_by_rank = differs_by_rank;
+  if (nests) {
+    int64_t count = part.kind == "sequence" ? draw.number(1, 3) : 1;
+    for (int64_t i = 0; i < count; ++i) {
+      part.parts.push_back(draw_part(draw, width, depth - 1, differs_by_rank));
+      if (part.kind == "sequence" && draw.chance(0.2)) part.parts.back().skip_period = draw.number(2, 3);
+    }
+  }
+  return part;
+}
+
+bool contains(const Part& part, const std::function<bool(const Part&)>& wanted) {
+  if (wanted(part)) return true;
+  for (auto& inner : part.parts)
+    if (contains(inner, wanted)) return true;
+  return false;
+}
+
+/// Norms divide by what may be small: in float their rounding grows beyond any fixed tolerance.
+bool normalises(const Part& part) {
+  static const std::set<std::string> kinds{"norm", "attention", "around", "conv1d", "conv2d"};
+  return kinds.count(part.kind) > 0;
+}
+
+bool may_be_skipped(const Part& part) { return part.skip_period > 0; }
+
+void draw_mesh(Draw& draw, Training& training) {
+  training.world_size = static_cast<int>(draw.one_of<int64_t>({1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 6, 7, 8}));
+  if (draw.chance(0.1)) {
+    training.replicate_only = true;
+  } else if (draw.chance(0.35)) {
+    std::vector<int> divisors;
+    for (int n = 1; n <= training.world_size; ++n)
+      if (training.world_size % n == 0) divisors.push_back(n);
+    training.replicas = draw.one_of(divisors);
+  }
+}
+
+Accumulation draw_accumulation(Draw& draw, const Training& training) {
+  std::vector<Accumulation> forms{Accumulation::kReduceEach, Accumulation::kSyncAtLast, Accumulation::kLastBackward};
+  if (training.replicas > 0) forms.push_back(Accumulation::kAllReduceLast);
+  return draw.one_of(forms);
+}
+
+ReshardAfterForward draw_reshard(Draw& draw, const Training& training) {
+  std::vector<int64_t> divisors;
+  for (int64_t n = 1; n <= training.shard_ranks(); ++n)
+    if (training.shard_ranks() % n == 0) divisors.push_back(n);
+  switch (draw.number(0, 4)) {
+    case 0: return true;
+    case 1: return false;
+    case 2: return training.replicate_only ? ReshardAfterForward() : ReshardAfterForward(draw.one_of(divisors));
+    default: return {};
+  }
+}
+
+/// LibTorch's containers without a forward cannot be sharded themselves.
+bool is_container(const nn::Module& module) {
+  return module.as<nn::ModuleList>() || module.as<nn::ParameterList>() || module.as<nn::ParameterDict>();
+}
+
+struct Sharder {
+  const RandomTree& tree;
+  const FullyShardOptions& options;
+  Draw draw;
+  std::set<const nn::Module*> visited;
+  std::vector<FSDPModule> modules;
+
+  void shard(nn::Module& module) {
+    auto with = options;
+    with.reshard_after_forward = draw_reshard(draw, tree.training);
+    modules.push_back(fully_shard(module, with));
+  }
+
+  /// Inner modules first; `forced` where an unsharded root would leave parameters without an owner.
+  void visit(nn::Module& module, bool forced) {
+    if (!visited.insert(&module).second) return;
+    for (auto& child : module.children()) visit(*child, forced && is_container(module));
+    if (!is_container(module) && (forced || draw.chance(tree.shard_probability))) shard(module);
+  }
+};
+
+struct Model : nn::Module {
+  explicit Model(const Part& part) {
+    body = register_module("body", build_part(part));
+    out = register_module("out", nn::Linear(part.width, 2));
+  }
+  at::Tensor loss(Inputs& in, int64_t width) {
+    auto y = out->forward(body->run(in.normal({2, 3, width}), in));
+    return (y * in.normal({2, 3, 2})).mean() + y.square().mean();
+  }
+  std::shared_ptr<Node> body;
+  nn::Linear out{nullptr};
+};
+
+void prefetch_by_list(Draw& draw, std::vector<FSDPModule>& modules) {
+  for (size_t i = 0; i + 1 < modules.size(); ++i) {
+    if (draw.chance(0.3)) modules[i].set_modules_to_forward_prefetch({modules[i + 1]});
+    if (draw.chance(0.3)) modules[i + 1].set_modules_to_backward_prefetch({modules[i]});
+  }
+}
+
+}  // namespace
+
+RandomTree draw_tree(uint64_t seed) {
+  Draw draw(seed * 7919 + 13);
+  RandomTree tree;
+  tree.seed = seed;
+  auto& training = tree.training;
+  draw_mesh(draw, training);
+  training.seed = seed + 1;
+  training.steps = static_cast<int>(draw.number(2, 4));
+  training.micro_batches = draw.chance(0.35) ? static_cast<int>(draw.number(2, 3)) : 1;
+  training.accumulation = draw_accumulation(draw, training);
+  training.prefetch_distance = static_cast<int>(draw.one_of<int64_t>({0, 1, 1, 2}));
+  if (draw.chance(0.4)) training.max_norm = 0.05;
+  training.launches_batches = draw.chance(0.4);
+  tree.root_is_sharded = draw.chance(0.85);
+  training.reduce_unused = training.world_size > 1 && tree.root_is_sharded && draw.chance(0.25);
+  // float shows what users see, double separates rounding from mistakes
+  training.dtype = draw.chance(0.3) ? at::kFloat : at::kDouble;
+  int64_t width = training.dtype == at::kFloat ? draw.number(4, 8) : draw.number(2, 9);
+
+  tree.shard_probability = draw.one_of<double>({0.0, 0.2, 0.5, 0.9});
+  tree.frozen_probability = draw.chance(0.3) ? 0.2 : 0;
+  tree.explicit_prefetch = draw.chance(0.15);
+  tree.root.kind = "sequence";
+  tree.root.width = width;
+  for (int64_t i = draw.number(1, 4); i > 0; --i) {
+    tree.root.parts.push_back(draw_part(draw, width, 2, training.reduce_unused));
+    if (draw.chance(0.15)) tree.root.parts.back().skip_period = draw.number(2, 3);
+  }
+  if (contains(tree.root, normalises)) training.dtype = at::kDouble;
+  // A root hears only of backwards that reach it: one that is left out of the last micro-batch
+  // would keep what it was told to hold back.
+  if (!tree.root_is_sharded && contains(tree.root, may_be_skipped)) training.accumulation = Accumulation::kReduceEach;
+  return tree;
+}
+
+Workload build(const RandomTree& tree) {
+  auto model = std::make_shared<Model>(tree.root);
+  Draw draw(tree.seed + 5);
+  for (auto& [name, parameter] : unique_parameters(*model->body)) {
+    // What a list or dict hands out is the registered parameter: frozen, and with a batch that needs
+    // no gradient, no operator records autograd on it, so it is the shard (T20).
+    bool in_container = name.find("list.") != std::string::npos || name.find("dict.") != std::string::npos;
+    if (!in_container && draw.chance(tree.frozen_probability)) parameter.set_requires_grad(false);
+  }
+  auto shard = [model, tree](const FullyShardOptions& options) {
+    Sharder sharder{tree, options, Draw(tree.seed + 6), {}, {}};
+    bool everything = !tree.root_is_sharded;
+    sharder.visit(*model->out, everything);
+    sharder.visit(*model->body, everything);
+    if (tree.root_is_sharded) sharder.shard(*model);
+    if (tree.explicit_prefetch) prefetch_by_list(sharder.draw, sharder.modules);
+  };
+  return {.module = model, .shard = shard, .loss = [model, width = tree.root.width](Inputs& in) {
+            return model->loss(in, width);
+          }};
+}
+
+namespace {
+
+std::string describe(const Part& part) {
+  std::string text = fmt::format("{}({}", part.kind, part.inner);
+  if (part.flag) text += "+";
+  if (part.skip_period) text += fmt::format(" skipped each {}", part.skip_period);
+  for (auto& inner : part.parts) text += " " + describe(inner);
+  return text + ")";
+}
+
+}  // namespace
+
+std::string describe(const RandomTree& tree) {
+  auto& t = tree.training;
+  return fmt::format(
+      "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{} max norm {}{}{}\n"
+      "sharded with probability {}, root {}, frozen with probability {}\n{}",
+      t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
+      t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
+      t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
+      t.launches_batches ? " batched launches" : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
+      describe(tree.root));
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support/twin.hpp"
+
+namespace fsdp::test {
+
+/// Draws that are the same on every machine, which the standard's distributions do not promise.
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : engine_(seed) {}
+  /// A number in [low, high].
+  int64_t number(int64_t low, int64_t high) { return low + static_cast<int64_t>(engine_() % (high - low + 1)); }
+  bool chance(double probability) { return (engine_() >> 11) * 0x1.0p-53 < probability; }
+  template <class T>
+  T one_of(const std::vector<T>& choices) {
+    return choices[number(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// A part of a random model. Maps [batch, time, width] to the same shape.
+struct Part {
+  std::string kind;
+  int64_t width = 4;
+  int64_t inner = 4;         ///< hidden size, rows of an embedding...
+  bool flag = false;         ///< bias, bidirectional...: what the kind makes of it
+  int64_t skip_period = 0;   ///< 0: always used; n: left out when (step + micro-batch) % n == 0
+  bool differs_by_rank = false;
+  std::vector<Part> parts;
+};
+
+/// All that a draw decides; equal values build equal models on every rank.
+struct RandomTree {
+  Part root;
+  Training training;
+  double shard_probability = 0.4;
+  double frozen_probability = 0;
+  bool root_is_sharded = true;
+  bool explicit_prefetch = false;
+  uint64_t seed = 0;  ///< of what is decided while building
+};
+
+RandomTree draw_tree(uint64_t seed);
+std::string describe(const RandomTree& tree);
+
+/// The model of `tree` with its loss and the calls of fully_shard.
+Workload build(const RandomTree& tree);
+
+}  // namespace fsdp::test

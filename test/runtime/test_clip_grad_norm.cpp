@@ -1,0 +1,131 @@
+#include <catch2/catch.hpp>
+
+#include <limits>
+
+#include "support/models.hpp"
+
+// Clipping by the global norm (A1).
+
+namespace fsdp::test {
+namespace {
+
+using at::Tensor;
+
+double plain_norm(const NamedTensors& gradients, double type) {
+  std::vector<Tensor> norms;
+  for (auto& [name, gradient] : gradients)
+    if (gradient.defined()) norms.push_back(at::linalg_vector_norm(gradient.to(at::kDouble), type));
+  return at::linalg_vector_norm(torch::stack(norms), type).item<double>();
+}
+
+bool near(double a, double b) { return std::abs(a - b) <= 1e-5 * std::abs(b); }
+
+TEST_CASE("clip_grad_norm_ clips by the global norm, every norm type, and returns it on every rank",
+          "[runtime][clip_grad_norm]") {
+  on_ranks(3, [](Rank& rank) {
+    for (double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
+      auto plain = plain_chain(3, 5);
+      ShardedChain chain(rank.mesh(), 3, 5);
+      auto expected = averaged_gradients(plain, 3);
+      double norm = plain_norm(expected, type);
+      chain.loss(rank.index(), 0).backward();
+      rank.check(near(get_total_norm(chain.model->parameters(), type), norm), fmt::format("get_total_norm, {}", type));
+      double found = clip_grad_norm_(chain.model->parameters(), norm / 2, type);
+      rank.check(near(found, norm), fmt::format("norm {}: expected {}, found {}", type, norm, found));
+      check_gradients(rank, *chain.model, expected, fmt::format("clipped by norm {}", type), 0.5);
+    }
+  });
+}
+
+TEST_CASE("gradients below the limit stay, bit for bit", "[runtime][clip_grad_norm]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    chain.loss(rank.index(), 0).backward();
+    std::vector<Tensor> before;
+    for (auto& parameter : chain.model->parameters()) before.push_back(parameter.grad().clone());
+    rank.log().clear();
+    clip_grad_norm_(chain.model->parameters(), 1e6);
+    rank.check_equal(rank.calls().size(), size_t{1}, fmt::format("one all-reduce for the mesh: {}", rank.calls()));
+    rank.check_equal(rank.subjects_of("all_reduce").size(), size_t{1}, "an all-reduce");
+    for (size_t i = 0; i < before.size(); ++i)
+      rank.check_identical(chain.model->parameters()[i].grad(), before[i], "unchanged");
+  });
+}
+
+TEST_CASE("LibTorch's own clip would clip by the local norm in silence", "[runtime][clip_grad_norm]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    double norm = plain_norm(averaged_gradients(plain, 2), 2);
+    chain.loss(rank.index(), 0).backward();
+    double local = torch::nn::utils::clip_grad_norm_(chain.model->parameters(), 1e6);
+    double global = clip_grad_norm_(chain.model->parameters(), 1e6);
+    rank.check(near(global, norm), "ours is the plain model's");
+    rank.check(local < 0.999 * norm, fmt::format("LibTorch's is this rank's part: {} of {}", local, norm));
+  });
+}
+
+TEST_CASE("handles given to clip_grad_norm_ are an error that says what to give", "[runtime][clip_grad_norm]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    chain.loss(rank.index(), 0).backward();
+    rank.log().clear();
+    rank.check_throws<UsageError>([&] { clip_grad_norm_({chain.model->layers[0]->weight}, 1.0); },
+                                  {"layer0.weight", "parameters()"}, "a handle");
+    rank.check_throws<UsageError>([&] { get_total_norm({chain.model->layers[0]->weight}); }, {"layer0.weight"}, "norm");
+    rank.check(rank.log().calls.empty(), "nothing was communicated");
+  });
+}
+
+TEST_CASE("a norm that is not finite throws if asked to, and leaves the gradients", "[runtime][clip_grad_norm]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    chain.loss(rank.index(), 0).backward();
+    auto gradient = chain.model->parameters()[0].grad();
+    if (rank.index() == 1) gradient.view({-1})[0] = std::numeric_limits<float>::quiet_NaN();  // one rank only
+    auto before = chain.model->parameters()[1].grad().clone();
+    rank.check_throws<StateError>([&] { clip_grad_norm_(chain.model->parameters(), 1.0, 2.0, NonFinite::kThrow); },
+                                  {"norm"}, "on both ranks");
+    rank.check_identical(chain.model->parameters()[1].grad(), before, "left as they are");
+    rank.check(std::isnan(clip_grad_norm_(chain.model->parameters(), 1.0)), "allowed by default");
+  });
+}
+
+TEST_CASE("sharded, replicated and plain parameters together give one norm", "[runtime][clip_grad_norm]") {
+  on_ranks(4, [](Rank& rank) {
+    auto world = rank.mesh(), hybrid = rank.hybrid(2, 2);
+    auto plain = plain_chain();
+    auto model = plain_chain();
+    fully_shard(model->layers[0], {.mesh = world});
+    fully_shard(model->layers[1], {.mesh = hybrid});
+    fully_shard(model->layers[2], {.mesh = world, .replicate_only = true});
+    // the head stays plain: averaged by hand below
+    auto expected = averaged_gradients(plain, 4);
+    Inputs inputs(rank.index(), 0);
+    model->forward(inputs.normal({4, 6})).square().mean().backward();
+    auto head = unique_parameters(*model->head);
+    for (size_t i = 0; i < head.size(); ++i)
+      head[i].second.mutable_grad() = expected[expected.size() - 2 + i].second.clone();
+    double norm = plain_norm(expected, 2);
+    double found = clip_grad_norm_(model->parameters(), norm / 4);
+    rank.check(near(found, norm), fmt::format("expected {}, found {}", norm, found));
+    rank.check_close(model->head->bias.grad(), expected.back().second / 4, "the plain one is clipped");
+    rank.check_close(grad_dtensor_of(model->layers[1]->weight).full_tensor(), expected[2].second / 4, "the hybrid one");
+    rank.check_close(sharded(model->layers[2]->weight).grad(), expected[4].second / 4, "the replicated one");
+  });
+}
+
+TEST_CASE("parameters without gradients and empty shards count nothing", "[runtime][clip_grad_norm]") {
+  on_ranks(4, [](Rank& rank) {
+    torch::nn::Linear net(3, 2);  // 2 rows over 4 ranks
+    fully_shard(net, {.mesh = rank.mesh()});
+    rank.check(get_total_norm(net->parameters()) == 0, "no gradients");
+    net->forward(torch::ones({1, 3})).sum().backward();
+    rank.check(near(get_total_norm(net->parameters()), std::sqrt(8.0)), "eight ones");
+    rank.check(near(get_total_norm(net->parameters(), std::numeric_limits<double>::infinity()), 1), "the largest");
+    rank.check(get_total_norm({}) == 0, "no parameters");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test

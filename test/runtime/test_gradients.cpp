@@ -1,0 +1,117 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+// Where gradients are and what hooks see.
+
+namespace fsdp::test {
+namespace {
+
+using at::Tensor;
+
+TEST_CASE("gradients live on the registered parameter; grad_dtensor_of gives the whole", "[runtime][gradients]") {
+  on_ranks(3, [](Rank& rank) {
+    auto plain = plain_chain(2, 5);
+    ShardedChain chain(rank.mesh(), 2, 5);
+    auto expected = averaged_gradients(plain, 3);
+    chain.loss(rank.index(), 0).backward();
+    auto parameters = unique_parameters(*chain.model);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      auto& [name, parameter] = parameters[i];
+      rank.check(!handle_of(parameter).grad().defined(), name + ": none on the handle");
+      auto whole = grad_dtensor_of(parameter);
+      rank.check(whole.to_local().data_ptr() == parameter.grad().data_ptr(), name + ": shares memory");
+      rank.check_close(whole.full_tensor(), expected[i].second, name);
+      rank.check_close(grad_dtensor_of(handle_of(parameter)).full_tensor(), expected[i].second, name + " by handle");
+    }
+  });
+}
+
+TEST_CASE("zero_grad of the module and of the optimizer clear them, to none or to zero", "[runtime][gradients]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    torch::optim::SGD sgd(chain.model->parameters(), 0.0);
+    auto expected = averaged_gradients(plain, 2);
+    for (int way = 0; way < 4; ++way) {
+      if (way == 0) chain.model->zero_grad(true);
+      if (way == 1) chain.model->zero_grad(false);
+      if (way == 2) sgd.zero_grad(true);
+      if (way == 3) sgd.zero_grad(false);
+      chain.loss(rank.index(), 0).backward();
+      check_gradients(rank, *chain.model, expected, fmt::format("way {}", way));
+    }
+    chain.loss(rank.index(), 0).backward();
+    check_gradients(rank, *chain.model, expected, "without zeroing they add up", 2);
+  });
+}
+
+TEST_CASE("the gradient tensor is accumulated in place, so that a reference to it stays good", "[runtime][gradients]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    chain.loss(rank.index(), 0).backward();
+    auto kept = sharded(chain.model->head->weight).grad();
+    auto expected = averaged_gradients(plain, 2);
+    rank.check_close(kept, rows_of(expected[6].second, rank.index(), 2), "at first");
+    auto before = kept.clone();
+    chain.model->zero_grad();
+    chain.loss(rank.index(), 3).backward();
+    rank.check_close(kept, before, "a gradient taken away is not overwritten by the next step");
+  });
+}
+
+TEST_CASE("a tensor hook on a member sees and may change this rank's full gradient", "[runtime][gradients]") {
+  on_ranks(2, [](Rank& rank) {
+    for (bool before : {true, false}) {
+      auto plain = plain_chain(1);
+      auto model = plain_chain(1);
+      std::vector<int64_t> seen;
+      auto hook = [&](Tensor gradient) {
+        seen = gradient.sizes().vec();
+        return gradient * 2;
+      };
+      if (before) model->layers[0]->weight.register_hook(hook);
+      fully_shard(model, {.mesh = rank.mesh()});
+      if (!before) model->layers[0]->weight.register_hook(hook);
+      Inputs inputs(rank.index(), 0);
+      model->forward(inputs.normal({4, 6})).square().mean().backward();
+      rank.check_equal(seen, std::vector<int64_t>{6, 6}, "full shape");
+      auto expected = averaged_gradients(plain, 2);
+      rank.check_close(sharded(model->layers[0]->weight).grad(), rows_of(expected[0].second * 2, rank.index(), 2),
+                       before ? "registered before" : "registered after");
+    }
+  });
+}
+
+TEST_CASE("uneven and short shards hold no padding", "[runtime][gradients]") {
+  on_ranks(4, [](Rank& rank) {
+    torch::nn::Linear net(3, 5);  // rows 2, 2, 1, 0
+    fully_shard(net, {.mesh = rank.mesh()});
+    net->forward(torch::ones({1, 3})).sum().backward();
+    int64_t rows[] = {2, 2, 1, 0};
+    rank.check_equal(sharded(net->weight).sizes().vec(), std::vector<int64_t>{rows[rank.index()], 3}, "weight");
+    rank.check_equal(sharded(net->weight).grad().sizes().vec(), std::vector<int64_t>{rows[rank.index()], 3}, "gradient");
+    rank.check_close(grad_dtensor_of(net->weight).full_tensor(), torch::ones({5, 3}), "the whole");
+  });
+}
+
+TEST_CASE("a sparse embedding gradient is reduced or refused by name", "[runtime][gradients]") {
+  on_ranks(2, [](Rank& rank) {
+    torch::nn::Embedding words(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+    fully_shard(words, {.mesh = rank.mesh()});
+    auto indices = torch::tensor({int64_t{rank.index()}, int64_t{2}});
+    try {
+      words->forward(indices).sum().backward();
+      auto expected = torch::tensor({0.5, 0.5, 1.0, 0.0}).to(at::kFloat).view({4, 1}).expand({4, 2});
+      auto found = sharded(words->weight).grad();
+      if (found.defined() && found.is_sparse()) found = found.to_dense();
+      rank.check_close(found, rows_of(expected, rank.index(), 2), "reduced");
+    } catch (const Error& error) {
+      rank.check(std::string(error.what()).find("weight") != std::string::npos, "refused by name");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test

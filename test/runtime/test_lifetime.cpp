@@ -1,0 +1,185 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+// State lives and dies with the module; several roots in one program.
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+
+TEST_CASE("the controls are found from the module, and only from a sharded one", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    auto model = plain_chain(2);
+    auto layer = fully_shard(model->layers[0], {.mesh = rank.mesh()});
+    auto root = fully_shard(model, {.mesh = rank.mesh()});
+    auto found = find_fsdp_module(*model->layers[0]);
+    rank.check(found && &found->state() == &layer.state(), "the same state");
+    rank.check(!find_fsdp_module(*model->layers[1]), "not sharded");
+    rank.check(!find_fsdp_module(*nn::Linear(2, 2)), "another module");
+    Inputs inputs(rank.index(), 0);
+    model->forward(inputs.normal({2, 6})).sum().backward();
+    rank.check(root.is_root() && !layer.is_root(), "the root");
+    rank.check_equal(root.name(), std::string(), "its name");
+    rank.check_equal(layer.name(), std::string("layer0"), "the layer's name");
+    rank.check(root.mesh() == rank.mesh(), "its mesh");
+    auto modules = root.sharded_modules();
+    rank.check(modules.size() == 2 && &modules[0].state() == &root.state() && &modules[1].state() == &layer.state(),
+               "depth first");
+  });
+}
+
+TEST_CASE("roots are the sharded modules that no other contains", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    auto model = plain_chain(3);
+    auto first = fully_shard(model->layers[0], {.mesh = rank.mesh()});
+    auto second = fully_shard(model->layers[2], {.mesh = rank.mesh()});
+    auto top = roots(*model);
+    rank.check(top.size() == 2 && &top[0].state() == &first.state() && &top[1].state() == &second.state(), "two");
+    fully_shard(model, {.mesh = rank.mesh()});
+    rank.check_equal(roots(*model).size(), size_t{1}, "now one");
+    rank.check(roots(*nn::Linear(2, 2)).empty(), "none");
+  });
+}
+
+TEST_CASE("a program may hold several roots, and one model several", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    auto model = plain_chain();
+    for (auto& layer : model->layers) fully_shard(layer, {.mesh = rank.mesh()});
+    fully_shard(model->head, {.mesh = rank.mesh()});
+    ShardedChain other(rank.mesh());
+    for (int step = 0; step < 3; ++step) {
+      auto expected = averaged_gradients(plain, 2, step);
+      Inputs inputs(rank.index(), step);
+      model->zero_grad();
+      other.model->zero_grad();
+      auto loss = model->forward(inputs.normal({4, 6})).square().mean() + other.loss(rank.index(), step);
+      loss.backward();
+      check_gradients(rank, *model, expected, "four roots");
+      check_gradients(rank, *other.model, expected, "one root");
+    }
+  });
+}
+
+TEST_CASE("one root's output feeds another, as generator and critic do", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    auto make = [] { return std::make_pair(nn::Linear(3, 6), Chain(2)); };
+    auto [plain_front, plain_back] = seeded(8, make);
+    auto [front, back] = seeded(8, make);
+    fully_shard(front, {.mesh = rank.mesh()});
+    for (auto& layer : back->layers) fully_shard(layer, {.mesh = rank.mesh()});
+    fully_shard(back, {.mesh = rank.mesh()});
+    for (int step = 0; step < 3; ++step) {
+      for (auto* module : std::initializer_list<nn::Module*>{&*plain_front, &*plain_back, &*front, &*back}) module->zero_grad();
+      for (int r = 0; r < 2; ++r)
+        plain_back->forward(plain_front->forward(Inputs(r, step).normal({2, 3}))).square().mean().backward();
+      back->forward(front->forward(Inputs(rank.index(), step).normal({2, 3}))).square().mean().backward();
+      rank.check_close(sharded(front->weight).grad(), rows_of(plain_front->weight.grad() / 2, rank.index(), 2), "front");
+      rank.check_close(sharded(back->layers[0]->weight).grad(),
+                       rows_of(plain_back->layers[0]->weight.grad() / 2, rank.index(), 2), "back");
+    }
+  });
+}
+
+TEST_CASE("when the module goes its tensors go with it, and its state by the next call of fully_shard",
+          "[runtime][lifetime]") {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<ModuleState>> states;
+  on_ranks(2, [&](Rank& rank) {
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;
+    {
+      ShardedChain chain(rank.mesh());
+      chain.step(rank.index());
+      std::lock_guard lock(mutex);
+      for (auto& module : chain.root[0].sharded_modules()) states.push_back(module.shared_state());
+      for (auto& parameter : chain.model->parameters()) {
+        memory.emplace_back(parameter.storage().getWeakStorageImpl());
+        memory.emplace_back(handle_of(parameter).storage().getWeakStorageImpl());
+      }
+    }
+    rank.check_equal(memory.size(), size_t{16}, "tensors");
+    for (auto& storage : memory) rank.check(storage.expired(), "the memory of a parameter is gone");
+  });
+  nn::Linear other(2, 2);
+  fully_shard(other, {.mesh = init_device_mesh(single_rank(), {1})});
+  REQUIRE(states.size() == 8);
+  for (auto& state : states) CHECK(state.expired());
+}
+
+TEST_CASE("tensors that the user kept beyond the module's life stay safe", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    at::Tensor handle, view, parameter;
+    {
+      ShardedChain chain(rank.mesh());
+      chain.step(rank.index());
+      handle = chain.model->layers[0]->weight;
+      view = handle.detach();
+      parameter = sharded(handle);
+    }
+    rank.check_equal(parameter.sizes().vec(), std::vector<int64_t>{3, 6}, "the parameter kept lives");
+    {
+      at::NoGradGuard no_grad;
+      rank.check(std::isfinite(parameter.norm().item<float>()), "and is readable");
+    }
+    // Whatever they do, they do not read freed memory (the sanitizer builds look).
+    for (auto& tensor : {handle, view}) {
+      try {
+        at::NoGradGuard no_grad;
+        tensor.sum();
+      } catch (const std::exception& error) {
+        rank.check(std::string(error.what()).find("layer0.weight") != std::string::npos,
+                   fmt::format("an error names the parameter: {}", error.what()));
+      }
+    }
+  });
+}
+
+TEST_CASE("controls that outlive the module are safe", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    auto chain = std::make_unique<ShardedChain>(rank.mesh());
+    chain->step(rank.index());
+    auto root = chain->root[0];
+    chain->model = Chain(nullptr);
+    chain.reset();
+    try {
+      root.reshard();
+      root.set_requires_gradient_sync(true);
+      root.is_unsharded();
+    } catch (const Error&) {
+    }
+    rank.check(true, "reached");
+  });
+}
+
+TEST_CASE("a backward may outlive the module", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    at::Tensor loss;
+    {
+      ShardedChain chain(rank.mesh());
+      chain.step(rank.index());
+      loss = chain.loss(rank.index(), 1);
+    }
+    try {
+      loss.backward();
+    } catch (const std::exception& error) {
+      rank.check(std::string(error.what()).find("layer") != std::string::npos, error.what());
+    }
+    rank.check(true, "reached");
+  });
+}
+
+TEST_CASE("a new module at the address of an old one has no state", "[runtime][lifetime]") {
+  on_ranks(1, [](Rank& rank) {
+    for (int i = 0; i < 50; ++i) {
+      nn::Linear net(3, 3);
+      rank.check(!find_fsdp_module(*net), "fresh");
+      fully_shard(net, {.mesh = rank.mesh()});
+      rank.check(find_fsdp_module(*net).has_value(), "sharded");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test

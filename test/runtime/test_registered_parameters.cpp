@@ -1,0 +1,121 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+// Operators on registered parameters (T20).
+
+namespace fsdp::test {
+namespace {
+
+TEST_CASE("an L2 penalty over parameters() is right", "[runtime][registered_parameters]") {
+  auto make = [] {
+    auto workload = chain_workload();
+    auto model = std::dynamic_pointer_cast<ChainImpl>(workload.module);
+    auto loss = workload.loss;
+    workload.loss = [model, loss](Inputs& in) {
+      auto total = loss(in);
+      for (auto& parameter : model->parameters()) total = total + 0.01 * parameter.square().sum();
+      return total;
+    };
+    return workload;
+  };
+  for (int world_size : {2, 3}) trains_like_plain(make, {.world_size = world_size});
+  trains_like_plain(make, {.world_size = 4, .replicas = 2, .micro_batches = 2});
+}
+
+TEST_CASE("a penalty over parameters() before the forward, and one alone", "[runtime][registered_parameters]") {
+  auto make = [] {
+    auto workload = chain_workload();
+    auto model = std::dynamic_pointer_cast<ChainImpl>(workload.module);
+    auto loss = workload.loss;
+    workload.loss = [model, loss](Inputs& in) {
+      std::vector<at::Tensor> squares;
+      for (auto& parameter : model->parameters()) squares.push_back(parameter.square().sum());
+      auto penalty = torch::stack(squares).sum();
+      return in.step == 1 ? penalty : penalty * 0.01 + loss(in);
+    };
+    return workload;
+  };
+  for (int world_size : {2, 3}) trains_like_plain(make, {.world_size = world_size});
+}
+
+TEST_CASE("a list of registered parameters in one operator", "[runtime][registered_parameters]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    auto joined = [](Chain& model) {
+      std::vector<at::Tensor> weights;
+      for (auto& layer : model->layers) weights.push_back(layer->named_parameters()["weight"]);
+      return torch::cat(weights);
+    };
+    auto full = joined(plain), found = joined(chain.model);
+    rank.check_identical(found.detach(), full.detach(), "values");
+    (found * full.detach()).sum().backward();
+    for (int i = 0; i < 3; ++i)
+      rank.check_close(sharded(chain.model->layers[i]->weight).grad(),
+                       rows_of(plain->layers[i]->weight.detach(), rank.index(), 2), "gradient");
+  });
+}
+
+TEST_CASE("without autograd and outside a scope an operator sees the shard, and communicates nothing",
+          "[runtime][registered_parameters]") {
+  on_ranks(3, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    auto parameter = sharded(chain.model->layers[0]->weight);
+    auto rows = rows_of(plain->layers[0]->weight.detach(), rank.index(), 3);
+    {
+      at::NoGradGuard no_grad;
+      rank.check_identical(parameter.clone(), rows, "clone");
+      rank.check_close(parameter.norm(), rows.norm(), "norm");
+      parameter.mul_(1);
+    }
+    rank.check_identical(parameter.detach(), rows, "detach, with autograd on");
+    rank.check_equal(parameter.detach().sizes().vec(), rows.sizes().vec(), "its sizes");
+    rank.check_identical(parameter.data(), rows, "data");
+    rank.check(rank.log().calls.empty(), fmt::format("communicated: {}", rank.calls()));
+  });
+}
+
+TEST_CASE("in a scope an operator on a registered parameter sees the whole", "[runtime][registered_parameters]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    at::NoGradGuard no_grad;
+    auto scope = forward_scope(chain.root[0]);
+    rank.check_identical(sharded(chain.model->layers[0]->weight) * 1, plain->layers[0]->weight * 1, "the whole");
+  });
+}
+
+TEST_CASE("optimizers with and without closures, foreach or not, update the shards", "[runtime][registered_parameters]") {
+  on_ranks(2, [](Rank& rank) {
+    auto train = [&](auto make_optimizer, const std::string& what) {
+      auto plain = plain_chain();
+      ShardedChain chain(rank.mesh());
+      auto plain_optimizer = make_optimizer(plain->parameters());
+      auto optimizer = make_optimizer(chain.model->parameters());
+      for (int step = 0; step < 3; ++step) {
+        auto expected = averaged_gradients(plain, 2, step);
+        for (size_t i = 0; i < expected.size(); ++i) plain->parameters()[i].mutable_grad() = expected[i].second;
+        chain.model->zero_grad();
+        chain.loss(rank.index(), step).backward();
+        optimizer->step();
+        plain_optimizer->step();
+        auto full = unique_parameters(*plain), found = unique_parameters(*chain.model);
+        for (size_t i = 0; i < full.size(); ++i)
+          rank.check_close(found[i].second.detach(), rows_of(full[i].second.detach(), rank.index(), 2),
+                           fmt::format("{}, step {}: {}", what, step, full[i].first));
+      }
+    };
+    using Tensors = std::vector<at::Tensor>;
+    namespace optim = torch::optim;
+    train([](Tensors p) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.1)); },
+          "SGD");
+    train([](Tensors p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions(0.01).eps(1e-2)); }, "Adam");
+    train([](Tensors p) { return std::make_unique<optim::Adagrad>(p, optim::AdagradOptions(0.01).eps(1e-2)); }, "Adagrad");
+    train([](Tensors p) { return std::make_unique<optim::RMSprop>(p, optim::RMSpropOptions(0.01).eps(1e-2)); }, "RMSprop");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test

@@ -1,0 +1,109 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+// Frozen parameters and requires_grad toggled between steps (T12).
+
+namespace fsdp::test {
+namespace {
+
+TEST_CASE("frozen and trainable parameters share a group; the frozen take no part in the reduction",
+          "[runtime][requires_grad]") {
+  auto make = [] {
+    auto workload = chain_workload();
+    auto model = std::dynamic_pointer_cast<ChainImpl>(workload.module);
+    model->layers[0]->weight.set_requires_grad(false);
+    model->layers[1]->bias.set_requires_grad(false);
+    for (auto& parameter : model->layers[2]->parameters()) parameter.set_requires_grad(false);
+    return workload;
+  };
+  for (int world_size : {2, 3}) trains_like_plain(make, {.world_size = world_size});
+  on_ranks(2, [](Rank& rank) {
+    auto model = plain_chain();
+    model->layers[0]->weight.set_requires_grad(false);
+    for (auto& parameter : model->layers[1]->parameters()) parameter.set_requires_grad(false);
+    for (auto& layer : model->layers) fully_shard(layer, {.mesh = rank.mesh()});
+    fully_shard(model, {.mesh = rank.mesh()});
+    Inputs inputs(rank.index(), 0);
+    model->forward(inputs.normal({2, 6})).sum().backward();
+    rank.check_equal(rank.subjects_of("reduce_scatter"), std::vector<std::string>{"root", "layer2", "layer0"}, "reduced");
+    rank.check(rank.log().calls.back().bytes < 6 * 6 * 4, "layer0's bias alone is reduced");
+  });
+}
+
+TEST_CASE("requires_grad toggled on the handle or on the registered parameter takes effect in the next step",
+          "[runtime][requires_grad]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    auto run = [&](const std::string& what) {
+      auto expected = averaged_gradients(plain, 2);
+      chain.model->zero_grad();
+      for (auto& parameter : chain.model->parameters()) parameter.mutable_grad() = at::Tensor();
+      chain.loss(rank.index(), 0).backward();
+      check_gradients(rank, *chain.model, expected, what);
+      for (auto& [name, parameter] : unique_parameters(*chain.model))
+        rank.check(parameter.requires_grad() == handle_of(parameter).requires_grad(), what + ": both sides agree: " + name);
+      for (auto& parameter : plain->parameters()) parameter.mutable_grad() = at::Tensor();
+    };
+    run("all trainable");
+    chain.model->layers[1]->weight.set_requires_grad(false);
+    plain->layers[1]->weight.set_requires_grad(false);
+    run("weight of layer1 frozen through the handle");
+    rank.check(!sharded(chain.model->layers[1]->weight).requires_grad(), "the registered one followed");
+    sharded(chain.model->layers[0]->bias).set_requires_grad(false);
+    plain->layers[0]->bias.set_requires_grad(false);
+    run("bias of layer0 frozen through the registered parameter");
+    sharded(chain.model->layers[1]->weight).set_requires_grad(true);
+    plain->layers[1]->weight.set_requires_grad(true);
+    chain.model->layers[0]->bias.set_requires_grad(true);
+    plain->layers[0]->bias.set_requires_grad(true);
+    run("both trainable again");
+    for (auto& parameter : chain.model->layers[2]->parameters()) parameter.set_requires_grad(false);
+    for (auto& parameter : plain->layers[2]->parameters()) parameter.set_requires_grad(false);
+    run("a whole group frozen");
+  });
+}
+
+TEST_CASE("if both sides changed, the registered parameter wins", "[runtime][requires_grad]") {
+  on_ranks(2, [](Rank& rank) {
+    auto model = plain_chain(1);
+    model->head->bias.set_requires_grad(false);
+    fully_shard(model, {.mesh = rank.mesh()});
+    auto step = [&] {
+      Inputs inputs(rank.index(), 0);
+      model->forward(inputs.normal({2, 6})).sum().backward();
+    };
+    step();
+    auto& handle = model->layers[0]->weight;
+    sharded(handle).set_requires_grad(false);
+    handle.set_requires_grad(false);
+    handle.set_requires_grad(true);
+    model->zero_grad();
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
+    step();
+    rank.check(!handle.requires_grad() && !sharded(handle).grad().defined(), "frozen, as the registered one says");
+  });
+}
+
+TEST_CASE("a model with every parameter frozen runs forward and reduces nothing", "[runtime][requires_grad]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    auto model = plain_chain();
+    for (auto& parameter : model->parameters()) parameter.set_requires_grad(false);
+    for (auto& layer : model->layers) fully_shard(layer, {.mesh = rank.mesh()});
+    fully_shard(model, {.mesh = rank.mesh()});
+    Inputs inputs(rank.index(), 0);
+    auto x = inputs.normal({2, 6}).requires_grad_(), y = x.detach().clone().requires_grad_();
+    for (int step = 0; step < 3; ++step) {
+      x.mutable_grad() = y.mutable_grad() = at::Tensor();
+      model->forward(x).square().sum().backward();
+      plain->forward(y).square().sum().backward();
+      rank.check_close(x.grad(), y.grad(), "the input's gradient");
+    }
+    rank.check(rank.subjects_of("reduce_scatter").empty(), "no reduction");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test

@@ -1,0 +1,233 @@
+#include <catch2/catch.hpp>
+
+#include <sstream>
+
+#include "support/models.hpp"
+
+// Writes to handles and replaced tensors reach the shards or are refused by name (T17).
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+using at::Tensor;
+
+/// One linear layer below a root, and its plain twin.
+struct Subject {
+  explicit Subject(const DeviceMesh& mesh)
+      : model(seeded(5, [] { return Chain(2, 5); })), plain(seeded(5, [] { return Chain(2, 5); })) {
+    for (auto& layer : model->layers) fully_shard(layer, {.mesh = mesh});
+    fully_shard(model, {.mesh = mesh});
+  }
+  Tensor& weight() { return model->layers[0]->weight; }
+  Tensor& plain_weight() { return plain->layers[0]->weight; }
+  Chain model, plain;
+};
+
+/// What `write` does to the plain weight it does to the sharded one: in its rows now, in the next
+/// forward, and still after a step.
+void check_write(Rank& rank, const std::string& what, const std::function<void(Tensor&)>& write, bool after_a_step,
+                 bool draws_random_numbers = false) {
+  Subject subject(rank.mesh());
+  Inputs inputs(rank.index(), 0);
+  auto x = inputs.normal({3, 5});
+  if (after_a_step) {
+    subject.model->forward(x).sum().backward();
+    subject.model->zero_grad();
+  }
+  if (draws_random_numbers) {
+    // The ranks take turns at LibTorch's generator, so nothing may be left to gather.
+    auto layer = *find_fsdp_module(*subject.model->layers[0]);
+    layer.unshard();
+    seeded(3, [&] { return write(subject.plain_weight()), 0; });
+    seeded(3, [&] { return write(subject.weight()), 0; });
+    layer.reshard();
+  } else {
+    write(subject.plain_weight());
+    write(subject.weight());
+  }
+  auto expected = subject.plain_weight().detach();
+  rank.check_identical(sharded(subject.weight()).detach(), rows_of(expected, rank.index(), rank.size()), what + ": shard");
+  rank.check_close(subject.model->forward(x), subject.plain->forward(x), what + ": forward");
+  subject.model->forward(x).sum().backward();
+  rank.check_identical(dtensor_of(subject.weight()).full_tensor().detach(), expected, what + ": after a step");
+  at::NoGradGuard no_grad;
+  rank.check_identical(subject.weight().clone(), expected, what + ": read back");
+}
+
+TEST_CASE("every write through an operator to a handle reaches the shards", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    auto values = torch::arange(25.).view({5, 5});
+    std::vector<std::pair<std::string, std::function<void(Tensor&)>>> writes = {
+        {"init::constant_", [](Tensor& w) { nn::init::constant_(w, 0.25); }},
+        {"init::eye_", [](Tensor& w) { nn::init::eye_(w); }},
+        {"copy_", [&](Tensor& w) { at::NoGradGuard g; w.copy_(values); }},
+        {"mul_", [](Tensor& w) { at::NoGradGuard g; w.mul_(3); }},
+        {"data().fill_", [](Tensor& w) { w.data().fill_(0.5); }},
+        {"detach().add_", [](Tensor& w) { w.detach().add_(1); }},
+        {"a row through a view", [](Tensor& w) { at::NoGradGuard g; w[3].fill_(7); }},
+        {"a narrow view", [](Tensor& w) { at::NoGradGuard g; w.narrow(1, 1, 2).zero_(); }},
+        {"a transposed view", [](Tensor& w) { at::NoGradGuard g; w.t()[2].fill_(-1); }},
+        {"index_put_", [](Tensor& w) { at::NoGradGuard g; w.index_put_({4}, torch::ones({5})); }},
+        {"out=", [&](Tensor& w) { at::NoGradGuard g; torch::add_out(w, values, values); }},
+        {"addmm_", [&](Tensor& w) { at::NoGradGuard g; w.addmm_(values, values); }},
+        {"_foreach_mul_", [](Tensor& w) { at::NoGradGuard g; at::_foreach_mul_({w}, 2); }},
+        {"masked_fill_", [](Tensor& w) { at::NoGradGuard g; w.masked_fill_(w > 0, 9); }},
+    };
+    for (auto& [what, write] : writes)
+      for (bool after_a_step : {false, true}) check_write(rank, what, write, after_a_step);
+    for (bool after_a_step : {false, true}) {
+      check_write(rank, "init::xavier_uniform_", [](Tensor& w) { nn::init::xavier_uniform_(w); }, after_a_step, true);
+      check_write(rank, "data().normal_", [](Tensor& w) { w.data().normal_(); }, after_a_step, true);
+    }
+  });
+}
+
+TEST_CASE("a write and then a use in one forward, with its backward", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    Inputs inputs(0, 0);
+    auto x = inputs.normal({3, 5});
+    for (int step = 0; step < 3; ++step) {
+      for (auto model : {subject.model, subject.plain}) {
+        {
+          at::NoGradGuard no_grad;
+          model->layers[0]->weight.clamp_(-0.1, 0.1).add_(0.01);
+        }
+        model->zero_grad();
+        model->forward(x).square().sum().backward();
+      }
+      rank.check_close(sharded(subject.weight()).grad(), rows_of(subject.plain_weight().grad(), rank.index(), 2),
+                       fmt::format("step {}", step));
+    }
+  });
+}
+
+TEST_CASE("reset_parameters and apply on a sharded module reach the shards", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    subject.model->apply([](nn::Module& module) {
+      if (auto* linear = module.as<nn::Linear>()) linear->reset_parameters();
+    });
+    // Every rank drew numbers of its own, so what counts is that all agree on each row's owner.
+    auto plain = unique_parameters(*subject.plain);
+    auto found = unique_parameters(*subject.model);
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < plain.size(); ++i) {
+      auto whole = dtensor_of(found[i].second).full_tensor();
+      rank.check_identical(handle_of(found[i].second).clone(), whole, plain[i].first + ": handle and shards agree");
+      rank.check(!at::allclose(whole, plain[i].second), plain[i].first + " has changed");
+      rank.check(whole.abs().max().item<float>() <= 1 / std::sqrt(5.f) + 1e-6, plain[i].first + ": in Linear's bounds");
+    }
+  });
+}
+
+TEST_CASE("a write to the registered parameter is what the next forward gathers", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    auto x = torch::ones({1, 5});
+    for (int step = 0; step < 3; ++step) {
+      {
+        at::NoGradGuard no_grad;
+        for (auto& parameter : subject.model->parameters()) parameter.fill_(0.1 * (step + 1));
+        for (auto& parameter : subject.plain->parameters()) parameter.fill_(0.1 * (step + 1));
+      }
+      rank.check_close(subject.model->forward(x), subject.plain->forward(x), fmt::format("step {}", step));
+      subject.model->forward(x).sum().backward();
+    }
+  });
+}
+
+TEST_CASE("a registered parameter whose tensor was replaced is written back or refused by name", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    auto x = torch::ones({1, 5});
+    subject.model->forward(x).sum().backward();
+    subject.model->zero_grad();
+    auto parameter = sharded(subject.weight());
+    parameter.set_data(torch::full_like(parameter, 0.3));
+    {
+      at::NoGradGuard no_grad;
+      subject.plain_weight().fill_(0.3);
+    }
+    try {
+      rank.check_close(subject.model->forward(x), subject.plain->forward(x), "the new values are used");
+      subject.model->forward(x).sum().backward();
+      auto now = sharded(subject.weight());
+      rank.check_close(now.detach(), torch::full_like(now, 0.3), "and kept");
+      at::NoGradGuard no_grad;
+      now.mul_(2);
+      subject.plain_weight().mul_(2);
+      rank.check_close(subject.model->forward(x), subject.plain->forward(x), "the optimizer's next write is seen");
+    } catch (const Error& error) {
+      rank.check(std::string(error.what()).find("layer0.weight") != std::string::npos, "refused by name");
+    }
+  });
+}
+
+TEST_CASE("torch::load of a rank's own file into a sharded module is seen", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    auto x = torch::ones({1, 5});
+    auto expected = subject.model->forward(x).detach().clone();
+    subject.model->forward(x).sum().backward();
+    std::stringstream file;
+    torch::save(subject.model, file);
+    {
+      at::NoGradGuard no_grad;
+      for (auto& parameter : subject.model->parameters()) parameter.zero_();
+    }
+    rank.check_close(subject.model->forward(x), torch::zeros({1, 2}), "zeroed");
+    torch::load(subject.model, file);
+    rank.check_close(subject.model->forward(x), expected, "loaded");
+  });
+}
+
+TEST_CASE("a replaced gradient of a registered parameter is what the optimizer and the next backward see",
+          "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    auto x = torch::ones({1, 5});
+    subject.model->forward(x).sum().backward();
+    auto parameter = sharded(subject.weight());
+    auto first = parameter.grad().clone();
+    parameter.mutable_grad() = torch::ones_like(parameter);
+    subject.model->forward(x).sum().backward();
+    rank.check_close(sharded(subject.weight()).grad(), first + 1, "added to the replacement");
+  });
+}
+
+TEST_CASE("what would take a handle's storage or shape away is refused by name", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    std::vector<std::pair<std::string, std::function<void(Tensor&)>>> writes = {
+        {"set_", [](Tensor& w) { at::NoGradGuard g; w.set_(torch::ones({5, 5})); }},
+        {"resize_", [](Tensor& w) { at::NoGradGuard g; w.resize_({7, 7}); }},
+        {"t_", [](Tensor& w) { at::NoGradGuard g; w.t_(); }},
+        {"unsqueeze_", [](Tensor& w) { at::NoGradGuard g; w.unsqueeze_(0); }},
+    };
+    for (auto& [what, write] : writes) {
+      Subject subject(rank.mesh());
+      auto x = torch::ones({1, 5});
+      rank.check_throws<Error>([&] { write(subject.weight()); }, {"layer0.weight"}, what);
+      rank.check_close(subject.model->forward(x), subject.plain->forward(x), what + ": nothing changed");
+      subject.model->forward(x).sum().backward();
+    }
+  });
+}
+
+// No operator runs here, so nothing can be seen at once; but a model must not train on like this for long.
+TEST_CASE("set_data on a handle is noticed by name within two steps", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    auto x = torch::ones({1, 5});
+    subject.model->forward(x).sum().backward();
+    subject.weight().set_data(torch::ones({5, 5}));
+    auto two_steps = [&] {
+      for (int step = 0; step < 2; ++step) subject.model->forward(x).sum().backward();
+    };
+    rank.check_throws<Error>(two_steps, {"layer0.weight"}, "set_data");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test

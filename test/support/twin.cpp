@@ -1,0 +1,221 @@
+#include "support/twin.hpp"
+
+#include <set>
+
+namespace fsdp::test {
+
+NamedTensors unique_parameters(const torch::nn::Module& module) {
+  NamedTensors found;
+  std::set<at::TensorImpl*> seen;
+  for (auto& item : module.named_parameters())
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) found.emplace_back(item.key(), item.value());
+  return found;
+}
+
+at::Tensor rows_of(const at::Tensor& full, int64_t index, int64_t ranks) {
+  int64_t rows = full.size(0), chunk = (rows + ranks - 1) / ranks;
+  int64_t begin = std::min(index * chunk, rows), end = std::min(begin + chunk, rows);
+  return full.narrow(0, begin, end - begin);
+}
+
+at::Tensor local_rows(const Rank& rank, const Training& training, const at::Tensor& full) {
+  if (!full.defined()) return full;
+  return rows_of(full, rank.index() % training.shard_ranks(), training.shard_ranks());
+}
+
+Workload make_seeded(const MakeWorkload& make, const Training& training) {
+  auto workload = seeded(training.seed, make);
+  if (training.dtype != at::kFloat) workload.module->to(training.dtype);
+  return workload;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const torch::nn::Module& module, const Training& training) {
+  std::vector<at::Tensor> parameters;
+  for (auto& [name, parameter] : unique_parameters(module)) parameters.push_back(parameter);
+  // A large eps, or AdamW would blow up the rounding of gradients that are zero in exact
+  // arithmetic (a bias in front of a norm) to full-size steps.
+  auto options = torch::optim::AdamWOptions(2e-2).eps(1e-2).weight_decay(training.weight_decay ? 0.1 : 0.0);
+  return std::make_unique<torch::optim::AdamW>(parameters, options);
+}
+
+namespace {
+
+std::vector<at::Tensor> cloned_buffers(const torch::nn::Module& module) {
+  std::vector<at::Tensor> copies;
+  for (auto& buffer : module.buffers()) copies.push_back(buffer.detach().clone());
+  return copies;
+}
+
+void load_buffers(const torch::nn::Module& module, const std::vector<at::Tensor>& values) {
+  at::NoGradGuard no_grad;
+  auto buffers = module.buffers();
+  for (size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(values[i]);
+}
+
+NamedTensors cloned_gradients(const NamedTensors& parameters) {
+  NamedTensors copies;
+  for (auto& [name, parameter] : parameters) {
+    auto gradient = parameter.grad();
+    if (gradient.defined() && gradient.is_sparse()) gradient = gradient.to_dense();
+    copies.emplace_back(name, gradient.defined() ? gradient.clone() : at::Tensor());
+  }
+  return copies;
+}
+
+NamedTensors cloned_values(const NamedTensors& parameters) {
+  NamedTensors copies;
+  for (auto& [name, parameter] : parameters) copies.emplace_back(name, parameter.detach().clone());
+  return copies;
+}
+
+void average_gradients(const NamedTensors& parameters, const Training& training) {
+  at::NoGradGuard no_grad;
+  for (auto& [name, parameter] : parameters) {
+    if (!parameter.grad().defined()) {
+      if (training.reduce_unused && parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
+      continue;
+    }
+    parameter.mutable_grad().div_(training.world_size);
+  }
+}
+
+double total_norm(const NamedTensors& parameters) {
+  double sum = 0;
+  for (auto& [name, parameter] : parameters)
+    if (parameter.grad().defined()) sum += parameter.grad().to(at::kDouble).square().sum().item<double>();
+  return std::sqrt(sum);
+}
+
+/// Each tensor once, which LibTorch's own does not do for tied weights.
+void clip_plain(const NamedTensors& parameters, double norm, double max_norm) {
+  at::NoGradGuard no_grad;
+  for (auto& [name, parameter] : parameters)
+    if (parameter.grad().defined()) parameter.mutable_grad().mul_(std::min(1.0, max_norm / (norm + 1e-6)));
+}
+
+std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
+  std::vector<at::Tensor> tensors;
+  for (auto& [name, tensor] : named) tensors.push_back(tensor);
+  return tensors;
+}
+
+/// Each rank's batches in turn, with that rank's own buffers; returns losses by rank and micro-batch.
+std::vector<std::vector<at::Tensor>> backward_of_all_ranks(const Workload& workload, const Training& training,
+                                                           std::vector<std::vector<at::Tensor>>& buffers, int step) {
+  std::vector<std::vector<at::Tensor>> losses(training.world_size);
+  for (int rank = 0; rank < training.world_size; ++rank) {
+    load_buffers(*workload.module, buffers[rank]);
+    for (int micro = 0; micro < training.micro_batches; ++micro) {
+      Inputs inputs(rank, step, micro, training.dtype);
+      auto loss = workload.loss(inputs);
+      loss.backward();
+      losses[rank].push_back(loss.detach());
+    }
+    buffers[rank] = cloned_buffers(*workload.module);
+  }
+  return losses;
+}
+
+void prepare_micro_batch(FSDPModule& root, const Training& training, int micro) {
+  bool last = micro + 1 == training.micro_batches;
+  switch (training.accumulation) {
+    case Accumulation::kReduceEach: break;
+    case Accumulation::kSyncAtLast: root.set_requires_gradient_sync(last); break;
+    case Accumulation::kAllReduceLast: root.set_requires_all_reduce(last); break;
+    case Accumulation::kLastBackward: root.set_is_last_backward(last); break;
+  }
+}
+
+/// `actual` is this rank's rows of `full`, within the tolerance of the whole tensor's largest element.
+void check_rows(const Rank& rank, const Training& training, const at::Tensor& actual, const at::Tensor& full,
+                const std::string& what) {
+  auto rows = local_rows(rank, training, full);
+  double tolerance = training.tolerance();
+  if (rows.defined() && rows.numel() > 0) {
+    double part = rows.abs().max().item<double>();
+    if (part > 0) tolerance *= full.abs().max().item<double>() / part;
+  }
+  rank.check_close(actual, rows, what, tolerance);
+}
+
+void compare_gradients(const Rank& rank, const Training& training, const NamedTensors& parameters,
+                       const PlainRecord::Step& expected, int step) {
+  rank.check_equal(parameters.size(), expected.gradients.size(), "number of parameters");
+  if (parameters.size() != expected.gradients.size()) return;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto& [name, parameter] = parameters[i];
+    auto what = fmt::format("step {}: gradient of {}", step, name);
+    rank.check_equal(name, expected.gradients[i].first, "name of a parameter");
+    check_rows(rank, training, parameter.grad(), expected.gradients[i].second, what);
+  }
+}
+
+}  // namespace
+
+PlainRecord train_plain(const MakeWorkload& make, const Training& training) {
+  auto workload = make_seeded(make, training);
+  auto parameters = unique_parameters(*workload.module);
+  auto optimizer = make_optimizer(*workload.module, training);
+  PlainRecord record;
+  record.buffers.assign(training.world_size, cloned_buffers(*workload.module));
+  for (int step = 0; step < training.steps; ++step) {
+    optimizer->zero_grad();
+    auto& now = record.steps.emplace_back();
+    now.losses = backward_of_all_ranks(workload, training, record.buffers, step);
+    average_gradients(parameters, training);
+    now.gradients = cloned_gradients(parameters);
+    now.norm = total_norm(parameters);
+    if (training.max_norm) clip_plain(parameters, now.norm, *training.max_norm);
+    optimizer->step();
+    now.weights = cloned_values(parameters);
+  }
+  return record;
+}
+
+void train_sharded(Rank& rank, const MakeWorkload& make, const Training& training, const PlainRecord& plain) {
+  auto workload = make_seeded(make, training);
+  workload.shard({.mesh = training.replicas > 0 ? rank.hybrid(training.replicas, training.shard_ranks()) : rank.mesh(),
+                  .reshard_after_forward = training.reshard_after_forward,
+                  .replicate_only = training.replicate_only});
+  auto top = roots(*workload.module);
+  for (auto& root : top) {
+    if (training.prefetch_distance != 1) root.set_prefetch_distance(training.prefetch_distance);
+    if (training.reduce_unused) root.set_reduce_scatter_unused_params(true);
+  }
+  auto parameters = unique_parameters(*workload.module);
+  auto optimizer = make_optimizer(*workload.module, training);
+  for (int step = 0; step < training.steps; ++step) {
+    auto& expected = plain.steps[step];
+    optimizer->zero_grad();
+    for (int micro = 0; micro < training.micro_batches; ++micro) {
+      for (auto& root : top) prepare_micro_batch(root, training, micro);
+      Inputs inputs(rank.index(), step, micro, training.dtype);
+      auto loss = workload.loss(inputs);
+      loss.backward();
+      rank.check_close(loss.detach(), expected.losses[rank.index()][micro], fmt::format("step {}: loss", step),
+                       training.tolerance());
+    }
+    compare_gradients(rank, training, parameters, expected, step);
+    if (training.max_norm) {
+      double norm = clip_grad_norm_(tensors_of(parameters), *training.max_norm);
+      rank.check(std::abs(norm - expected.norm) <= training.tolerance() * expected.norm,
+                 fmt::format("step {}: norm: expected {}, found {}", step, expected.norm, norm));
+    }
+    optimizer->step();
+    for (size_t i = 0; i < parameters.size() && i < expected.weights.size(); ++i)
+      check_rows(rank, training, parameters[i].second.detach(), expected.weights[i].second,
+                 fmt::format("step {}: weight {}", step, parameters[i].first));
+  }
+  auto buffers = workload.module->buffers();
+  for (size_t i = 0; i < buffers.size(); ++i)
+    rank.check_close(buffers[i], plain.buffers[rank.index()][i], fmt::format("buffer {}", i), training.tolerance());
+}
+
+bool trains_like_plain(const MakeWorkload& make, const Training& training) {
+  auto plain = train_plain(make, training);
+  return on_ranks(
+      training.world_size, [&](Rank& rank) { train_sharded(rank, make, training, plain); },
+      {.timeout = std::chrono::seconds(20), .launches_batches = training.launches_batches});
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/inputs.hpp"
+#include "support/ranks.hpp"
+
+namespace fsdp::test {
+
+/// A model, how a user shards it and what it is trained on.
+struct Workload {
+  std::shared_ptr<torch::nn::Module> module;
+  /// Calls fully_shard where the user would, with these options (the mesh among them).
+  std::function<void(const FullyShardOptions&)> shard;
+  std::function<at::Tensor(Inputs&)> loss;
+};
+using MakeWorkload = std::function<Workload()>;
+
+enum class Accumulation {
+  kReduceEach,     ///< every micro-batch is reduced, sharded gradients add up
+  kSyncAtLast,     ///< set_requires_gradient_sync(false) until the last
+  kAllReduceLast,  ///< set_requires_all_reduce(false) until the last (HSDP)
+  kLastBackward,   ///< set_is_last_backward(false) until the last
+};
+
+struct Training {
+  int world_size = 2;
+  int replicas = 0;  ///< 0: a 1-D mesh; else a mesh of (replicas, world_size / replicas)
+  bool replicate_only = false;
+  int steps = 3;
+  int micro_batches = 1;
+  Accumulation accumulation = Accumulation::kReduceEach;
+  ReshardAfterForward reshard_after_forward = {};
+  int prefetch_distance = 1;
+  std::optional<double> max_norm = {};
+  bool reduce_unused = false;  ///< set_reduce_scatter_unused_params
+  at::ScalarType dtype = at::kFloat;
+  uint64_t seed = 17;  ///< of the weights
+  bool weight_decay = true;
+  bool launches_batches = false;  ///< the world offers grouped launches, as NCCL does
+
+  int64_t shard_ranks() const { return replicate_only ? 1 : replicas > 0 ? world_size / replicas : world_size; }
+  double tolerance() const { return dtype == at::kDouble ? 1e-11 : 1e-5; }
+};
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// What the plain model did when each rank's batch was run separately and gradients averaged.
+struct PlainRecord {
+  struct Step {
+    std::vector<std::vector<at::Tensor>> losses;  ///< [rank][micro-batch]
+    NamedTensors gradients;                       ///< before clipping; undefined where none
+    double norm = 0;
+    NamedTensors weights;  ///< after the optimizer
+  };
+  std::vector<Step> steps;
+  std::vector<std::vector<at::Tensor>> buffers;  ///< [rank], after the last step
+};
+
+/// Parameters by their first name, each tensor once.
+NamedTensors unique_parameters(const torch::nn::Module& module);
+
+/// The rows of `full` that rank `index` of `ranks` holds: chunks of ceil(n / ranks).
+at::Tensor rows_of(const at::Tensor& full, int64_t index, int64_t ranks);
+
+/// This rank's rows of a parameter on `training`'s mesh.
+at::Tensor local_rows(const Rank& rank, const Training& training, const at::Tensor& full);
+
+Workload make_seeded(const MakeWorkload& make, const Training& training);
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const torch::nn::Module& module, const Training& training);
+
+PlainRecord train_plain(const MakeWorkload& make, const Training& training);
+
+/// Trains the sharded model on this rank and compares every loss, gradient, norm, weight and buffer.
+void train_sharded(Rank& rank, const MakeWorkload& make, const Training& training, const PlainRecord& plain);
+
+/// Both of the above on `training.world_size` ranks. True if all was well.
+bool trains_like_plain(const MakeWorkload& make, const Training& training = {});
+
+}  // namespace fsdp::test

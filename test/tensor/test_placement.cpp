@@ -1,0 +1,25 @@
+#include <catch2/catch.hpp>
+
+#include "fsdp/placement.hpp"
+#include "printed.hpp"
+
+namespace fsdp::test {
+
+TEST_CASE("placements are written as in Python", "[tensor][placement]") {
+  CHECK(to_string(Placement(Shard{1})) == "Shard(1)");
+  CHECK(to_string(Placement(Replicate{})) == "Replicate()");
+  CHECK(to_string(Placement(Partial{})) == "Partial(sum)");
+  CHECK(to_string(Placement(Partial{ReduceOp::kMax})) == "Partial(max)");
+  CHECK(to_string(Placement(Partial{ReduceOp::kMin})) == "Partial(min)");
+  CHECK(to_string(std::vector<Placement>{Replicate{}, Shard{0}}) == "(Replicate(), Shard(0))");
+  CHECK(to_string(std::vector<Placement>{}) == "()");
+}
+
+TEST_CASE("placements differ in kind, dimension and operation", "[tensor][placement]") {
+  CHECK(Placement(Shard{0}) == Placement(Shard{0}));
+  CHECK(Placement(Shard{0}) != Placement(Shard{1}));
+  CHECK(Placement(Shard{0}) != Placement(Replicate{}));
+  CHECK(Placement(Partial{}) != Placement(Partial{ReduceOp::kMax}));
+}
+
+}  // namespace fsdp::test
