@@ -13,8 +13,11 @@ struct GlooOptions {
   /// All ranks are on this machine: bind to the loopback interface. Otherwise GLOO_SOCKET_IFNAME,
   /// or the interface of this machine's own name.
   bool loopback = false;
-  /// Collectives that may make progress at a time; each has a thread.
-  int threads = 2;
+  /// Threads that wait for messages and add. One, not c10d's two: a ProcessGroupGloo notes the name of
+  /// each collective that completes in one std::string without a lock, so that two workers which
+  /// finish together corrupt the heap (seen after 400 steps of the default training run). Transfers
+  /// do not wait for it: they begin when the collective is started, and gloo's own thread moves them.
+  int threads = 1;
 };
 
 /// A gloo backend whose `_allgather_base` and `_reduce_scatter_base` send every byte once, straight

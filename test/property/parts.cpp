@@ -137,16 +137,17 @@ struct Borrow : Node {
   nn::Linear owner{nullptr};
 };
 
-/// One of two parameters of a group is used, `always` in any case.
+/// One of two parameters of a group is used, `always` in any case. Ranks may differ in which, but
+/// not in when the group is read: a gather is a collective, in backward too, so both branches are alike.
 struct Choice : Node {
   explicit Choice(const Part& p) : differs_by_rank(p.differs_by_rank) {
     always = register_parameter("always", torch::randn({p.width}));
-    odd = register_parameter("odd", torch::randn({p.width, 1}));
-    even = register_parameter("even", torch::randn({p.inner, p.width}));
+    odd = register_parameter("odd", torch::randn({p.width}));
+    even = register_parameter("even", torch::randn({3, p.width}));
   }
   Tensor run(Tensor x, Inputs& in) override {
     bool is_odd = (in.step + in.micro_batch + (differs_by_rank ? in.rank : 0)) % 2;
-    return x * always + (is_odd ? torch::matmul(x, odd) : torch::tanh(even).sum(0));
+    return x * always + x * (is_odd ? odd : even);
   }
   bool differs_by_rank;
   Tensor always, odd, even;
