@@ -36,6 +36,8 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup> group,
                            size_t index) {
   namespace autograd_impl = torch::autograd::impl;
+  // A parameter that never required a gradient has none yet, and may be unfrozen later.
+  autograd_impl::materialize_autograd_meta(handle);
   auto user = std::move(autograd_impl::post_acc_grad_hooks(handle));
   autograd_impl::set_post_acc_grad_hooks(
       handle, std::make_unique<GradientHook>(std::move(group), index, std::move(user)));

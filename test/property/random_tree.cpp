@@ -163,7 +163,10 @@ Workload build(const RandomTree& tree) {
     // What a list or dict hands out is the registered parameter: frozen, and with a batch that needs
     // no gradient, no operator records autograd on it, so it is the shard (T20).
     bool in_container = name.find("list.") != std::string::npos || name.find("dict.") != std::string::npos;
-    if (!in_container && draw.chance(tree.frozen_probability)) parameter.set_requires_grad(false);
+    // Where ranks choose differently, a frozen choice would cut the graph on some ranks only, and with
+    // it what the parts in front of it gather in backward.
+    bool is_choice = tree.training.reduce_unused && (name.ends_with(".odd") || name.ends_with(".even"));
+    if (!in_container && !is_choice && draw.chance(tree.frozen_probability)) parameter.set_requires_grad(false);
   }
   auto shard = [model, tree](const FullyShardOptions& options) {
     Sharder sharder{tree, options, Draw(tree.seed + 6), {}, {}};

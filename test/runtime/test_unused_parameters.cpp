@@ -79,6 +79,45 @@ TEST_CASE("with reduce_scatter_unused_params ranks may use different parameters,
   trains_like_plain(make, {.world_size = 4, .replicas = 2, .steps = 4, .reduce_unused = true});
 }
 
+struct HalfFrozen : torch::nn::Module {
+  HalfFrozen() {
+    always = register_parameter("always", torch::randn({5}));
+    trained = register_parameter("trained", torch::randn({5}));
+    frozen = register_parameter("frozen", torch::randn({5}), /*requires_grad=*/false);
+  }
+  at::Tensor always, trained, frozen;
+};
+
+// On one rank all gradients of a group arrive, on the other one is missing: the moment of the
+// reduction must not depend on that.
+TEST_CASE("with reduce_scatter_unused_params the order of reductions does not depend on which gradients came",
+          "[runtime][unused_parameters]") {
+  auto make = [] {
+    auto net = std::make_shared<torch::nn::Module>();
+    auto first = net->register_module("first", std::make_shared<HalfFrozen>());
+    auto second = net->register_module("second", std::make_shared<HalfFrozen>());
+    return Workload{.module = net,
+                    .shard =
+                        [net, first, second](const FullyShardOptions& options) {
+                          fully_shard(*first, options);
+                          fully_shard(*second, options);
+                          fully_shard(*net, options);
+                        },
+                    .loss = [first, second](Inputs& in) {
+                      auto use = [&](HalfFrozen& part, bool trains) {
+                        // `always` first: a step begins with what records autograd, on all ranks alike
+                        auto sum = (part.always * in.normal({5})).sum();
+                        return sum + ((trains ? part.trained : part.frozen) * in.normal({5})).sum();
+                      };
+                      bool odd = (in.rank + in.step) % 2;
+                      auto sum = use(*first, odd);
+                      return sum + use(*second, !odd);
+                    }};
+  };
+  trains_like_plain(make, {.steps = 4, .reduce_unused = true});
+  trains_like_plain(make, {.world_size = 4, .replicas = 2, .steps = 4, .reduce_unused = true});
+}
+
 TEST_CASE("a backward that uses nothing of the model is no step at all", "[runtime][unused_parameters]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh());
