@@ -7,7 +7,7 @@ function flush_traceback() {
 }
 
 # torchrun's log: a level with the date, the time, the process and a source file.
-/^[IWE][0-9][0-9][0-9][0-9] [0-9:.]+ +[0-9]+ [A-Za-z0-9_\/.]*torch\// { next }
+/^[IWE][0-9][0-9][0-9][0-9] [0-9:.]+ +[0-9]+ [^ ]*torch\// { next }
 /^\*+$/ || /^Setting OMP_NUM_THREADS/ { next }
 
 /^Traceback \(most recent call last\):/ { in_traceback = 1 }
@@ -16,7 +16,7 @@ function flush_traceback() {
 { traceback = traceback $0 "\n" }
 /^ *rank +: [0-9]+/ { rank = $3 }
 /^ *exitcode +: / {
-  if ($3 < 0) print "tools/train: rank " rank " was ended by signal " -$3
+  if ($3 < 0) print "tools/train: rank " rank " was ended by signal " (0 - $3)
   else print "tools/train: rank " rank " failed with exit code " $3
   fflush()
 }
