@@ -77,6 +77,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// then large tensors travel straight from place to place. Where false, callers pack.
   virtual bool launches_batches() const { return false; }
 
+  /// Only where `launches_batches()`: pieces shorter than this many bytes cost less packed together
+  /// into one than each in a place of its own. 0: never.
+  virtual int64_t packs_below() const { return 0; }
+
   /// One launch for all pairs (outputs[i], inputs[i]), each as in `start_all_gather`.
   /// Throws StateError unless `launches_batches()`.
   virtual std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,

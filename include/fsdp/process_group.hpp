@@ -41,6 +41,8 @@ struct ThreadRanksOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// Whether the communicators offer batched launches, as NCCL does.
   bool launches_batches = false;
+  /// Bytes below which pieces of a batched launch are packed together.
+  int64_t packs_below = 0;
 };
 
 /// Runs `rank_main(world)` in `world_size` threads of this process that form a world.

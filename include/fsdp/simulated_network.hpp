@@ -18,6 +18,7 @@ struct SimulatedNetwork {
   /// reduce-scatter times one). Off: results are whatever the buffers held, for host-cost studies.
   bool moves_own_bytes = true;
   bool launches_batches = true;
+  int64_t packs_below = 0;  ///< see Communicator::packs_below
 };
 
 /// A communicator over `network`. Collectives on one communicator follow each other, as on a

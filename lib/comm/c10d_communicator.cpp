@@ -133,7 +133,8 @@ class C10dCommunicator final : public Communicator {
       : Communicator(group.backend->getRank(), std::move(group.world_ranks), std::move(group.name)),
         backend_(std::move(group.backend)),
         backend_name_(backend_->getBackendName()),
-        launches_batches_(backend_name_ == "nccl"),
+        launches_batches_(group.launches_batches),
+        packs_below_(group.packs_below),
         device_type_(group.device_type),
         store_(std::move(group.store)),
         make_backend_(std::move(group.make_backend)) {}
@@ -144,7 +145,7 @@ class C10dCommunicator final : public Communicator {
       // exception ends this rank, the peers may never do their part.
       if (failure_->is_set() || std::uncaught_exceptions() > 0)
         backend_->abort();
-      else if (launches_batches_)
+      else if (backend_name_ == "nccl")
         backend_->shutdown();
     } catch (const std::exception& error) {
       log().warn("leaving group '{}': {}", name(), first_line(error.what()));
@@ -154,6 +155,7 @@ class C10dCommunicator final : public Communicator {
   c10::DeviceType device_type() const override { return device_type_; }
   std::string backend() const override { return backend_name_; }
   bool launches_batches() const override { return launches_batches_; }
+  int64_t packs_below() const override { return packs_below_; }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {
@@ -262,6 +264,7 @@ class C10dCommunicator final : public Communicator {
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string backend_name_;
   bool launches_batches_;
+  int64_t packs_below_;
   c10::DeviceType device_type_;
   c10::intrusive_ptr<c10d::Store> store_;
   BackendFactory make_backend_;
@@ -284,7 +287,9 @@ std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks
                   .name = plan.name,
                   .device_type = device_type_,
                   .store = c10::make_intrusive<c10d::PrefixStore>(key, store_),
-                  .make_backend = make_backend_};
+                  .make_backend = make_backend_,
+                  .launches_batches = launches_batches_,
+                  .packs_below = packs_below_};
   try {
     group.backend =
         make_backend_(group.store, plan.rank, static_cast<int>(plan.world_ranks.size()));

@@ -24,6 +24,9 @@ struct C10dGroup {
   /// Both are needed to split; a group without them cannot.
   c10::intrusive_ptr<c10d::Store> store = {};
   BackendFactory make_backend = {};
+  /// The backend has c10d's coalesced all-gather and reduce-scatter of tensors.
+  bool launches_batches = false;
+  int64_t packs_below = 0;  ///< see Communicator::packs_below
 };
 
 /// Any c10d backend as a Communicator: gloo, NCCL, or what a Python user brings.

@@ -1,6 +1,7 @@
 #include "comm/gloo_backend.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -21,44 +22,52 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   /// The base waits for its workers, but only when this part of the object is gone, which their
   /// works use; so they are waited for here.
   ~PairwiseGloo() override {
-    for (const auto& work : pending_works()) {
-      try {
-        work->wait();
-      } catch (const std::exception&) {
-        // Whoever started it has been told, or has let go of it.
-      }
-    }
+    std::unique_lock lock(mutex_);
+    is_idle_.wait(lock, [this] { return running_.empty(); });
   }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& opts) override {
+    std::vector<at::Tensor> outputs = {output}, inputs = {input};
+    return allgather_into_tensor_coalesced(outputs, inputs, opts);
+  }
+
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override {
     return launch(
-        c10::make_intrusive<GlooAllGather>(next_place(opts.timeout), *this, output, input));
+        c10::make_intrusive<GlooAllGather>(next_place(opts.timeout), *this, outputs, inputs));
   }
 
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
+    std::vector<at::Tensor> outputs = {output}, inputs = {input};
+    return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+  }
+
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& opts) override {
     const auto op = opts.reduceOp.op_ == c10d::ReduceOp::MAX   ? ReduceOp::kMax
                     : opts.reduceOp.op_ == c10d::ReduceOp::MIN ? ReduceOp::kMin
                                                                : ReduceOp::kSum;
-    return launch(
-        c10::make_intrusive<GlooReduceScatter>(next_place(opts.timeout), *this, output, input, op));
+    return launch(c10::make_intrusive<GlooReduceScatter>(next_place(opts.timeout), *this, outputs,
+                                                         inputs, op));
   }
 
   /// From any thread: whoever waits for a peer in one of the works above wakes up and throws.
   void abort() override {
-    for (const auto& work : pending_works()) work->stop();
+    std::lock_guard lock(mutex_);
+    for (auto* work : running_) work->stop();
+  }
+
+  void note_finished(GlooExchange& work) noexcept override {
+    std::lock_guard lock(mutex_);
+    std::erase(running_, &work);
+    if (running_.empty()) is_idle_.notify_all();
   }
 
  private:
-  std::vector<c10::intrusive_ptr<GlooExchange>> pending_works() {
-    std::lock_guard lock(mutex_);
-    std::vector<c10::intrusive_ptr<GlooExchange>> works;
-    for (const auto& weak : pending_)
-      if (auto work = weak.lock()) works.push_back(std::move(work));
-    return works;
-  }
-
   WorkPlace next_place(std::chrono::milliseconds timeout) {
     // Tags of point-to-point messages live apart from those of gloo's own collectives.
     const int tag = next_tag_;
@@ -73,12 +82,11 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
 
   template <class GlooWork>
   c10::intrusive_ptr<c10d::Work> launch(c10::intrusive_ptr<GlooWork> work) {
+    work->post();
     {
       std::lock_guard lock(mutex_);
-      std::erase_if(pending_, [](const auto& weak) { return weak.expired(); });
-      pending_.emplace_back(c10::intrusive_ptr<GlooExchange>(work));
+      running_.push_back(work.get());
     }
-    work->post();
     enqueue(work);
     return work;
   }
@@ -95,7 +103,8 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   }
 
   std::mutex mutex_;
-  std::vector<c10::weak_intrusive_ptr<GlooExchange>> pending_;
+  std::condition_variable is_idle_;
+  std::vector<GlooExchange*> running_;  ///< queued or under way: gloo's queue keeps them alive
   int next_tag_ = 0;
 };
 

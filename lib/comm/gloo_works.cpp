@@ -11,22 +11,32 @@
 namespace fsdp {
 namespace {
 
-/// Large enough that a message's fixed cost does not show, small enough to be still in the cache
-/// when it is added.
-constexpr int64_t kChunkBytes = 1 << 20;
-constexpr int64_t kChunksInFlight = 4;
-
 using Messages = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+constexpr size_t kChunksInFlight = 4;
+
+/// Large enough that a message's fixed cost does not show, small enough to be still in the cache
+/// when it is added; and what is in flight from all peers stays small beside a group's gradients.
+int64_t chunk_bytes(int world_size) {
+  constexpr int64_t kInFlight = 512 << 10, kSmallest = 32 << 10;
+  const int64_t peers = std::max(1, world_size - 1);
+  return std::max(kSmallest, kInFlight / (static_cast<int64_t>(kChunksInFlight) * peers));
+}
+
+std::vector<at::Tensor> flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> views;
+  for (const auto& tensor : tensors) views.push_back(piece_of(tensor, 0, 1));
+  return views;
+}
 
 }  // namespace
 
-GlooExchange::GlooExchange(const WorkPlace& place, PeerLinks& links, const at::Tensor& output,
-                           const at::Tensor& input, c10d::OpType type, const char* title)
-    : AsyncWork(place.context, {{output}}, type, place.sequence, place.timeout, title,
-                std::vector<at::Tensor>{input}),
+GlooExchange::GlooExchange(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
+                           const Tensors& inputs, c10d::OpType type, const char* title)
+    : AsyncWork(place.context, {}, type, place.sequence, place.timeout, title, std::nullopt),
       place_(place),
-      output_(piece_of(output, 0, 1)),
-      input_(piece_of(input, 0, 1)),
+      outputs_(flat(outputs)),
+      inputs_(flat(inputs)),
       links_(links) {}
 
 void GlooExchange::send(const at::Tensor& tensor, int to) {
@@ -54,84 +64,120 @@ void GlooExchange::wait_for_sends() {
   for (const auto& message : sends_) wait_for(message);
 }
 
+void GlooExchange::run() {
+  struct Finish {
+    GlooExchange& work;
+    ~Finish() {
+      work.drop_tensors();
+      work.links_.note_finished(work);
+    }
+  } finish{*this};
+  exchange();
+}
+
+void GlooExchange::drop_tensors() {
+  outputs_.clear();
+  inputs_.clear();
+  sends_.clear();
+  std::lock_guard lock(mutex_);
+  started_.clear();
+}
+
 void GlooExchange::stop() {
   std::lock_guard lock(mutex_);
   stopped_ = true;
   for (const auto& message : started_) message->abort();
 }
 
-GlooAllGather::GlooAllGather(const WorkPlace& place, PeerLinks& links, const at::Tensor& output,
-                             const at::Tensor& input)
-    : GlooExchange(place, links, output, input, c10d::OpType::_ALLGATHER_BASE, "gloo:all_gather") {}
+GlooAllGather::GlooAllGather(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
+                             const Tensors& inputs)
+    : GlooExchange(place, links, outputs, inputs, c10d::OpType::_ALLGATHER_BASE,
+                   "gloo:all_gather") {}
 
 void GlooAllGather::post() {
   for (int step = 1; step < place_.size; ++step) {
     const int from = peer(place_.size - step);
-    receives_.push_back(receive(piece_of(output_, from, place_.size), from));
+    for (const auto& output : outputs_)
+      receives_.push_back(receive(piece_of(output, from, place_.size), from));
   }
-  for (int step = 1; step < place_.size; ++step) send(input_, peer(step));
+  for (int step = 1; step < place_.size; ++step)
+    for (const auto& input : inputs_) send(input, peer(step));
 }
 
-void GlooAllGather::run() {
-  copy_to_piece(output_, place_.rank, input_);
+void GlooAllGather::drop_tensors() {
+  receives_.clear();
+  GlooExchange::drop_tensors();
+}
+
+void GlooAllGather::exchange() {
+  for (size_t i = 0; i < outputs_.size(); ++i) copy_to_piece(outputs_[i], place_.rank, inputs_[i]);
   for (const auto& message : receives_) wait_for(message);
   wait_for_sends();
 }
 
 GlooReduceScatter::GlooReduceScatter(const WorkPlace& place, PeerLinks& links,
-                                     const at::Tensor& output, const at::Tensor& input, ReduceOp op)
-    : GlooExchange(place, links, output, input, c10d::OpType::_REDUCE_SCATTER_BASE,
+                                     const Tensors& outputs, const Tensors& inputs, ReduceOp op)
+    : GlooExchange(place, links, outputs, inputs, c10d::OpType::_REDUCE_SCATTER_BASE,
                    "gloo:reduce_scatter"),
       op_(op) {
-  const int64_t numel = output_.numel();
-  chunk_numel_ = std::min(numel, kChunkBytes / static_cast<int64_t>(output_.element_size()));
-  chunks_ = (numel + chunk_numel_ - 1) / chunk_numel_;
+  const int64_t longest = chunk_bytes(place_.size) / static_cast<int64_t>(outputs_[0].element_size());
+  for (size_t i = 0; i < outputs_.size(); ++i)
+    for (int64_t start = 0; start < outputs_[i].numel(); start += longest)
+      chunks_.push_back({i, start, std::min(longest, outputs_[i].numel() - start)});
 }
 
-GlooReduceScatter::Range GlooReduceScatter::chunk(int64_t index) const {
-  const int64_t start = index * chunk_numel_;
-  return {start, std::min(chunk_numel_, output_.numel() - start)};
+at::Tensor GlooReduceScatter::own_part(const Chunk& chunk, int of_rank) const {
+  return piece_of(inputs_[chunk.tensor], of_rank, place_.size)
+      .narrow(0, chunk.start, chunk.numel);
+}
+
+at::Tensor GlooReduceScatter::arrival(size_t index, int step) const {
+  return arrivals_.select(0, static_cast<int64_t>(index % receives_.size()))
+      .select(0, step - 1)
+      .narrow(0, 0, chunks_[index].numel);
 }
 
 void GlooReduceScatter::post() {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const int64_t in_flight = std::min(kChunksInFlight, chunks_);
-  arrivals_ = at::empty({in_flight, place_.size - 1, chunk_numel_}, output_.options());
+  const size_t in_flight = std::min(kChunksInFlight, chunks_.size());
+  const auto longest = std::max_element(chunks_.begin(), chunks_.end(), [](auto& a, auto& b) {
+    return a.numel < b.numel;
+  });
+  arrivals_ = at::empty({static_cast<int64_t>(in_flight), place_.size - 1, longest->numel},
+                        outputs_[0].options());
   receives_.assign(in_flight, Messages(place_.size - 1));
-  for (int64_t index = 0; index < in_flight; ++index) post_receives(index);
-  for (int64_t index = 0; index < chunks_; ++index) {
-    const auto [start, numel] = chunk(index);
-    for (int step = 1; step < place_.size; ++step) {
-      const int to = peer(step);
-      send(piece_of(input_, to, place_.size).narrow(0, start, numel), to);
-    }
-  }
+  for (size_t index = 0; index < in_flight; ++index) post_receives(index);
+  for (const auto& chunk : chunks_)
+    for (int step = 1; step < place_.size; ++step)
+      send(own_part(chunk, peer(step)), peer(step));
 }
 
-void GlooReduceScatter::post_receives(int64_t index) {
-  const auto slot = index % static_cast<int64_t>(receives_.size());
+void GlooReduceScatter::post_receives(size_t index) {
   for (int step = 1; step < place_.size; ++step)
-    receives_[slot][step - 1] = receive(
-        arrivals_.select(0, slot).select(0, step - 1).narrow(0, 0, chunk(index).numel), peer(step));
+    receives_[index % receives_.size()][step - 1] = receive(arrival(index, step), peer(step));
 }
 
-void GlooReduceScatter::add_up(int64_t index) {
-  const auto slot = index % static_cast<int64_t>(receives_.size());
-  const auto [start, numel] = chunk(index);
+void GlooReduceScatter::add_up(size_t index) {
+  const auto& chunk = chunks_[index];
   std::vector<at::Tensor> pieces(place_.size);
-  pieces[place_.rank] = piece_of(input_, place_.rank, place_.size).narrow(0, start, numel);
-  for (int step = 1; step < place_.size; ++step)
-    pieces[peer(step)] = arrivals_.select(0, slot).select(0, step - 1).narrow(0, 0, numel);
-  reduce_in_order(output_.narrow(0, start, numel), pieces, op_);
+  pieces[place_.rank] = own_part(chunk, place_.rank);
+  for (int step = 1; step < place_.size; ++step) pieces[peer(step)] = arrival(index, step);
+  reduce_in_order(outputs_[chunk.tensor].narrow(0, chunk.start, chunk.numel), pieces, op_);
 }
 
-void GlooReduceScatter::run() {
+void GlooReduceScatter::drop_tensors() {
+  receives_.clear();
+  arrivals_.reset();
+  GlooExchange::drop_tensors();
+}
+
+void GlooReduceScatter::exchange() {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  for (int64_t index = 0; index < chunks_; ++index) {
+  for (size_t index = 0; index < chunks_.size(); ++index) {
     for (const auto& message : receives_[index % receives_.size()]) wait_for(message);
     add_up(index);
-    const int64_t next = index + static_cast<int64_t>(receives_.size());
-    if (next < chunks_) post_receives(next);
+    const size_t next = index + receives_.size();
+    if (next < chunks_.size()) post_receives(next);
   }
   wait_for_sends();
 }

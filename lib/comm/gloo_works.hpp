@@ -16,11 +16,16 @@ namespace fsdp {
 // made of point-to-point messages here: every rank sends each peer what that peer needs, straight
 // from the caller's buffer, and receives straight into it (all-gather), or into a few chunks that
 // are added up while the next ones arrive (reduce-scatter). Messages start when the collective is
-// started; one of gloo's worker threads waits for them and adds.
+// started; one of gloo's worker threads waits for them and adds. Several tensors travel as one
+// collective, so that nothing needs to be packed.
 
-/// How a work talks to its peers.
+class GlooExchange;
+
+/// How a work talks to its peers, and to the group that started it.
 class PeerLinks {
  public:
+  /// The work's `run` is over: it holds no tensors any more and may be destroyed at any time.
+  virtual void note_finished(GlooExchange& work) noexcept = 0;
   virtual c10::intrusive_ptr<c10d::Work> send_to(const at::Tensor& tensor, int peer, int tag) = 0;
   virtual c10::intrusive_ptr<c10d::Work> receive_from(const at::Tensor& tensor, int peer,
                                                       int tag) = 0;
@@ -41,19 +46,25 @@ struct WorkPlace {
 
 /// A collective made of messages. Threading: `post` by the caller, `run` by a worker of gloo,
 /// `stop` by any thread.
+///
+/// It lets go of its tensors before it is seen to be complete: gloo's worker drops the work itself
+/// only some time later, and until then a step's peak of memory would depend on chance.
 class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
  public:
   /// Starts the messages.
   virtual void post() = 0;
+  void run() final;
+  /// Only for c10d's flight recorder, which may ask when they are gone.
+  const std::vector<at::Tensor> getInputTensors() override { return {}; }
+  const std::vector<at::Tensor> getOutputTensors() override { return {}; }
   /// Wakes `run`, which then throws.
   void stop();
 
-  const std::vector<at::Tensor> getInputTensors() override { return {input_}; }
-  const std::vector<at::Tensor> getOutputTensors() override { return {output_}; }
-
  protected:
-  GlooExchange(const WorkPlace& place, PeerLinks& links, const at::Tensor& output,
-               const at::Tensor& input, c10d::OpType type, const char* title);
+  using Tensors = std::vector<at::Tensor>;
+  /// One output for each input.
+  GlooExchange(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
+               const Tensors& inputs, c10d::OpType type, const char* title);
 
   /// Peers from the next rank on, so that not all ranks send to rank 0 first.
   int peer(int step) const { return (place_.rank + step) % place_.size; }
@@ -62,10 +73,12 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from);
   void wait_for(const c10::intrusive_ptr<c10d::Work>& message);
   void wait_for_sends();
+  /// Returns when everything has arrived and is in its place.
+  virtual void exchange() = 0;
+  virtual void drop_tensors();
 
   const WorkPlace place_;
-  const at::Tensor output_;  ///< 1-D
-  const at::Tensor input_;   ///< 1-D
+  Tensors outputs_, inputs_;  ///< 1-D
 
  private:
   PeerLinks& links_;  // the group, which waits for its workers before it goes
@@ -77,10 +90,13 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
 
 class GlooAllGather final : public GlooExchange {
  public:
-  GlooAllGather(const WorkPlace& place, PeerLinks& links, const at::Tensor& output,
-                const at::Tensor& input);
+  GlooAllGather(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
+                const Tensors& inputs);
   void post() override;
-  void run() override;
+
+ protected:
+  void exchange() override;
+  void drop_tensors() override;
 
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> receives_;
@@ -88,25 +104,30 @@ class GlooAllGather final : public GlooExchange {
 
 class GlooReduceScatter final : public GlooExchange {
  public:
-  GlooReduceScatter(const WorkPlace& place, PeerLinks& links, const at::Tensor& output,
-                    const at::Tensor& input, ReduceOp op);
+  /// All of one dtype.
+  GlooReduceScatter(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
+                    const Tensors& inputs, ReduceOp op);
   void post() override;
-  void run() override;
+
+ protected:
+  void exchange() override;
+  void drop_tensors() override;
 
  private:
-  struct Range {
+  /// A part of one output, and of every piece of its input.
+  struct Chunk {
+    size_t tensor;
     int64_t start;
     int64_t numel;
   };
-  /// The `index`-th chunk of the output, and of every piece of the input.
-  Range chunk(int64_t index) const;
-  void post_receives(int64_t index);
-  void add_up(int64_t index);
+  at::Tensor own_part(const Chunk& chunk, int of_rank) const;
+  at::Tensor arrival(size_t index, int step) const;
+  void post_receives(size_t index);
+  void add_up(size_t index);
 
   const ReduceOp op_;
-  int64_t chunk_numel_ = 0;
-  int64_t chunks_ = 0;
-  at::Tensor arrivals_;  ///< [chunks in flight, peers, chunk_numel_]
+  std::vector<Chunk> chunks_;
+  at::Tensor arrivals_;  ///< [chunks in flight, peers, elements of the longest chunk]
   std::vector<std::vector<c10::intrusive_ptr<c10d::Work>>>
       receives_;  ///< [chunks in flight][peers]
 };

@@ -93,7 +93,9 @@ std::shared_ptr<Communicator> make_c10d_world(const WorldPlan& plan) {
                               .name = "world",
                               .device_type = is_nccl ? c10::DeviceType::CUDA : c10::DeviceType::CPU,
                               .store = place.store,
-                              .make_backend = make_backend});
+                              .make_backend = make_backend,
+                              .launches_batches = true,
+                              .packs_below = is_nccl ? 0 : kGlooPacksBelow});
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -20,6 +20,7 @@ class RecordingCommunicator final : public Communicator {
   c10::DeviceType device_type() const override { return inner_->device_type(); }
   std::string backend() const override { return inner_->backend(); }
   bool launches_batches() const override { return inner_->launches_batches(); }
+  int64_t packs_below() const override { return inner_->packs_below(); }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {

@@ -52,6 +52,7 @@ class SimulatedCommunicator final : public Communicator {
 
   std::string backend() const override { return "simulated"; }
   bool launches_batches() const override { return network_.launches_batches; }
+  int64_t packs_below() const override { return network_.packs_below; }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {

@@ -49,12 +49,13 @@ std::string ThreadCall::signature() const {
 
 ThreadBoard::ThreadBoard(std::shared_ptr<ThreadWorld> world, std::string name,
                          std::vector<int> world_ranks, std::chrono::milliseconds timeout,
-                         bool launches_batches)
+                         bool launches_batches, int64_t packs_below)
     : world_(std::move(world)),
       name_(std::move(name)),
       world_ranks_(std::move(world_ranks)),
       timeout_(timeout),
-      launches_batches_(launches_batches) {}
+      launches_batches_(launches_batches),
+      packs_below_(packs_below) {}
 
 std::shared_ptr<ThreadMeeting> ThreadBoard::arrive(int rank, uint64_t sequence, ThreadCall call,
                                                    const CollectiveInfo& info) {
@@ -154,7 +155,8 @@ std::shared_ptr<ThreadBoard> ThreadBoard::child(uint64_t sequence, int rank,
   if (is_new) {
     split.first_rank = rank;
     split.board =
-        std::make_shared<ThreadBoard>(world_, name, world_ranks, timeout_, launches_batches_);
+        std::make_shared<ThreadBoard>(world_, name, world_ranks, timeout_, launches_batches_,
+                                      packs_below_);
   }
   if (split.board->world_ranks() != world_ranks || split.board->name() != name) {
     fail_locked(fmt::format(

@@ -61,7 +61,7 @@ struct ThreadMeeting {
 class ThreadBoard {
  public:
   ThreadBoard(std::shared_ptr<ThreadWorld> world, std::string name, std::vector<int> world_ranks,
-              std::chrono::milliseconds timeout, bool launches_batches);
+              std::chrono::milliseconds timeout, bool launches_batches, int64_t packs_below);
 
   /// Throws CommError if the group has failed, or fails because of this very call.
   std::shared_ptr<ThreadMeeting> arrive(int rank, uint64_t sequence, ThreadCall call,
@@ -81,6 +81,7 @@ class ThreadBoard {
   const std::string& name() const { return name_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   bool launches_batches() const { return launches_batches_; }
+  int64_t packs_below() const { return packs_below_; }
 
  private:
   struct Split {
@@ -103,6 +104,7 @@ class ThreadBoard {
   const std::vector<int> world_ranks_;
   const std::chrono::milliseconds timeout_;
   const bool launches_batches_;
+  const int64_t packs_below_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -48,6 +48,7 @@ class ThreadCommunicator final : public Communicator {
 
   std::string backend() const override { return "threads"; }
   bool launches_batches() const override { return board_->launches_batches(); }
+  int64_t packs_below() const override { return board_->packs_below(); }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {
@@ -164,7 +165,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
   std::vector<int> ranks(world_size);
   for (int rank = 0; rank < world_size; ++rank) ranks[rank] = rank;
   auto board = std::make_shared<ThreadBoard>(world, "world", ranks, options.timeout,
-                                             options.launches_batches);
+                                             options.launches_batches, options.packs_below);
   world->add(board);
   FirstError first_error;
   const auto run_one = [&](int rank) {

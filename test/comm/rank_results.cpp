@@ -31,7 +31,8 @@ std::shared_ptr<Communicator> gloo_world(const c10::intrusive_ptr<c10d::Store>& 
                             .world_ranks = ranks,
                             .name = "world",
                             .store = store,
-                            .make_backend = make});
+                            .make_backend = make,
+                            .launches_batches = true});
 }
 
 /// Runs `body` and keeps the message of what this library throws.
