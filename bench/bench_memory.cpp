@@ -2,11 +2,13 @@
 
 #include "bench_models.hpp"
 #include "bench_worker.hpp"
-#include "counting_allocator.hpp"
 #include "fsdp/fsdp.hpp"
+#include "support/counting_allocator.hpp"
 
 namespace fsdp::bench {
 namespace {
+
+using namespace fsdp::test;
 
 MlpModel make_model(const nlohmann::json& request) {
   torch::manual_seed(0);
@@ -62,18 +64,21 @@ nlohmann::json measure_sharded(const std::shared_ptr<Communicator>& world,
   const int warmup = request.at("warmup");
   const int repeats = request.at("repeats");
   int64_t between_steps = 0;
+  nlohmann::json largest_between_steps;
   std::vector<int64_t> peaks;
   for (int i = 0; i < warmup + repeats; ++i) {
     model->zero_grad(/*set_to_none=*/true);
     between_steps = live_bytes();
     start_recording();
+    largest_between_steps = largest_at_peak();
     step(model, tokens);
     if (i >= warmup) peaks.push_back(peak_bytes());
   }
   return {{"local_bytes", parameter_bytes(*model)},
           {"between_steps_bytes", between_steps},
           {"peak_bytes", peaks},
-          {"largest_at_peak", largest_at_peak()}};
+          {"largest_at_peak", largest_at_peak()},
+          {"largest_between_steps", largest_between_steps}};
 }
 
 }  // namespace

@@ -3,12 +3,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "callgrind_requests.hpp"
-#include "counting_allocator.hpp"
 #include "extension/no_move_backend.hpp"
+#include "support/counting_allocator.hpp"
 
 namespace {
 
 namespace bench = fsdp::bench;
+namespace memory = fsdp::test;
 
 c10::intrusive_ptr<c10d::Backend> make_no_move_backend(int rank, int size) {
   return c10::make_intrusive<bench::NoMoveBackend>(rank, size);
@@ -21,13 +22,13 @@ PYBIND11_MODULE(fsdp_bench_extension, m) {
   m.def("make_no_move_backend", &make_no_move_backend);
   m.def("start_counting_instructions", &bench::start_counting_instructions);
   m.def("stop_counting_instructions", &bench::stop_counting_instructions);
-  m.def("install_counting_allocator", &bench::install_counting_allocator);
-  m.def("live_bytes", &bench::live_bytes);
-  m.def("start_recording", &bench::start_recording);
-  m.def("peak_bytes", &bench::peak_bytes);
-  m.def("sizes_at_peak", &bench::sizes_at_peak);
+  m.def("install_counting_allocator", &memory::install_counting_allocator);
+  m.def("live_bytes", &memory::live_bytes);
+  m.def("start_recording", &memory::start_recording);
+  m.def("peak_bytes", &memory::peak_bytes);
+  m.def("sizes_at_peak", &memory::sizes_at_peak);
   // The peak since start_recording without the tensors at these addresses, which must be alive.
   m.def("peak_without", [](const std::vector<uintptr_t>& left_out, int64_t live_at_start) {
-    return bench::peak_without(bench::recorded_events(), left_out, live_at_start);
+    return memory::peak_without(memory::recorded_events(), left_out, live_at_start);
   });
 }

@@ -12,3 +12,4 @@
 #include "fsdp/placement.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
+#include "fsdp/statistics.hpp"

@@ -1,4 +1,5 @@
 #include "fsdp/fully_shard.hpp"
+#include "fsdp/statistics.hpp"
 
 #include "base/require.hpp"
 #include "module/attach.hpp"
@@ -51,6 +52,10 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
                        .peak_unsharded = context.peak_unsharded_bytes()};
   for (const auto* group : context.groups()) bytes.sharded += group->sharded_bytes();
   return bytes;
+}
+
+StepStatistics statistics(const FSDPModule& module) {
+  return module.state().root()->context->statistics();
 }
 
 }  // namespace fsdp

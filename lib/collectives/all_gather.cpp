@@ -1,11 +1,11 @@
 #include "collectives/all_gather.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <cstring>
 #include <vector>
 
+#include "collectives/buffer.hpp"
 #include "collectives/raw_view.hpp"
 
 namespace fsdp {
@@ -13,26 +13,51 @@ namespace fsdp {
 namespace {
 
 /// Tensor-major from rank-major: piece i of rank r moves beside its neighbours.
-void unpack(const PieceLayout& layout, const at::Tensor& packed, const at::Tensor& unsharded) {
+void unpack_tail(const PieceLayout& layout, const at::Tensor& tail, const at::Tensor& unsharded) {
   const int64_t world = layout.world_size();
-  if (!packed.is_cpu()) {
+  if (!tail.is_cpu()) {
     for (size_t i = 0; i < layout.count(); ++i) {
+      if (layout.is_direct(i)) continue;
       const int64_t bytes = layout.piece_bytes(i);
-      auto from = packed.as_strided({world, bytes}, {layout.packed_bytes(), 1}, layout.offset(i));
+      auto from = tail.as_strided({world, bytes}, {layout.tail_bytes(), 1}, layout.tail_offset(i));
       auto to = unsharded.as_strided({world, bytes}, {bytes, 1}, layout.tensor_offset(i));
       to.copy_(from, /*non_blocking=*/true);
     }
     return;
   }
   auto* to = unsharded.mutable_data_ptr<uint8_t>();
-  const auto* from = packed.const_data_ptr<uint8_t>();
+  const auto* from = tail.const_data_ptr<uint8_t>();
   for (size_t i = 0; i < layout.count(); ++i) {
+    if (layout.is_direct(i)) continue;
     const int64_t bytes = layout.piece_bytes(i);
     for (int64_t rank = 0; rank < world; ++rank)
       std::memcpy(to + layout.tensor_offset(i) + rank * bytes,
-                  from + rank * layout.packed_bytes() + layout.offset(i),
+                  from + rank * layout.tail_bytes() + layout.tail_offset(i),
                   static_cast<size_t>(bytes));
   }
+}
+
+/// What one launch moves.
+struct Transfers {
+  std::vector<at::Tensor> outputs, inputs;
+  void add(const at::Tensor& output, const at::Tensor& input) {
+    outputs.push_back(output);
+    inputs.push_back(input);
+  }
+};
+
+Transfers transfers_of(const AllGather& gather, const at::Tensor& local) {
+  const auto& layout = *gather.layout;
+  Transfers transfers;
+  auto piece = [&](int64_t bytes, int64_t offset) {
+    return raw_view(local, bytes, local.storage_offset() + offset);
+  };
+  for (size_t i = 0; i < layout.count(); ++i)
+    if (layout.is_direct(i) && layout.piece_bytes(i) > 0)
+      transfers.add(raw_view(gather.unsharded, layout.tensor_bytes(i), layout.tensor_offset(i)),
+                    piece(layout.piece_bytes(i), layout.offset(i)));
+  if (layout.has_tail()) transfers.add(gather.tail, piece(layout.tail_bytes(), layout.tail_begin()));
+  return transfers;
 }
 
 }  // namespace
@@ -40,36 +65,26 @@ void unpack(const PieceLayout& layout, const at::Tensor& packed, const at::Tenso
 AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, Communicator& group,
                            std::string_view subject) {
   AllGather gather;
-  auto buffer = at::empty({layout.total_bytes()}, local.options());
-  if (layout.total_bytes() == 0) {
-    gather.unsharded = buffer;
-  } else if (layout.is_single_piece()) {
-    gather.unsharded = buffer;
-    gather.work = group.start_all_gather(buffer, local, subject);
-  } else if (group.launches_batches()) {
-    gather.unsharded = buffer;
-    std::vector<at::Tensor> outputs, inputs;
-    outputs.reserve(layout.count());
-    inputs.reserve(layout.count());
-    for (size_t i = 0; i < layout.count(); ++i) {
-      if (layout.piece_bytes(i) == 0) continue;
-      outputs.push_back(raw_view(buffer, layout.tensor_bytes(i), layout.tensor_offset(i)));
-      inputs.push_back(raw_view(local, layout.piece_bytes(i), local.storage_offset() + layout.offset(i)));
-    }
+  gather.layout = &layout;
+  if (layout.has_direct() || !layout.has_tail())
+    gather.unsharded = make_buffer(layout.total_bytes(), local.options());
+  if (layout.has_tail())
+    gather.tail = make_buffer(layout.tail_bytes() * layout.world_size(), local.options());
+  const auto [outputs, inputs] = transfers_of(gather, local);
+  if (outputs.size() == 1)
+    gather.work = group.start_all_gather(outputs[0], inputs[0], subject);
+  else if (!outputs.empty())
     gather.work = group.start_all_gather_batch(outputs, inputs, subject);
-  } else {
-    gather.packed = buffer;
-    gather.work = group.start_all_gather(buffer, local, subject);
-  }
   return gather;
 }
 
-at::Tensor finish_all_gather(const PieceLayout& layout, AllGather gather) {
+at::Tensor finish_all_gather(AllGather gather) {
   if (gather.work) gather.work->wait();
-  if (gather.unsharded.defined()) return gather.unsharded;
-  auto unsharded = at::empty({layout.total_bytes()}, gather.packed.options());
-  unpack(layout, gather.packed, unsharded);
-  return unsharded;
+  const auto& layout = *gather.layout;
+  if (!gather.unsharded.defined())
+    gather.unsharded = make_buffer(layout.total_bytes(), gather.tail.options());
+  if (layout.has_tail()) unpack_tail(layout, gather.tail, gather.unsharded);
+  return gather.unsharded;
 }
 
 }  // namespace fsdp

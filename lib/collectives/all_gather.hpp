@@ -12,23 +12,25 @@ namespace fsdp {
 
 /// An all-gather of several tensors under way.
 struct AllGather {
-  at::Tensor unsharded;        ///< undefined until `finish_all_gather` where the backend packs
-  at::Tensor packed;           ///< rank-major; undefined where nothing is packed
+  const PieceLayout* layout = nullptr;
+  at::Tensor unsharded;        ///< undefined until `finish_all_gather` where everything is packed
+  at::Tensor tail;             ///< rank-major; undefined where nothing is packed
   std::shared_ptr<Work> work;  ///< null where there was nothing to send
-  bool in_progress() const { return work != nullptr || unsharded.defined() || packed.defined(); }
+  bool in_progress() const { return layout != nullptr; }
 };
 
-/// Starts one collective (or one batched launch) that gathers every rank's packed pieces.
+/// Starts one collective (or one batched launch) that gathers every rank's pieces: the direct ones
+/// straight to their place in the unsharded buffer, the tail packed.
 ///
-/// local: 1-D bytes, layout.packed_bytes() long. It must stay untouched until the gather is finished.
-/// Allocates layout.total_bytes() on local's device. Runs on the current stream.
-/// Throws CommError if the launch fails.
+/// local: 1-D bytes, layout.rank_bytes() long. It and `layout` must stay until the gather is finished.
+/// Allocates layout.total_bytes() on local's device and, beside direct pieces, the tail's share once
+/// more. Runs on the current stream. Throws CommError if the launch fails.
 [[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local,
                                          Communicator& group, std::string_view subject);
 
-/// Waits and returns the unsharded tensors, 1-D bytes, tensor-major as `layout` says. Where the backend packs,
-/// this allocates them and frees the packed buffer: both live for the moment of the copy.
-/// Throws CommError if the collective failed; nothing is left allocated then.
-at::Tensor finish_all_gather(const PieceLayout& layout, AllGather gather);
+/// Waits and returns the unsharded tensors, 1-D bytes, tensor-major as the layout says. Where
+/// everything is packed, this allocates them and frees the packed buffer: both live for the moment
+/// of the copy. Throws CommError if the collective failed; nothing is left allocated then.
+at::Tensor finish_all_gather(AllGather gather);
 
 }  // namespace fsdp

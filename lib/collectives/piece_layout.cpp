@@ -1,5 +1,7 @@
 #include "collectives/piece_layout.hpp"
 
+#include "fsdp/communicator.hpp"
+
 namespace fsdp {
 
 namespace {
@@ -8,25 +10,39 @@ constexpr int64_t kAlignment = 16;
 int64_t align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 }  // namespace
 
-PieceLayout::PieceLayout(std::vector<int64_t> piece_bytes, int world_size)
-    : piece_bytes_(std::move(piece_bytes)), world_size_(world_size) {
-  offsets_.reserve(piece_bytes_.size());
-  for (int64_t bytes : piece_bytes_) {
-    offsets_.push_back(packed_bytes_);
-    packed_bytes_ += align(bytes);
+PieceLayout::PieceLayout(std::vector<int64_t> piece_bytes, int world_size, int64_t packs_below)
+    : piece_bytes_(std::move(piece_bytes)), offsets_(count()), world_size_(world_size) {
+  if (count() == 1) {
+    // It has no neighbour to be aligned for or packed with.
+    tail_begin_ = rank_bytes_ = piece_bytes_[0];
+    return;
   }
-  // One piece alone has no neighbour to be aligned for, and without a gap it needs no copy.
-  if (count() == 1) packed_bytes_ = piece_bytes_[0];
+  for (size_t i = 0; i < count(); ++i)
+    if (piece_bytes_[i] >= packs_below) place(i);
+  tail_begin_ = rank_bytes_;
+  for (size_t i = 0; i < count(); ++i)
+    if (piece_bytes_[i] < packs_below) place(i);
+}
+
+PieceLayout::PieceLayout(std::vector<int64_t> piece_bytes, const Communicator& group)
+    : PieceLayout(std::move(piece_bytes), group.size(),
+                  group.launches_batches() ? group.packs_below() : kPackAll) {}
+
+void PieceLayout::place(size_t i) {
+  offsets_[i] = rank_bytes_;
+  rank_bytes_ += align(piece_bytes_[i]);
 }
 
 PieceLayout PieceLayout::regrouped(int world_size) const {
   // Scaling the offsets too keeps tensor_offset(i) where it is: one unsharded buffer serves both.
   const int64_t factor = world_size_ / world_size;
-  auto scaled = [factor](std::vector<int64_t> values) {
-    for (auto& value : values) value *= factor;
-    return values;
-  };
-  return {scaled(piece_bytes_), scaled(offsets_), packed_bytes_ * factor, world_size};
+  PieceLayout scaled = *this;
+  for (auto& bytes : scaled.piece_bytes_) bytes *= factor;
+  for (auto& offset : scaled.offsets_) offset *= factor;
+  scaled.tail_begin_ *= factor;
+  scaled.rank_bytes_ *= factor;
+  scaled.world_size_ = world_size;
+  return scaled;
 }
 
 }  // namespace fsdp

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/buffer.hpp"
 #include "collectives/raw_view.hpp"
 
 namespace fsdp {
@@ -43,24 +44,30 @@ void write_rows(const ReduceEntry& entry, int64_t first, int64_t last, const at:
 
 int64_t row_count(const ReduceEntry& entry) { return entry.sizes.empty() ? 1 : entry.sizes[0]; }
 
-/// Rank-major: what one collective takes.
-at::Tensor pack(std::span<const ReduceEntry> entries, const PieceLayout& layout,
-                const at::TensorOptions& options) {
-  const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
-  const int64_t packed_numel = layout.packed_bytes() / itemsize;
-  auto input = at::empty({layout.world_size() * packed_numel}, options);
-  for (int64_t rank = 0; rank < layout.world_size(); ++rank) {
-    for (size_t i = 0; i < entries.size(); ++i) {
-      const auto& entry = entries[i];
-      const int64_t rows = row_count(entry);
-      const int64_t first = std::min(rows, rank * entry.rows_per_rank);
-      const int64_t last = std::min(rows, first + entry.rows_per_rank);
-      // The gap up to the next piece is summed like the rest, so it is zeroed like the rest.
-      const int64_t begin = layout.offset(i) / itemsize;
-      const int64_t end = i + 1 < entries.size() ? layout.offset(i + 1) / itemsize : packed_numel;
-      write_rows(entry, first, last, input.narrow(0, rank * packed_numel + begin, end - begin));
-    }
+/// Writes one rank's pieces that lie from `begin` (bytes) on, and zeros between them: the gaps are
+/// summed like the rest. In that part the entries lie in their own order.
+void write_pieces(std::span<const ReduceEntry> entries, const PieceLayout& layout, int64_t rank,
+                  int64_t begin, const at::Tensor& to) {
+  int64_t end = to.numel();
+  for (size_t i = entries.size(); i-- > 0;) {
+    if (layout.offset(i) < begin) continue;
+    const auto& entry = entries[i];
+    const int64_t rows = row_count(entry);
+    const int64_t first = std::min(rows, rank * entry.rows_per_rank);
+    const int64_t last = std::min(rows, first + entry.rows_per_rank);
+    const int64_t at = (layout.offset(i) - begin) / to.element_size();
+    write_rows(entry, first, last, to.narrow(0, at, end - at));
+    end = at;
   }
+}
+
+/// Rank-major: what one collective takes.
+at::Tensor pack_tail(std::span<const ReduceEntry> entries, const PieceLayout& layout,
+                     const at::TensorOptions& options) {
+  const int64_t numel = layout.tail_bytes() / static_cast<int64_t>(options.dtype().itemsize());
+  auto input = make_buffer(layout.world_size() * numel, options);
+  for (int64_t rank = 0; rank < layout.world_size(); ++rank)
+    write_pieces(entries, layout, rank, layout.tail_begin(), input.narrow(0, rank * numel, numel));
   return input;
 }
 
@@ -70,7 +77,7 @@ at::Tensor whole(const ReduceEntry& entry, int world_size, const at::TensorOptio
   const auto& gradient = entry.gradient;
   if (gradient.defined() && gradient.numel() == numel && lies_as(gradient, entry))
     return raw_view(gradient, numel, gradient.storage_offset());
-  auto input = at::empty({numel}, options);
+  auto input = make_buffer(numel, options);
   write_rows(entry, 0, row_count(entry), input);
   return input;
 }
@@ -87,30 +94,46 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceEntry> entries, at::Sca
   for (const auto& entry : entries) piece_bytes.push_back(piece_numel(entry) * itemsize);
 
   ReduceScatter reduction;
-  reduction.layout = PieceLayout(std::move(piece_bytes), group.size());
+  reduction.layout = group.size() == 1 ? PieceLayout(std::move(piece_bytes), /*world_size=*/1)
+                                       : PieceLayout(std::move(piece_bytes), group);
   const auto& layout = reduction.layout;
-  if (group.size() == 1 || layout.packed_bytes() == 0) {
-    reduction.output = pack(entries, layout, options);
-    return reduction;
-  }
-  reduction.output = at::empty({layout.packed_bytes() / itemsize}, options);
-  if (!group.launches_batches()) {
-    reduction.inputs.push_back(pack(entries, layout, options));
-    reduction.work = group.start_reduce_scatter(reduction.output, reduction.inputs[0],
-                                                ReduceOp::kSum, subject);
+  reduction.output = make_buffer(layout.rank_bytes() / itemsize, options);
+  if (group.size() == 1) {
+    write_pieces(entries, layout, /*rank=*/0, /*begin=*/0, reduction.output);
     return reduction;
   }
   std::vector<at::Tensor> outputs;
-  outputs.reserve(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (layout.piece_bytes(i) == 0) continue;
+    if (!layout.is_direct(i) || layout.piece_bytes(i) == 0) continue;
     reduction.inputs.push_back(whole(entries[i], group.size(), options));
     outputs.push_back(
         raw_view(reduction.output, piece_numel(entries[i]), layout.offset(i) / itemsize));
   }
-  reduction.work = group.start_reduce_scatter_batch(outputs, reduction.inputs, ReduceOp::kSum,
-                                                    subject);
+  if (layout.has_tail()) {
+    reduction.inputs.push_back(pack_tail(entries, layout, options));
+    outputs.push_back(raw_view(reduction.output, layout.tail_bytes() / itemsize,
+                               layout.tail_begin() / itemsize));
+  }
+  if (outputs.size() == 1)
+    reduction.work =
+        group.start_reduce_scatter(outputs[0], reduction.inputs[0], ReduceOp::kSum, subject);
+  else if (!outputs.empty())
+    reduction.work = group.start_reduce_scatter_batch(outputs, reduction.inputs, ReduceOp::kSum,
+                                                      subject);
   return reduction;
+}
+
+int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries) {
+  const auto& layout = reduction.layout;
+  const int64_t world = layout.world_size();
+  int64_t bytes = layout.rank_bytes();
+  if (world == 1) return bytes;
+  bytes += world * layout.tail_bytes();
+  // What the ranks do not divide needs padding, and so a copy.
+  for (size_t i = 0; i < entries.size(); ++i)
+    if (layout.is_direct(i) && row_count(entries[i]) != world * entries[i].rows_per_rank)
+      bytes += layout.tensor_bytes(i);
+  return bytes;
 }
 
 void finish_reduce_scatter(ReduceScatter& reduction) {

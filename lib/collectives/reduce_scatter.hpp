@@ -32,12 +32,16 @@ struct ReduceScatter {
 /// Sums the entries over the group's ranks; each rank receives its own rows of each.
 ///
 /// entries: all gradients defined have `dtype` and are on `device`. The same list on every rank, but for the values.
-/// Padding rows are zero. One collective, or one batched launch in which gradients whose rows the
-/// ranks divide travel without being copied.
+/// Padding rows are zero. One collective, or one batched launch in which large gradients whose rows
+/// the ranks divide travel without being copied.
 /// The caller may drop its gradients as soon as this returns. Runs on the current stream.
 [[nodiscard]] ReduceScatter start_reduce_scatter(std::span<const ReduceEntry> entries,
                                                  at::ScalarType dtype, c10::Device device,
                                                  Communicator& group, std::string_view subject);
+
+/// The bytes that a started reduction of these entries allocates, by its layout, if every gradient
+/// is there and lies in memory as its entry says.
+int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);
 
 /// Waits and frees the inputs; `output` is complete. Throws CommError if the collective failed.
 void finish_reduce_scatter(ReduceScatter& reduction);

@@ -7,6 +7,7 @@
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
 #include "group/param_group.hpp"
+#include "group/root_context.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -68,6 +69,10 @@ GradientReduction::GradientReduction(std::shared_ptr<ParamGroup> group) : group_
   for (auto& part : parts_) {
     part.reduce_scatter = start_reduce_scatter(part.entries, part.dtype, group_->config().device,
                                                *info.shard_group, group_->name());
+    auto& statistics = group_->context->statistics();
+    ++statistics.reductions;
+    statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
+    statistics.buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
     // Free the gradients now, not when the collective is done: where they were packed nothing
     // refers to them any more, and waiting would keep two groups' gradients alive at once.
     for (auto& entry : part.entries) entry.gradient.reset();

@@ -13,7 +13,7 @@ namespace fsdp {
 
 ParamGroup::ParamGroup(GroupConfig config, std::vector<std::string> names,
                        const std::vector<at::Tensor>& handles)
-    : config_(std::move(config)), tally(handles.size()) {
+    : tally(handles.size()), config_(std::move(config)) {
   BelowResidency below;
   const auto& info = config_.mesh_info;
   std::vector<int64_t> piece_bytes;
@@ -21,13 +21,14 @@ ParamGroup::ParamGroup(GroupConfig config, std::vector<std::string> names,
     params_.emplace_back(std::move(names[i]), handles[i], info.shard_size(), info.shard_rank());
     piece_bytes.push_back(params_.back().piece_bytes());
   }
-  layout_ = PieceLayout(std::move(piece_bytes), info.shard_size());
+  layout_ = PieceLayout(std::move(piece_bytes), *info.shard_group);
   for (size_t i = 0; i < params_.size(); ++i)
     pieces_.push_back(params_[i].own_memory(config_.device));
   const bool all_alias = std::all_of(pieces_.begin(), pieces_.end(),
                                      [](const at::Tensor& piece) { return piece.defined(); });
   if (!all_alias)
-    shard_ = at::empty({layout_.packed_bytes()},
+    // Between pieces lie alignment gaps: they travel, so they are defined.
+    shard_ = at::zeros({layout_.rank_bytes()},
                        at::TensorOptions().dtype(at::kByte).device(config_.device));
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!pieces_[i].defined()) {
@@ -36,13 +37,7 @@ ParamGroup::ParamGroup(GroupConfig config, std::vector<std::string> names,
     }
     params_[i].make_registered(link_, i, pieces_[i]);
   }
-  // Between pieces lie alignment gaps: they travel, so they are defined.
-  if (shard_.defined() && !config_.device.is_meta())
-    for (size_t i = 0; i < params_.size(); ++i) {
-      const int64_t end = layout_.offset(i) + layout_.piece_bytes(i);
-      const int64_t next = i + 1 < params_.size() ? layout_.offset(i + 1) : layout_.packed_bytes();
-      shard_.narrow(0, end, next - end).zero_();
-    }
+  count_trainable();
 }
 
 ParamGroup::~ParamGroup() {
@@ -80,13 +75,14 @@ void ParamGroup::unshard() {
     take_changes();
     drop_post_forward_shard();  // made of values from before the write
   }
-  gathers_post_forward_shard_ = post_forward_shard_.defined();
-  if (gathers_post_forward_shard_) {
-    const auto& group = policy_.after_forward.post_forward_group;
-    gather_ = start_all_gather(layout_.regrouped(group->size()), post_forward_shard_, *group, name());
-  } else {
-    gather_ = start_all_gather(layout_, shard_, *config_.mesh_info.shard_group, name());
-  }
+  gather_ = post_forward_.shard.defined()
+                ? start_all_gather(post_forward_.layout, post_forward_.shard,
+                                   *policy_.after_forward.post_forward_group, name())
+                : start_all_gather(layout_, shard_, *config_.mesh_info.shard_group, name());
+  auto& statistics = context->statistics();
+  ++statistics.all_gathers;
+  statistics.gathered_bytes += layout_.total_bytes();
+  statistics.buffer_bytes += gather_.layout->gather_bytes();
   context->note_held(*this);
 }
 
@@ -94,11 +90,8 @@ void ParamGroup::wait_for_unshard() {
   if (is_unsharded_) return;
   require_state(is_gathering(), "{}: wait_for_unshard without unshard", name());
   BelowResidency below;
-  const auto layout = gathers_post_forward_shard_
-                          ? layout_.regrouped(policy_.after_forward.post_forward_group->size())
-                          : layout_;
   try {
-    show(finish_all_gather(layout, std::exchange(gather_, {})));
+    show(finish_all_gather(std::exchange(gather_, {})));
   } catch (...) {
     context->note_released(*this);
     throw;
@@ -130,12 +123,14 @@ void ParamGroup::reshard() {
 
 void ParamGroup::reshard_after_forward() {
   const auto& group = policy_.after_forward.post_forward_group;
-  if (group && is_unsharded_ && !post_forward_shard_.defined() && !is_stale()) {
+  if (group && is_unsharded_ && !post_forward_.shard.defined() && !is_stale()) {
     BelowResidency below;
-    const auto pieces = layout_.regrouped(group->size());
-    post_forward_shard_ = at::zeros({pieces.packed_bytes()}, unsharded_.options());
+    post_forward_.layout = layout_.regrouped(group->size());
+    const auto& pieces = post_forward_.layout;
+    post_forward_.shard = at::zeros({pieces.rank_bytes()}, unsharded_.options());
+    context->statistics().buffer_bytes += pieces.rank_bytes();
     for (size_t i = 0; i < params_.size(); ++i)
-      post_forward_shard_.narrow(0, pieces.offset(i), pieces.piece_bytes(i))
+      post_forward_.shard.narrow(0, pieces.offset(i), pieces.piece_bytes(i))
           .copy_(unsharded_.narrow(0, layout_.tensor_offset(i) + group->rank() * pieces.piece_bytes(i),
                                    pieces.piece_bytes(i)));
   }
@@ -156,7 +151,13 @@ void ParamGroup::follow_versions() {
 bool ParamGroup::sync_requires_grad() {
   bool changed = false;
   for (auto& param : params_) changed |= param.sync_requires_grad();
+  if (changed) count_trainable();
   return changed;
+}
+
+void ParamGroup::count_trainable() {
+  trainable_count_ = static_cast<size_t>(std::count_if(
+      params_.begin(), params_.end(), [](const auto& param) { return param.requires_grad(); }));
 }
 
 void ParamGroup::audit() {

@@ -60,11 +60,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   ReductionConfig& reduction() { return reduction_; }
   const ReductionConfig& reduction() const { return reduction_; }
   /// How many parameters need a gradient, as of the last `sync_requires_grad`.
-  size_t trainable_count() const {
-    return static_cast<size_t>(std::count_if(params_.begin(), params_.end(), [](const auto& param) {
-      return param.requires_grad();
-    }));
-  }
+  size_t trainable_count() const { return trainable_count_; }
 
   // --- residency, as the root asks for it
   /// Starts the gather unless the group is unsharded or it has started. Never waits.
@@ -76,7 +72,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// Releases after forward: keeps this rank's piece for the smaller gather where the policy says so.
   void reshard_after_forward();
   /// Drops what `reshard_after_forward` kept.
-  void drop_post_forward_shard() { post_forward_shard_.reset(); }
+  void drop_post_forward_shard() { post_forward_.shard.reset(); }
   bool is_unsharded() const { return is_unsharded_; }
   bool is_gathering() const { return gather_.in_progress(); }
   bool is_held() const { return is_unsharded_ || is_gathering(); }
@@ -86,7 +82,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_never_released() const { return config_.mesh_info.shard_size() == 1; }
   /// Bytes that `unshard` makes live.
   int64_t unsharded_bytes() const { return layout_.total_bytes(); }
-  int64_t sharded_bytes() const { return layout_.packed_bytes(); }
+  int64_t sharded_bytes() const { return layout_.rank_bytes(); }
 
   /// Brings replaced storages home and follows versions: before every gather of a stale group, and
   /// instead of it where nothing is ever released.
@@ -135,6 +131,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
 
  private:
   void show(at::Tensor unsharded);
+  void count_trainable();
 
   GroupConfig config_;
   OwnerLink link_ = std::make_shared<ResidencyOwner*>(this);
@@ -142,12 +139,15 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   ReductionConfig reduction_;
   std::vector<ShardedParam> params_;
   PieceLayout layout_;
-  at::Tensor shard_;               // packed pieces of this rank, 1-D bytes; undefined at one rank
+  at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank
   std::vector<at::Tensor> pieces_;  // views of it; at one rank the parameters' own memory
-  at::Tensor post_forward_shard_;  // this rank's pieces for the gather over fewer ranks
+  struct {
+    PieceLayout layout;
+    at::Tensor shard;
+  } post_forward_;  // this rank's pieces for the gather over fewer ranks; none: undefined
   AllGather gather_;
-  bool gathers_post_forward_shard_ = false;
   at::Tensor unsharded_;
+  size_t trainable_count_ = 0;
   bool is_unsharded_ = false;
   bool was_written_ = false;  // by anybody but through a handle, ever
   int reductions_before_write_ = 0;

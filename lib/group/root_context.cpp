@@ -104,6 +104,9 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
     }
   }
   make_room(used, nullptr);
+  // A user who allows nothing ahead wants the least memory: then a reduction's buffers do not stay
+  // beside the next group's parameters either.
+  if (options_.prefetch_distance == 0 && phase_ == Phase::kBackward) free_reduction_inputs();
   make_readable(used);
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) group->mark_ready(task);

@@ -9,6 +9,7 @@
 
 #include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
+#include "fsdp/statistics.hpp"
 #include "group/use_trace.hpp"
 
 namespace fsdp {
@@ -65,6 +66,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void note_released(ParamGroup& group);
   int64_t unsharded_bytes() const { return unsharded_bytes_; }
   int64_t peak_unsharded_bytes() const { return peak_unsharded_bytes_; }
+  StepStatistics& statistics() { return statistics_; }
 
  private:
   enum class Phase { kIdle, kForward, kBackward };
@@ -86,7 +88,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   // gather and release (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void follow_step(std::span<ParamGroup* const> used);
-  void set_current(std::span<ParamGroup* const> used);
   void release_unneeded(std::span<ParamGroup* const> used);
   bool is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const;
   void prefetch(std::span<ParamGroup* const> used);
@@ -102,6 +103,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void finish_group(ParamGroup& group);
   void reduce(ParamGroup& group);
   void flush_gradients();
+  void free_reduction_inputs();
 
   std::recursive_mutex mutex_;
   Options options_;
@@ -120,6 +122,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;
   std::vector<GradientReduction> reductions_;  // under way, oldest first
+  StepStatistics statistics_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;
 };
 

@@ -153,7 +153,7 @@ void RootContext::finish_group(ParamGroup& group) {
 void RootContext::reduce(ParamGroup& group) {
   // One reduction under way at a time (and one all-reduce behind it): two groups' gradients are
   // never packed together.
-  for (auto& reduction : reductions_) reduction.advance();
+  free_reduction_inputs();
   const size_t stays = group.config().mesh_info.replicate_size() > 1 ? 1 : 0;
   while (reductions_.size() > stays) {
     reductions_.front().finish();
@@ -162,6 +162,10 @@ void RootContext::reduce(ParamGroup& group) {
   group.tally.is_reduced = true;
   group.note_reduction();
   reductions_.emplace_back(group.shared_from_this());
+}
+
+void RootContext::free_reduction_inputs() {
+  for (auto& reduction : reductions_) reduction.advance();
 }
 
 void RootContext::flush_gradients() {

@@ -133,7 +133,8 @@ RandomTree draw_tree(uint64_t seed) {
   training.accumulation = draw_accumulation(draw, training);
   training.prefetch_distance = static_cast<int>(draw.one_of<int64_t>({0, 1, 1, 2}));
   if (draw.chance(0.4)) training.max_norm = 0.05;
-  training.launches_batches = draw.chance(0.4);
+  training.launches_batches = draw.chance(0.5);
+  training.packs_below = draw.one_of<int64_t>({0, 64, 200});
   tree.root_is_sharded = draw.chance(0.85);
   training.reduce_unused = training.world_size > 1 && tree.root_is_sharded && draw.chance(0.25);
   // float shows what users see, double separates rounding from mistakes
@@ -201,7 +202,7 @@ std::string describe(const RandomTree& tree) {
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
-      t.launches_batches ? " batched launches" : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
+      t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
       describe(tree.root));
 }
 

@@ -44,6 +44,7 @@ struct Training {
   uint64_t seed = 17;  ///< of the weights
   bool weight_decay = true;
   bool launches_batches = false;  ///< the world offers grouped launches, as NCCL does
+  int64_t packs_below = 0;        ///< of those launches
 
   int64_t shard_ranks() const { return replicate_only ? 1 : replicas > 0 ? world_size / replicas : world_size; }
   double tolerance() const { return dtype == at::kDouble ? 1e-11 : 1e-5; }

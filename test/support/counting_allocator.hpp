@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace fsdp::bench {
+namespace fsdp::test {
 
 /// One allocation (`bytes` > 0) or release (`bytes` < 0) of tensor memory.
 struct MemoryEvent {
@@ -28,6 +28,9 @@ int64_t peak_bytes();
 /// What happened since `start_recording`, in order.
 std::vector<MemoryEvent> recorded_events();
 
+/// All bytes that were allocated since then, whether released or not.
+int64_t allocated_bytes();
+
 /// What was live at the moment of that peak: how many allocations of each size in bytes.
 std::map<int64_t, int> sizes_at_peak();
 
@@ -36,4 +39,4 @@ std::map<int64_t, int> sizes_at_peak();
 int64_t peak_without(std::span<const MemoryEvent> events, std::span<const uintptr_t> left_out,
                      int64_t live_at_start);
 
-}  // namespace fsdp::bench
+}  // namespace fsdp::test

@@ -1,4 +1,4 @@
-#include "counting_allocator.hpp"
+#include "support/counting_allocator.hpp"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-namespace fsdp::bench {
+namespace fsdp::test {
 namespace {
 
 struct Ledger {
@@ -110,6 +110,12 @@ std::vector<MemoryEvent> recorded_events() {
   return ledger().events;
 }
 
+int64_t allocated_bytes() {
+  int64_t bytes = 0;
+  for (const auto& event : recorded_events()) bytes += std::max<int64_t>(event.bytes, 0);
+  return bytes;
+}
+
 std::map<int64_t, int> sizes_at_peak() {
   const std::lock_guard lock(ledger().mutex);
   auto sizes = ledger().sizes_at_start;
@@ -139,4 +145,4 @@ int64_t peak_without(std::span<const MemoryEvent> events, std::span<const uintpt
   return peak;
 }
 
-}  // namespace fsdp::bench
+}  // namespace fsdp::test

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+namespace fsdp {
+
+class FSDPModule;
+
+/// What a root's steps have done on this rank since `fully_shard`. Counts launches, from the layouts
+/// of what was launched: the same on every run, whatever the timing.
+struct StepStatistics {
+  int64_t all_gathers = 0;
+  int64_t gathered_bytes = 0;  ///< of unsharded parameters, with padding
+  int64_t reductions = 0;      ///< one for each group and reduce dtype
+  int64_t reduced_bytes = 0;   ///< of unsharded gradients, with padding
+  /// Bytes of all buffers made for these: unsharded parameters, packed pieces, reduced gradients.
+  /// The communicator's own are not among them.
+  int64_t buffer_bytes = 0;
+};
+
+/// `module` or any sharded module below the same root. No communication.
+StepStatistics statistics(const FSDPModule& module);
+
+}  // namespace fsdp

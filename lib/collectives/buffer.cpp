@@ -1,0 +1,32 @@
+#include "collectives/buffer.hpp"
+
+#include <ATen/ops/empty.h>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace fsdp {
+
+namespace {
+
+void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t kHugePage = 2 << 20;
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (address + bytes) / kHugePage * kHugePage;
+  // A hint: a kernel that knows nothing of it changes nothing.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace
+
+at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options) {
+  auto buffer = at::empty({numel}, options);
+  if (buffer.is_cpu() && buffer.nbytes() > 0) ask_for_huge_pages(buffer.data_ptr(), buffer.nbytes());
+  return buffer;
+}
+
+}  // namespace fsdp

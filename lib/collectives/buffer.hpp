@@ -1,0 +1,15 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp {
+
+/// Memory for one of the runtime's own buffers: 1-D, contiguous, not initialised. All of them come
+/// from here.
+///
+/// A group's buffer is released and made again several times a step, and fresh memory costs a page
+/// fault every 4 KiB, as much time as the copy that fills it. On Linux the kernel is asked for
+/// huge pages (2 MiB) where a large CPU buffer covers them whole: 15 % of a step on two gloo ranks.
+at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options);
+
+}  // namespace fsdp

@@ -1,0 +1,84 @@
+#include <catch2/catch.hpp>
+
+#include "support/counting_allocator.hpp"
+#include "support/models.hpp"
+
+// What the runtime says that it did against what was seen: by the recording communicator, and by an
+// allocator that counts every byte.
+namespace fsdp::test {
+namespace {
+
+constexpr int64_t kWidth = 48;
+
+/// LibTorch makes a tensor of the factor that averages, in double, and casts it to float.
+constexpr int64_t kBytesOfFactor = 12;
+
+struct Case {
+  std::string name;
+  SimulatedNetwork network;
+  ReshardAfterForward reshard;
+};
+
+/// A step's forward and backward; what it allocated in bytes.
+template <class Model>
+int64_t bytes_of_step(Model& model, const at::Tensor& input) {
+  for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+  start_recording();
+  model->forward(input).sum().backward();
+  return allocated_bytes();
+}
+
+}  // namespace
+
+TEST_CASE("the bytes that the runtime allocates are those of its plan, exactly", "[statistics][memory]") {
+  install_counting_allocator();
+  const Case cases[] = {
+      {"everything packed", {.world_size = 4, .launches_batches = false}, {}},
+      {"everything direct", {.world_size = 4}, {}},
+      {"short pieces packed", {.world_size = 4, .packs_below = 1000}, {}},
+      {"rows that the ranks do not divide", {.world_size = 3}, {}},
+      {"kept after forward", {.world_size = 4}, false},
+      {"gathered over two ranks in backward", {.world_size = 4}, 2},
+      {"a world of many ranks", {.world_size = 64, .packs_below = 100}, {}},
+  };
+  for (const auto& [name, network, reshard] : cases) {
+    CAPTURE(name);
+    const auto input = torch::ones({3, kWidth});
+    auto plain = seeded(5, [] { return Chain(3, kWidth); });
+    bytes_of_step(plain, input);
+    const int64_t plain_bytes = bytes_of_step(plain, input);
+
+    const auto world = simulated_network(network);
+    ShardedChain sharded(init_device_mesh(world, {world->size()}, {"shard"}), 3, kWidth, reshard);
+    for (int step = 0; step < 3; ++step) {
+      const auto before = statistics(sharded.root[0]);
+      const int64_t bytes = bytes_of_step(sharded.model, input);
+      const auto after = statistics(sharded.root[0]);
+      CAPTURE(step);
+      const int64_t reductions = after.reductions - before.reductions;
+      CHECK(bytes - plain_bytes ==
+            after.buffer_bytes - before.buffer_bytes + reductions * kBytesOfFactor);
+    }
+  }
+}
+
+TEST_CASE("gathers, reductions and their bytes are counted as they are launched", "[statistics]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    rank.log().clear();
+    for (int step = 0; step < 3; ++step) chain.model->forward(torch::ones({2, 6})).sum().backward();
+    int64_t gathers = 0, gathered = 0, reductions = 0, reduced = 0;
+    for (const auto& call : rank.log().calls) {
+      if (call.operation == "all_gather") ++gathers, gathered += call.bytes;
+      if (call.operation == "reduce_scatter") ++reductions, reduced += call.bytes;
+    }
+    const auto counted = statistics(chain.layers[1]);  // of its root
+    rank.check_equal(counted.all_gathers, gathers, "all-gathers");
+    rank.check_equal(counted.gathered_bytes, gathered, "gathered bytes");
+    rank.check_equal(counted.reductions, reductions, "reductions");
+    rank.check_equal(counted.reduced_bytes, reduced, "reduced bytes");
+    rank.check(gathers > 0 && reductions > 0, "the step communicated");
+  }));
+}
+
+}  // namespace fsdp::test

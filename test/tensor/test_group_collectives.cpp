@@ -1,0 +1,93 @@
+#include <catch2/catch.hpp>
+
+#include "collectives/all_gather.hpp"
+#include "collectives/reduce_scatter.hpp"
+#include "draw.hpp"
+#include "support/ranks.hpp"
+
+// One group's tensors gathered and reduced together, over worlds that pack all, some or none.
+namespace fsdp::test {
+namespace {
+
+struct World {
+  int size;
+  ThreadRanksOptions options;
+};
+
+World draw_world(Draw& draw) {
+  const int size = static_cast<int>(draw.between(1, 5));
+  return {size,
+          {.timeout = std::chrono::seconds(20), .launches_batches = draw.between(0, 9) < 7, .packs_below = draw.one_of<int64_t>({0, 40, 100'000})}};
+}
+
+/// Rows of a matrix, on all ranks the same.
+at::Tensor rows(int64_t count, int64_t width, int64_t start) {
+  return (torch::arange(count * width, at::kFloat) + static_cast<double>(start)).view({count, width});
+}
+
+}  // namespace
+
+TEST_CASE("a group's all-gather puts every rank's pieces side by side", "[collectives][all_gather]") {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Draw draw(seed);
+    const auto world = draw_world(draw);
+    std::vector<int64_t> pieces(static_cast<size_t>(draw.between(1, 6)));
+    for (auto& bytes : pieces) bytes = draw.between(0, 90);
+    CAPTURE(seed, world.size, pieces);
+    const bool ok = on_ranks(world.size, [&](Rank& rank) {
+      const PieceLayout layout(pieces, *rank.world());
+      auto local = at::zeros({layout.rank_bytes()}, at::kByte);
+      for (size_t i = 0; i < pieces.size(); ++i)
+        local.narrow(0, layout.offset(i), pieces[i]).fill_(static_cast<int>(10 * i) + rank.index() + 1);
+      const auto whole = finish_all_gather(start_all_gather(layout, local, *rank.world(), "group"));
+      for (size_t i = 0; i < pieces.size(); ++i)
+        for (int from = 0; from < world.size; ++from)
+          rank.check_identical(
+              whole.narrow(0, layout.tensor_offset(i) + from * pieces[i], pieces[i]),
+              at::full({pieces[i]}, static_cast<int>(10 * i) + from + 1, at::kByte),
+              fmt::format("piece {} of rank {}", i, from));
+      const bool anything = layout.rank_bytes() > 0;
+      rank.check_equal(rank.calls().size(), static_cast<size_t>(anything), "collectives");
+    }, world.options);
+    CHECK(ok);
+  }
+}
+
+TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[collectives][reduce_scatter]") {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Draw draw(seed);
+    const auto world = draw_world(draw);
+    struct Drawn {
+      int64_t count, width;
+      bool is_transposed, is_absent;
+    };
+    std::vector<Drawn> drawn;
+    for (int64_t i = draw.between(1, 6); i > 0; --i)
+      drawn.push_back({draw.between(1, 9), draw.between(1, 5), draw.between(0, 9) < 3, draw.between(0, 9) < 2});
+    CAPTURE(seed, world.size);
+    const bool ok = on_ranks(world.size, [&](Rank& rank) {
+      std::vector<ReduceEntry> entries;
+      for (const auto& [count, width, is_transposed, is_absent] : drawn) {
+        auto gradient = rows(count, width, 0) * (rank.index() + 1);
+        if (is_transposed) gradient = gradient.t().contiguous().t();
+        entries.push_back({is_absent && rank.index() % 2 == 0 ? at::Tensor() : gradient, {count, width},
+                           {width, 1}, (count + world.size - 1) / world.size, width});
+      }
+      auto reduction = start_reduce_scatter(entries, at::kFloat, at::kCPU, *rank.world(), "group");
+      finish_reduce_scatter(reduction);
+      rank.check(reduction.inputs.empty(), "the inputs are let go of");
+      for (size_t i = 0; i < drawn.size(); ++i) {
+        const auto& [count, width, is_transposed, is_absent] = drawn[i];
+        int64_t weight = 0;
+        for (int r = 0; r < world.size; ++r) weight += is_absent && r % 2 == 0 ? 0 : r + 1;
+        const int64_t first = std::min(count, rank.index() * entries[i].rows_per_rank);
+        const int64_t mine = std::min(entries[i].rows_per_rank, count - first);
+        rank.check_close(reduced_piece(reduction, i, mine * width),
+                         rows(mine, width, first * width).flatten() * weight, fmt::format("entry {}", i));
+      }
+    }, world.options);
+    CHECK(ok);
+  }
+}
+
+}  // namespace fsdp::test
