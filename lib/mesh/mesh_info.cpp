@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "comm/left_out.hpp"
 #include "comm/single_rank.hpp"
 #include "mesh/mesh_state.hpp"
 
@@ -19,6 +20,7 @@ std::vector<Placement> MeshInfo::placements() const {
 
 MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
   const int ndim = mesh.ndim();
+  auto group = [&](int dim) { return with_collectives_left_out(mesh.group(dim)); };
   if (use == MeshUse::kReplicateOnly) {
     require(ndim == 1,
             "{}: replicating without sharding takes one dimension, got {}; pass a sub-mesh "
@@ -26,14 +28,14 @@ MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
             mesh.to_string(), ndim);
     return {.mesh = mesh,
             .shard_group = single_rank_on(mesh.device_type()),
-            .replicate_group = mesh.group(0)};
+            .replicate_group = group(0)};
   }
   require(ndim <= 2,
           "{}: sharding takes one dimension (shard) or two (replicate, shard), got {}; pass the "
           "sub-mesh of the data-parallel ones, mesh.submesh({{...}})",
           mesh.to_string(), ndim);
-  if (ndim == 1) return {.mesh = mesh, .shard_group = mesh.group(0), .replicate_group = nullptr};
-  return {.mesh = mesh, .shard_group = mesh.group(1), .replicate_group = mesh.group(0)};
+  if (ndim == 1) return {.mesh = mesh, .shard_group = group(0), .replicate_group = nullptr};
+  return {.mesh = mesh, .shard_group = group(1), .replicate_group = group(0)};
 }
 
 namespace {

@@ -43,6 +43,10 @@ struct DeviceMeshAccess {
   /// Throws UsageError for an undefined mesh.
   static const State& state(const DeviceMesh& mesh);
   static DeviceMesh make(State state);
+  static const std::shared_ptr<const State>& shared_state(const DeviceMesh& mesh) {
+    return mesh.state_;
+  }
+  static DeviceMesh of(std::shared_ptr<const State> state);
 };
 
 /// Row-major positions: what is added to a position for one step in each dimension.

@@ -9,7 +9,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "fsdp/process_group.hpp"
+#include "mesh/default_mesh.hpp"
 #include "module/managed_states.hpp"
 #include "module/module_access.hpp"
 #include "module/module_table.hpp"
@@ -45,12 +45,6 @@ std::vector<Module*> checked_modules(const std::vector<Module*>& modules) {
     unique.push_back(module);
   }
   return unique;
-}
-
-DeviceMesh mesh_or_default(const DeviceMesh& mesh) {
-  if (mesh) return mesh;
-  auto world = default_process_group();
-  return init_device_mesh(world, {world->size()}, {"shard"});
 }
 
 void check_nested(const ModuleWalk& walk) {
@@ -132,7 +126,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   check_nested(walk);
 
   auto state = std::make_shared<ModuleState>();
-  const auto mesh = mesh_or_default(options.mesh);
+  const auto mesh = options.mesh ? options.mesh : default_device_mesh();
   state->mesh_info = make_mesh_info(
       mesh, options.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard);
   state->description = display_name(modules);
