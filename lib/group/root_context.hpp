@@ -84,6 +84,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void end_step();
   void release_everything();
   void prepare_step();
+  void release_between_steps();
 
   // gather and release (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);

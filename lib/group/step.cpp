@@ -47,13 +47,14 @@ void RootContext::enter_phase(int64_t task, const OperatorUse& use,
 
 void RootContext::prepare_step() {
   has_started_ = true;
-  const auto held = held_;
-  for (auto* group : held) {
-    // What reads have left behind goes; what the user keeps stays while it is true.
-    const bool stays = group->is_kept_by_user || !group->policy().reshard_after_backward;
-    if (!stays || group->is_stale()) group->reshard();
-  }
+  release_between_steps();  // what reads have left behind
   recheck();
+}
+
+void RootContext::release_between_steps() {
+  const auto held = held_;
+  for (auto* group : held)
+    if (group->policy().reshard_after_backward && !group->is_kept_by_user) group->reshard();
 }
 
 void RootContext::recheck() {
@@ -185,9 +186,7 @@ void RootContext::end_backward() {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     trace_->end_pass();
     phase_ = Phase::kIdle;
-    const auto held = held_;
-    for (auto* group : held)
-      if (group->policy().reshard_after_backward && !group->is_kept_by_user) group->reshard();
+    release_between_steps();
     return;
   }
   for (auto& reduction : reductions_) reduction.finish();
@@ -198,12 +197,11 @@ void RootContext::end_backward() {
 void RootContext::end_step() {
   trace_->end_pass();
   phase_ = Phase::kIdle;
-  const auto held = held_;
-  for (auto* group : held) {
+  for (auto* group : held_) {
     group->is_kept_by_user = group->is_listed_prefetch = false;
     group->mark_not_ready();
-    if (group->policy().reshard_after_backward) group->reshard();
   }
+  release_between_steps();
   for (auto* group : groups_) group->drop_post_forward_shard();
   for (auto* group : current_) group->mark_not_ready();
   current_.clear();
