@@ -28,6 +28,8 @@ RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 PUBLIC = {
     "error.hpp": "base",
     "launch_environment.hpp": "base",
+    "policy.hpp": "base",
+    "statistics.hpp": "base",
     "communicator.hpp": "comm",
     "process_group.hpp": "comm",
     "simulated_network.hpp": "comm",
