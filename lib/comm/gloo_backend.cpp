@@ -58,6 +58,7 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   /// From any thread: whoever waits for a peer in one of the works above wakes up and throws.
   void abort() override {
     std::lock_guard lock(mutex_);
+    is_aborted_ = true;
     for (auto* work : running_) work->stop();
   }
 
@@ -82,10 +83,11 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
 
   template <class GlooWork>
   c10::intrusive_ptr<c10d::Work> launch(c10::intrusive_ptr<GlooWork> work) {
-    work->post();
+    work->start();
     {
       std::lock_guard lock(mutex_);
       running_.push_back(work.get());
+      if (is_aborted_) work->stop();  // it came between
     }
     enqueue(work);
     return work;
@@ -105,6 +107,7 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   std::mutex mutex_;
   std::condition_variable is_idle_;
   std::vector<GlooExchange*> running_;  ///< queued or under way: gloo's queue keeps them alive
+  bool is_aborted_ = false;
   int next_tag_ = 0;
 };
 

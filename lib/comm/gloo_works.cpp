@@ -64,7 +64,15 @@ void GlooExchange::wait_for_sends() {
   for (const auto& message : sends_) wait_for(message);
 }
 
+GlooExchange::~GlooExchange() { std::lock_guard lock(mutex_); }
+
+void GlooExchange::start() {
+  post();
+  std::lock_guard lock(mutex_);
+}
+
 void GlooExchange::run() {
+  { std::lock_guard lock(mutex_); }
   struct Finish {
     GlooExchange& work;
     ~Finish() {

@@ -51,8 +51,9 @@ struct WorkPlace {
 /// only some time later, and until then a step's peak of memory would depend on chance.
 class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
  public:
+  ~GlooExchange() override;
   /// Starts the messages.
-  virtual void post() = 0;
+  void start();
   void run() final;
   /// Only for c10d's flight recorder, which may ask when they are gone.
   const std::vector<at::Tensor> getInputTensors() override { return {}; }
@@ -73,6 +74,7 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from);
   void wait_for(const c10::intrusive_ptr<c10d::Work>& message);
   void wait_for_sends();
+  virtual void post() = 0;
   /// Returns when everything has arrived and is in its place.
   virtual void exchange() = 0;
   virtual void drop_tensors();
@@ -83,6 +85,8 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
  private:
   PeerLinks& links_;  // the group, which waits for its workers before it goes
   std::vector<c10::intrusive_ptr<c10d::Work>> sends_;
+  // Also held once by whoever takes the work over from another thread: c10d's queue has locks of its
+  // own, but ThreadSanitizer does not see them.
   std::mutex mutex_;
   std::vector<c10::intrusive_ptr<c10d::Work>> started_;  ///< to be aborted by `stop`
   bool stopped_ = false;
@@ -92,9 +96,9 @@ class GlooAllGather final : public GlooExchange {
  public:
   GlooAllGather(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
                 const Tensors& inputs);
-  void post() override;
 
  protected:
+  void post() override;
   void exchange() override;
   void drop_tensors() override;
 
@@ -107,9 +111,9 @@ class GlooReduceScatter final : public GlooExchange {
   /// All of one dtype.
   GlooReduceScatter(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
                     const Tensors& inputs, ReduceOp op);
-  void post() override;
 
  protected:
+  void post() override;
   void exchange() override;
   void drop_tensors() override;
 

@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "comm/c10d_communicator.hpp"
+#include "comm/default_world.hpp"
 #include "comm/gloo_backend.hpp"
 #include "comm/nccl_backend.hpp"
 #include "comm/rendezvous.hpp"
@@ -20,6 +21,7 @@ namespace {
 struct DefaultWorld {
   std::mutex mutex;
   std::shared_ptr<Communicator> world;
+  std::shared_ptr<const void> companion;
 };
 
 DefaultWorld& default_world() {
@@ -149,7 +151,17 @@ bool is_initialized() {
 void destroy_process_group() {
   DefaultWorld& holder = default_world();
   std::lock_guard lock(holder.mutex);
+  holder.companion = nullptr;
   holder.world = nullptr;
+}
+
+std::shared_ptr<const void> with_default_world(
+    const std::function<std::shared_ptr<const void>(const std::shared_ptr<Communicator>&)>& make) {
+  const auto world = default_process_group();
+  DefaultWorld& holder = default_world();
+  std::lock_guard lock(holder.mutex);
+  if (!holder.companion) holder.companion = make(world);
+  return holder.companion;
 }
 
 }  // namespace fsdp

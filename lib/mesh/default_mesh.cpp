@@ -1,30 +1,15 @@
 #include "mesh/default_mesh.hpp"
 
-#include <mutex>
-
-#include "fsdp/process_group.hpp"
+#include "comm/default_world.hpp"
 #include "mesh/mesh_state.hpp"
 
 namespace fsdp {
 
-namespace {
-struct Known {
-  std::mutex mutex;
-  std::weak_ptr<Communicator> world;
-  std::weak_ptr<const DeviceMeshAccess::State> mesh;  // not what keeps the world's groups alive
-};
-}  // namespace
-
 DeviceMesh default_device_mesh() {
-  static auto* known = new Known;
-  const auto world = default_process_group();
-  std::lock_guard lock(known->mutex);
-  if (auto mesh = known->mesh.lock(); mesh && known->world.lock() == world)
-    return DeviceMeshAccess::of(std::move(mesh));
-  const auto mesh = init_device_mesh(world, {world->size()}, {"shard"});
-  known->world = world;
-  known->mesh = DeviceMeshAccess::shared_state(mesh);
-  return mesh;
+  const auto mesh = with_default_world([](const std::shared_ptr<Communicator>& world) {
+    return std::make_shared<const DeviceMesh>(init_device_mesh(world, {world->size()}, {"shard"}));
+  });
+  return *std::static_pointer_cast<const DeviceMesh>(mesh);
 }
 
 }  // namespace fsdp

@@ -136,7 +136,8 @@ DeviceMesh DeviceMesh::flatten(const std::string& dim_name) const {
   flat.root = std::make_shared<RootMesh>(RootMesh{.world = root.world,
                                                   .shape = flat.shape,
                                                   .ranks = flat.ranks,
-                                                  .post_forward_groups = {}});
+                                                  .post_forward_groups = {},
+                                                   .left_out = {}});
   flat.root_dims = {0};
   return DeviceMeshAccess::make(std::move(flat));
 }

@@ -20,7 +20,12 @@ std::vector<Placement> MeshInfo::placements() const {
 
 MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
   const int ndim = mesh.ndim();
-  auto group = [&](int dim) { return with_collectives_left_out(mesh.group(dim)); };
+  auto& left_out = DeviceMeshAccess::state(mesh).root->left_out;
+  auto group = [&](int dim) {
+    auto& known = left_out[mesh.group(dim)];
+    if (!known) known = with_collectives_left_out(mesh.group(dim));
+    return known;
+  };
   if (use == MeshUse::kReplicateOnly) {
     require(ndim == 1,
             "{}: replicating without sharding takes one dimension, got {}; pass a sub-mesh "

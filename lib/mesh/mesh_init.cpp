@@ -76,7 +76,8 @@ void set_root(State& state, std::shared_ptr<Communicator> world) {
   state.root = std::make_shared<RootMesh>(RootMesh{.world = std::move(world),
                                                    .shape = state.shape,
                                                    .ranks = state.ranks,
-                                                   .post_forward_groups = {}});
+                                                   .post_forward_groups = {},
+                                                   .left_out = {}});
   state.root_dims.resize(state.shape.size());
   std::iota(state.root_dims.begin(), state.root_dims.end(), 0);
 }

@@ -15,12 +15,8 @@ const DeviceMesh::State& DeviceMeshAccess::state(const DeviceMesh& mesh) {
 }
 
 DeviceMesh DeviceMeshAccess::make(State state) {
-  return of(std::make_shared<const State>(std::move(state)));
-}
-
-DeviceMesh DeviceMeshAccess::of(std::shared_ptr<const State> state) {
   DeviceMesh mesh;
-  mesh.state_ = std::move(state);
+  mesh.state_ = std::make_shared<const State>(std::move(state));
   return mesh;
 }
 

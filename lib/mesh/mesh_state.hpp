@@ -24,6 +24,10 @@ struct RootMesh {
     std::shared_ptr<Communicator> shard_group, group;
   };
   std::map<std::pair<const Communicator*, int64_t>, PostForwardGroup> post_forward_groups;
+
+  /// What `make_mesh_info` hands out in the place of a group some of whose collectives are left out
+  /// (FSDP_FAKE_...): one for each, as groups are told apart by their identity.
+  std::map<std::shared_ptr<Communicator>, std::shared_ptr<Communicator>> left_out;
 };
 
 struct DeviceMesh::State {
@@ -43,10 +47,6 @@ struct DeviceMeshAccess {
   /// Throws UsageError for an undefined mesh.
   static const State& state(const DeviceMesh& mesh);
   static DeviceMesh make(State state);
-  static const std::shared_ptr<const State>& shared_state(const DeviceMesh& mesh) {
-    return mesh.state_;
-  }
-  static DeviceMesh of(std::shared_ptr<const State> state);
 };
 
 /// Row-major positions: what is added to a position for one step in each dimension.

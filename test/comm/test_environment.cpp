@@ -2,7 +2,7 @@
 
 #include "base/environment.hpp"
 #include "fsdp/error.hpp"
-#include "scoped_environment.hpp"
+#include "support/scoped_environment.hpp"
 
 namespace fsdp::test {
 

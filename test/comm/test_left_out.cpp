@@ -4,7 +4,7 @@
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "rank_results.hpp"
-#include "scoped_environment.hpp"
+#include "support/scoped_environment.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -31,18 +31,18 @@ TEST_CASE("nothing is left out unless it is asked for", "[comm][left_out]") {
 }
 
 TEST_CASE("FSDP_FAKE_ALL_GATHER leaves out the all-gathers alone", "[comm][left_out]") {
-  const ScopedEnvironment set({{"FSDP_FAKE_ALL_GATHER", "1"}});
+  const ScopedEnvironment set(Variables{{"FSDP_FAKE_ALL_GATHER", "1"}});
   CHECK(calls_that_remain() == std::vector<std::string>{"reduce_scatter subject", "all_reduce subject",
                                                         "broadcast subject"});
 }
 
 TEST_CASE("FSDP_FAKE_REDUCE leaves out what reduces", "[comm][left_out]") {
-  const ScopedEnvironment set({{"FSDP_FAKE_REDUCE", "1"}});
+  const ScopedEnvironment set(Variables{{"FSDP_FAKE_REDUCE", "1"}});
   CHECK(calls_that_remain() == std::vector<std::string>{"all_gather subject", "broadcast subject"});
 }
 
 TEST_CASE("a group that was split from one goes on leaving out", "[comm][left_out]") {
-  const ScopedEnvironment set({{"FSDP_FAKE_REDUCE", "1"}});
+  const ScopedEnvironment set(Variables{{"FSDP_FAKE_REDUCE", "1"}});
   const auto log = std::make_shared<CallLog>();
   const auto group = with_collectives_left_out(recording(simulated_network({.world_size = 4}), log));
   const auto half = group->split(std::vector<int>{0, 1}, "half");

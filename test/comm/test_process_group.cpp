@@ -8,7 +8,7 @@
 
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
-#include "scoped_environment.hpp"
+#include "support/scoped_environment.hpp"
 
 namespace fsdp::test {
 namespace {

@@ -6,6 +6,7 @@
 #include "printed.hpp"
 #include "split_log.hpp"
 #include "support/ranks.hpp"
+#include "support/scoped_environment.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -174,6 +175,15 @@ TEST_CASE("post-forward groups gather among their own ranks", "[mesh][mesh_info]
     const int first = rank.index() / 2 * 2;
     rank.check_identical(all, torch::tensor({int64_t{first}, int64_t{first + 1}}), "members");
   });
+}
+
+TEST_CASE("modules on one mesh share the group that leaves collectives out", "[mesh][mesh_info]") {
+  const ScopedEnvironment set(Variables{{"FSDP_FAKE_ALL_GATHER", "1"}});
+  const auto world = SplitLog::world(0, 4);
+  const auto mesh = init_device_mesh(world, {4}, {"shard"});
+  const auto group = make_mesh_info(mesh, MeshUse::kShard).shard_group;
+  CHECK(group != world);
+  CHECK(make_mesh_info(mesh, MeshUse::kShard).shard_group == group);
 }
 
 }  // namespace fsdp::test
