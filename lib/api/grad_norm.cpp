@@ -61,15 +61,24 @@ c10::Device device_of(const std::vector<at::Tensor>& parameters) {
   return parameters.empty() ? c10::Device(at::kCPU) : parameters.front().device();
 }
 
+/// The ranks' powers together. A maximum loses a NaN on some backends, so it travels as a flag.
+at::Tensor over_ranks(Communicator& group, const at::Tensor& power, double p) {
+  constexpr auto kSubject = "gradient norm";
+  if (!std::isinf(p)) {
+    group.start_all_reduce(power, ReduceOp::kSum, kSubject)->wait();
+    return power;
+  }
+  const auto is_nan = power.isnan();
+  const auto both = at::stack({power.masked_fill(is_nan, 0), is_nan.to(power.scalar_type())});
+  group.start_all_reduce(both, ReduceOp::kMax, kSubject)->wait();
+  return both[0].masked_fill(both[1].gt(0), std::numeric_limits<double>::quiet_NaN());
+}
+
 double total_norm(const std::vector<NormPart>& parts, double p, c10::Device device) {
   auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   for (const auto& part : parts) {
     auto power = local_power(part, p, device);
-    if (part.group)
-      part.group
-          ->start_all_reduce(power, std::isinf(p) ? ReduceOp::kMax : ReduceOp::kSum,
-                             "gradient norm")
-          ->wait();
+    if (part.group) power = over_ranks(*part.group, power, p);
     total = std::isinf(p) ? at::maximum(total, power) : total + power;
   }
   return std::isinf(p) ? total.item<double>() : std::pow(total.item<double>(), 1 / p);
@@ -98,8 +107,9 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   require_state(nonfinite == NonFinite::kAllow || std::isfinite(norm),
                 "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", norm);
   // As torch.nn.utils.clip_grad_norm_: the small constant keeps a zero norm from dividing.
-  const double scale = std::min(1.0, max_norm / (norm + 1e-6));
-  if (scale < 1.0 || std::isnan(scale))
+  // A norm that is not a number makes all gradients so, on every rank.
+  const double scale = max_norm / (norm + 1e-6);
+  if (!(scale >= 1.0))
     for (const auto& part : parts)
       for (auto gradient : part.gradients) gradient.mul_(scale);
   return norm;

@@ -127,5 +127,19 @@ TEST_CASE("parameters without gradients and empty shards count nothing", "[runti
   });
 }
 
+TEST_CASE("a norm that is not a number makes all gradients so, whichever rank it came from", "[runtime][clip_grad_norm]") {
+  for (const double type : {2.0, std::numeric_limits<double>::infinity()})
+    for (const int guilty : {0, 1})
+      on_ranks(2, [=](Rank& rank) {
+        ShardedChain chain(rank.mesh());
+        chain.loss(rank.index(), 0).backward();
+        auto parameters = chain.model->parameters();
+        if (rank.index() == guilty) parameters[0].grad().view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
+        rank.check_throws<StateError>([&] { clip_grad_norm_(parameters, 1.0, type, NonFinite::kThrow); }, {"norm"}, "asked to");
+        rank.check(std::isnan(clip_grad_norm_(parameters, 1.0, type)), "the norm");
+        rank.check(parameters[1].grad().isnan().all().item<bool>(), "another parameter's gradient");
+      });
+}
+
 }  // namespace
 }  // namespace fsdp::test
