@@ -1,6 +1,10 @@
 #pragma once
 
+#include <optional>
+#include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "fsdp/fully_shard.hpp"
 
@@ -25,13 +29,61 @@ class ForwardScope {
   return ForwardScope(root);
 }
 
-/// Runs `module->forward(inputs...)` inside a scope of its root.
+/// The casts at a module's boundary (T8), by its MixedPrecisionPolicy: floating-point inputs to
+/// param_dtype if cast_forward_inputs, floating-point outputs to output_dtype. Recorded by autograd.
+at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input);
+at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output);
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_tuple = false;
+template <class... Elements>
+inline constexpr bool is_tuple<std::tuple<Elements...>> = true;
+template <class First, class Second>
+inline constexpr bool is_tuple<std::pair<First, Second>> = true;
+
+/// `value` with `cast` applied to every tensor in it: alone, or in an optional, a vector or a tuple.
+template <class Cast, class Value>
+decltype(auto) cast_tensors(const Cast& cast, Value&& value) {
+  using Plain = std::remove_cvref_t<Value>;
+  if constexpr (std::is_same_v<Plain, at::Tensor>) {
+    return cast(value);
+  } else if constexpr (std::is_same_v<Plain, std::optional<at::Tensor>>) {
+    return value ? std::optional<at::Tensor>(cast(*value)) : std::optional<at::Tensor>();
+  } else if constexpr (std::is_same_v<Plain, std::vector<at::Tensor>>) {
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value) tensors.push_back(cast(tensor));
+    return tensors;
+  } else if constexpr (is_tuple<Plain>) {
+    return std::apply(
+        [&](auto&&... elements) {
+          return Plain(cast_tensors(cast, std::forward<decltype(elements)>(elements))...);
+        },
+        std::forward<Value>(value));
+  } else {
+    return std::forward<Value>(value);  // as it came, a reference if it was one
+  }
+}
+
+}  // namespace detail
+
+/// Runs `module->forward(inputs...)` inside a scope of its root, with the casts of its boundary.
+/// Tensors, and tensors in optionals, vectors and tuples, are cast; what else there is passes
+/// through.
 template <class Holder, class... Inputs>
 auto call(Holder&& module, Inputs&&... inputs) {
-  auto found = find_fsdp_module(*module);
-  if (!found) return module->forward(std::forward<Inputs>(inputs)...);
+  using Output = std::remove_cvref_t<decltype(module->forward(std::forward<Inputs>(inputs)...))>;
+  const auto found = find_fsdp_module(*module);
+  if (!found) return Output(module->forward(std::forward<Inputs>(inputs)...));
   ForwardScope scope(*found);
-  return module->forward(std::forward<Inputs>(inputs)...);
+  auto in = [&](const at::Tensor& tensor) { return cast_boundary_input(*found, tensor); };
+  auto out = [&](const at::Tensor& tensor) { return cast_boundary_output(*found, tensor); };
+  if constexpr (std::is_void_v<Output>)
+    module->forward(detail::cast_tensors(in, std::forward<Inputs>(inputs))...);
+  else
+    return Output(detail::cast_tensors(
+        out, module->forward(detail::cast_tensors(in, std::forward<Inputs>(inputs))...)));
 }
 
 }  // namespace fsdp

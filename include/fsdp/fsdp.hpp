@@ -10,6 +10,7 @@
 #include "fsdp/fully_shard.hpp"
 #include "fsdp/parameters.hpp"
 #include "fsdp/placement.hpp"
+#include "fsdp/policy.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "fsdp/statistics.hpp"

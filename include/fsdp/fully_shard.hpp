@@ -11,6 +11,7 @@
 
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/placement.hpp"
+#include "fsdp/policy.hpp"
 
 namespace fsdp {
 
@@ -54,6 +55,7 @@ struct FullyShardOptions {
   /// dimensions the first replicates and the second shards (HSDP).
   DeviceMesh mesh = {};
   ReshardAfterForward reshard_after_forward = {};
+  MixedPrecisionPolicy mp_policy = {};
   /// Parameters (as the module's members hold them) to leave alone: not sharded, moved or reduced.
   std::vector<at::Tensor> ignored_params = {};
   /// Modules whose subtrees are left alone, except units in them that are sharded already.

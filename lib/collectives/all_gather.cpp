@@ -66,6 +66,7 @@ AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, C
                            std::string_view subject) {
   AllGather gather;
   gather.layout = &layout;
+  gather.local = local;
   if (layout.has_direct() || !layout.has_tail())
     gather.unsharded = make_buffer(layout.total_bytes(), local.options());
   if (layout.has_tail())

@@ -13,6 +13,7 @@ namespace fsdp {
 /// An all-gather of several tensors under way.
 struct AllGather {
   const PieceLayout* layout = nullptr;
+  at::Tensor local;            ///< what this rank sends
   at::Tensor unsharded;        ///< undefined until `finish_all_gather` where everything is packed
   at::Tensor tail;             ///< rank-major; undefined where nothing is packed
   std::shared_ptr<Work> work;  ///< null where there was nothing to send
@@ -22,7 +23,7 @@ struct AllGather {
 /// Starts one collective (or one batched launch) that gathers every rank's pieces: the direct ones
 /// straight to their place in the unsharded buffer, the tail packed.
 ///
-/// local: 1-D bytes, layout.rank_bytes() long. It and `layout` must stay until the gather is finished.
+/// local: 1-D bytes, layout.rank_bytes() long, untouched until the gather is finished, as `layout`.
 /// Allocates layout.total_bytes() on local's device and, beside direct pieces, the tail's share once
 /// more. Runs on the current stream. Throws CommError if the launch fails.
 [[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local,

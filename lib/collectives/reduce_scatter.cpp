@@ -16,6 +16,10 @@ bool lies_as(const at::Tensor& gradient, const ReduceEntry& entry) {
   return gradient.strides() == c10::IntArrayRef(entry.strides);
 }
 
+bool is_cast(const ReduceEntry& entry, const at::Tensor& to) {
+  return entry.gradient.defined() && entry.gradient.dtype() != to.dtype();
+}
+
 int64_t piece_numel(const ReduceEntry& entry) { return entry.rows_per_rank * entry.row_numel; }
 
 /// Writes rows [first, last) of the entry's gradient, laid as in memory, to `to` (1-D, of a piece's
@@ -32,7 +36,7 @@ void write_rows(const ReduceEntry& entry, int64_t first, int64_t last, const at:
     auto sizes = entry.sizes;
     sizes[0] = last - first;
     const auto rows = entry.gradient.narrow(0, first, last - first);
-    if (to.is_cpu() && lies_as(entry.gradient, entry)) {
+    if (to.is_cpu() && lies_as(entry.gradient, entry) && !is_cast(entry, to)) {
       std::memcpy(to.mutable_data_ptr(), rows.const_data_ptr(),
                   static_cast<size_t>(numel) * to.element_size());
     } else {
@@ -75,7 +79,8 @@ at::Tensor pack_tail(std::span<const ReduceEntry> entries, const PieceLayout& la
 at::Tensor whole(const ReduceEntry& entry, int world_size, const at::TensorOptions& options) {
   const int64_t numel = piece_numel(entry) * world_size;
   const auto& gradient = entry.gradient;
-  if (gradient.defined() && gradient.numel() == numel && lies_as(gradient, entry))
+  if (gradient.defined() && gradient.numel() == numel && lies_as(gradient, entry) &&
+      gradient.dtype() == options.dtype())
     return raw_view(gradient, numel, gradient.storage_offset());
   auto input = make_buffer(numel, options);
   write_rows(entry, 0, row_count(entry), input);
@@ -129,9 +134,10 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
   int64_t bytes = layout.rank_bytes();
   if (world == 1) return bytes;
   bytes += world * layout.tail_bytes();
-  // What the ranks do not divide needs padding, and so a copy.
+  // What the ranks do not divide needs padding, and so a copy, as does what is cast.
   for (size_t i = 0; i < entries.size(); ++i)
-    if (layout.is_direct(i) && row_count(entries[i]) != world * entries[i].rows_per_rank)
+    if (layout.is_direct(i) && (row_count(entries[i]) != world * entries[i].rows_per_rank ||
+                                is_cast(entries[i], reduction.output)))
       bytes += layout.tensor_bytes(i);
   return bytes;
 }

@@ -14,7 +14,7 @@ namespace fsdp {
 
 /// One gradient that takes part in a reduction.
 struct ReduceEntry {
-  at::Tensor gradient;  ///< whole tensor's sizes, any strides, of the reduction's dtype; undefined: zero
+  at::Tensor gradient;  ///< whole tensor's sizes, any strides and dtype; undefined: zero
   /// Sizes and strides of the whole tensor in memory; dimension 0 is outermost. 0-dim: both empty.
   std::vector<int64_t> sizes, strides;
   int64_t rows_per_rank = 0;  ///< padded
@@ -31,7 +31,8 @@ struct ReduceScatter {
 
 /// Sums the entries over the group's ranks; each rank receives its own rows of each.
 ///
-/// entries: all gradients defined have `dtype` and are on `device`. The same list on every rank, but for the values.
+/// entries: all gradients defined are on `device`; those of another dtype than `dtype` are cast. The
+/// same list on every rank, but for the values.
 /// Padding rows are zero. One collective, or one batched launch in which large gradients whose rows
 /// the ranks divide travel without being copied.
 /// The caller may drop its gradients as soon as this returns. Runs on the current stream.

@@ -49,6 +49,7 @@ void take_over_gradient(ShardedParam& param, int shard_rank) {
   if (!gradient.defined()) return;
   BelowResidency below;
   if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  gradient = gradient.resolve_conj().resolve_neg();
   const auto registered = param.registered();
   if (param.layout().world_size() > 1) {
     const auto range = param.layout().range(shard_rank);

@@ -44,6 +44,34 @@ void GradientTally::reset() {
 
 namespace {
 
+at::ScalarType reduce_dtype(const ParamGroup& group, const ShardedParam& param) {
+  const auto own = param.param_dtype();
+  return at::isFloatingType(own) ? group.config().mp_policy.reduce_dtype.value_or(own) : own;
+}
+
+/// What a gradient in float16 is divided by before it is summed; the rest of the division comes
+/// after. About the square root of the ranks, so that neither the sum nor a small gradient leaves
+/// the dtype's range (the rule is FSDP2's, after FSDP1's default hooks).
+double half_factor(int ranks) {
+  int factor = 1;
+  while (ranks % factor == 0 && factor * factor < ranks) factor *= 2;
+  return factor;
+}
+
+/// The whole gradient since the last reduction, taken off the handle; undefined if there is none.
+at::Tensor take_gradient(ParamGroup& group, size_t index) {
+  auto& param = group.params()[index];
+  auto& fresh = param.handle().mutable_grad();
+  auto& accumulated = group.tally.accumulated(index);
+  auto gradient = std::exchange(fresh, {});
+  if (gradient.defined() && gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  // Bytes are sent as they lie: what a lazy view leaves to be done is done now.
+  if (gradient.defined()) gradient = gradient.resolve_conj().resolve_neg();
+  if (!accumulated.defined()) return gradient;
+  if (gradient.defined()) accumulated.add_(gradient);
+  return std::exchange(accumulated, {});
+}
+
 /// User hooks on a registered parameter, which autograd itself never reaches: they see the reduced gradient.
 at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient) {
   auto& hooks = torch::autograd::impl::hooks(registered);
@@ -61,12 +89,13 @@ void run_post_accumulate_hook(const at::Tensor& registered) {
 
 }  // namespace
 
-GradientReduction::GradientReduction(std::shared_ptr<ParamGroup> group) : group_(std::move(group)) {
+GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   BelowResidency below;
   collect();
   const auto& info = group_->config().mesh_info;
   if (info.data_parallel_size() == 1) return;
   for (auto& part : parts_) {
+    divide_before(part);
     part.reduce_scatter = start_reduce_scatter(part.entries, part.dtype, group_->config().device,
                                                *info.shard_group, group_->name());
     auto& statistics = group_->context->statistics();
@@ -85,18 +114,16 @@ void GradientReduction::collect() {
   for (size_t i = 0; i < group.params().size(); ++i) {
     auto& param = group.params()[i];
     auto handle = param.handle();
-    auto gradient = handle.defined() ? handle.grad() : at::Tensor();
+    auto gradient = handle.defined() ? take_gradient(group, i) : at::Tensor();
     const bool takes_part = gradient.defined() || group.tally.partial_sum(i).defined() ||
                             (group.reduction().reduces_unused_params && param.requires_grad());
     if (!takes_part || !handle.defined()) continue;
-    if (gradient.defined()) handle.mutable_grad().reset();
-    if (gradient.defined() && gradient.layout() != at::kStrided) gradient = gradient.to_dense();
     if (alone) {
       if (!gradient.defined()) gradient = at::zeros(param.sizes(), handle.options().requires_grad(false));
       alone_.emplace_back(i, std::move(gradient));
       continue;
     }
-    const auto dtype = gradient.defined() ? gradient.scalar_type() : param.dtype();
+    const auto dtype = reduce_dtype(group, param);
     auto part = std::find_if(parts_.begin(), parts_.end(),
                              [&](const Part& known) { return known.dtype == dtype; });
     if (part == parts_.end()) {
@@ -138,15 +165,24 @@ void GradientReduction::finish() {
   }
   for (auto& part : parts_) {
     if (part.all_reduce) part.all_reduce->wait();
-    if (scale() != 1) part.reduce_scatter.output.mul_(scale());
+    if (scale(&part) != 1) part.reduce_scatter.output.mul_(scale(&part));
     for (size_t i = 0; i < part.indices.size(); ++i)
       assign(part.indices[i], local_piece(part, i));
   }
 }
 
-double GradientReduction::scale() const {
+void GradientReduction::divide_before(Part& part) const {
+  if (part.dtype != at::kHalf) return;
+  const double factor = half_factor(group_->config().mesh_info.data_parallel_size());
+  for (auto& entry : part.entries)
+    if (entry.gradient.defined() && factor != 1) entry.gradient.div_(factor);
+}
+
+double GradientReduction::scale(const Part* part) const {
   const auto& factor = group_->reduction().divide_factor;
-  return 1 / factor.value_or(group_->config().mesh_info.data_parallel_size());
+  const int ranks = group_->config().mesh_info.data_parallel_size();
+  const double before = part != nullptr && part->dtype == at::kHalf ? half_factor(ranks) : 1;
+  return before / factor.value_or(ranks);
 }
 
 at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
@@ -182,7 +218,8 @@ void GradientReduction::assign(size_t index, at::Tensor gradient) {
   const auto& param = group_->params()[index];
   const auto registered = param.registered();
   if (!registered.defined()) return;  // nobody is left to use it
-  if (gradient.scalar_type() != registered.scalar_type())
+  if (gradient.scalar_type() != registered.scalar_type() &&
+      !group_->config().mp_policy.keep_low_precision_grads)
     gradient = gradient.to(registered.scalar_type());
   gradient = run_gradient_hooks(registered, std::move(gradient));
   auto& present = registered.mutable_grad();
@@ -203,9 +240,21 @@ bool has_unreduced_gradients(ParamGroup& group) {
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto handle = group.params()[i].handle();
     if (handle.defined() && handle.grad().defined()) return true;
+    if (group.tally.accumulated(i).defined()) return true;
     if (group.tally.partial_sum(i).defined() && group.reduction().requires_all_reduce) return true;
   }
   return false;
+}
+
+void accumulate_in_reduce_dtype(ParamGroup& group) {
+  BelowResidency below;
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const auto& param = group.params()[i];
+    const auto dtype = reduce_dtype(group, param);
+    const auto handle = param.handle();
+    if (dtype == param.param_dtype() || !handle.defined() || !handle.grad().defined()) continue;
+    group.tally.accumulated(i) = take_gradient(group, i).to(dtype);
+  }
 }
 
 void drop_unreduced_gradients(ParamGroup& group) {
@@ -213,6 +262,7 @@ void drop_unreduced_gradients(ParamGroup& group) {
     if (const auto handle = group.params()[i].handle(); handle.defined())
       handle.mutable_grad().reset();
     group.tally.partial_sum(i).reset();
+    group.tally.accumulated(i).reset();
   }
 }
 

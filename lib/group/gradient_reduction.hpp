@@ -15,7 +15,7 @@ class ParamGroup;
 /// for a later one. One per group; the root's lock guards it.
 class GradientTally {
  public:
-  explicit GradientTally(size_t params) : has_(params, false), partial_sums_(params) {}
+  explicit GradientTally(size_t params) : has_(params, false), partial_sums_(params), accumulated_(params) {}
 
   /// Autograd has accumulated the gradient of parameter `index`.
   void note(size_t index);
@@ -31,12 +31,15 @@ class GradientTally {
   bool is_reduced = false;
 
   at::Tensor& partial_sum(size_t index) { return partial_sums_[index]; }
+  /// Gradients of backwards without reduction, in the reduce dtype where that is not the handle's;
+  /// undefined if there are none.
+  at::Tensor& accumulated(size_t index) { return accumulated_[index]; }
 
  private:
   std::vector<bool> has_;       // by parameter: in this backward
   std::vector<bool> expected_;  // by parameter: in the last one; empty: not learned yet
   size_t count_ = 0, expected_count_ = 0;
-  std::vector<at::Tensor> partial_sums_;
+  std::vector<at::Tensor> partial_sums_, accumulated_;
 };
 
 /// The reduction of one group's gradients, from packing to the registered parameters' `.grad`.
@@ -46,7 +49,9 @@ class GradientTally {
 class GradientReduction {
  public:
   /// Takes the unsharded gradients off the handles and starts one reduce-scatter per reduce dtype.
-  explicit GradientReduction(std::shared_ptr<ParamGroup> group);
+  explicit GradientReduction(ParamGroup& group);
+
+  const ParamGroup& group() const { return *group_; }
 
   /// Waits for the reduce-scatter, frees its input; starts the all-reduce where there are replicas.
   void advance();
@@ -67,9 +72,10 @@ class GradientReduction {
   void store_partial_sums(Part& part);
   at::Tensor local_piece(const Part& part, size_t i) const;
   void assign(size_t index, at::Tensor gradient);
-  double scale() const;
+  void divide_before(Part& part) const;
+  double scale(const Part* part = nullptr) const;
 
-  std::shared_ptr<ParamGroup> group_;
+  ParamGroup* group_;  // whose root keeps this, until the group goes
   std::vector<Part> parts_;
   std::vector<std::pair<size_t, at::Tensor>> alone_;  // one rank: the gradients themselves
   bool advanced_ = false, is_partial_ = false;
@@ -77,6 +83,10 @@ class GradientReduction {
 
 /// True if a handle of the group holds a gradient that no reduction has taken, or a partial sum waits.
 bool has_unreduced_gradients(ParamGroup& group);
+
+/// After a backward without reduction: adds the handles' gradients up in the reduce dtype, if that is
+/// another one than theirs. Else they stay where autograd adds to them.
+void accumulate_in_reduce_dtype(ParamGroup& group);
 
 /// Drops unsharded gradients and partial sums.
 void drop_unreduced_gradients(ParamGroup& group);

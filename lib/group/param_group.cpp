@@ -5,34 +5,40 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "collectives/buffer.hpp"
 #include "group/gradient_hook.hpp"
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
 
-ParamGroup::ParamGroup(GroupConfig config, std::vector<std::string> names,
-                       const std::vector<at::Tensor>& handles)
-    : tally(handles.size()), config_(std::move(config)) {
+ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params)
+    : tally(params.size()), config_(std::move(config)) {
   BelowResidency below;
   const auto& info = config_.mesh_info;
-  std::vector<int64_t> piece_bytes;
-  for (size_t i = 0; i < handles.size(); ++i) {
-    params_.emplace_back(std::move(names[i]), handles[i], info.shard_size(), info.shard_rank());
+  std::vector<int64_t> piece_bytes, gathered_bytes;
+  for (const auto& param : params) {
+    params_.emplace_back(param.name, param.handle, param.param_dtype, info.shard_size(),
+                         info.shard_rank());
+    output_dtypes_.push_back(param.output_dtype);
     piece_bytes.push_back(params_.back().piece_bytes());
+    gathered_bytes.push_back(params_.back().gathered_piece_bytes());
+    is_cast_ |= params_.back().is_cast();
   }
-  layout_ = PieceLayout(std::move(piece_bytes), *info.shard_group);
+  layout_ = PieceLayout(std::move(gathered_bytes), *info.shard_group);
+  shard_layout_ = is_cast_ ? PieceLayout(std::move(piece_bytes), *info.shard_group) : layout_;
+  set_casts_operands(config_.mp_policy.param_dtype && config_.mp_policy.cast_forward_inputs);
   for (size_t i = 0; i < params_.size(); ++i)
     pieces_.push_back(params_[i].own_memory(config_.device));
   const bool all_alias = std::all_of(pieces_.begin(), pieces_.end(),
                                      [](const at::Tensor& piece) { return piece.defined(); });
   if (!all_alias)
     // Between pieces lie alignment gaps: they travel, so they are defined.
-    shard_ = at::zeros({layout_.rank_bytes()},
+    shard_ = at::zeros({shard_layout_.rank_bytes()},
                        at::TensorOptions().dtype(at::kByte).device(config_.device));
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!pieces_[i].defined()) {
-      pieces_[i] = shard_.narrow(0, layout_.offset(i), layout_.piece_bytes(i));
+      pieces_[i] = shard_.narrow(0, shard_layout_.offset(i), shard_layout_.piece_bytes(i));
       if (!config_.device.is_meta()) params_[i].copy_rows_to(pieces_[i]);
     }
     params_[i].make_registered(link_, i, pieces_[i]);
@@ -75,14 +81,17 @@ void ParamGroup::unshard() {
     take_changes();
     drop_post_forward_shard();  // made of values from before the write
   }
+  needs_gather_ = false;
   gather_ = post_forward_.shard.defined()
                 ? start_all_gather(post_forward_.layout, post_forward_.shard,
                                    *policy_.after_forward.post_forward_group, name())
-                : start_all_gather(layout_, shard_, *config_.mesh_info.shard_group, name());
+                : start_all_gather(layout_, is_cast_ ? cast_shard() : shard_,
+                                   *config_.mesh_info.shard_group, name());
   auto& statistics = context->statistics();
   ++statistics.all_gathers;
   statistics.gathered_bytes += layout_.total_bytes();
   statistics.buffer_bytes += gather_.layout->gather_bytes();
+  if (is_cast_ && !post_forward_.shard.defined()) statistics.buffer_bytes += layout_.rank_bytes();
   context->note_held(*this);
 }
 
@@ -96,6 +105,14 @@ void ParamGroup::wait_for_unshard() {
     context->note_released(*this);
     throw;
   }
+}
+
+at::Tensor ParamGroup::cast_shard() const {
+  auto gathered = make_buffer(layout_.rank_bytes(), pieces_[0].options());
+  for (size_t i = 0; i < params_.size(); ++i)
+    params_[i].cast_piece(pieces_[i],
+                          gathered.narrow(0, layout_.offset(i), layout_.piece_bytes(i)));
+  return gathered;
 }
 
 void ParamGroup::show(at::Tensor unsharded) {
@@ -137,14 +154,15 @@ void ParamGroup::reshard_after_forward() {
   reshard();
 }
 
-bool ParamGroup::is_stale() const {
+bool ParamGroup::was_changed() const {
   return std::any_of(params_.begin(), params_.end(),
                      [](const ShardedParam& param) { return param.was_changed(); });
 }
 
 void ParamGroup::follow_versions() {
-  if (!is_stale()) return;
+  if (!was_changed()) return;
   was_written_ = true;
+  needs_gather_ = !is_never_released();
   for (auto& param : params_) param.follow_version();
 }
 
@@ -195,11 +213,11 @@ void ParamGroup::carry_write(size_t index) {
   const auto root = context;
   std::lock_guard lock(root->mutex());
   BelowResidency below;
+  drop_post_forward_shard();
   auto& param = params_[index];
   if (!is_never_released() && is_unsharded_) {
     const auto whole = unsharded_.narrow(0, layout_.tensor_offset(index), layout_.tensor_bytes(index));
-    const auto rows = param.local_rows_of(whole);
-    pieces_[index].narrow(0, 0, rows.numel()).copy_(rows);
+    param.write_back(whole, pieces_[index]);
   }
   // Outside a step the ranks may have written different values (each its own random numbers); the
   // version that moves makes the next touch gather what all of them hold. Within a step

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "collectives/all_gather.hpp"
+#include "fsdp/policy.hpp"
 #include "group/gradient_reduction.hpp"
 #include "group/reduction_config.hpp"
 #include "mesh/mesh_info.hpp"
@@ -22,8 +23,18 @@ struct GroupConfig {
   std::string name;
   MeshInfo mesh_info;
   c10::Device device;
+  MixedPrecisionPolicy mp_policy = {};
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
   int warn_after_reductions = 16;    ///< A7; 0: never
+};
+
+/// One parameter that a group is made of.
+struct GroupParam {
+  std::string name;
+  at::Tensor handle;            ///< as the module's member holds it
+  at::ScalarType param_dtype;   ///< that it is gathered and computed in
+  /// Operators that use it give their outputs in this dtype (exempt modules); none: as they are.
+  std::optional<at::ScalarType> output_dtype = {};
 };
 
 /// What a group's unsharded parameters do between forward and backward, and after it.
@@ -41,10 +52,9 @@ struct GroupPolicy {
 /// Not thread-safe: the root's lock guards it.
 class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_this<ParamGroup> {
  public:
-  /// Copies this rank's rows out of `handles` (as they are at one rank, without a copy). Nothing
+  /// Copies this rank's rows out of the handles (as they are at one rank, without a copy). Nothing
   /// that the module holds has changed when this returns; `attach` does that.
-  ParamGroup(GroupConfig config, std::vector<std::string> names,
-             const std::vector<at::Tensor>& handles);
+  ParamGroup(GroupConfig config, const std::vector<GroupParam>& params);
   ~ParamGroup() override;
 
   /// Turns the tensors into handles. Does not fail halfway: all allocations come before.
@@ -76,13 +86,14 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_unsharded() const { return is_unsharded_; }
   bool is_gathering() const { return gather_.in_progress(); }
   bool is_held() const { return is_unsharded_ || is_gathering(); }
-  /// True if a registered parameter has been written since the gather that the handles show.
-  bool is_stale() const;
-  /// One rank: handles alias the registered parameters for ever.
-  bool is_never_released() const { return config_.mesh_info.shard_size() == 1; }
+  /// True if a registered parameter has been written since the gather that the handles show (or the
+  /// last one, if they show nothing).
+  bool is_stale() const { return needs_gather_ || was_changed(); }
+  /// One rank and no casts: handles alias the registered parameters for ever.
+  bool is_never_released() const { return config_.mesh_info.shard_size() == 1 && !is_cast_; }
   /// Bytes that `unshard` makes live.
   int64_t unsharded_bytes() const { return layout_.total_bytes(); }
-  int64_t sharded_bytes() const { return layout_.rank_bytes(); }
+  int64_t sharded_bytes() const { return shard_layout_.rank_bytes(); }
 
   /// Brings replaced storages home and follows versions: before every gather of a stale group, and
   /// instead of it where nothing is ever released.
@@ -113,8 +124,14 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
     return params_[index].registered_impl();
   }
   void handle_storage_gone(size_t index) noexcept override;
-  void note_registered_write(size_t index) override { params_[index].bump_version(); }
+  void note_registered_write(size_t index) override {
+    params_[index].bump_version();
+    mark_not_ready();  // the next touch is to see it
+  }
   const std::string& param_name(size_t index) const override { return params_[index].name(); }
+  std::optional<at::ScalarType> output_dtype(size_t index) const override {
+    return output_dtypes_[index];
+  }
 
   GradientTally tally;
 
@@ -130,7 +147,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   }
 
  private:
+  bool was_changed() const;
   void show(at::Tensor unsharded);
+  at::Tensor cast_shard() const;
   void count_trainable();
 
   GroupConfig config_;
@@ -138,7 +157,10 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   GroupPolicy policy_;
   ReductionConfig reduction_;
   std::vector<ShardedParam> params_;
-  PieceLayout layout_;
+  std::vector<std::optional<at::ScalarType>> output_dtypes_;
+  PieceLayout layout_;             // of what is gathered
+  PieceLayout shard_layout_;       // of `shard_`: other lengths where parameters are cast
+  bool is_cast_ = false;           // a parameter is gathered in another dtype than it is kept in
   at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank
   std::vector<at::Tensor> pieces_;  // views of it; at one rank the parameters' own memory
   struct {
@@ -149,6 +171,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   at::Tensor unsharded_;
   size_t trainable_count_ = 0;
   bool is_unsharded_ = false;
+  bool needs_gather_ = false;  // versions have been followed since, values not
   bool was_written_ = false;  // by anybody but through a handle, ever
   int reductions_before_write_ = 0;
 };

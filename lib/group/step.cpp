@@ -162,7 +162,7 @@ void RootContext::reduce(ParamGroup& group) {
   }
   group.tally.is_reduced = true;
   group.note_reduction();
-  reductions_.emplace_back(group.shared_from_this());
+  reductions_.emplace_back(group);
 }
 
 void RootContext::free_reduction_inputs() {
@@ -176,6 +176,7 @@ void RootContext::flush_gradients() {
         config.reduces_unused_params && !group->tally.is_reduced && group->trainable_count() > 0;
     if (config.requires_gradient_sync && (owes_zeros || has_unreduced_gradients(*group)))
       finish_group(*group);
+    if (!config.requires_gradient_sync) accumulate_in_reduce_dtype(*group);
     group->tally.end_backward();
   }
 }

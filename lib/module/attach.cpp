@@ -62,26 +62,59 @@ std::string display_name(const std::vector<Module*>& modules) {
                              : fmt::format("{} and {} more", modules[0]->name(), modules.size() - 1);
 }
 
+/// The dtype that a parameter is gathered and computed in, and what its operators return.
+GroupParam group_param(const ManagedParam& param, const MixedPrecisionPolicy& policy) {
+  const auto own = param.handle.scalar_type();
+  GroupParam result{.name = param.name, .handle = param.handle, .param_dtype = own};
+  if (!at::isFloatingType(own)) return result;
+  require(!policy.param_dtype || at::isFloatingType(*policy.param_dtype),
+          "{}: mp_policy.param_dtype is {}; expected a floating-point dtype", param.name,
+          c10::toString(policy.param_dtype.value_or(own)));
+  if (policy.is_exempt && policy.is_exempt(*param.registrations.front().module)) {
+    result.output_dtype = policy.param_dtype;
+    return result;
+  }
+  result.param_dtype = policy.param_dtype.value_or(own);
+  if (policy.param_dtype_override)
+    result.param_dtype = policy.param_dtype_override(param.name, param.handle).value_or(result.param_dtype);
+  require(at::isFloatingType(result.param_dtype),
+          "{}: mp_policy.param_dtype_override gave {}; expected a floating-point dtype", param.name,
+          c10::toString(result.param_dtype));
+  return result;
+}
+
 /// The group, complete but not attached: the modules are as they were.
 std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const ModuleState& state,
                                        const FullyShardOptions& options) {
-  std::vector<at::Tensor> handles;
-  for (const auto& param : states.params) handles.push_back(param.handle);
-  const bool on_meta = std::all_of(handles.begin(), handles.end(),
-                                   [](const at::Tensor& handle) { return handle.is_meta(); });
+  std::vector<GroupParam> params;
+  for (const auto& param : states.params) params.push_back(group_param(param, options.mp_policy));
+  const bool on_meta = std::all_of(params.begin(), params.end(),
+                                   [](const auto& param) { return param.handle.is_meta(); });
+  for (const auto& param : params)
+    require(param.handle.is_meta() == on_meta,
+            "{}: is on {}, but '{}' of the same group is on {}; materialise all parameters before "
+            "fully_shard, or none",
+            param.name, param.handle.device().str(), params.front().name,
+            params.front().handle.device().str());
   GroupConfig config{.name = state.description,
                      .mesh_info = state.mesh_info,
                      .device = on_meta ? c10::Device(at::kMeta) : state.mesh_info.mesh.device(),
+                     .mp_policy = options.mp_policy,
                      .throws_outside_step =
                          options.fault_outside_step == FaultOutsideStep::kThrow,
                      .warn_after_reductions = options.warn_after_unused_gradients};
-  return std::make_shared<ParamGroup>(std::move(config), state.param_names, handles);
+  return std::make_shared<ParamGroup>(std::move(config), params);
 }
 
-void move_buffers(const ManagedStates& states, c10::Device device) {
+void move_buffers(const ManagedStates& states, c10::Device device,
+                  std::optional<at::ScalarType> dtype) {
   torch::NoGradGuard no_grad;
-  for (const auto& buffer : states.buffers)
-    if (!buffer.is_meta() && buffer.device() != device) buffer.set_data(buffer.to(device));
+  for (const auto& buffer : states.buffers) {
+    const auto to = buffer.is_meta() ? buffer.device() : device;
+    const auto type =
+        dtype && at::isFloatingType(buffer.scalar_type()) ? *dtype : buffer.scalar_type();
+    if (buffer.device() != to || buffer.scalar_type() != type) buffer.set_data(buffer.to(to, type));
+  }
 }
 
 /// ParameterList and ParameterDict hand out what their table holds.
@@ -109,9 +142,11 @@ void replace_registrations(const ManagedStates& states, ParamGroup& group, Modul
 void adopt_nested(const std::shared_ptr<ModuleState>& state, const ModuleWalk& walk) {
   for (const auto& nested : walk.nested) {
     const auto root = nested.state->root();
-    if (root == state) continue;  // two of its units met, the second through the first
-    // A unit can sit below an unsharded module: it becomes a child of ours as it is.
-    root->relative_name = nested.state == root ? nested.path : root->relative_name;
+    const bool is_ours = nested.state->parent.lock() == state;
+    if (nested.state == root || is_ours)
+      for (auto& unit : nested.state->units)
+        if (unit.module == nested.module) unit.path = nested.path;
+    if (root == state) continue;  // another of its units has brought it
     root->parent = state;
     state->nested.push_back(root);
   }
@@ -131,9 +166,14 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
       mesh, options.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard);
   state->description = display_name(modules);
   state->requested_reshard = options.reshard_after_forward;
+  state->mp_policy = options.mp_policy;
   state->ignored = walk.ignored;
   const auto states = collect_states(walk, mesh.device());
-  for (const auto& param : states.params) state->param_names.push_back(param.name);
+  for (auto* module : modules) state->units.push_back({module, ""});
+  for (const auto& param : states.params) {
+    state->param_names.push_back(param.name);
+    state->param_units.push_back(param.unit);
+  }
   if (options.reshard_after_forward.is_integer())
     state->integer_plan = state->plan_reshard(options.reshard_after_forward);
   std::shared_ptr<ParamGroup> group;
@@ -149,7 +189,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
     replace_registrations(states, *group, *state);
     state->context->add(group);
   }
-  move_buffers(states, mesh.device());
+  move_buffers(states, mesh.device(), options.mp_policy.buffer_dtype);
   adopt_nested(state, walk);
   for (auto* module : modules) remember_state(*module, state);
   state->take_root();

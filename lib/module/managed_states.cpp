@@ -44,7 +44,7 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
       const auto [found, is_new] = known.emplace(param.unsafeGetTensorImpl(), states.params.size());
       if (is_new) {
         check_param(param, name, device);
-        states.params.push_back({param, name, {}});
+        states.params.push_back({param, name, walked.unit, {}});
       }
       auto alive = walked.module->weak_from_this();
       const bool is_shared = !alive.expired();

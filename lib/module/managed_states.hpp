@@ -12,7 +12,8 @@ namespace fsdp {
 /// One parameter to shard, with every place in the tree that registers it (ties: S6).
 struct ManagedParam {
   at::Tensor handle;
-  std::string name;  ///< relative to the module, its first name in depth-first order
+  std::string name;  ///< relative to its unit, its first name in depth-first order
+  size_t unit;       ///< which of the modules that share the group
   std::vector<Registration> registrations;
 };
 

@@ -23,6 +23,12 @@ void ModuleState::visit(const std::function<void(ModuleState&)>& visitor) {
   for (auto& state : nested) state->visit(visitor);
 }
 
+bool ModuleState::has_group_below() {
+  bool found = false;
+  visit([&](ModuleState& state) { found |= !state.group.expired(); });
+  return found;
+}
+
 ReshardPlan ModuleState::plan_reshard(ReshardAfterForward request) {
   const int64_t world = mesh_info.shard_size();
   if (request.is_integer()) return make_reshard_plan(mesh_info, request.ranks());
@@ -56,7 +62,7 @@ void ModuleState::take_root() {
 }
 
 int ModuleState::number(int next, const std::string& prefix) {
-  name = join(prefix, relative_name);
+  name = join(prefix, units.front().path);
   description = name.empty() ? "root" : name;
   const auto owned = group.lock();
   if (owned) owned->tree_enter = next;
@@ -65,7 +71,8 @@ int ModuleState::number(int next, const std::string& prefix) {
   if (owned) {
     owned->tree_exit = next;
     std::vector<std::string> full;
-    for (const auto& relative : param_names) full.push_back(join(name, relative));
+    for (size_t i = 0; i < param_names.size(); ++i)
+      full.push_back(join(join(prefix, units[param_units[i]].path), param_names[i]));
     owned->rename(description, full);
   }
   apply_reshard_policy();

@@ -14,6 +14,12 @@
 
 namespace fsdp {
 
+/// One of the modules that share a state.
+struct Unit {
+  const torch::nn::Module* module;  ///< only compared: it may be gone
+  std::string path;                 ///< from the parent's module; "" without a parent
+};
+
 /// One entry of a module's parameter table that a group's parameter took over.
 struct Registration {
   torch::nn::Module* module;
@@ -28,15 +34,17 @@ struct Registration {
 /// not keep the module or the group alive; the group keeps it. Found through module_table.hpp.
 class ModuleState : public std::enable_shared_from_this<ModuleState> {
  public:
-  std::string relative_name;  ///< path from the parent's module
+  std::vector<Unit> units;  ///< in the order given to fully_shard
   std::string name;         ///< path from the root; "" for the root itself
   std::string description;  ///< for messages: the name, or "the root module"
   MeshInfo mesh_info;
   ReshardAfterForward requested_reshard;
+  MixedPrecisionPolicy mp_policy;
   std::optional<ReshardPlan> integer_plan;  ///< groups made when an integer was asked for
   std::weak_ptr<ParamGroup> group;          ///< none if there was nothing to shard
   std::shared_ptr<RootContext> context;
-  std::vector<std::string> param_names;     ///< relative to the module
+  std::vector<std::string> param_names;     ///< relative to the parameter's unit
+  std::vector<size_t> param_units;
   std::vector<Registration> registrations;
   std::unordered_set<const c10::TensorImpl*> ignored;  ///< its own and what it inherited
   std::weak_ptr<ModuleState> parent;
@@ -44,6 +52,8 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
 
   bool is_root() const { return parent.expired(); }
   std::shared_ptr<ModuleState> root();
+  /// A group of this state, or of one below it, is alive.
+  bool has_group_below();
   /// This state and all below it, in depth-first order.
   void visit(const std::function<void(ModuleState&)>& visitor);
 

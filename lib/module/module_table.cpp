@@ -13,7 +13,11 @@ struct Entry {
   std::weak_ptr<ModuleState> state;
   std::shared_ptr<ModuleState> without_group;  // else the group owns it, and the module the group
 
-  bool is_alive() const { return is_shared ? !module.expired() : !state.expired(); }
+  /// A module that no shared_ptr owns tells nobody when it goes; its groups do, with its handles.
+  bool is_alive() const {
+    if (is_shared) return !module.expired();
+    return without_group ? without_group->has_group_below() : !state.expired();
+  }
 };
 
 struct Table {

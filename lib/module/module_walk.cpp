@@ -26,7 +26,7 @@ class Walker {
   }
 
   ModuleWalk run(const std::vector<Module*>& roots) {
-    for (auto* root : roots) visit(*root, "", /*is_start=*/true);
+    for (; unit_ < roots.size(); ++unit_) visit(*roots[unit_], "", /*is_start=*/true);
     return std::move(walk_);
   }
 
@@ -43,14 +43,11 @@ class Walker {
     if (!is_start && roots_.contains(&module)) return;  // its own turn comes
     if (!seen_.insert(&module).second) return;
     if (auto state = find_state(module); state && !is_start) {
-      // Units that share one state are met one by one.
-      for (const auto& known : walk_.nested)
-        if (known.state == state) return;
       walk_.ignored.insert(state->ignored.begin(), state->ignored.end());
-      walk_.nested.push_back({std::move(state), path});
+      walk_.nested.push_back({std::move(state), &module, path});
       return;
     }
-    if (!leaves_the_walk(module)) walk_.managed.push_back({&module, path});
+    if (!leaves_the_walk(module)) walk_.managed.push_back({&module, path, unit_});
     for (const auto& child : module.named_children())
       if (child.value()) visit(*child.value(), child_path(path, child.key()), false);
   }
@@ -59,6 +56,7 @@ class Walker {
   bool leaves_the_walk(Module& module) const { return ignored_.contains(&module); }
 
   std::unordered_set<Module*> roots_, seen_, ignored_;
+  size_t unit_ = 0;  // the root that is being walked
   ModuleWalk walk_;
 };
 

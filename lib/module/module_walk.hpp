@@ -14,10 +14,13 @@ namespace fsdp {
 struct WalkedModule {
   torch::nn::Module* module;
   std::string path;  ///< from the module the walk began at; "" for itself
+  size_t unit;       ///< which of those
 };
 
+/// A sharded module that was met: one of those that share its state.
 struct NestedState {
   std::shared_ptr<ModuleState> state;
+  const torch::nn::Module* module;
   std::string path;
 };
 

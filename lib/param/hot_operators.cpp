@@ -48,13 +48,37 @@ bool is_settled(const Other&, Needs) {
   return true;
 }
 
+/// Whose group casts the other operands (T8), unless all have its dtype already.
+struct CastCheck {
+  bool is_wanted = false, is_uniform = true;
+  std::optional<at::ScalarType> dtype;
+
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return;
+    is_uniform &= !dtype || *dtype == tensor.scalar_type();
+    dtype = tensor.scalar_type();
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    if (!has_residency_key(impl)) return;
+    const auto* storage = KeyedStorage::of(impl);
+    if (storage == nullptr || !storage->owner()->casts_operands()) return;
+    is_wanted = true;
+    is_uniform &= !storage->owner()->output_dtype(storage->index());
+  }
+  void add(const std::optional<at::Tensor>& tensor) {
+    if (tensor) add(*tensor);
+  }
+  template <class Other>
+  void add(const Other&) {}
+  bool needs_none() const { return is_uniform || !is_wanted; }
+};
+
 template <class Op, Needs needs, class Signature>
 struct HotKernel;
 
 template <class Op, Needs needs, class Result, class... Args>
 struct HotKernel<Op, needs, Result(Args...)> {
   static Result call(c10::DispatchKeySet keys, Args... args) {
-    if ((is_settled(args, needs) && ...)) [[likely]] {
+    if ((is_settled(args, needs) && ...) && needs_no_cast(args...)) [[likely]] {
       c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
       return Op::redispatch(
           keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey),
@@ -64,6 +88,14 @@ struct HotKernel<Op, needs, Result(Args...)> {
     static const auto fallback = c10::BoxedKernel::makeFromFunction<&residency_fallback>();
     return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(fallback, op, keys,
                                                                 std::forward<Args>(args)...);
+  }
+
+ private:
+  static bool needs_no_cast(const std::remove_reference_t<Args>&... args) {
+    if constexpr (needs == Needs::kMetadata) return true;
+    CastCheck check;
+    (check.add(args), ...);
+    return check.needs_none();
   }
 };
 

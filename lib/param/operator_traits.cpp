@@ -67,6 +67,8 @@ OperatorTraits read(const c10::FunctionSchema& schema, const c10::OperatorHandle
   traits.is_differentiable = returns_tensor && !(traits.is_aten && returns_unconnected(name));
   traits.is_view = traits.is_aten && is_metadata_view(name);
   traits.is_transparent = traits.is_aten && is_view_or_copy(name);
+  for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i)
+    if (schema.arguments()[i].name().starts_with("running_")) traits.statistics |= uint64_t{1} << i;
   traits.changes_metadata = op.hasTag(at::Tag::inplace_view);
   // record_stream declares a write and makes none.
   if (traits.is_aten && name == "record_stream") return traits;

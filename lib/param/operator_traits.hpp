@@ -21,6 +21,9 @@ struct OperatorTraits {
   bool is_transparent = false;
   /// Bit i: argument i is written to.
   uint64_t writes = 0;
+  /// Bit i: argument i keeps its dtype where the others are cast: statistics that a normalisation
+  /// updates in place.
+  uint64_t statistics = 0;
 };
 
 /// Cached per operator; about 20 instructions when cached. Thread-safe.

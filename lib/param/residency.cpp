@@ -49,6 +49,24 @@ class Operands {
     return false;
   }
   const std::string& first_param_name() const { return owners_[0]->param_name(first_index_); }
+  /// T8: the other floating-point operands come in the dtype of the first handle that wants it so.
+  /// Recorded by autograd like a cast that the user wrote.
+  void cast_operands() {
+    if (!cast_to_ || traits_.writes != 0 || !traits_.is_differentiable) return;
+    for (size_t i = 0; i < count_; ++i)
+      if (!(traits_.statistics >> std::min<size_t>(i, 63) & 1)) cast(arguments_[i]);
+  }
+  /// What the operator has left on the stack, in the dtype that the parameter's module is to give.
+  void cast_results(torch::jit::Stack* stack) const {
+    if (!output_dtype_ || traits_.writes != 0 || !traits_.is_differentiable) return;
+    const size_t results = op_.schema().returns().size();
+    for (size_t i = stack->size() - results; i < stack->size(); ++i) {
+      auto& value = (*stack)[i];
+      if (value.isTensor() && is_floating(value.toTensor()))
+        value = value.toTensor().to(*output_dtype_);
+    }
+  }
+
   void carry_writes() {
     for (auto& written : written_) {
       auto* storage = static_cast<KeyedStorage*>(written.get());
@@ -118,6 +136,8 @@ class Operands {
       if (storage == nullptr) return;
     }
     if (owners_.empty()) first_index_ = storage->index();
+    if (!cast_to_ && owner->casts_operands() && is_floating(value.toTensor()))
+      set_cast(*owner, *storage, value.toTensor().scalar_type());
     if (std::find(owners_.begin(), owners_.end(), owner) == owners_.end()) owners_.push_back(owner);
     if (is_written) {
       check_write(*storage, value);
@@ -141,6 +161,36 @@ class Operands {
             storage.owner()->param_name(storage.index()), name);
   }
 
+  void set_cast(const ResidencyOwner& owner, const KeyedStorage& storage, at::ScalarType dtype) {
+    cast_to_ = dtype;
+    output_dtype_ = owner.output_dtype(storage.index());
+  }
+
+  static bool is_floating(const at::Tensor& tensor) {
+    return tensor.defined() && at::isFloatingType(tensor.scalar_type());
+  }
+
+  bool is_cast(const IValue& value) const {
+    if (!value.isTensor() || !is_floating(value.toTensor())) return false;
+    const auto& tensor = value.toTensor();
+    return tensor.scalar_type() != *cast_to_ && !has_residency_key(tensor.unsafeGetTensorImpl()) &&
+           !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  }
+
+  void cast(IValue& value) const {
+    if (is_cast(value)) {
+      value = value.toTensor().to(*cast_to_);
+    } else if (value.isTensorList()) {
+      const auto tensors = value.toTensorVector();
+      if (std::none_of(tensors.begin(), tensors.end(), [this](const auto& t) { return is_cast(t); }))
+        return;
+      c10::List<at::Tensor> cast_list;
+      for (const auto& tensor : tensors)
+        cast_list.push_back(is_cast(tensor) ? tensor.to(*cast_to_) : tensor);
+      value = std::move(cast_list);
+    }
+  }
+
   void note_write(KeyedStorage* storage) {
     written_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   }
@@ -162,6 +212,7 @@ class Operands {
   size_t count_;
   Owners owners_;
   size_t first_index_ = 0;
+  std::optional<at::ScalarType> cast_to_, output_dtype_;
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
 };
 
@@ -177,11 +228,14 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     const int64_t task = torch::autograd::get_current_graph_task_id();
     if (!operands.touches_all_ready(task)) {
       const auto& owners = operands.owners();
-      owners[0]->make_resident({owners.data(), owners.size()}, 
+      owners[0]->make_resident({owners.data(), owners.size()},
                                {.records_autograd = operands.records_autograd(),
                                 .param_name = operands.first_param_name()});
     }
   }
+  // In backward the operands are those of forward, and gradients have their dtype.
+  const bool casts = reads_data && torch::autograd::get_current_graph_task_id() == -1;
+  if (casts) operands.cast_operands();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey);
   if (traits.is_aten && !traits.is_transparent) {
     c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
@@ -190,6 +244,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     // Unknown code below may touch other groups, or this one later: keep watching.
     op.redispatchBoxed(below, stack);
   }
+  if (casts) operands.cast_results(stack);
   operands.carry_writes();
 }
 

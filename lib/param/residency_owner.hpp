@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,10 @@ class ResidencyOwner {
   /// has a version counter of its own.
   virtual void note_registered_write(size_t index) = 0;
 
+  /// The dtype of what operators on parameter `index` return, where it is not their own choice.
+  /// Asked only where `casts_operands()`.
+  virtual std::optional<at::ScalarType> output_dtype(size_t index) const = 0;
+
   virtual const std::string& param_name(size_t index) const = 0;
 
   /// The compute handle of parameter `index`; undefined once its module is gone.
@@ -57,12 +62,17 @@ class ResidencyOwner {
   /// last one used in that task and is still unsharded.
   bool is_ready(int64_t task) const { return ready_task_.load(std::memory_order_acquire) == task; }
 
+  /// True if an operator that uses one of its parameters gets its other operands in their dtype.
+  bool casts_operands() const { return casts_operands_; }
+
  protected:
+  void set_casts_operands(bool value) { casts_operands_ = value; }
   void set_ready(int64_t task) { ready_task_.store(task, std::memory_order_release); }
 
  private:
   // Read by any thread that runs operators; OpenMP workers among them.
   std::atomic<int64_t> ready_task_{kNotReady};
+  bool casts_operands_ = false;  // before any handle exists
 };
 
 }  // namespace fsdp

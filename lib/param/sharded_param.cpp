@@ -39,11 +39,13 @@ std::vector<int64_t> row_major(c10::IntArrayRef sizes) {
 
 }  // namespace
 
-ShardedParam::ShardedParam(std::string name, const at::Tensor& handle, int world_size, int rank)
+ShardedParam::ShardedParam(std::string name, const at::Tensor& handle, at::ScalarType param_dtype,
+                           int world_size, int rank)
     : name_(std::move(name)),
       layout_(handle.sizes(), world_size),
       rank_(rank),
       dtype_(handle.scalar_type()),
+      param_dtype_(param_dtype),
       itemsize_(static_cast<int64_t>(handle.element_size())),
       sizes_(handle.sizes().vec()),
       strides_(rows_are_consecutive(handle) ? handle.strides().vec() : row_major(handle.sizes())),
@@ -95,7 +97,7 @@ void ShardedParam::copy_rows_to(const at::Tensor& piece) const {
 
 at::Tensor ShardedParam::own_memory(c10::Device device) const {
   const auto handle = this->handle();
-  if (layout_.world_size() != 1 || handle.device() != device || handle.is_meta()) return {};
+  if (layout_.world_size() != 1 || is_cast() || handle.device() != device || handle.is_meta()) return {};
   if (!rows_are_consecutive(handle)) return {};
   BelowResidency below;
   auto bytes = at::empty({0}, handle.options().dtype(at::kByte).requires_grad(false));
@@ -173,10 +175,12 @@ void ShardedParam::take_over_handle(const std::shared_ptr<ResidencyOwner>& owner
                                     c10::Device device) {
   BelowResidency below;
   auto handle = this->handle();
-  if (!handle.is_meta() && handle.device() != device)
-    handle.set_data(at::empty_strided(sizes_, strides_, handle.options().device(device)));
+  // Only for the device and the dtype: sizes and storage follow.
+  const bool moves = !handle.is_meta() && handle.device() != device;
+  if (moves || is_cast())
+    handle.set_data(at::empty({0}, handle.options().device(moves ? device : handle.device()).dtype(param_dtype_).requires_grad(false)));
   seen_version_ = current_version();
-  const int64_t bytes = layout_.numel() * itemsize_;
+  const int64_t bytes = layout_.numel() * static_cast<int64_t>(c10::elementSize(param_dtype_));
   auto storage = c10::make_intrusive<HandleStorage>(owner, owner_, index, bytes, device, name_);
   storage_ = storage.get();
   auto* impl = handle.unsafeGetTensorImpl();
@@ -191,8 +195,25 @@ void ShardedParam::rename(std::string name) {
   if (storage_ != nullptr) storage_->set_name(name_);
 }
 
-at::Tensor ShardedParam::local_rows_of(const at::Tensor& unsharded) const {
-  return unsharded.narrow(0, rank_ * piece_bytes(), local_bytes());
+void ShardedParam::cast_piece(const at::Tensor& piece, const at::Tensor& gathered) const {
+  if (is_cast())
+    gathered.view(param_dtype_).copy_(piece.view(dtype_));
+  else
+    gathered.copy_(piece);
+}
+
+void ShardedParam::write_back(const at::Tensor& unsharded, const at::Tensor& piece) const {
+  const int64_t numel = layout_.local_numel(rank_);
+  const auto own = unsharded.narrow(0, rank_ * gathered_piece_bytes(), gathered_piece_bytes());
+  const auto written = own.view(param_dtype_).narrow(0, 0, numel);
+  const auto kept = piece.view(dtype_).narrow(0, 0, numel);
+  if (!is_cast()) {
+    kept.copy_(written);
+    return;
+  }
+  // An operator may have written a few elements: the others keep the bits that the cast dropped.
+  const auto is_same = kept.to(param_dtype_).eq(written);
+  kept.copy_(at::where(is_same, kept, written.to(dtype_)));
 }
 
 void ShardedParam::follow_version() {

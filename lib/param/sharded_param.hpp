@@ -15,22 +15,31 @@ namespace fsdp {
 /// `forward` reads (full shape), and the *registered parameter*, which `parameters()` and the
 /// optimizer see (this rank's rows). Gradients for the user live on the registered one.
 ///
+/// The registered parameter has the original dtype, the handle the one that is gathered and computed in.
+///
 /// It keeps neither alive. The module keeps the registered parameter, as before; the registered parameter
 /// keeps the handle (a ParameterList has no member that would); the handle's storage keeps the group. Not thread-safe: its group's lock guards it.
 class ShardedParam {
  public:
   /// Reads `handle`'s sizes and layout; changes nothing yet. Trailing strides are kept if the rows
   /// lie one after another in memory (channels-last convolutions); others become row-major.
-  ShardedParam(std::string name, const at::Tensor& handle, int world_size, int rank);
+  ShardedParam(std::string name, const at::Tensor& handle, at::ScalarType param_dtype, int world_size,
+               int rank);
 
   const std::string& name() const { return name_; }
   const ShardLayout& layout() const { return layout_; }
-  at::ScalarType dtype() const { return dtype_; }
+  at::ScalarType dtype() const { return dtype_; }  ///< of the registered parameter
+  at::ScalarType param_dtype() const { return param_dtype_; }  ///< of the handle
+  bool is_cast() const { return param_dtype_ != dtype_; }
   /// The whole parameter's sizes and strides in memory.
   const std::vector<int64_t>& sizes() const { return sizes_; }
   const std::vector<int64_t>& strides() const { return strides_; }
   /// Bytes of one rank's rows, padded to the same on every rank.
   int64_t piece_bytes() const { return layout_.padded_local_numel() * itemsize_; }
+  /// The same in the dtype that is gathered.
+  int64_t gathered_piece_bytes() const {
+    return layout_.padded_local_numel() * static_cast<int64_t>(c10::elementSize(param_dtype_));
+  }
   int64_t local_bytes() const { return layout_.local_numel(rank_) * itemsize_; }
 
   /// Copies this rank's rows of the handle to `piece` (1-D bytes, piece_bytes() long), then zeros.
@@ -53,9 +62,11 @@ class ShardedParam {
   void storage_gone() { storage_ = nullptr; }
   void rename(std::string name);
 
-  /// This rank's rows inside the unsharded parameter (1-D bytes of padded pieces) and inside the
-  /// registered one: the same length, without padding.
-  at::Tensor local_rows_of(const at::Tensor& unsharded) const;
+  /// Casts a piece (1-D bytes, piece_bytes() long) to what is gathered (gathered_piece_bytes() long).
+  void cast_piece(const at::Tensor& piece, const at::Tensor& gathered) const;
+  /// Takes this rank's rows of the unsharded parameter (1-D bytes, all ranks' gathered pieces) over
+  /// into its piece.
+  void write_back(const at::Tensor& unsharded, const at::Tensor& piece) const;
 
   /// Once per gather: if the registered parameter has been written since the last one, moves the
   /// handle's version too, so that autograd refuses a backward through stale values as LibTorch does.
@@ -85,7 +96,7 @@ class ShardedParam {
   std::string name_;
   ShardLayout layout_;
   int rank_;
-  at::ScalarType dtype_;
+  at::ScalarType dtype_, param_dtype_;
   int64_t itemsize_;
   std::vector<int64_t> sizes_, strides_;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> handle_;

@@ -113,5 +113,20 @@ TEST_CASE("a sparse embedding gradient is reduced or refused by name", "[runtime
   });
 }
 
+TEST_CASE("a complex gradient that autograd leaves conjugated is reduced as what it is", "[runtime][gradients]") {
+  for (const bool batches : {false, true})
+    on_ranks(2, [](Rank& rank) {
+      struct Net : torch::nn::Module {
+        at::Tensor z = register_parameter("z", torch::complex(torch::ones({4, 2}), torch::full({4, 2}, 0.5F)));
+      };
+      Net net, plain;
+      fully_shard(net, {.mesh = rank.mesh()});
+      const auto x = torch::complex(torch::arange(8.F).view({4, 2}), torch::ones({4, 2}));
+      for (auto* each : {&net, &plain}) (each->z.conj() * x).sum().abs().backward();
+      rank.check_close(torch::view_as_real(net.parameters()[0].grad().resolve_conj()),
+                       torch::view_as_real(rows_of(plain.z.grad().resolve_conj(), rank.index(), 2)), "the gradient");
+    }, {.timeout = std::chrono::seconds(20), .launches_batches = batches});
+}
+
 }  // namespace
 }  // namespace fsdp::test

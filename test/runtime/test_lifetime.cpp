@@ -181,5 +181,32 @@ TEST_CASE("a new module at the address of an old one has no state", "[runtime][l
   });
 }
 
+TEST_CASE("a module on the stack without parameters of its own can be made again", "[runtime][lifetime]") {
+  struct Net : nn::Module {
+    nn::Linear inner = register_module("inner", nn::Linear(3, 3));
+  };
+  on_ranks(2, [](Rank& rank) {
+    for (int i = 0; i < 3; ++i) {
+      Net net;
+      fully_shard(net.inner, {.mesh = rank.mesh()});
+      fully_shard(net, {.mesh = rank.mesh()});
+      rank.check(find_fsdp_module(net)->sharded_modules().size() == 2, "sharded");
+    }
+  });
+}
+
+TEST_CASE("a model that goes while reductions wait for the last backward leaves nothing behind", "[runtime][lifetime]") {
+  on_ranks(2, [](Rank& rank) {
+    std::weak_ptr<ModuleState> state;
+    {
+      ShardedChain chain(rank.mesh());
+      state = chain.layers[0].shared_state();
+      chain.root[0].set_is_last_backward(false);
+      chain.loss(rank.index(), 0).backward();
+    }
+    rank.check(state.expired(), "its state is gone");
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::test

@@ -250,5 +250,37 @@ TEST_CASE("buffers are neither sharded nor averaged, and keep their tensors", "[
   });
 }
 
+TEST_CASE("parameters of modules that share a group have their own module's name", "[runtime][managed_states]") {
+  on_ranks(2, [](Rank& rank) {
+    auto model = plain_chain(3);
+    fully_shard({model->layers[0].ptr(), model->layers[2].ptr()}, {.mesh = rank.mesh()});
+    fully_shard(model, {.mesh = rank.mesh()});
+    const auto name_of = [&](const at::Tensor& handle) {
+      try {
+        clip_grad_norm_({handle}, 1.0);
+      } catch (const UsageError& error) {
+        return message_of(error);
+      }
+      return std::string();
+    };
+    rank.check(name_of(model->layers[0]->weight).find("'layer0.weight'") != std::string::npos, "the first module's");
+    rank.check(name_of(model->layers[2]->bias).find("'layer2.bias'") != std::string::npos, "the second module's");
+    rank.check(name_of(model->layers[1]->bias).find("'layer1.bias'") != std::string::npos, "the root's own");
+  });
+}
+
+TEST_CASE("meta and real parameters in one group are refused by name", "[runtime][managed_states]") {
+  on_ranks(2, [](Rank& rank) {
+    struct Net : torch::nn::Module {
+      at::Tensor real = register_parameter("real", torch::ones({4}));
+      at::Tensor later = register_parameter("later", torch::empty({4}, at::kMeta));
+    };
+    Net net;
+    rank.check_throws<UsageError>([&] { fully_shard(net, {.mesh = rank.mesh()}); }, {"later", "meta", "real", "cpu"},
+                                  "half a module on meta");
+    rank.check(!is_fsdp_parameter(net.real), "nothing has changed");
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::test

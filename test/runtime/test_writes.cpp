@@ -227,5 +227,86 @@ TEST_CASE("set_data on a handle is noticed by name at the next step", "[runtime]
   });
 }
 
+TEST_CASE("a write is seen by the next forward of a group that was used last and is used first",
+          "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    auto net = seeded(5, [] { return nn::Linear(5, 4); });
+    fully_shard(net, {.mesh = rank.mesh()});
+    const auto x = torch::ones({2, 5});
+    const auto before = net->forward(x).detach();
+    {
+      at::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters()) parameter.mul_(2);
+    }
+    const auto after = net->forward(x);
+    rank.check_close(after, 2 * before, "forward");
+    after.sum().backward();
+    rank.check_close(net->parameters()[1].grad(), torch::full({2}, 2.F), "backward through the new values");
+  });
+}
+
+TEST_CASE("a write within a step outlives an integer reshard", "[runtime][writes]") {
+  on_ranks(4, [](Rank& rank) {
+    auto make = [] { return seeded(5, [] { return Chain(3, 8); }); };
+    auto model = make(), plain = make();
+    for (auto& layer : model->layers) fully_shard(layer, {.mesh = rank.mesh(), .reshard_after_forward = 2});
+    fully_shard(model, {.mesh = rank.mesh()});
+    const auto x = torch::ones({1, 8});
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor loss, plain_loss;
+      for (auto [net, sum] : {std::pair(model, &loss), std::pair(plain, &plain_loss)}) {
+        *sum = net->forward(x).sum();
+        {
+          at::NoGradGuard no_grad;
+          net->layers[1]->bias.add_(0.5);  // autograd has not saved it
+        }
+        *sum = *sum + net->forward(x).sum();
+        net->zero_grad();
+        sum->backward();
+      }
+      rank.check_close(loss, plain_loss, fmt::format("step {}: both forwards", step));
+      rank.check_close(model->layers[0]->parameters()[0].grad(),
+                       rows_of(plain->layers[0]->weight.grad(), rank.index(), 4),
+                       fmt::format("step {}: a gradient", step));
+    }
+  });
+}
+
+TEST_CASE("a write between forward and backward is seen later by a group that stays", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    auto root = *find_fsdp_module(*subject.model);
+    root.set_reshard_after_forward(false);
+    root.set_reshard_after_backward(false);
+    const auto x = torch::ones({1, 5});
+    for (int step = 0; step < 3; ++step) {
+      auto loss = subject.model->forward(x).sum(), plain_loss = subject.plain->forward(x).sum();
+      rank.check_close(loss, plain_loss, fmt::format("step {}", step));
+      {
+        at::NoGradGuard no_grad;
+        sharded(subject.model->layers[0]->bias).add_(0.25);
+        subject.plain->layers[0]->bias.add_(0.25);
+      }
+      loss.backward();
+      plain_loss.backward();
+    }
+  });
+}
+
+TEST_CASE("a write through a DTensor's local tensor is a write to the parameter", "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    Subject subject(rank.mesh());
+    const auto x = torch::ones({1, 5});
+    subject.model->forward(x);
+    find_fsdp_module(*subject.model->layers[0])->unshard();
+    {
+      at::NoGradGuard no_grad;
+      dtensor_of(subject.weight()).to_local().fill_(0.5);
+      subject.plain_weight().fill_(0.5);
+    }
+    rank.check_close(subject.model->forward(x), subject.plain->forward(x), "the next forward");
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::test

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace fsdp {
+
+/// True for BatchNorm1d, 2d and 3d.
+bool is_batch_norm(const torch::nn::Module& module);
+
+/// In which dtypes a group computes and communicates (T8). The registered parameters, and with them
+/// the optimizer's state, keep the dtype that the parameters had. Unlike autocast, parameters are
+/// cast once, when they are gathered, and activations are saved for backward in the low precision.
+///
+/// Only floating-point parameters and operands are cast.
+struct MixedPrecisionPolicy {
+  /// The dtype that parameters are gathered and computed in, and that their handles have from
+  /// `fully_shard` on. None: their own.
+  std::optional<at::ScalarType> param_dtype = {};
+  /// The dtype that gradients are reduced in, and added up in while reduction is disabled. None: the
+  /// one they are computed in. Sums in float16 are divided in two parts, before and after (T7).
+  std::optional<at::ScalarType> reduce_dtype = {};
+  /// The dtype of a module's floating-point outputs at a boundary (`fsdp::call`). None: as they are.
+  std::optional<at::ScalarType> output_dtype = {};
+  /// The dtype of floating-point buffers. None: their own.
+  std::optional<at::ScalarType> buffer_dtype = {};
+  /// Cast inputs to param_dtype: at a module boundary (`fsdp::call`) all of a module's floating-point
+  /// inputs, and at an operator that uses a parameter its other floating-point operands.
+  bool cast_forward_inputs = true;
+  /// Leave reduced gradients in the reduce dtype instead of the parameter's own.
+  bool keep_low_precision_grads = false;
+  /// Another param_dtype for one parameter, by its name in the module and the parameter itself; must
+  /// say the same on all ranks. None: the default.
+  std::function<std::optional<at::ScalarType>(const std::string& name, const at::Tensor& parameter)>
+      param_dtype_override = {};
+  /// Modules whose own parameters keep their dtype: the operators that use them get their inputs in
+  /// it and give their outputs back in param_dtype. They stay in the group they belong to. By default
+  /// BatchNorm, whose statistics LibTorch's kernels want in the dtype of its weight.
+  std::function<bool(const torch::nn::Module& module)> is_exempt = &is_batch_norm;
+};
+
+}  // namespace fsdp
