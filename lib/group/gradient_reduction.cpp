@@ -66,7 +66,9 @@ at::Tensor take_gradient(ParamGroup& group, size_t index) {
   auto gradient = std::exchange(fresh, {});
   if (gradient.defined() && gradient.layout() != at::kStrided) gradient = gradient.to_dense();
   // Bytes are sent as they lie: what a lazy view leaves to be done is done now.
-  if (gradient.defined()) gradient = gradient.resolve_conj().resolve_neg();
+  // (Asked first: the operators cost a thousand instructions even where there is nothing to do.)
+  if (gradient.defined() && (gradient.is_conj() || gradient.is_neg()))
+    gradient = gradient.resolve_conj().resolve_neg();
   if (!accumulated.defined()) return gradient;
   if (gradient.defined()) accumulated.add_(gradient);
   return std::exchange(accumulated, {});

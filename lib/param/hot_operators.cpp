@@ -28,14 +28,17 @@ namespace fsdp {
 
 namespace {
 
-enum class Needs { kData, kMetadata };
+/// kUniformData: data, the operands' dtypes having been compared.
+enum class Needs { kData, kUniformData, kMetadata };
 
 bool is_settled(const c10::TensorImpl* impl, Needs needs) {
   if (!has_residency_key(impl)) return true;
   const auto* storage = KeyedStorage::of(impl);
   if (storage == nullptr || storage->kind() != KeyedStorage::Kind::kHandle) return false;
-  return needs == Needs::kMetadata ||
-         storage->owner()->is_ready(torch::autograd::get_current_graph_task_id());
+  const auto* owner = storage->owner();
+  if (needs == Needs::kMetadata) return true;
+  const bool may_cast = needs == Needs::kData && owner->casts_operands();
+  return !may_cast && owner->is_ready(torch::autograd::get_current_graph_task_id());
 }
 bool is_settled(const at::Tensor& tensor, Needs needs) {
   return is_settled(tensor.unsafeGetTensorImpl(), needs);
@@ -48,9 +51,10 @@ bool is_settled(const Other&, Needs) {
   return true;
 }
 
-/// Whose group casts the other operands (T8), unless all have its dtype already.
-struct CastCheck {
-  bool is_wanted = false, is_uniform = true;
+/// Whether all floating-point operands have one dtype, so that a group that casts operands (T8) finds
+/// nothing to cast.
+struct DtypeCheck {
+  bool is_uniform = true;
   std::optional<at::ScalarType> dtype;
 
   void add(const at::Tensor& tensor) {
@@ -60,16 +64,14 @@ struct CastCheck {
     const auto* impl = tensor.unsafeGetTensorImpl();
     if (!has_residency_key(impl)) return;
     const auto* storage = KeyedStorage::of(impl);
-    if (storage == nullptr || !storage->owner()->casts_operands()) return;
-    is_wanted = true;
-    is_uniform &= !storage->owner()->output_dtype(storage->index());
+    if (storage != nullptr && storage->owner()->casts_operands())
+      is_uniform &= !storage->owner()->output_dtype(storage->index());
   }
   void add(const std::optional<at::Tensor>& tensor) {
     if (tensor) add(*tensor);
   }
   template <class Other>
   void add(const Other&) {}
-  bool needs_none() const { return is_uniform || !is_wanted; }
 };
 
 template <class Op, Needs needs, class Signature>
@@ -78,7 +80,7 @@ struct HotKernel;
 template <class Op, Needs needs, class Result, class... Args>
 struct HotKernel<Op, needs, Result(Args...)> {
   static Result call(c10::DispatchKeySet keys, Args... args) {
-    if ((is_settled(args, needs) && ...) && needs_no_cast(args...)) [[likely]] {
+    if ((is_settled(args, needs) && ...) || needs_no_cast(args...)) [[likely]] {
       c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
       return Op::redispatch(
           keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey),
@@ -92,10 +94,10 @@ struct HotKernel<Op, needs, Result(Args...)> {
 
  private:
   static bool needs_no_cast(const std::remove_reference_t<Args>&... args) {
-    if constexpr (needs == Needs::kMetadata) return true;
-    CastCheck check;
+    if (needs == Needs::kMetadata || !(is_settled(args, Needs::kUniformData) && ...)) return false;
+    DtypeCheck check;
     (check.add(args), ...);
-    return check.needs_none();
+    return check.is_uniform;
   }
 };
 
