@@ -14,3 +14,4 @@
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "fsdp/statistics.hpp"
+#include "fsdp/wrap_policy.hpp"

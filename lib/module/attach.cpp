@@ -23,14 +23,7 @@ namespace {
 using torch::nn::Module;
 
 void check_module(Module& module) {
-  const auto& type = typeid(module);
-  const bool is_container =
-      type == typeid(torch::nn::ModuleListImpl) || type == typeid(torch::nn::ModuleDictImpl) ||
-      type == typeid(torch::nn::ParameterListImpl) || type == typeid(torch::nn::ParameterDictImpl);
-  require(!is_container,
-          "fully_shard: {} is a container without a forward of its own; call fully_shard on its "
-          "elements, on the list of them, or on the module around it",
-          module.name());
+  refuse_container(module);
   require(find_state(module) == nullptr,
           "fully_shard: {} is sharded already; call fully_shard once per module", module.name());
 }
@@ -153,6 +146,17 @@ void adopt_nested(const std::shared_ptr<ModuleState>& state, const ModuleWalk& w
 }
 
 }  // namespace
+
+void refuse_container(const Module& module) {
+  const auto& type = typeid(module);
+  const bool is_container =
+      type == typeid(torch::nn::ModuleListImpl) || type == typeid(torch::nn::ModuleDictImpl) ||
+      type == typeid(torch::nn::ParameterListImpl) || type == typeid(torch::nn::ParameterDictImpl);
+  require(!is_container,
+          "fully_shard: {} is a container without a forward of its own; call fully_shard on its "
+          "elements, on the list of them, or on the module around it",
+          module.name());
+}
 
 std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
                                     const FullyShardOptions& options) {

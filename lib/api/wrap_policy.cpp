@@ -1,0 +1,213 @@
+#include "fsdp/wrap_policy.hpp"
+
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/require.hpp"
+#include "module/attach.hpp"
+#include "module/module_access.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using torch::nn::Module;
+
+std::string join(const std::string& path, const std::string& key) {
+  return path.empty() ? key : path + "." + key;
+}
+
+std::string shown(const std::string& name) { return name.empty() ? "the root" : "'" + name + "'"; }
+
+class Planner {
+ public:
+  Planner(const WrapPolicy& policy, const FullyShardOptions& options)
+      : policy_(policy), options_(options) {
+    for (const auto& param : options.ignored_params) ignored_.insert(param.unsafeGetTensorImpl());
+    for (const auto& module : options.ignored_modules)
+      for (const auto& param : module->parameters()) ignored_.insert(param.unsafeGetTensorImpl());
+  }
+
+  WrapPlan run(Module& root) {
+    require_unsharded(root, "");
+    visit(root, "", /*is_root=*/true);
+    check_ties(root);
+    return std::move(plan_);
+  }
+
+ private:
+  void require_unsharded(Module& module, const std::string& path) {
+    require(!find_fsdp_module(module),
+            "wrap policy: {} is sharded already; a policy needs a tree without sharded modules",
+            shown(path));
+    for (const auto& child : module.named_children())
+      if (child.value()) require_unsharded(*child.value(), join(path, child.key()));
+  }
+
+  /// Plans the units of the module's subtree; returns how many elements they took.
+  int64_t visit(Module& module, const std::string& path, bool is_root) {
+    if (!seen_.insert(&module).second) return 0;
+    const int64_t numel = numel_of(module);
+    const WrapCandidate whole{module, path, numel, is_root};
+    int64_t taken = 0;
+    if (!policy_.enters || policy_.enters(whole))
+      for (const auto& child : module.named_children())
+        if (child.value()) taken += visit(*child.value(), join(path, child.key()), false);
+    const WrapCandidate rest{module, path, numel - taken, is_root};
+    auto options = is_root ? std::optional(options_)
+                   : policy_.wraps ? policy_.wraps(rest, options_)
+                                   : std::nullopt;
+    if (!options) return taken;
+    if (!is_root) refuse_container(module);
+    auto& unit = plan_.units.emplace_back();
+    unit.module = &module;
+    unit.name = path;
+    unit.options = std::move(*options);
+    claim(module, path, unit);
+    return numel;
+  }
+
+  int64_t numel_of(Module& module) const {
+    int64_t numel = 0;
+    std::unordered_set<const c10::TensorImpl*> counted;
+    for (const auto& param : module.parameters())
+      if (!ignored_.contains(param.unsafeGetTensorImpl()) &&
+          counted.insert(param.unsafeGetTensorImpl()).second)
+        numel += param.numel();
+    return numel;
+  }
+
+  /// The parameters of the subtree that no unit below has.
+  void claim(Module& module, const std::string& path, PlannedUnit& unit) {
+    for (const auto& entry : module.named_parameters()) {
+      const auto& param = entry.value();
+      const auto* impl = param.unsafeGetTensorImpl();
+      if (ignored_.contains(impl) || owners_.contains(impl)) continue;
+      owners_[impl] = plan_.units.size() - 1;
+      unit.parameters.push_back(join(path, entry.key()));
+      unit.bytes += static_cast<int64_t>(param.nbytes());
+      if (!param.requires_grad()) unit.frozen_bytes += static_cast<int64_t>(param.nbytes());
+    }
+  }
+
+  /// A parameter that a unit has taken may be registered in that unit's subtree alone.
+  void check_ties(Module& root) {
+    for (const auto& [impl, owner] : owners_) {
+      const auto& unit = plan_.units[owner];
+      if (unit.module == &root) continue;
+      const auto inside = registrations(*unit.module, impl), all = registrations(root, impl);
+      require(inside == all,
+              "wrap policy: parameter '{}' of unit {} is registered outside of it too; leave that "
+              "module to a unit around both",
+              name_of(root, impl), shown(unit.name));
+    }
+  }
+
+  static size_t registrations(Module& module, const c10::TensorImpl* impl) {
+    std::unordered_set<const Module*> seen;
+    return count(module, impl, seen);
+  }
+  static size_t count(Module& module, const c10::TensorImpl* impl,
+                      std::unordered_set<const Module*>& seen) {
+    if (!seen.insert(&module).second) return 0;
+    size_t found = 0;
+    for (const auto& param : ModuleAccess::parameters(module))
+      found += param.value().unsafeGetTensorImpl() == impl;
+    for (const auto& child : module.named_children())
+      if (child.value()) found += count(*child.value(), impl, seen);
+    return found;
+  }
+  static std::string name_of(Module& root, const c10::TensorImpl* impl) {
+    for (const auto& entry : root.named_parameters())
+      if (entry.value().unsafeGetTensorImpl() == impl) return entry.key();
+    return "";
+  }
+
+  const WrapPolicy& policy_;
+  const FullyShardOptions& options_;
+  std::unordered_set<const Module*> seen_;
+  std::unordered_set<const c10::TensorImpl*> ignored_;
+  std::unordered_map<const c10::TensorImpl*, size_t> owners_;  // index of the unit
+  WrapPlan plan_;
+};
+
+/// The innermost unit around `unit`; null for the root. Inner units stand before outer ones.
+const PlannedUnit* parent_of(const WrapPlan& plan, const PlannedUnit& unit) {
+  for (const auto* other = &unit + 1; other < plan.units.data() + plan.units.size(); ++other)
+    if (other->name.empty() || unit.name.starts_with(other->name + ".")) return other;
+  return nullptr;
+}
+
+void print_tree(const WrapPlan& plan, const PlannedUnit& unit, int depth, std::string& text) {
+  const std::string indent(2 * depth, ' ');
+  text += fmt::format("{}{}: {} parameters, {} bytes\n", indent,
+                      unit.name.empty() ? "(root)" : unit.name, unit.parameters.size(), unit.bytes);
+  if (unit.frozen_bytes > 0 && unit.frozen_bytes < unit.bytes)
+    text += fmt::format("{}  note: {} of these bytes are frozen; they are gathered with the others "
+                        "and take no part in the reduction\n",
+                        indent, unit.frozen_bytes);
+  for (const auto& below : plan.units)
+    if (parent_of(plan, below) == &unit) print_tree(plan, below, depth + 1, text);
+}
+
+bool is_attention(const Module& module) {
+  return dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(&module) != nullptr;
+}
+
+bool is_list_or_dict(const Module& module) {
+  return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
+}
+
+}  // namespace
+
+WrapPolicy wrap_if(std::function<bool(const WrapCandidate&)> predicate) {
+  return {.wraps = [predicate = std::move(predicate)](
+                       const WrapCandidate& candidate,
+                       const FullyShardOptions& defaults) -> std::optional<FullyShardOptions> {
+    if (!predicate(candidate)) return std::nullopt;
+    return defaults;
+  }};
+}
+
+WrapPolicy wrap_by_size(const WrapBySizeOptions& options) {
+  require(options.min_numel > 0, "wrap_by_size: expected a min_numel above 0, found {}",
+          options.min_numel);
+  const auto is_leaf = options.is_leaf ? options.is_leaf : &is_attention;
+  const auto is_excluded = options.is_excluded ? options.is_excluded : &is_list_or_dict;
+  auto policy = wrap_if([least = options.min_numel, is_excluded](const WrapCandidate& candidate) {
+    return candidate.numel >= least && !is_excluded(candidate.module);
+  });
+  policy.enters = [least = options.min_numel, is_leaf](const WrapCandidate& candidate) {
+    return candidate.numel >= least && !is_leaf(candidate.module);
+  };
+  return policy;
+}
+
+std::string WrapPlan::to_string() const {
+  std::string text;
+  for (const auto& unit : units)
+    if (parent_of(*this, unit) == nullptr) print_tree(*this, unit, 0, text);
+  return text;
+}
+
+WrapPlan plan_wrapping(Module& root, const WrapPolicy& policy, const FullyShardOptions& options) {
+  return Planner(policy, options).run(root);
+}
+
+FSDPModule apply_wrapping(const WrapPlan& plan) {
+  require(!plan.units.empty(), "apply_wrapping: expected a plan with a root, found an empty one");
+  std::optional<FSDPModule> root;
+  for (const auto& unit : plan.units) root = fully_shard(*unit.module, unit.options);
+  return *root;
+}
+
+FSDPModule fully_shard(Module& root, const WrapPolicy& policy, const FullyShardOptions& options) {
+  return apply_wrapping(plan_wrapping(root, policy, options));
+}
+
+}  // namespace fsdp

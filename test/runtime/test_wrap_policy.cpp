@@ -1,0 +1,140 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+
+/// Two levels: encoders in a list, an attention in each, a head.
+struct EncoderImpl : nn::Module {
+  nn::MultiheadAttention attention = register_module("attention", nn::MultiheadAttention(8, 2));
+  nn::Linear up = register_module("up", nn::Linear(8, 16));
+  nn::Linear down = register_module("down", nn::Linear(16, 8));
+  at::Tensor forward(const at::Tensor& x) {
+    const auto attended = x + std::get<0>(attention->forward(x, x, x));
+    return attended + down->forward(torch::relu(up->forward(attended)));
+  }
+};
+TORCH_MODULE(Encoder);
+
+struct NetImpl : nn::Module {
+  nn::ModuleList blocks = register_module("blocks", nn::ModuleList());
+  nn::Linear head = register_module("head", nn::Linear(8, 3));
+  NetImpl() {
+    for (int i = 0; i < 2; ++i) blocks->push_back(Encoder());
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& block : *blocks) x = block->as<Encoder>()->forward(x);
+    return head->forward(x);
+  }
+};
+TORCH_MODULE(Net);
+
+Net make_net() {
+  return seeded(11, [] { return Net(); });
+}
+
+std::vector<std::string> names_of(const WrapPlan& plan) {
+  std::vector<std::string> names;
+  for (const auto& unit : plan.units) names.push_back(unit.name);
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("a class policy makes units of its classes, inner before outer, the root last", "[wrap_policy]") {
+  auto net = make_net();
+  CHECK(names_of(plan_wrapping(*net, wrap_class<EncoderImpl>())) == Names{"blocks.0", "blocks.1", ""});
+  CHECK(names_of(plan_wrapping(*net, wrap_class<EncoderImpl, nn::MultiheadAttentionImpl>())) ==
+        Names{"blocks.0.attention", "blocks.0", "blocks.1.attention", "blocks.1", ""});
+}
+
+TEST_CASE("a predicate sees names, and elements that no inner unit has", "[wrap_policy]") {
+  auto net = make_net();
+  std::map<std::string, int64_t> numel;
+  const auto policy = wrap_if([&](const WrapCandidate& candidate) {
+    numel[candidate.name] = candidate.numel;
+    return candidate.name.ends_with(".up");
+  });
+  CHECK(names_of(plan_wrapping(*net, policy)) == Names{"blocks.0.up", "blocks.1.up", ""});
+  CHECK(numel["blocks.0.up"] == 8 * 16 + 16);
+  CHECK(numel["blocks.0"] == 4 * (8 * 8 + 8) + 16 * 8 + 8);
+}
+
+TEST_CASE("by size: large enough, leaves not entered, lists never", "[wrap_policy]") {
+  auto net = make_net();
+  // An encoder has 568 elements, its attention 288.
+  CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 568}))) == Names{"blocks.0", "blocks.1", ""});
+  CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 200}))) ==
+        Names{"blocks.0.attention", "blocks.0", "blocks.1.attention", "blocks.1", ""});
+  CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 60}))) ==
+        Names{"blocks.0.attention", "blocks.0.up", "blocks.0.down", "blocks.1.attention", "blocks.1.up",
+              "blocks.1.down", ""});
+  CHECK(names_of(plan_wrapping(*net, wrap_by_size())) == Names{""});
+}
+
+TEST_CASE("a custom function gives options", "[wrap_policy]") {
+  auto net = make_net();
+  const WrapPolicy policy{.wraps = [](const WrapCandidate& candidate, FullyShardOptions options) -> std::optional<FullyShardOptions> {
+    if (!candidate.name.ends_with("attention")) return std::nullopt;
+    options.reshard_after_forward = false;
+    return options;
+  }};
+  const auto plan = plan_wrapping(*net, policy, {.reshard_after_forward = true});
+  CHECK_FALSE(plan.units[0].options.reshard_after_forward.value());
+  CHECK(plan.units.back().options.reshard_after_forward.value());
+}
+
+TEST_CASE("the dry run prints the tree with bytes and changes nothing", "[wrap_policy]") {
+  auto net = make_net();
+  net->blocks[0]->as<Encoder>()->up->weight.set_requires_grad(false);
+  const auto plan = plan_wrapping(*net, wrap_class<EncoderImpl, nn::MultiheadAttentionImpl>());
+  CHECK(plan.to_string() ==
+        "(root): 2 parameters, 108 bytes\n"
+        "  blocks.0: 4 parameters, 1120 bytes\n"
+        "    note: 512 of these bytes are frozen; they are gathered with the others and take no part in the reduction\n"
+        "    blocks.0.attention: 4 parameters, 1152 bytes\n"
+        "  blocks.1: 4 parameters, 1120 bytes\n"
+        "    blocks.1.attention: 4 parameters, 1152 bytes\n");
+  for (const auto& parameter : net->parameters()) CHECK_FALSE(is_fsdp_parameter(parameter));
+}
+
+TEST_CASE("a tree sharded by a policy trains like the plain one", "[wrap_policy]") {
+  for (const auto& policy : {wrap_class<EncoderImpl>(), wrap_by_size({.min_numel = 60})})
+    CHECK(trains_like_plain([&] {
+      Net net;
+      return Workload{.module = net.ptr(),
+                      .shard = [net, policy](const FullyShardOptions& options) { fully_shard(net, policy, options); },
+                      .loss = [net](Inputs& in) mutable { return net->forward(in.normal({4, 2, 8})).square().mean(); }};
+    }));
+}
+
+TEST_CASE("what a policy cannot do is said before anything changes", "[wrap_policy]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    const FullyShardOptions options{.mesh = rank.mesh()};
+    auto net = make_net();
+    rank.check_throws<UsageError>([&] { fully_shard(net, wrap_class<nn::ModuleListImpl>(), options); },
+                                  {"container", "elements"}, "a container");
+    struct Holder : nn::Module {
+      explicit Holder(at::Tensor weight) { register_parameter("weight", std::move(weight)); }
+    };
+    struct Tied : nn::Module {
+      at::Tensor weight = torch::ones({4, 4});
+      std::shared_ptr<Holder> a = register_module("a", std::make_shared<Holder>(weight));
+      std::shared_ptr<Holder> b = register_module("b", std::make_shared<Holder>(weight));
+    };
+    Tied tied;
+    rank.check_throws<UsageError>([&] { fully_shard(tied, wrap_class<Holder>(), options); },
+                                  {"a.weight", "'a'"}, "a parameter of two units");
+    rank.check(!is_fsdp_parameter(tied.weight) && !find_fsdp_module(*tied.a), "nothing has changed");
+    fully_shard(*net->blocks[1], options);
+    rank.check_throws<UsageError>([&] { fully_shard(net, wrap_class<EncoderImpl>(), options); }, {"'blocks.1'", "sharded already"},
+                                  "a sharded module in the tree");
+  }));
+}
+
+}  // namespace fsdp::test
