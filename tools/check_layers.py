@@ -28,6 +28,7 @@ RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 PUBLIC = {
     "error.hpp": "base",
     "launch_environment.hpp": "base",
+    "local_ranges.hpp": "base",
     "policy.hpp": "base",
     "statistics.hpp": "base",
     "communicator.hpp": "comm",

@@ -2,6 +2,7 @@
 
 #include "api/find_param.hpp"
 #include "base/require.hpp"
+#include "fsdp/local_ranges.hpp"
 
 namespace fsdp {
 
@@ -44,6 +45,11 @@ at::Tensor handle_of(const at::Tensor& tensor) {
 }
 
 bool is_fsdp_parameter(const at::Tensor& tensor) { return find_param(tensor).has_value(); }
+
+std::vector<ElementRange> local_ranges(const at::Tensor& tensor) {
+  const auto found = expect_param(tensor, "local_ranges");
+  return found.param().layout().element_ranges(found.group->config().mesh_info.shard_rank());
+}
 
 DTensor dtensor_of(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "dtensor_of");

@@ -29,6 +29,12 @@ RowRange ShardLayout::range(int rank) const {
   return {begin, std::min(begin + rows_per_rank_, rows_)};
 }
 
+std::vector<ElementRange> ShardLayout::element_ranges(int rank) const {
+  const auto rows = range(rank);
+  if (local_numel(rank) == 0) return {};
+  return {{rows.begin * row_numel_, rows.end * row_numel_}};
+}
+
 std::vector<int64_t> ShardLayout::local_sizes(int rank) const {
   const int64_t count = rows(rank);
   if (sizes_.empty()) return count == 1 ? std::vector<int64_t>{} : std::vector<int64_t>{0};

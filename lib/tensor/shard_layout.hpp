@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "fsdp/local_ranges.hpp"
+
 namespace fsdp {
 
 /// Rows [begin, end) of a tensor's dimension 0.
@@ -49,6 +51,8 @@ class ShardLayout {
 
   /// Sizes of the whole tensor.
   const std::vector<int64_t>& sizes() const { return sizes_; }
+  /// The same as elements of the whole tensor in row-major order; see fsdp::local_ranges.
+  std::vector<ElementRange> element_ranges(int rank) const;
   /// Sizes of `rank`'s piece, without padding. Of a 0-dim tensor: {} on rank 0, {0} elsewhere.
   std::vector<int64_t> local_sizes(int rank) const;
 
