@@ -10,16 +10,13 @@
 #include "base/require.hpp"
 #include "module/attach.hpp"
 #include "module/module_access.hpp"
+#include "module/module_path.hpp"
 
 namespace fsdp {
 
 namespace {
 
 using torch::nn::Module;
-
-std::string join(const std::string& path, const std::string& key) {
-  return path.empty() ? key : path + "." + key;
-}
 
 std::string shown(const std::string& name) { return name.empty() ? "the root" : "'" + name + "'"; }
 
@@ -45,7 +42,7 @@ class Planner {
             "wrap policy: {} is sharded already; a policy needs a tree without sharded modules",
             shown(path));
     for (const auto& child : module.named_children())
-      if (child.value()) require_unsharded(*child.value(), join(path, child.key()));
+      if (child.value()) require_unsharded(*child.value(), join_path(path, child.key()));
   }
 
   /// Plans the units of the module's subtree; returns how many elements they took.
@@ -56,7 +53,7 @@ class Planner {
     int64_t taken = 0;
     if (!policy_.enters || policy_.enters(whole))
       for (const auto& child : module.named_children())
-        if (child.value()) taken += visit(*child.value(), join(path, child.key()), false);
+        if (child.value()) taken += visit(*child.value(), join_path(path, child.key()), false);
     const WrapCandidate rest{module, path, numel - taken, is_root};
     auto options = is_root ? std::optional(options_)
                    : policy_.wraps ? policy_.wraps(rest, options_)
@@ -88,7 +85,7 @@ class Planner {
       const auto* impl = param.unsafeGetTensorImpl();
       if (ignored_.contains(impl) || owners_.contains(impl)) continue;
       owners_[impl] = plan_.units.size() - 1;
-      unit.parameters.push_back(join(path, entry.key()));
+      unit.parameters.push_back(join_path(path, entry.key()));
       unit.bytes += static_cast<int64_t>(param.nbytes());
       if (!param.requires_grad()) unit.frozen_bytes += static_cast<int64_t>(param.nbytes());
     }
@@ -96,30 +93,34 @@ class Planner {
 
   /// A parameter that a unit has taken may be registered in that unit's subtree alone.
   void check_ties(Module& root) {
-    for (const auto& [impl, owner] : owners_) {
-      const auto& unit = plan_.units[owner];
+    const auto everywhere = registrations(root);
+    for (size_t i = 0; i < plan_.units.size(); ++i) {
+      const auto& unit = plan_.units[i];
       if (unit.module == &root) continue;
-      const auto inside = registrations(*unit.module, impl), all = registrations(root, impl);
-      require(inside == all,
+      for (const auto& [impl, inside] : registrations(*unit.module))
+        if (const auto owner = owners_.find(impl);
+            owner != owners_.end() && owner->second == i && everywhere.at(impl) != inside)
+          throw UsageError(fmt::format(
               "wrap policy: parameter '{}' of unit {} is registered outside of it too; leave that "
               "module to a unit around both",
-              name_of(root, impl), shown(unit.name));
+              name_of(root, impl), shown(unit.name)));
     }
   }
 
-  static size_t registrations(Module& module, const c10::TensorImpl* impl) {
+  /// In how many places of the subtree each parameter is registered.
+  using Counts = std::unordered_map<const c10::TensorImpl*, size_t>;
+  static Counts registrations(Module& module) {
+    Counts counts;
     std::unordered_set<const Module*> seen;
-    return count(module, impl, seen);
+    count(module, counts, seen);
+    return counts;
   }
-  static size_t count(Module& module, const c10::TensorImpl* impl,
-                      std::unordered_set<const Module*>& seen) {
-    if (!seen.insert(&module).second) return 0;
-    size_t found = 0;
+  static void count(Module& module, Counts& counts, std::unordered_set<const Module*>& seen) {
+    if (!seen.insert(&module).second) return;
     for (const auto& param : ModuleAccess::parameters(module))
-      found += param.value().unsafeGetTensorImpl() == impl;
+      if (param.value().defined()) ++counts[param.value().unsafeGetTensorImpl()];
     for (const auto& child : module.named_children())
-      if (child.value()) found += count(*child.value(), impl, seen);
-    return found;
+      if (child.value()) count(*child.value(), counts, seen);
   }
   static std::string name_of(Module& root, const c10::TensorImpl* impl) {
     for (const auto& entry : root.named_parameters())

@@ -4,16 +4,13 @@
 
 #include "base/require.hpp"
 #include "module/module_access.hpp"
+#include "module/module_path.hpp"
 #include "param/managed_storage.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
 
 namespace {
-
-std::string state_name(const WalkedModule& walked, const std::string& key) {
-  return walked.path.empty() ? key : walked.path + "." + key;
-}
 
 void check_param(const at::Tensor& param, const std::string& name, c10::Device device) {
   require(!has_residency_key(param.unsafeGetTensorImpl()),
@@ -40,7 +37,7 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
       const auto& param = table[slot].value();
       // Linear(bias=false) registers an undefined tensor.
       if (!param.defined() || walk.ignored.contains(param.unsafeGetTensorImpl())) continue;
-      const auto name = state_name(walked, table[slot].key());
+      const auto name = join_path(walked.path, table[slot].key());
       const auto [found, is_new] = known.emplace(param.unsafeGetTensorImpl(), states.params.size());
       if (is_new) {
         check_param(param, name, device);

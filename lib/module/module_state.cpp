@@ -2,15 +2,9 @@
 
 #include "base/require.hpp"
 #include "module/module_access.hpp"
+#include "module/module_path.hpp"
 
 namespace fsdp {
-
-namespace {
-std::string join(const std::string& prefix, const std::string& name) {
-  if (prefix.empty() || name.empty()) return prefix + name;
-  return prefix + "." + name;
-}
-}  // namespace
 
 std::shared_ptr<ModuleState> ModuleState::root() {
   auto state = shared_from_this();
@@ -62,7 +56,7 @@ void ModuleState::take_root() {
 }
 
 int ModuleState::number(int next, const std::string& prefix) {
-  name = join(prefix, units.front().path);
+  name = join_path(prefix, units.front().path);
   description = name.empty() ? "root" : name;
   const auto owned = group.lock();
   if (owned) owned->tree_enter = next;
@@ -72,7 +66,7 @@ int ModuleState::number(int next, const std::string& prefix) {
     owned->tree_exit = next;
     std::vector<std::string> full;
     for (size_t i = 0; i < param_names.size(); ++i)
-      full.push_back(join(join(prefix, units[param_units[i]].path), param_names[i]));
+      full.push_back(join_path(join_path(prefix, units[param_units[i]].path), param_names[i]));
     owned->rename(description, full);
   }
   apply_reshard_policy();

@@ -2,6 +2,7 @@
 
 #include "base/require.hpp"
 #include "module/module_access.hpp"
+#include "module/module_path.hpp"
 #include "module/module_table.hpp"
 #include "param/managed_storage.hpp"
 #include "param/residency.hpp"
@@ -11,10 +12,6 @@ namespace fsdp {
 namespace {
 
 using torch::nn::Module;
-
-std::string child_path(const std::string& path, const std::string& key) {
-  return path.empty() ? key : path + "." + key;
-}
 
 class Walker {
  public:
@@ -49,7 +46,7 @@ class Walker {
     }
     if (!leaves_the_walk(module)) walk_.managed.push_back({&module, path, unit_});
     for (const auto& child : module.named_children())
-      if (child.value()) visit(*child.value(), child_path(path, child.key()), false);
+      if (child.value()) visit(*child.value(), join_path(path, child.key()), false);
   }
 
   /// Named in ignored_modules, or nothing of it is left to manage and it has no buffers (S3).
