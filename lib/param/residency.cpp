@@ -24,8 +24,9 @@ using Owners = c10::SmallVector<ResidencyOwner*, 2>;
 /// One operator's operands, as the fallback finds them on the stack.
 class Operands {
  public:
-  Operands(const c10::OperatorHandle& op, const OperatorTraits& traits, torch::jit::Stack* stack)
-      : op_(op), traits_(traits) {
+  /// may_cast: false in backward, whose operands are those of forward.
+  Operands(const c10::OperatorHandle& op, const OperatorTraits& traits, torch::jit::Stack* stack, bool may_cast)
+      : op_(op), traits_(traits), may_cast_(may_cast && traits.writes == 0 && traits.is_differentiable) {
     const size_t count = op.schema().arguments().size();
     arguments_ = stack->data() + (stack->size() - count);
     count_ = count;
@@ -52,13 +53,13 @@ class Operands {
   /// T8: the other floating-point operands come in the dtype of the first handle that wants it so.
   /// Recorded by autograd like a cast that the user wrote.
   void cast_operands() {
-    if (!cast_to_ || traits_.writes != 0 || !traits_.is_differentiable) return;
+    if (!cast_to_) return;
     for (size_t i = 0; i < count_; ++i)
       if (!(traits_.statistics >> std::min<size_t>(i, 63) & 1)) cast(arguments_[i]);
   }
   /// What the operator has left on the stack, in the dtype that the parameter's module is to give.
   void cast_results(torch::jit::Stack* stack) const {
-    if (!output_dtype_ || traits_.writes != 0 || !traits_.is_differentiable) return;
+    if (!output_dtype_) return;
     const size_t results = op_.schema().returns().size();
     for (size_t i = stack->size() - results; i < stack->size(); ++i) {
       auto& value = (*stack)[i];
@@ -136,7 +137,7 @@ class Operands {
       if (storage == nullptr) return;
     }
     if (owners_.empty()) first_index_ = storage->index();
-    if (!cast_to_ && owner->casts_operands() && is_floating(value.toTensor()))
+    if (!cast_to_ && may_cast_ && owner->casts_operands() && is_floating(value.toTensor()))
       set_cast(*owner, *storage, value.toTensor().scalar_type());
     if (std::find(owners_.begin(), owners_.end(), owner) == owners_.end()) owners_.push_back(owner);
     if (is_written) {
@@ -208,6 +209,7 @@ class Operands {
 
   const c10::OperatorHandle& op_;
   const OperatorTraits& traits_;
+  const bool may_cast_;
   IValue* arguments_;
   size_t count_;
   Owners owners_;
@@ -221,11 +223,11 @@ class Operands {
 void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                         torch::jit::Stack* stack) {
   const auto& traits = traits_of(op);
-  Operands operands(op, traits, stack);
-  operands.examine();
   const bool reads_data = !traits.is_view && !traits.is_transparent;
+  const int64_t task = torch::autograd::get_current_graph_task_id();
+  Operands operands(op, traits, stack, /*may_cast=*/reads_data && task == -1);
+  operands.examine();
   if (reads_data && !operands.owners().empty()) {
-    const int64_t task = torch::autograd::get_current_graph_task_id();
     if (!operands.touches_all_ready(task)) {
       const auto& owners = operands.owners();
       owners[0]->make_resident({owners.data(), owners.size()},
@@ -233,9 +235,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                 .param_name = operands.first_param_name()});
     }
   }
-  // In backward the operands are those of forward, and gradients have their dtype.
-  const bool casts = reads_data && torch::autograd::get_current_graph_task_id() == -1;
-  if (casts) operands.cast_operands();
+  operands.cast_operands();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey);
   if (traits.is_aten && !traits.is_transparent) {
     c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
@@ -244,7 +244,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     // Unknown code below may touch other groups, or this one later: keep watching.
     op.redispatchBoxed(below, stack);
   }
-  if (casts) operands.cast_results(stack);
+  operands.cast_results(stack);
   operands.carry_writes();
 }
 
