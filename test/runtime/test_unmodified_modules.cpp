@@ -22,11 +22,7 @@ TEST_CASE("a Sequential trains like plain", "[runtime][unmodified_modules]") {
   trains_in_worlds_of_2_and_3([] {
     nn::Sequential net(nn::Linear(5, 7), nn::Tanh(), nn::Linear(7, 3));
     return Workload{.module = net.ptr(),
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          fully_shard(*net->ptr(0), options);
-                          fully_shard(net, options);
-                        },
+                    .shard = shard_each({net->ptr(0), net.ptr()}),
                     .loss = [net](Inputs& in) mutable { return net->forward(in.normal({4, 5})).square().mean(); }};
   });
 }
@@ -49,11 +45,7 @@ TEST_CASE("a ModuleList of blocks trains like plain", "[runtime][unmodified_modu
   trains_in_worlds_of_2_and_3([] {
     auto net = std::make_shared<Blocks>();
     return Workload{.module = net,
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          for (auto& block : *net->blocks) fully_shard(*block, options);
-                          fully_shard(*net, options);
-                        },
+                    .shard = shard_each(net->blocks, net),
                     .loss = [net](Inputs& in) { return net->forward(in.normal({4, 6})).square().mean(); }};
   });
 }
@@ -63,11 +55,7 @@ TEST_CASE("a TransformerEncoder trains like plain", "[runtime][unmodified_module
     nn::TransformerEncoder net(nn::TransformerEncoderOptions(
         nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0).activation(torch::kGELU), 2));
     return Workload{.module = net.ptr(),
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          for (auto& layer : *net->layers) fully_shard(*layer, options);
-                          fully_shard(net, options);
-                        },
+                    .shard = shard_each(net->layers, net.ptr()),
                     .loss = [net](Inputs& in) mutable {
                       return (net->forward(in.normal({5, 2, 8})) * in.normal({5, 2, 8})).mean();
                     }};
@@ -88,11 +76,7 @@ TEST_CASE("a bidirectional LSTM of two layers trains like plain", "[runtime][unm
   trains_in_worlds_of_2_and_3([] {
     auto net = std::make_shared<Tagger>();
     return Workload{.module = net,
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          fully_shard(net->lstm, options);
-                          fully_shard(*net, options);
-                        },
+                    .shard = shard_each({net->lstm.ptr(), net}),
                     .loss = [net](Inputs& in) { return net->forward(in.normal({4, 2, 5})).square().mean(); }};
   });
 }
@@ -102,12 +86,7 @@ TEST_CASE("Conv2d with BatchNorm2d trains like plain, every rank with its own ru
   trains_in_worlds_of_2_and_3([] {
     nn::Sequential net(nn::Conv2d(2, 5, 3), nn::BatchNorm2d(5), nn::GELU(), nn::Conv2d(5, 3, 2), nn::BatchNorm2d(3));
     return Workload{.module = net.ptr(),
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          fully_shard(*net->ptr(0), options);
-                          fully_shard(*net->ptr(1), options);
-                          fully_shard(net, options);
-                        },
+                    .shard = shard_each({net->ptr(0), net->ptr(1), net.ptr()}),
                     .loss = [net](Inputs& in) mutable {
                       return (net->forward(in.normal({3, 2, 6, 6})) * in.normal({3, 3, 3, 3})).mean();
                     }};
@@ -127,11 +106,7 @@ struct Words : nn::Module {
 Workload words(const nn::EmbeddingOptions& options) {
   auto net = std::make_shared<Words>(options);
   return {.module = net,
-          .shard =
-              [net](const FullyShardOptions& shard) {
-                fully_shard(net->words, shard);
-                fully_shard(*net, shard);
-              },
+          .shard = shard_each({net->words.ptr(), net}),
           .loss = [net, rows = options.num_embeddings()](Inputs& in) {
             // every row in every batch, so that what max_norm writes does not depend on the rank
             auto indices = torch::cat({torch::arange(rows), in.integers(rows, {5})});
@@ -164,12 +139,7 @@ TEST_CASE("a weight that another module borrows trains like plain", "[runtime][u
   trains_in_worlds_of_2_and_3([] {
     auto net = std::make_shared<Borrower>();
     return Workload{.module = net,
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          fully_shard(net->words, options);
-                          fully_shard(net->mixer, options);
-                          fully_shard(*net, options);
-                        },
+                    .shard = shard_each({net->words.ptr(), net->mixer.ptr(), net}),
                     .loss = [net](Inputs& in) {
                       auto indices = in.integers(7, {6});
                       return F::cross_entropy(net->forward(indices), in.integers(7, {6}));
@@ -191,11 +161,7 @@ TEST_CASE("methods other than forward train like plain", "[runtime][unmodified_m
   trains_in_worlds_of_2_and_3([] {
     auto net = std::make_shared<AutoEncoder>();
     return Workload{.module = net,
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          fully_shard(net->down, options);
-                          fully_shard(*net, options);
-                        },
+                    .shard = shard_each({net->down.ptr(), net}),
                     .loss = [net](Inputs& in) {
                       auto x = in.normal({4, 6});
                       return (net->decode(net->encode(x)) - x).square().mean();
@@ -207,11 +173,7 @@ TEST_CASE("a module that runs twice in one forward trains like plain", "[runtime
   trains_in_worlds_of_2_and_3([] {
     auto net = std::make_shared<Blocks>();
     return Workload{.module = net,
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          for (auto& block : *net->blocks) fully_shard(*block, options);
-                          fully_shard(*net, options);
-                        },
+                    .shard = shard_each(net->blocks, net),
                     .loss = [net](Inputs& in) {
                       auto first = net->blocks->ptr(0)->as<nn::Linear>();
                       auto x = torch::tanh(first->forward(in.normal({4, 6})));
@@ -234,11 +196,7 @@ struct NormedBlock : nn::Module {
 Workload normed_block() {
   auto net = std::make_shared<NormedBlock>();
   return {.module = net,
-          .shard =
-              [net](const FullyShardOptions& options) {
-                fully_shard(net->mlp, options);
-                fully_shard(*net, options);
-              },
+          .shard = shard_each({net->mlp.ptr(), net}),
           .loss = [net](Inputs& in) { return (net->forward(in.normal({4, 6})) * in.normal({4, 6})).mean(); }};
 }
 
@@ -260,12 +218,7 @@ TEST_CASE("one operator over the weights of two groups trains like plain", "[run
     return [join] {
       auto net = std::make_shared<TwoWeights>();
       return Workload{.module = net,
-                      .shard =
-                          [net](const FullyShardOptions& options) {
-                            fully_shard(net->a, options);
-                            fully_shard(net->b, options);
-                            fully_shard(*net, options);
-                          },
+                      .shard = shard_each({net->a.ptr(), net->b.ptr(), net}),
                       .loss = [net, join](Inputs& in) {
                         return F::linear(in.normal({3, 6}), join(net->a->weight, net->b->weight)).square().mean();
                       }};
@@ -329,11 +282,7 @@ TEST_CASE("a weight that two modules of one group register trains like plain and
   trains_in_worlds_of_2_and_3([] {
     auto net = std::make_shared<TiedModel>();
     return Workload{.module = net,
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          fully_shard(net->mixer, options);
-                          fully_shard(*net, options);
-                        },
+                    .shard = shard_each({net->mixer.ptr(), net}),
                     .loss = [net](Inputs& in) {
                       return F::cross_entropy(net->forward(in.integers(7, {6})), in.integers(7, {6}));
                     }};
@@ -354,11 +303,7 @@ TEST_CASE("Linear without bias, which registers an undefined tensor, trains like
     nn::Sequential net(nn::Linear(nn::LinearOptions(5, 7).bias(false)), nn::Tanh(),
                        nn::Linear(nn::LinearOptions(7, 3).bias(false)));
     return Workload{.module = net.ptr(),
-                    .shard =
-                        [net](const FullyShardOptions& options) {
-                          fully_shard(*net->ptr(0), options);
-                          fully_shard(net, options);
-                        },
+                    .shard = shard_each({net->ptr(0), net.ptr()}),
                     .loss = [net](Inputs& in) mutable { return net->forward(in.normal({4, 5})).square().mean(); }};
   });
 }

@@ -22,6 +22,19 @@ struct Workload {
 };
 using MakeWorkload = std::function<Workload()>;
 
+/// What most workloads do: fully_shard on each, inner modules first.
+inline auto shard_each(std::vector<std::shared_ptr<torch::nn::Module>> modules) {
+  return [modules = std::move(modules)](const FullyShardOptions& options) {
+    for (auto& module : modules) fully_shard(*module, options);
+  };
+}
+/// The same for all of a list's elements and the module around it.
+inline auto shard_each(const torch::nn::ModuleList& list, const std::shared_ptr<torch::nn::Module>& around) {
+  std::vector<std::shared_ptr<torch::nn::Module>> modules(list->begin(), list->end());
+  modules.push_back(around);
+  return shard_each(std::move(modules));
+}
+
 enum class Accumulation {
   kReduceEach,     ///< every micro-batch is reduced, sharded gradients add up
   kSyncAtLast,     ///< set_requires_gradient_sync(false) until the last
