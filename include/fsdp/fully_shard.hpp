@@ -4,6 +4,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +57,16 @@ struct FullyShardOptions {
   DeviceMesh mesh = {};
   ReshardAfterForward reshard_after_forward = {};
   MixedPrecisionPolicy mp_policy = {};
+  /// Along which dimension a parameter is cut, by its name in the module and the parameter itself, any
+  /// size of it (P2); negative ones count from the end. None: dimension 0. The same on all ranks.
+  std::function<std::optional<Shard>(const std::string& name, const at::Tensor& parameter)>
+      shard_placement_fn = {};
+  /// Flat: registered parameters are 1-D, this rank's elements in the order of memory; `local_ranges`
+  /// tells which, `full_tensor` gathers one. Parameters of one dtype, trainable or frozen, make a run.
+  ParamLayout layout = ParamLayout::kPerParameter;
+  /// Flat: how many elements of a parameter, counted from its first, no two ranks may share (blocks of a
+  /// quantiser, say). Unset: 1. The same on all ranks.
+  std::function<int64_t(const std::string& name, const at::Tensor& parameter)> flat_block_numel = {};
   /// Parameters (as the module's members hold them) to leave alone: not sharded, moved or reduced.
   std::vector<at::Tensor> ignored_params = {};
   /// Modules whose subtrees are left alone, except units in them that are sharded already.

@@ -19,11 +19,19 @@ at::Tensor handle_of(const at::Tensor& handle_or_parameter);
 /// True for a registered parameter of a sharded module, and for its handle.
 bool is_fsdp_parameter(const at::Tensor& tensor);
 
-/// A registered parameter (or its handle) as a DTensor that shares its memory.
+/// A registered parameter (or its handle) as a DTensor that shares its memory. Throws UsageError for one in a
+/// flat layout, which is no DTensor's: use full_tensor and local_ranges.
 DTensor dtensor_of(const at::Tensor& handle_or_parameter);
 
 /// The full gradient's DTensor; undefined where the parameter has no gradient.
 DTensor grad_dtensor_of(const at::Tensor& handle_or_parameter);
+
+/// The whole parameter in its original dtype, with its sizes and strides, on every rank, outside
+/// autograd; whatever the layout. Outside a step it may be the memory of the parameter itself at one
+/// rank. A collective call over its shard group.
+at::Tensor full_tensor(const at::Tensor& handle_or_parameter);
+/// The same of its gradient; undefined where this rank has none, which must be so on all ranks or none.
+at::Tensor full_grad(const at::Tensor& handle_or_parameter);
 
 /// Moves an optimizer that was built before `fully_shard` over to the registered parameters, with its state:
 /// full-size state tensors are cut to this rank's rows (A7). Returns how many parameters moved.

@@ -29,6 +29,15 @@ struct Partial {
 /// What one mesh dimension does with a tensor.
 using Placement = std::variant<Shard, Replicate, Partial>;
 
+/// How a group's parameters are cut over the ranks that shard them.
+enum class ParamLayout {
+  /// Every parameter by itself, along one of its dimensions: Shard(0) unless asked otherwise.
+  kPerParameter,
+  /// One after another in one buffer that is cut in equal pieces, wherever that may be in a parameter (P3):
+  /// nothing is padded but the end, and nothing is copied around an all-gather.
+  kFlat,
+};
+
 /// "Shard(0)", "Replicate()", "Partial(sum)".
 std::string to_string(const Placement& placement);
 std::string to_string(const std::vector<Placement>& placements);

@@ -19,11 +19,8 @@ at::Tensor own_rows(const FoundParam& found, const at::Tensor& state) {
   const auto& param = found.param();
   if (!state.defined() || state.sizes() != c10::IntArrayRef(param.sizes())) return state;
   const auto& info = found.group->config().mesh_info;
-  if (info.shard_size() == 1) return state;
-  const auto range = param.layout().range(info.shard_rank());
-  if (state.dim() == 0)
-    return range.count() > 0 ? state : at::empty({0}, state.options());
-  return state.narrow(0, range.begin, range.count()).clone();
+  if (param.layout().is_whole()) return state;
+  return param.layout().part_of(state, info.shard_rank()).clone();
 }
 
 template <class State, class... Fields>

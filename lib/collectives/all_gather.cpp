@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -12,28 +13,62 @@ namespace fsdp {
 
 namespace {
 
-/// Tensor-major from rank-major: piece i of rank r moves beside its neighbours.
-void unpack_tail(const PieceLayout& layout, const at::Tensor& tail, const at::Tensor& unsharded) {
-  const int64_t world = layout.world_size();
+/// Equal parts of a packed buffer, and their places in the unsharded one.
+struct Run {
+  int64_t from = 0, to = 0;            // bytes from the start of the packed, of the unsharded buffer
+  int64_t count = 1, bytes = 0;        // parts, and bytes of each
+  int64_t from_step = 0, to_step = 0;  // between parts
+};
+
+/// All ranks' pieces of a tensor in which they lie side by side.
+Run adjacent_run(const PieceLayout& layout, size_t i) {
+  return {.from = layout.tail_offset(i),
+          .to = layout.tensor_offset(i),
+          .count = layout.world_size(),
+          .bytes = layout.piece_bytes(i),
+          .from_step = layout.tail_bytes(),
+          .to_step = layout.piece_bytes(i)};
+}
+
+/// One rank's rows, which are to lie between those of the others.
+Run interleaved_run(const PieceLayout& layout, size_t i, int64_t rank) {
+  const auto& piece = layout.piece(i);
+  const int64_t chunk = piece.bytes / (piece.outer * piece.row_bytes);
+  const int64_t first = std::min(rank * chunk, piece.rows);
+  const int64_t bytes = (std::min(first + chunk, piece.rows) - first) * piece.row_bytes;
+  return {.from = rank * layout.tail_bytes() + layout.tail_offset(i),
+          .to = layout.tensor_offset(i) + first * piece.row_bytes,
+          .count = piece.outer,
+          .bytes = bytes,
+          .from_step = bytes,
+          .to_step = piece.rows * piece.row_bytes};
+}
+
+void copy_run(const Run& run, const at::Tensor& tail, const at::Tensor& unsharded) {
+  if (run.bytes == 0) return;
   if (!tail.is_cpu()) {
-    for (size_t i = 0; i < layout.count(); ++i) {
-      if (layout.is_direct(i)) continue;
-      const int64_t bytes = layout.piece_bytes(i);
-      auto from = tail.as_strided({world, bytes}, {layout.tail_bytes(), 1}, layout.tail_offset(i));
-      auto to = unsharded.as_strided({world, bytes}, {bytes, 1}, layout.tensor_offset(i));
-      to.copy_(from, /*non_blocking=*/true);
-    }
+    auto view = [&](const at::Tensor& base, int64_t offset, int64_t step) {
+      return raw_view(base, {run.count, run.bytes}, {step, 1}, base.storage_offset() + offset);
+    };
+    view(unsharded, run.to, run.to_step).copy_(view(tail, run.from, run.from_step), /*non_blocking=*/true);
     return;
   }
-  auto* to = unsharded.mutable_data_ptr<uint8_t>();
-  const auto* from = tail.const_data_ptr<uint8_t>();
+  auto* to = unsharded.mutable_data_ptr<uint8_t>() + run.to;
+  const auto* from = tail.const_data_ptr<uint8_t>() + run.from;
+  for (int64_t i = 0; i < run.count; ++i)
+    std::memcpy(to + i * run.to_step, from + i * run.from_step, static_cast<size_t>(run.bytes));
+}
+
+/// Tensor-major from rank-major.
+void unpack_tail(const PieceLayout& layout, const at::Tensor& tail, const at::Tensor& unsharded) {
   for (size_t i = 0; i < layout.count(); ++i) {
-    if (layout.is_direct(i)) continue;
-    const int64_t bytes = layout.piece_bytes(i);
-    for (int64_t rank = 0; rank < world; ++rank)
-      std::memcpy(to + layout.tensor_offset(i) + rank * bytes,
-                  from + rank * layout.tail_bytes() + layout.tail_offset(i),
-                  static_cast<size_t>(bytes));
+    if (layout.is_direct(i) || layout.piece_bytes(i) == 0) continue;
+    if (layout.piece(i).outer == 1) {
+      copy_run(adjacent_run(layout, i), tail, unsharded);
+      continue;
+    }
+    for (int64_t rank = 0; rank < layout.world_size(); ++rank)
+      copy_run(interleaved_run(layout, i, rank), tail, unsharded);
   }
 }
 

@@ -2,20 +2,30 @@
 
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <vector>
 
 namespace fsdp {
 
 class Communicator;
 
+/// What W ranks hold one piece each of. All in bytes.
+struct Piece {
+  int64_t bytes = 0;  ///< padded: the same on every rank
+  /// Unsharded, it is [outer][rows][row_bytes], and the ranks hold chunks of the rows: with outer above
+  /// 1 the pieces do not lie side by side. Then a piece is packed, and rows and row_bytes count.
+  int64_t outer = 1;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+};
+
 /// Where the pieces of several tensors lie when W ranks hold one piece of each. All in bytes.
 ///
 /// One rank's pieces: first those that travel from place to place (`is_direct`), then the tail: the
 /// others, packed, which travel as one. Piece i starts at `offset(i)`, aligned to 16.
 ///
-/// tensor-major (what an unsharded tensor needs): tensor i's W pieces lie side by side, rank order,
-///   from `tensor_offset(i)` on, so that tensor i is contiguous, its padding after its last row.
+/// tensor-major (what an unsharded tensor needs): tensor i lies from `tensor_offset(i)` on, its W pieces
+///   side by side in rank order, its padding after its last row; with outer above 1 its rows in their
+///   own order and all padding at its end.
 /// rank-major (what one collective moves): rank r's tail starts at r * tail_bytes(), piece i of it
 ///   `tail_offset(i)` further on.
 class PieceLayout {
@@ -24,17 +34,18 @@ class PieceLayout {
 
   PieceLayout() = default;
   /// packs_below: pieces with fewer bytes go to the tail.
-  PieceLayout(std::vector<int64_t> piece_bytes, int world_size, int64_t packs_below = kPackAll);
+  PieceLayout(std::vector<Piece> pieces, int world_size, int64_t packs_below = kPackAll);
   /// As the group's backend likes it.
-  PieceLayout(std::vector<int64_t> piece_bytes, const Communicator& group);
+  PieceLayout(std::vector<Piece> pieces, const Communicator& group);
 
-  size_t count() const { return piece_bytes_.size(); }
+  size_t count() const { return pieces_.size(); }
   int world_size() const { return world_size_; }
-  int64_t piece_bytes(size_t i) const { return piece_bytes_[i]; }
+  const Piece& piece(size_t i) const { return pieces_[i]; }
+  int64_t piece_bytes(size_t i) const { return pieces_[i].bytes; }
   int64_t offset(size_t i) const { return offsets_[i]; }
   /// One rank's pieces with the gaps between them.
   int64_t rank_bytes() const { return rank_bytes_; }
-  int64_t tensor_bytes(size_t i) const { return piece_bytes_[i] * world_size_; }
+  int64_t tensor_bytes(size_t i) const { return pieces_[i].bytes * world_size_; }
   int64_t tensor_offset(size_t i) const { return offsets_[i] * world_size_; }
   int64_t total_bytes() const { return rank_bytes_ * world_size_; }
 
@@ -48,13 +59,15 @@ class PieceLayout {
   int64_t tail_bytes() const { return rank_bytes_ - tail_begin_; }
   int64_t tail_offset(size_t i) const { return offsets_[i] - tail_begin_; }
 
-  /// The same tensors cut in `world_size` pieces, each of several of these. `world_size` divides ours.
+  /// The same unsharded tensors cut in `world_size` pieces, each of as many bytes, as they lie in memory,
+  /// as several of these. `world_size` divides ours.
   PieceLayout regrouped(int world_size) const;
 
  private:
   void place(size_t i);
 
-  std::vector<int64_t> piece_bytes_, offsets_;
+  std::vector<Piece> pieces_;
+  std::vector<int64_t> offsets_;
   int64_t tail_begin_ = 0, rank_bytes_ = 0;
   int world_size_ = 1;
 };

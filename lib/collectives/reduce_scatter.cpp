@@ -7,113 +7,164 @@
 
 #include "collectives/buffer.hpp"
 #include "collectives/raw_view.hpp"
+#include "tensor/strides.hpp"
 
 namespace fsdp {
 
 namespace {
 
-bool lies_as(const at::Tensor& gradient, const ReduceEntry& entry) {
-  return gradient.strides() == c10::IntArrayRef(entry.strides);
+using Entries = std::span<const ReduceEntry>;
+
+bool lies_as_layout(const ReduceEntry& entry) {
+  return entry.gradient.strides() == c10::IntArrayRef(entry.layout->strides());
 }
 
-bool is_cast(const ReduceEntry& entry, const at::Tensor& to) {
-  return entry.gradient.defined() && entry.gradient.dtype() != to.dtype();
+bool is_cast(const ReduceEntry& entry, caffe2::TypeMeta to) {
+  return entry.gradient.defined() && entry.gradient.dtype() != to;
 }
 
-int64_t piece_numel(const ReduceEntry& entry) { return entry.rows_per_rank * entry.row_numel; }
+/// True unless the unit is one gradient that travels from where it is: what the ranks do not divide
+/// needs padding, and so a copy, as does what is cast.
+bool needs_copy(Entries unit, int64_t tensor_numel, caffe2::TypeMeta to) {
+  return unit.size() != 1 || unit[0].layout->numel() != tensor_numel || is_cast(unit[0], to);
+}
 
-/// Writes rows [first, last) of the entry's gradient, laid as in memory, to `to` (1-D, of a piece's
-/// length or more), zeros after them.
-void write_rows(const ReduceEntry& entry, int64_t first, int64_t last, const at::Tensor& to) {
-  const int64_t numel = (last - first) * entry.row_numel;
-  if (!entry.gradient.defined() || numel <= 0) {
-    to.zero_();
-    return;
-  }
-  if (entry.sizes.empty()) {
-    to.narrow(0, 0, 1).copy_(entry.gradient.reshape({1}));
+/// Elements [first, last) of the entry's gradient, as they lie in memory, to `to` (1-D, as long).
+void write_elements(const ReduceEntry& entry, int64_t first, int64_t last, const at::Tensor& to) {
+  const auto& [gradient, layout, unit, start] = entry;
+  if (lies_as_layout(entry)) {
+    const auto from = raw_view(gradient, last - first, gradient.storage_offset() + first);
+    if (to.is_cpu() && !is_cast(entry, to.dtype()))
+      std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<size_t>(to.nbytes()));
+    else
+      to.copy_(from);
+  } else if (first == 0 && last == layout->numel()) {
+    to.as_strided(layout->sizes(), layout->strides(), to.storage_offset()).copy_(gradient);
+  } else if (!layout->is_flat() && !layout->sizes().empty()) {
+    // Chunks of rows.
+    auto sizes = layout->sizes();
+    auto& rows = sizes[static_cast<size_t>(layout->dim())];
+    rows = (last - first) / layout->row_numel();
+    to.as_strided(sizes, layout->strides(), to.storage_offset())
+        .copy_(gradient.narrow(layout->dim(), first / layout->row_numel(), rows));
   } else {
-    auto sizes = entry.sizes;
-    sizes[0] = last - first;
-    const auto rows = entry.gradient.narrow(0, first, last - first);
-    if (to.is_cpu() && lies_as(entry.gradient, entry) && !is_cast(entry, to)) {
-      std::memcpy(to.mutable_data_ptr(), rows.const_data_ptr(),
-                  static_cast<size_t>(numel) * to.element_size());
-    } else {
-      to.as_strided(sizes, entry.strides, to.storage_offset()).copy_(rows);
-    }
-  }
-  if (numel < to.numel()) to.narrow(0, numel, to.numel() - numel).zero_();
-}
-
-int64_t row_count(const ReduceEntry& entry) { return entry.sizes.empty() ? 1 : entry.sizes[0]; }
-
-/// Writes one rank's pieces that lie from `begin` (bytes) on, and zeros between them: the gaps are
-/// summed like the rest. In that part the entries lie in their own order.
-void write_pieces(std::span<const ReduceEntry> entries, const PieceLayout& layout, int64_t rank,
-                  int64_t begin, const at::Tensor& to) {
-  int64_t end = to.numel();
-  for (size_t i = entries.size(); i-- > 0;) {
-    if (layout.offset(i) < begin) continue;
-    const auto& entry = entries[i];
-    const int64_t rows = row_count(entry);
-    const int64_t first = std::min(rows, rank * entry.rows_per_rank);
-    const int64_t last = std::min(rows, first + entry.rows_per_rank);
-    const int64_t at = (layout.offset(i) - begin) / to.element_size();
-    write_rows(entry, first, last, to.narrow(0, at, end - at));
-    end = at;
+    to.copy_(in_memory_order(gradient, layout->strides()).narrow(0, first, last - first));
   }
 }
 
-/// Rank-major: what one collective takes.
-at::Tensor pack_tail(std::span<const ReduceEntry> entries, const PieceLayout& layout,
-                     const at::TensorOptions& options) {
-  const int64_t numel = layout.tail_bytes() / static_cast<int64_t>(options.dtype().itemsize());
+/// What lies in elements [begin, end) of the unit, to `to` (1-D, at least as long); zeros where nothing does.
+void write_range(Entries unit, int64_t begin, int64_t end, const at::Tensor& to) {
+  int64_t written = 0;
+  for (const auto& entry : unit) {
+    const int64_t first = std::max(begin, entry.start);
+    const int64_t last = std::min(end, entry.start + entry.layout->numel());
+    if (!entry.gradient.defined() || first >= last) continue;
+    if (first - begin > written) to.narrow(0, written, first - begin - written).zero_();
+    write_elements(entry, first - entry.start, last - entry.start,
+                   to.narrow(0, first - begin, last - first));
+    written = last - begin;
+  }
+  if (written < to.numel()) to.narrow(0, written, to.numel() - written).zero_();
+}
+
+/// One rank's piece of a unit to `to` (1-D, a piece long or more), zeros after it.
+void write_piece(Entries unit, int64_t piece_numel, int rank, const at::Tensor& to) {
+  const auto& layout = *unit[0].layout;
+  if (layout.outer() == 1) return write_range(unit, rank * piece_numel, (rank + 1) * piece_numel, to);
+  const int64_t numel = unit[0].gradient.defined() ? layout.local_numel(rank) : 0;
+  if (numel > 0)
+    to.as_strided(layout.local_sizes(rank), layout.local_strides(rank), to.storage_offset())
+        .copy_(layout.part_of(unit[0].gradient, rank));
+  to.narrow(0, numel, to.numel() - numel).zero_();
+}
+
+/// The entries of each unit, in turn.
+class UnitWalk {
+ public:
+  explicit UnitWalk(Entries entries) : rest_(entries) {}
+  Entries next() {
+    size_t count = 0;
+    while (count < rest_.size() && rest_[count].unit == rest_[0].unit) ++count;
+    const auto unit = rest_.first(count);
+    rest_ = rest_.subspan(count);
+    return unit;
+  }
+
+ private:
+  Entries rest_;
+};
+
+/// Rank-major: what one collective takes. The tail's units lie in their own order; what is between
+/// and behind their pieces is zero, as it is summed like the rest.
+at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const at::TensorOptions& options) {
+  const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
+  const int64_t numel = layout.tail_bytes() / itemsize;
   auto input = make_buffer(layout.world_size() * numel, options);
-  for (int64_t rank = 0; rank < layout.world_size(); ++rank)
-    write_pieces(entries, layout, rank, layout.tail_begin(), input.narrow(0, rank * numel, numel));
+  std::vector<std::pair<size_t, Entries>> units;
+  UnitWalk walk(entries);
+  for (size_t i = 0; i < layout.count(); ++i) {
+    const auto unit = walk.next();
+    if (!layout.is_direct(i)) units.emplace_back(i, unit);
+  }
+  for (int rank = 0; rank < layout.world_size(); ++rank)
+    for (size_t u = 0; u < units.size(); ++u) {
+      const auto& [i, unit] = units[u];
+      const int64_t begin = layout.tail_offset(i) / itemsize;
+      const int64_t end = u + 1 < units.size() ? layout.tail_offset(units[u + 1].first) / itemsize : numel;
+      write_piece(unit, layout.piece_bytes(i) / itemsize, rank,
+                  input.narrow(0, rank * numel + begin, end - begin));
+    }
   return input;
 }
 
-/// Tensor-major: one tensor's pieces side by side, the gradient itself where that is what it is.
-at::Tensor whole(const ReduceEntry& entry, int world_size, const at::TensorOptions& options) {
-  const int64_t numel = piece_numel(entry) * world_size;
-  const auto& gradient = entry.gradient;
-  if (gradient.defined() && gradient.numel() == numel && lies_as(gradient, entry) &&
-      gradient.dtype() == options.dtype())
+/// Tensor-major: one unit's pieces side by side, the gradient itself where that is what it is.
+at::Tensor whole(Entries unit, int64_t numel, const at::TensorOptions& options) {
+  const auto& gradient = unit[0].gradient;
+  if (gradient.defined() && lies_as_layout(unit[0]) && !needs_copy(unit, numel, options.dtype()))
     return raw_view(gradient, numel, gradient.storage_offset());
   auto input = make_buffer(numel, options);
-  write_rows(entry, 0, row_count(entry), input);
+  write_range(unit, 0, numel, input);
   return input;
+}
+
+PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_t itemsize,
+                      const Communicator& group) {
+  std::vector<Piece> pieces;
+  pieces.reserve(units.size());
+  UnitWalk walk(entries);
+  for (const auto& unit : units)
+    pieces.push_back({.bytes = unit.piece_numel * itemsize, .outer = walk.next()[0].layout->outer()});
+  return group.size() == 1 ? PieceLayout(std::move(pieces), /*world_size=*/1)
+                           : PieceLayout(std::move(pieces), group);
 }
 
 }  // namespace
 
-ReduceScatter start_reduce_scatter(std::span<const ReduceEntry> entries, at::ScalarType dtype,
-                                   c10::Device device, Communicator& group,
+ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
+                                   const at::TensorOptions& options, Communicator& group,
                                    std::string_view subject) {
-  const auto options = at::TensorOptions().dtype(dtype).device(device);
   const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
-  std::vector<int64_t> piece_bytes;
-  piece_bytes.reserve(entries.size());
-  for (const auto& entry : entries) piece_bytes.push_back(piece_numel(entry) * itemsize);
-
+  const int world = group.size();
   ReduceScatter reduction;
-  reduction.layout = group.size() == 1 ? PieceLayout(std::move(piece_bytes), /*world_size=*/1)
-                                       : PieceLayout(std::move(piece_bytes), group);
+  reduction.layout = layout_of(units, entries, itemsize, group);
   const auto& layout = reduction.layout;
   reduction.output = make_buffer(layout.rank_bytes() / itemsize, options);
-  if (group.size() == 1) {
-    write_pieces(entries, layout, /*rank=*/0, /*begin=*/0, reduction.output);
-    return reduction;
-  }
+  UnitWalk walk(entries);
   std::vector<at::Tensor> outputs;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    if (!layout.is_direct(i) || layout.piece_bytes(i) == 0) continue;
-    reduction.inputs.push_back(whole(entries[i], group.size(), options));
-    outputs.push_back(
-        raw_view(reduction.output, piece_numel(entries[i]), layout.offset(i) / itemsize));
+  for (size_t i = 0; i < units.size(); ++i) {
+    const auto unit = walk.next();
+    if (world == 1) {
+      // No rank to send to: the pieces are written where they are wanted, with the gaps behind them.
+      const int64_t begin = layout.offset(i);
+      const int64_t end = i + 1 < units.size() ? layout.offset(i + 1) : layout.rank_bytes();
+      write_piece(unit, units[i].piece_numel, /*rank=*/0,
+                  reduction.output.narrow(0, begin / itemsize, (end - begin) / itemsize));
+    } else if (layout.is_direct(i) && layout.piece_bytes(i) > 0) {
+      reduction.inputs.push_back(whole(unit, units[i].piece_numel * world, options));
+      outputs.push_back(raw_view(reduction.output, units[i].piece_numel, layout.offset(i) / itemsize));
+    }
   }
+  if (world == 1) return reduction;
   if (layout.has_tail()) {
     reduction.inputs.push_back(pack_tail(entries, layout, options));
     outputs.push_back(raw_view(reduction.output, layout.tail_bytes() / itemsize,
@@ -130,15 +181,16 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceEntry> entries, at::Sca
 
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries) {
   const auto& layout = reduction.layout;
-  const int64_t world = layout.world_size();
+  const int64_t world = layout.world_size(), itemsize = static_cast<int64_t>(reduction.output.element_size());
   int64_t bytes = layout.rank_bytes();
   if (world == 1) return bytes;
   bytes += world * layout.tail_bytes();
-  // What the ranks do not divide needs padding, and so a copy, as does what is cast.
-  for (size_t i = 0; i < entries.size(); ++i)
-    if (layout.is_direct(i) && (row_count(entries[i]) != world * entries[i].rows_per_rank ||
-                                is_cast(entries[i], reduction.output)))
+  UnitWalk walk(entries);
+  for (size_t i = 0; i < layout.count(); ++i) {
+    const auto unit = walk.next();
+    if (layout.is_direct(i) && needs_copy(unit, layout.tensor_bytes(i) / itemsize, reduction.output.dtype()))
       bytes += layout.tensor_bytes(i);
+  }
   return bytes;
 }
 
@@ -148,9 +200,9 @@ void finish_reduce_scatter(ReduceScatter& reduction) {
   reduction.inputs.clear();
 }
 
-at::Tensor reduced_piece(const ReduceScatter& reduction, size_t i, int64_t numel) {
-  const auto offset = reduction.layout.offset(i) / reduction.output.element_size();
-  return raw_view(reduction.output, numel, offset);
+at::Tensor reduced_piece(const ReduceScatter& reduction, size_t unit, int64_t first, int64_t numel) {
+  const auto offset = reduction.layout.offset(unit) / reduction.output.element_size();
+  return raw_view(reduction.output, numel, offset + first);
 }
 
 }  // namespace fsdp

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "group/dense_gradient.hpp"
 #include "group/param_group.hpp"
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
@@ -45,19 +46,11 @@ void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup>
 
 void take_over_gradient(ShardedParam& param, int shard_rank) {
   const auto handle = param.handle();
-  auto gradient = handle.grad();
-  if (!gradient.defined()) return;
+  if (!handle.grad().defined()) return;
   BelowResidency below;
-  if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
-  gradient = gradient.resolve_conj().resolve_neg();
+  auto gradient = dense_gradient(handle.grad());
   const auto registered = param.registered();
-  if (param.layout().world_size() > 1) {
-    const auto range = param.layout().range(shard_rank);
-    if (gradient.dim() > 0)
-      gradient = gradient.narrow(0, range.begin, range.count()).clone();
-    else if (range.count() == 0)
-      gradient = at::empty({0}, gradient.options());
-  }
+  if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, shard_rank).clone();
   registered.mutable_grad() = gradient.to(registered.device());
   handle.mutable_grad().reset();
 }

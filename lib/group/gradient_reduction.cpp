@@ -6,6 +6,7 @@
 
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
+#include "group/dense_gradient.hpp"
 #include "group/param_group.hpp"
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
@@ -63,12 +64,7 @@ at::Tensor take_gradient(ParamGroup& group, size_t index) {
   auto& param = group.params()[index];
   auto& fresh = param.handle().mutable_grad();
   auto& accumulated = group.tally.accumulated(index);
-  auto gradient = std::exchange(fresh, {});
-  if (gradient.defined() && gradient.layout() != at::kStrided) gradient = gradient.to_dense();
-  // Bytes are sent as they lie: what a lazy view leaves to be done is done now.
-  // (Asked first: the operators cost a thousand instructions even where there is nothing to do.)
-  if (gradient.defined() && (gradient.is_conj() || gradient.is_neg()))
-    gradient = gradient.resolve_conj().resolve_neg();
+  auto gradient = dense_gradient(std::exchange(fresh, {}));
   if (!accumulated.defined()) return gradient;
   if (gradient.defined()) accumulated.add_(gradient);
   return std::exchange(accumulated, {});
@@ -98,8 +94,9 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   if (info.data_parallel_size() == 1) return;
   for (auto& part : parts_) {
     divide_before(part);
-    part.reduce_scatter = start_reduce_scatter(part.entries, part.dtype, group_->config().device,
-                                               *info.shard_group, group_->name());
+    const auto options = at::TensorOptions().dtype(part.dtype).device(group_->config().device);
+    part.reduce_scatter =
+        start_reduce_scatter(part.units, part.entries, options, *info.shard_group, group_->name());
     auto& statistics = group_->context->statistics();
     ++statistics.reductions;
     statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
@@ -113,7 +110,7 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
 void GradientReduction::collect() {
   auto& group = *group_;
   const bool alone = group.config().mesh_info.data_parallel_size() == 1;
-  for (size_t i = 0; i < group.params().size(); ++i) {
+  for (const size_t i : group.layout().order()) {
     auto& param = group.params()[i];
     auto handle = param.handle();
     auto gradient = handle.defined() ? take_gradient(group, i) : at::Tensor();
@@ -122,21 +119,33 @@ void GradientReduction::collect() {
     if (!takes_part || !handle.defined()) continue;
     if (alone) {
       if (!gradient.defined()) gradient = at::zeros(param.sizes(), handle.options().requires_grad(false));
+      if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);
       alone_.emplace_back(i, std::move(gradient));
       continue;
     }
-    const auto dtype = reduce_dtype(group, param);
-    auto part = std::find_if(parts_.begin(), parts_.end(),
-                             [&](const Part& known) { return known.dtype == dtype; });
-    if (part == parts_.end()) {
-      parts_.emplace_back();
-      part = std::prev(parts_.end());
-      part->dtype = dtype;
-    }
-    part->indices.push_back(i);
-    part->entries.push_back({std::move(gradient), param.sizes(), param.strides(),
-                             param.layout().rows_per_rank(), param.layout().row_numel()});
+    add(i, std::move(gradient));
   }
+}
+
+void GradientReduction::add(size_t index, at::Tensor gradient) {
+  const auto& param = group_->params()[index];
+  const auto& layout = group_->layout();
+  const auto dtype = reduce_dtype(*group_, param);
+  auto part = std::find_if(parts_.begin(), parts_.end(),
+                           [&](const Part& known) { return known.dtype == dtype; });
+  if (part == parts_.end()) {
+    parts_.emplace_back();
+    part = std::prev(parts_.end());
+    part->dtype = dtype;
+  }
+  const size_t unit = layout.unit_of(index);
+  if (part->units.empty() || part->last_unit != unit) part->units.push_back({layout.piece_numel(unit)});
+  part->last_unit = unit;
+  part->indices.push_back(index);
+  part->entries.push_back({.gradient = std::move(gradient),
+                           .layout = &param.layout(),
+                           .unit = part->units.size() - 1,
+                           .start = layout.start_of(index)});
 }
 
 void GradientReduction::advance() {
@@ -161,13 +170,14 @@ void GradientReduction::finish() {
   advance();
   if (is_partial_) return;
   BelowResidency below;
+  const double alone_scale = scale();
   for (auto& [index, gradient] : alone_) {
-    if (scale() != 1) gradient.mul_(scale());
+    if (alone_scale != 1) gradient.mul_(alone_scale);
     assign(index, std::move(gradient));
   }
   for (auto& part : parts_) {
     if (part.all_reduce) part.all_reduce->wait();
-    if (scale(&part) != 1) part.reduce_scatter.output.mul_(scale(&part));
+    if (const double factor = scale(&part); factor != 1) part.reduce_scatter.output.mul_(factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
       assign(part.indices[i], local_piece(part, i));
   }
@@ -188,13 +198,12 @@ double GradientReduction::scale(const Part* part) const {
 }
 
 at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
-  const auto& param = group_->params()[part.indices[i]];
-  const auto rank = group_->config().mesh_info.shard_rank();
-  const auto piece = reduced_piece(part.reduce_scatter, i, param.layout().local_numel(rank));
-  const auto sizes = param.layout().local_sizes(rank);
-  // The other ranks' share of a 0-dim parameter is an empty vector.
-  if (sizes.size() != param.strides().size()) return piece;
-  return raw_view(piece, sizes, param.strides(), piece.storage_offset());
+  const size_t index = part.indices[i];
+  const auto& layout = group_->params()[index].layout();
+  const int rank = group_->config().mesh_info.shard_rank();
+  const auto piece = reduced_piece(part.reduce_scatter, part.entries[i].unit,
+                                   group_->layout().local_start(index), layout.local_numel(rank));
+  return raw_view(piece, layout.local_sizes(rank), layout.local_strides(rank), piece.storage_offset());
 }
 
 void GradientReduction::add_partial_sums(Part& part) {

@@ -61,13 +61,16 @@ class GradientReduction {
  private:
   struct Part {  // one reduce dtype
     at::ScalarType dtype;
-    std::vector<size_t> indices;
+    std::vector<size_t> indices;  // of the parameters, by entry
     std::vector<ReduceEntry> entries;
+    std::vector<ReduceUnit> units;
+    size_t last_unit = 0;  // the group's unit that is the last of these
     ReduceScatter reduce_scatter;
     std::shared_ptr<Work> all_reduce;
   };
 
   void collect();
+  void add(size_t index, at::Tensor gradient);
   void add_partial_sums(Part& part);
   void store_partial_sums(Part& part);
   at::Tensor local_piece(const Part& part, size_t i) const;

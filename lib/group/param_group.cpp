@@ -12,38 +12,57 @@
 
 namespace fsdp {
 
+namespace {
+
+LayoutParam layout_param(const GroupParam& param) {
+  const auto& handle = param.handle;
+  // Runs of one kind: their dtypes agree, and what needs no gradient is not reduced with the others.
+  const auto dtypes = static_cast<int64_t>(handle.scalar_type()) * 256 + static_cast<int64_t>(param.param_dtype);
+  return {.sizes = handle.sizes().vec(),
+          .strides = ShardedParam::kept_strides(handle),
+          .stored_itemsize = static_cast<int64_t>(handle.element_size()),
+          .gathered_itemsize = static_cast<int64_t>(c10::elementSize(param.param_dtype)),
+          .dim = param.dim,
+          .block_numel = param.block_numel,
+          .run_key = 2 * dtypes + !handle.requires_grad()};
+}
+
+}  // namespace
+
 ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params)
     : tally(params.size()), config_(std::move(config)) {
   BelowResidency below;
   const auto& info = config_.mesh_info;
-  std::vector<int64_t> piece_bytes, gathered_bytes;
-  for (const auto& param : params) {
-    params_.emplace_back(param.name, param.handle, param.param_dtype, info.shard_size(),
-                         info.shard_rank());
+  std::vector<LayoutParam> laid;
+  for (const auto& param : params) laid.push_back(layout_param(param));
+  layout_ = GroupLayout(laid, config_.layout, *info.shard_group);
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& param = params[i];
+    params_.emplace_back(param.name, param.handle, param.param_dtype, layout_.shard(i), info.shard_rank());
     output_dtypes_.push_back(param.output_dtype);
-    piece_bytes.push_back(params_.back().piece_bytes());
-    gathered_bytes.push_back(params_.back().gathered_piece_bytes());
     is_cast_ |= params_.back().is_cast();
   }
-  layout_ = PieceLayout(std::move(gathered_bytes), *info.shard_group);
-  shard_layout_ = is_cast_ ? PieceLayout(std::move(piece_bytes), *info.shard_group) : layout_;
   set_casts_operands(config_.mp_policy.param_dtype && config_.mp_policy.cast_forward_inputs);
-  for (size_t i = 0; i < params_.size(); ++i)
-    pieces_.push_back(params_[i].own_memory(config_.device));
+  make_pieces();
+  count_trainable();
+}
+
+/// The shard with this rank's parts, and the registered parameters on top of it.
+void ParamGroup::make_pieces() {
+  for (const auto& param : params_) pieces_.push_back(param.own_memory(config_.device));
   const bool all_alias = std::all_of(pieces_.begin(), pieces_.end(),
                                      [](const at::Tensor& piece) { return piece.defined(); });
   if (!all_alias)
     // Between pieces lie alignment gaps: they travel, so they are defined.
-    shard_ = at::zeros({shard_layout_.rank_bytes()},
+    shard_ = at::zeros({layout_.stored().rank_bytes()},
                        at::TensorOptions().dtype(at::kByte).device(config_.device));
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!pieces_[i].defined()) {
-      pieces_[i] = shard_.narrow(0, shard_layout_.offset(i), shard_layout_.piece_bytes(i));
-      if (!config_.device.is_meta()) params_[i].copy_rows_to(pieces_[i]);
+      pieces_[i] = shard_.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i));
+      if (!config_.device.is_meta()) params_[i].copy_part_to(pieces_[i]);
     }
     params_[i].make_registered(link_, i, pieces_[i]);
   }
-  count_trainable();
 }
 
 ParamGroup::~ParamGroup() {
@@ -85,13 +104,13 @@ void ParamGroup::unshard() {
   gather_ = post_forward_.shard.defined()
                 ? start_all_gather(post_forward_.layout, post_forward_.shard,
                                    *policy_.after_forward.post_forward_group, name())
-                : start_all_gather(layout_, is_cast_ ? cast_shard() : shard_,
+                : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_,
                                    *config_.mesh_info.shard_group, name());
   auto& statistics = context->statistics();
   ++statistics.all_gathers;
-  statistics.gathered_bytes += layout_.total_bytes();
+  statistics.gathered_bytes += unsharded_bytes();
   statistics.buffer_bytes += gather_.layout->gather_bytes();
-  if (is_cast_ && !post_forward_.shard.defined()) statistics.buffer_bytes += layout_.rank_bytes();
+  if (is_cast_ && !post_forward_.shard.defined()) statistics.buffer_bytes += layout_.gathered().rank_bytes();
   context->note_held(*this);
 }
 
@@ -108,10 +127,10 @@ void ParamGroup::wait_for_unshard() {
 }
 
 at::Tensor ParamGroup::cast_shard() const {
-  auto gathered = make_buffer(layout_.rank_bytes(), pieces_[0].options());
+  auto gathered = make_buffer(layout_.gathered().rank_bytes(), pieces_[0].options());
   for (size_t i = 0; i < params_.size(); ++i)
     params_[i].cast_piece(pieces_[i],
-                          gathered.narrow(0, layout_.offset(i), layout_.piece_bytes(i)));
+                          gathered.narrow(0, layout_.gathered_offset(i), layout_.gathered_bytes(i)));
   return gathered;
 }
 
@@ -119,7 +138,7 @@ void ParamGroup::show(at::Tensor unsharded) {
   unsharded_ = std::move(unsharded);
   auto* base = static_cast<char*>(unsharded_.mutable_data_ptr());
   for (size_t i = 0; i < params_.size(); ++i)
-    if (auto* storage = params_[i].storage()) storage->fill(base + layout_.tensor_offset(i));
+    if (auto* storage = params_[i].storage()) storage->fill(base + layout_.unsharded_offset(i));
   is_unsharded_ = true;
 }
 
@@ -142,14 +161,15 @@ void ParamGroup::reshard_after_forward() {
   const auto& group = policy_.after_forward.post_forward_group;
   if (group && is_unsharded_ && !post_forward_.shard.defined() && !is_stale()) {
     BelowResidency below;
-    post_forward_.layout = layout_.regrouped(group->size());
+    post_forward_.layout = layout_.gathered().regrouped(group->size());
     const auto& pieces = post_forward_.layout;
     post_forward_.shard = at::zeros({pieces.rank_bytes()}, unsharded_.options());
     context->statistics().buffer_bytes += pieces.rank_bytes();
-    for (size_t i = 0; i < params_.size(); ++i)
-      post_forward_.shard.narrow(0, pieces.offset(i), pieces.piece_bytes(i))
-          .copy_(unsharded_.narrow(0, layout_.tensor_offset(i) + group->rank() * pieces.piece_bytes(i),
-                                   pieces.piece_bytes(i)));
+    for (size_t unit = 0; unit < pieces.count(); ++unit)
+      post_forward_.shard.narrow(0, pieces.offset(unit), pieces.piece_bytes(unit))
+          .copy_(unsharded_.narrow(
+              0, pieces.tensor_offset(unit) + group->rank() * pieces.piece_bytes(unit),
+              pieces.piece_bytes(unit)));
   }
   reshard();
 }
@@ -216,7 +236,7 @@ void ParamGroup::carry_write(size_t index) {
   drop_post_forward_shard();
   auto& param = params_[index];
   if (!is_never_released() && is_unsharded_) {
-    const auto whole = unsharded_.narrow(0, layout_.tensor_offset(index), layout_.tensor_bytes(index));
+    const auto whole = unsharded_.narrow(0, layout_.unsharded_offset(index), param.unsharded_bytes());
     param.write_back(whole, pieces_[index]);
   }
   // Outside a step the ranks may have written different values (each its own random numbers); the

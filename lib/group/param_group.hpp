@@ -9,6 +9,7 @@
 #include "collectives/all_gather.hpp"
 #include "fsdp/policy.hpp"
 #include "group/gradient_reduction.hpp"
+#include "group/group_layout.hpp"
 #include "group/reduction_config.hpp"
 #include "mesh/mesh_info.hpp"
 #include "param/residency_owner.hpp"
@@ -24,6 +25,7 @@ struct GroupConfig {
   MeshInfo mesh_info;
   c10::Device device;
   MixedPrecisionPolicy mp_policy = {};
+  ParamLayout layout = ParamLayout::kPerParameter;
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
   int warn_after_reductions = 16;    ///< A7; 0: never
 };
@@ -35,6 +37,8 @@ struct GroupParam {
   at::ScalarType param_dtype;   ///< that it is gathered and computed in
   /// Operators that use it give their outputs in this dtype (exempt modules); none: as they are.
   std::optional<at::ScalarType> output_dtype = {};
+  int64_t dim = 0;          ///< that is cut, in the per-parameter layout
+  int64_t block_numel = 1;  ///< elements that stay together, in the flat layout
 };
 
 /// What a group's unsharded parameters do between forward and backward, and after it.
@@ -92,8 +96,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// One rank and no casts: handles alias the registered parameters for ever.
   bool is_never_released() const { return config_.mesh_info.shard_size() == 1 && !is_cast_; }
   /// Bytes that `unshard` makes live.
-  int64_t unsharded_bytes() const { return layout_.total_bytes(); }
-  int64_t sharded_bytes() const { return shard_layout_.rank_bytes(); }
+  int64_t unsharded_bytes() const { return layout_.gathered().total_bytes(); }
+  int64_t sharded_bytes() const { return layout_.stored().rank_bytes(); }
+  const GroupLayout& layout() const { return layout_; }
 
   /// Brings replaced storages home and follows versions: before every gather of a stale group, and
   /// instead of it where nothing is ever released.
@@ -148,6 +153,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
 
  private:
   bool was_changed() const;
+  void make_pieces();
   void show(at::Tensor unsharded);
   at::Tensor cast_shard() const;
   void count_trainable();
@@ -158,8 +164,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   ReductionConfig reduction_;
   std::vector<ShardedParam> params_;
   std::vector<std::optional<at::ScalarType>> output_dtypes_;
-  PieceLayout layout_;             // of what is gathered
-  PieceLayout shard_layout_;       // of `shard_`: other lengths where parameters are cast
+  GroupLayout layout_;
   bool is_cast_ = false;           // a parameter is gathered in another dtype than it is kept in
   at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank
   std::vector<at::Tensor> pieces_;  // views of it; at one rank the parameters' own memory

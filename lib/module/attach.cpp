@@ -56,16 +56,15 @@ std::string display_name(const std::vector<Module*>& modules) {
 }
 
 /// The dtype that a parameter is gathered and computed in, and what its operators return.
-GroupParam group_param(const ManagedParam& param, const MixedPrecisionPolicy& policy) {
-  const auto own = param.handle.scalar_type();
-  GroupParam result{.name = param.name, .handle = param.handle, .param_dtype = own};
-  if (!at::isFloatingType(own)) return result;
+void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecisionPolicy& policy) {
+  const auto own = result.param_dtype = param.handle.scalar_type();
+  if (!at::isFloatingType(own)) return;
   require(!policy.param_dtype || at::isFloatingType(*policy.param_dtype),
           "{}: mp_policy.param_dtype is {}; expected a floating-point dtype", param.name,
           c10::toString(policy.param_dtype.value_or(own)));
   if (policy.is_exempt && policy.is_exempt(*param.registrations.front().module)) {
     result.output_dtype = policy.param_dtype;
-    return result;
+    return;
   }
   result.param_dtype = policy.param_dtype.value_or(own);
   if (policy.param_dtype_override)
@@ -73,6 +72,28 @@ GroupParam group_param(const ManagedParam& param, const MixedPrecisionPolicy& po
   require(at::isFloatingType(result.param_dtype),
           "{}: mp_policy.param_dtype_override gave {}; expected a floating-point dtype", param.name,
           c10::toString(result.param_dtype));
+}
+
+/// Where a parameter may be cut (P2, P3).
+void set_cut(GroupParam& result, const FullyShardOptions& options) {
+  const auto& handle = result.handle;
+  if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, handle);
+  require(result.block_numel >= 1, "{}: flat_block_numel gave {}; expected 1 element or more", result.name,
+          result.block_numel);
+  if (!options.shard_placement_fn) return;
+  const auto placement = options.shard_placement_fn(result.name, handle);
+  if (!placement) return;
+  const int64_t dims = std::max<int64_t>(handle.dim(), 1);
+  require(placement->dim >= -dims && placement->dim < dims,
+          "{}: shard_placement_fn gave Shard({}) for a parameter of {} dimension(s); expected one in [{}, {})",
+          result.name, placement->dim, handle.dim(), -dims, dims);
+  result.dim = placement->dim < 0 ? placement->dim + dims : placement->dim;
+}
+
+GroupParam group_param(const ManagedParam& param, const FullyShardOptions& options) {
+  GroupParam result{.name = param.name, .handle = param.handle, .param_dtype = at::kFloat};
+  set_dtypes(result, param, options.mp_policy);
+  set_cut(result, options);
   return result;
 }
 
@@ -80,7 +101,7 @@ GroupParam group_param(const ManagedParam& param, const MixedPrecisionPolicy& po
 std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const ModuleState& state,
                                        const FullyShardOptions& options) {
   std::vector<GroupParam> params;
-  for (const auto& param : states.params) params.push_back(group_param(param, options.mp_policy));
+  for (const auto& param : states.params) params.push_back(group_param(param, options));
   const bool on_meta = std::all_of(params.begin(), params.end(),
                                    [](const auto& param) { return param.handle.is_meta(); });
   for (const auto& param : params)
@@ -93,6 +114,7 @@ std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const Module
                      .mesh_info = state.mesh_info,
                      .device = on_meta ? c10::Device(at::kMeta) : state.mesh_info.mesh.device(),
                      .mp_policy = options.mp_policy,
+                     .layout = options.layout,
                      .throws_outside_step =
                          options.fault_outside_step == FaultOutsideStep::kThrow,
                      .warn_after_reductions = options.warn_after_unused_gradients};
@@ -160,6 +182,10 @@ void refuse_container(const Module& module) {
 
 std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
                                     const FullyShardOptions& options) {
+  require(options.layout == ParamLayout::kFlat ? !options.shard_placement_fn : !options.flat_block_numel,
+          "fully_shard: {}", options.layout == ParamLayout::kFlat
+              ? "the flat layout cuts no dimension; leave shard_placement_fn out, or use ParamLayout::kPerParameter"
+              : "flat_block_numel is for the flat layout; use shard_placement_fn, or ParamLayout::kFlat");
   const auto modules = checked_modules(requested);
   const auto walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
   check_nested(walk);

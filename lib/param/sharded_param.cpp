@@ -8,17 +8,11 @@
 
 #include "base/require.hpp"
 #include "param/residency.hpp"
+#include "tensor/strides.hpp"
 
 namespace fsdp {
 
 namespace {
-
-/// True if dimension 0 is outermost and the tensor has no gaps: then rows are byte ranges.
-bool rows_are_consecutive(const at::Tensor& tensor) {
-  if (tensor.dim() == 0 || tensor.is_contiguous()) return true;
-  if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return false;
-  return tensor.size(0) == 1 || tensor.stride(0) == tensor.numel() / tensor.size(0);
-}
 
 /// Lives in the registered parameter's list of gradient hooks, which outlasts any replacement of
 /// its storage, and does nothing there but hold the handle.
@@ -30,28 +24,24 @@ struct HandleKeeper final : torch::autograd::FunctionPreHook {
   at::Tensor handle;
 };
 
-std::vector<int64_t> row_major(c10::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;)
-    strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
-  return strides;
-}
-
 }  // namespace
 
 ShardedParam::ShardedParam(std::string name, const at::Tensor& handle, at::ScalarType param_dtype,
-                           int world_size, int rank)
+                           ShardLayout layout, int rank)
     : name_(std::move(name)),
-      layout_(handle.sizes(), world_size),
+      layout_(std::move(layout)),
       rank_(rank),
       dtype_(handle.scalar_type()),
       param_dtype_(param_dtype),
       itemsize_(static_cast<int64_t>(handle.element_size())),
-      sizes_(handle.sizes().vec()),
-      strides_(rows_are_consecutive(handle) ? handle.strides().vec() : row_major(handle.sizes())),
       handle_(handle.getIntrusivePtr()),
       registered_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
       requires_grad_(handle.requires_grad()) {}
+
+std::vector<int64_t> ShardedParam::kept_strides(const at::Tensor& handle) {
+  return is_dense(handle.sizes(), handle.strides()) ? handle.strides().vec()
+                                                    : row_major_strides(handle.sizes());
+}
 
 at::Tensor ShardedParam::handle() const {
   auto impl = handle_.lock();
@@ -83,22 +73,23 @@ void ShardedParam::keep_handle_alive(const at::Tensor& registered) {
   torch::autograd::impl::add_hook(registered, std::make_unique<HandleKeeper>(handle()));
 }
 
-void ShardedParam::copy_rows_to(const at::Tensor& piece) const {
+/// This rank's part as a tensor on top of `piece`.
+at::Tensor ShardedParam::view_of(const at::Tensor& piece) const {
+  const auto values = piece.narrow(0, 0, local_bytes()).view(dtype_);
+  return values.as_strided(layout_.local_sizes(rank_), layout_.local_strides(rank_), values.storage_offset());
+}
+
+void ShardedParam::copy_part_to(const at::Tensor& piece) const {
   BelowResidency below;
-  const auto range = layout_.range(rank_);
   const int64_t bytes = local_bytes();
   if (bytes < piece.numel()) piece.narrow(0, bytes, piece.numel() - bytes).zero_();
-  if (bytes == 0) return;
-  auto rows = handle().detach();
-  if (rows.dim() > 0) rows = rows.narrow(0, range.begin, range.count());
-  auto to = piece.narrow(0, 0, bytes).view(dtype_);
-  to.as_strided(rows.sizes(), strides_, to.storage_offset()).copy_(rows);
+  if (bytes > 0) view_of(piece).copy_(layout_.part_of(handle().detach(), rank_));
 }
 
 at::Tensor ShardedParam::own_memory(c10::Device device) const {
   const auto handle = this->handle();
   if (layout_.world_size() != 1 || is_cast() || handle.device() != device || handle.is_meta()) return {};
-  if (!rows_are_consecutive(handle)) return {};
+  if (!is_dense(handle.sizes(), handle.strides())) return {};
   BelowResidency below;
   auto bytes = at::empty({0}, handle.options().dtype(at::kByte).requires_grad(false));
   auto* impl = bytes.unsafeGetTensorImpl();
@@ -118,9 +109,7 @@ void ShardedParam::make_registered(OwnerLink owner, size_t index, const at::Tens
   auto registered = at::empty({0}, at::TensorOptions().dtype(dtype_).device(piece.device()));
   auto* impl = registered.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
-  const auto sizes = layout_.local_sizes(rank_);
-  // The other ranks' share of a 0-dim parameter is an empty vector: it has a dimension more.
-  impl->set_sizes_and_strides(sizes, sizes.size() == strides_.size() ? strides_ : row_major(sizes));
+  impl->set_sizes_and_strides(layout_.local_sizes(rank_), layout_.local_strides(rank_));
   if (auto known = this->registered(); known.defined()) {
     known.set_data(registered);  // the tensor that optimizers know
     registered = std::move(known);
@@ -152,21 +141,20 @@ void ShardedParam::bring_home(const at::Tensor& piece) {
   if (registered.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == home_) return;
   BelowResidency below;
   auto values = registered.detach();
-  const auto range = layout_.range(rank_);
-  const bool is_whole = values.sizes() == c10::IntArrayRef(sizes_);
+  const bool is_whole = values.sizes() == c10::IntArrayRef(sizes());
   const auto local_sizes = layout_.local_sizes(rank_);
   const bool is_local = values.sizes() == c10::IntArrayRef(local_sizes);
   make_registered(owner_, index_, piece);
   require_state(is_whole || is_local,
                 "{}: its registered parameter was replaced by a tensor of sizes {}; expected this "
-                "rank's rows ({}) or the whole parameter ({}). The old values are back in place",
+                "rank's part ({}) or the whole parameter ({}). The old values are back in place",
                 name_, fmt::join(values.sizes(), "x"), fmt::join(local_sizes, "x"),
-                fmt::join(sizes_, "x"));
+                fmt::join(sizes(), "x"));
   require_state(values.scalar_type() == dtype_,
                 "{}: its dtype was changed from {} to {} after fully_shard; change it before, or "
                 "write values with copy_. The old values are back in place",
                 name_, c10::toString(dtype_), c10::toString(values.scalar_type()));
-  if (is_whole && !is_local) values = values.narrow(0, range.begin, range.count());
+  if (is_whole && !is_local) values = layout_.part_of(values, rank_);
   registered.detach().copy_(values);
   bump_version();
 }
@@ -180,13 +168,13 @@ void ShardedParam::take_over_handle(const std::shared_ptr<ResidencyOwner>& owner
   if (moves || is_cast())
     handle.set_data(at::empty({0}, handle.options().device(moves ? device : handle.device()).dtype(param_dtype_).requires_grad(false)));
   seen_version_ = current_version();
-  const int64_t bytes = layout_.numel() * static_cast<int64_t>(c10::elementSize(param_dtype_));
-  auto storage = c10::make_intrusive<HandleStorage>(owner, owner_, index, bytes, device, name_);
+  auto storage =
+      c10::make_intrusive<HandleStorage>(owner, owner_, index, unsharded_bytes(), device, name_);
   storage_ = storage.get();
   auto* impl = handle.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
   impl->set_storage_offset(0);
-  impl->set_sizes_and_strides(sizes_, strides_);
+  impl->set_sizes_and_strides(sizes(), strides());
   add_residency_key(handle);
 }
 
@@ -203,10 +191,11 @@ void ShardedParam::cast_piece(const at::Tensor& piece, const at::Tensor& gathere
 }
 
 void ShardedParam::write_back(const at::Tensor& unsharded, const at::Tensor& piece) const {
-  const int64_t numel = layout_.local_numel(rank_);
-  const auto own = unsharded.narrow(0, rank_ * gathered_piece_bytes(), gathered_piece_bytes());
-  const auto written = own.view(param_dtype_).narrow(0, 0, numel);
-  const auto kept = piece.view(dtype_).narrow(0, 0, numel);
+  if (local_bytes() == 0) return;
+  const auto elements = unsharded.view(param_dtype_);
+  const auto whole = elements.as_strided(sizes(), strides(), elements.storage_offset());
+  const auto written = layout_.part_of(whole, rank_);
+  const auto kept = view_of(piece);
   if (!is_cast()) {
     kept.copy_(written);
     return;

@@ -21,10 +21,13 @@ namespace fsdp {
 /// keeps the handle (a ParameterList has no member that would); the handle's storage keeps the group. Not thread-safe: its group's lock guards it.
 class ShardedParam {
  public:
-  /// Reads `handle`'s sizes and layout; changes nothing yet. Trailing strides are kept if the rows
-  /// lie one after another in memory (channels-last convolutions); others become row-major.
-  ShardedParam(std::string name, const at::Tensor& handle, at::ScalarType param_dtype, int world_size,
-               int rank);
+  /// Changes nothing yet. layout: of the handle's sizes, with `kept_strides(handle)`.
+  ShardedParam(std::string name, const at::Tensor& handle, at::ScalarType param_dtype,
+               ShardLayout layout, int rank);
+
+  /// The strides that the handle has from fully_shard on: its own if they leave no gaps or overlaps
+  /// (channels-last and transposed ones too), else row-major.
+  static std::vector<int64_t> kept_strides(const at::Tensor& handle);
 
   const std::string& name() const { return name_; }
   const ShardLayout& layout() const { return layout_; }
@@ -32,18 +35,17 @@ class ShardedParam {
   at::ScalarType param_dtype() const { return param_dtype_; }  ///< of the handle
   bool is_cast() const { return param_dtype_ != dtype_; }
   /// The whole parameter's sizes and strides in memory.
-  const std::vector<int64_t>& sizes() const { return sizes_; }
-  const std::vector<int64_t>& strides() const { return strides_; }
-  /// Bytes of one rank's rows, padded to the same on every rank.
-  int64_t piece_bytes() const { return layout_.padded_local_numel() * itemsize_; }
-  /// The same in the dtype that is gathered.
-  int64_t gathered_piece_bytes() const {
-    return layout_.padded_local_numel() * static_cast<int64_t>(c10::elementSize(param_dtype_));
+  const std::vector<int64_t>& sizes() const { return layout_.sizes(); }
+  const std::vector<int64_t>& strides() const { return layout_.strides(); }
+  /// Bytes of the whole parameter in the dtype that is gathered.
+  int64_t unsharded_bytes() const {
+    return layout_.numel() * static_cast<int64_t>(c10::elementSize(param_dtype_));
   }
+  /// Bytes of this rank's part, without padding.
   int64_t local_bytes() const { return layout_.local_numel(rank_) * itemsize_; }
 
-  /// Copies this rank's rows of the handle to `piece` (1-D bytes, piece_bytes() long), then zeros.
-  void copy_rows_to(const at::Tensor& piece) const;
+  /// Copies this rank's part of the handle to `piece` (1-D bytes, local_bytes() long or more), then zeros.
+  void copy_part_to(const at::Tensor& piece) const;
   /// The handle's own memory as a piece, if it can serve as one (one rank, nothing to rearrange);
   /// else undefined.
   at::Tensor own_memory(c10::Device device) const;
@@ -62,10 +64,10 @@ class ShardedParam {
   void storage_gone() { storage_ = nullptr; }
   void rename(std::string name);
 
-  /// Casts a piece (1-D bytes, piece_bytes() long) to what is gathered (gathered_piece_bytes() long).
+  /// Casts a piece (1-D bytes) to what is gathered (1-D bytes, as many elements).
   void cast_piece(const at::Tensor& piece, const at::Tensor& gathered) const;
-  /// Takes this rank's rows of the unsharded parameter (1-D bytes, all ranks' gathered pieces) over
-  /// into its piece.
+  /// Takes this rank's part of the unsharded parameter (1-D bytes, unsharded_bytes() long) over into its
+  /// piece.
   void write_back(const at::Tensor& unsharded, const at::Tensor& piece) const;
 
   /// Once per gather: if the registered parameter has been written since the last one, moves the
@@ -92,13 +94,13 @@ class ShardedParam {
  private:
   int64_t current_version() const;
   void keep_handle_alive(const at::Tensor& registered);
+  at::Tensor view_of(const at::Tensor& piece) const;
 
   std::string name_;
   ShardLayout layout_;
   int rank_;
   at::ScalarType dtype_, param_dtype_;
   int64_t itemsize_;
-  std::vector<int64_t> sizes_, strides_;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> handle_;
   HandleStorage* storage_ = nullptr;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> registered_;

@@ -9,26 +9,12 @@
 #include "base/require.hpp"
 #include "tensor/gather_whole.hpp"
 #include "tensor/local_piece.hpp"
+#include "tensor/strides.hpp"
 
 namespace fsdp {
 namespace {
 
 std::string sizes_text(c10::IntArrayRef sizes) { return fmt::format("({})", fmt::join(sizes, ", ")); }
-
-std::vector<int64_t> row_major_strides(c10::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  // As ATen does: an empty dimension counts as 1, so that strides never are 0.
-  for (size_t dim = sizes.size(); dim-- > 1;)
-    strides[dim - 1] = strides[dim] * std::max<int64_t>(sizes[dim], 1);
-  return strides;
-}
-
-bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  const auto is_negative = [](int64_t stride) { return stride < 0; };
-  if (strides.size() != sizes.size() || std::any_of(strides.begin(), strides.end(), is_negative))
-    return false;
-  return at::empty_strided(sizes, strides, at::TensorOptions(c10::kMeta)).is_non_overlapping_and_dense();
-}
 
 void check_tensor(const at::Tensor& tensor, std::string_view subject) {
   require(tensor.defined(), "{}: expected a tensor, got an undefined one", subject);

@@ -1,46 +1,130 @@
 #include "tensor/shard_layout.hpp"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 
 #include "base/require.hpp"
+#include "tensor/strides.hpp"
 
 namespace fsdp {
 
-ShardLayout::ShardLayout(c10::IntArrayRef sizes, int world_size)
-    : sizes_(sizes.vec()),
-      rows_(sizes.empty() ? 1 : sizes[0]),
-      row_numel_(1),
-      rows_per_rank_(0),
-      world_size_(world_size) {
-  require(world_size >= 1, "shard layout: the world size must be at least 1, got {}", world_size);
+namespace {
+
+/// Appends elements [begin, end), joined with what they continue.
+void append(std::vector<ElementRange>& ranges, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  if (!ranges.empty() && ranges.back().end == begin)
+    ranges.back().end = end;
+  else
+    ranges.push_back({begin, end});
+}
+
+int64_t product(c10::IntArrayRef sizes, size_t first, size_t last) {
+  int64_t result = 1;
+  for (size_t dim = first; dim < last; ++dim) result *= sizes[dim];
+  return result;
+}
+
+}  // namespace
+
+ShardLayout::ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim)
+    : sizes_(sizes.vec()), strides_(strides.vec()), dim_(dim), rows_(1) {
   for (const int64_t size : sizes_)
     require(size >= 0, "shard layout: sizes must not be negative, got ({})", fmt::join(sizes_, ", "));
-  for (size_t dim = 1; dim < sizes_.size(); ++dim) row_numel_ *= sizes_[dim];
+}
+
+ShardLayout::ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim, int world_size)
+    : ShardLayout(sizes, strides, dim) {
+  require(world_size >= 1, "shard layout: the world size must be at least 1, got {}", world_size);
+  world_size_ = world_size;
+  if (!sizes_.empty()) rows_ = sizes_[static_cast<size_t>(dim)];
+  int64_t others = 1;  // elements beside each row; empty dimensions are seen to below
+  bool is_empty = rows_ == 0;
+  for (size_t d = 0; d < sizes_.size(); ++d) {
+    if (static_cast<int64_t>(d) == dim) continue;
+    others *= sizes_[d];
+    is_empty |= sizes_[d] == 0;
+  }
+  // A single row, or a single rank, leaves nothing to interleave; its stride may be anything.
+  row_numel_ = rows_ > 1 && world_size > 1 && !is_empty ? strides_[static_cast<size_t>(dim)] : others;
+  if (!is_empty) outer_ = others / row_numel_;
   rows_per_rank_ = (rows_ + world_size - 1) / world_size;
 }
+
+ShardLayout::ShardLayout(c10::IntArrayRef sizes, int world_size)
+    : ShardLayout(sizes, row_major_strides(sizes), 0, world_size) {}
 
 ShardLayout::ShardLayout(int64_t rows, int world_size)
     : ShardLayout(c10::IntArrayRef(&rows, 1), world_size) {}
 
+ShardLayout ShardLayout::flat(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                              std::vector<RowRange> ranges) {
+  ShardLayout layout(sizes, strides, kFlat);
+  layout.rows_ = c10::multiply_integers(sizes);
+  layout.world_size_ = static_cast<int>(ranges.size());
+  layout.ranges_ = std::move(ranges);
+  return layout;
+}
+
 RowRange ShardLayout::range(int rank) const {
   require(rank >= 0 && rank < world_size_, "shard layout: expected a rank in [0, {}), got {}",
           world_size_, rank);
+  if (is_flat()) return ranges_[static_cast<size_t>(rank)];
   const int64_t begin = std::min(rank * rows_per_rank_, rows_);
   return {begin, std::min(begin + rows_per_rank_, rows_)};
 }
 
-std::vector<ElementRange> ShardLayout::element_ranges(int rank) const {
-  const auto rows = range(rank);
-  if (local_numel(rank) == 0) return {};
-  return {{rows.begin * row_numel_, rows.end * row_numel_}};
-}
-
 std::vector<int64_t> ShardLayout::local_sizes(int rank) const {
   const int64_t count = rows(rank);
+  if (is_flat()) return {count};
   if (sizes_.empty()) return count == 1 ? std::vector<int64_t>{} : std::vector<int64_t>{0};
   std::vector<int64_t> local = sizes_;
-  local[0] = count;
+  local[static_cast<size_t>(dim_)] = count;
   return local;
+}
+
+std::vector<int64_t> ShardLayout::local_strides(int rank) const {
+  if (is_flat() || (sizes_.empty() && rows(rank) == 0)) return {1};
+  if (outer_ == 1) return strides_;
+  std::vector<int64_t> local = strides_;
+  for (size_t d = 0; d < local.size(); ++d)
+    if (strides_[d] > strides_[static_cast<size_t>(dim_)])
+      local[d] = strides_[d] / rows_ * std::max<int64_t>(rows(rank), 1);
+  return local;
+}
+
+at::Tensor ShardLayout::part_of(const at::Tensor& whole, int rank) const {
+  const auto held = range(rank);
+  if (is_flat()) return in_memory_order(whole, strides_).narrow(0, held.begin, held.count());
+  if (sizes_.empty()) return held.count() == 1 ? whole : whole.new_empty({0});
+  return whole.narrow(dim_, held.begin, held.count());
+}
+
+std::vector<ElementRange> ShardLayout::element_ranges(int rank) const {
+  if (local_numel(rank) == 0) return {};
+  if (sizes_.empty()) return {{0, 1}};
+  return is_flat() ? memory_ranges(range(rank)) : box_ranges(range(rank));
+}
+
+std::vector<ElementRange> ShardLayout::box_ranges(RowRange held) const {
+  const auto dim = static_cast<size_t>(dim_);
+  const int64_t before = product(sizes_, 0, dim), inside = product(sizes_, dim + 1, sizes_.size());
+  std::vector<ElementRange> ranges;
+  for (int64_t i = 0; i < before; ++i)
+    append(ranges, (i * rows_ + held.begin) * inside, (i * rows_ + held.end) * inside);
+  return ranges;
+}
+
+std::vector<ElementRange> ShardLayout::memory_ranges(RowRange elements) const {
+  if (c10::IntArrayRef(strides_) == c10::IntArrayRef(row_major_strides(sizes_)))
+    return {{elements.begin, elements.end}};
+  // Which element lies at each place: as many entries as elements, for those who ask.
+  const auto order = in_memory_order(at::arange(rows_, at::kLong).view(sizes_), strides_).contiguous();
+  const auto* index = order.const_data_ptr<int64_t>();
+  std::vector<ElementRange> ranges;
+  for (int64_t i = elements.begin; i < elements.end; ++i) append(ranges, index[i], index[i] + 1);
+  return ranges;
 }
 
 }  // namespace fsdp

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace fsdp {
 
-/// Rows [begin, end) of a tensor's dimension 0.
+/// Rows [begin, end) of what is cut.
 struct RowRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -17,49 +17,81 @@ struct RowRange {
   bool operator==(const RowRange&) const = default;
 };
 
-/// Who holds which rows of one tensor cut along dimension 0.
+/// Who holds what of one tensor that W ranks share.
 ///
-/// Rank r holds rows [r * c, (r + 1) * c) as far as they exist, for c = ceil(rows / world size):
-/// the pieces of torch's `chunk`, followed by empty ones where it makes fewer than one per rank.
-/// So the ranks' pieces, each padded to c rows and put one after another, are the tensor followed
-/// by padding only. A 0-dim tensor counts as one row: rank 0 holds it, the others hold size {0}.
+/// In memory a dense tensor is [outer][rows][row_numel], for whichever dimension is cut in rows. Three
+/// cuts:
+/// - along dimension 0: rank r holds rows [r * c, (r + 1) * c) as far as they exist, for
+///   c = ceil(rows / W): the pieces of torch's `chunk`, followed by empty ones where it makes fewer.
+///   A 0-dim tensor counts as one row: rank 0 holds it, the others hold size {0}.
+/// - along another dimension: the same.
+/// - flat: any range of the elements as they lie in memory; every rank may have another count.
+///
+/// Where outer is 1 (always so for dimension 0 of a row-major tensor, and for flat), the ranks' pieces,
+/// chunks padded to c rows, put one after another, are the tensor followed by padding only.
 class ShardLayout {
  public:
-  /// sizes: of the whole tensor. Throws UsageError for a negative size or a world size below 1.
+  /// A row-major tensor along dimension 0. Throws UsageError for a negative size or a world size below 1.
   ShardLayout(c10::IntArrayRef sizes, int world_size);
   /// A 1-D tensor of `rows` elements.
   ShardLayout(int64_t rows, int world_size);
+  /// Along `dim` (of a 0-dim tensor: 0). strides: dense, without gaps or overlaps.
+  ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim, int world_size);
+  /// Flat. ranges: by rank, adjacent, together all elements.
+  static ShardLayout flat(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                          std::vector<RowRange> ranges);
 
+  /// Of the whole tensor, in memory.
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  const std::vector<int64_t>& strides() const { return strides_; }
+  bool is_flat() const { return dim_ == kFlat; }
+  /// The one rank's piece is the tensor itself.
+  bool is_whole() const { return world_size_ == 1 && !is_flat(); }
+  /// The dimension that is cut. Not for a flat layout.
+  int64_t dim() const { return dim_; }
+  int64_t outer() const { return outer_; }
   int64_t rows() const { return rows_; }
-  /// Elements in one row; 0 if a trailing dimension is empty.
+  /// Elements in one row, of one of the `outer()` parts; 0 if a dimension inside is empty.
   int64_t row_numel() const { return row_numel_; }
-  int64_t numel() const { return rows_ * row_numel_; }
+  int64_t numel() const { return outer_ * rows_ * row_numel_; }
   int world_size() const { return world_size_; }
 
-  /// Rows of the padded piece, the same on every rank: ceil(rows / world size).
+  /// Rows of the padded piece, the same on every rank. Not for a flat layout.
   int64_t rows_per_rank() const { return rows_per_rank_; }
   /// The rows that `rank` holds, without padding; begin == end where it holds none.
   RowRange range(int rank) const;
   int64_t rows(int rank) const { return range(rank).count(); }
-  int64_t local_numel(int rank) const { return rows(rank) * row_numel_; }
+  int64_t local_numel(int rank) const { return outer_ * rows(rank) * row_numel_; }
   /// True if no rank's piece needs padding.
   bool is_even() const { return padded_rows() == rows_; }
 
-  int64_t padded_local_numel() const { return rows_per_rank_ * row_numel_; }
+  int64_t padded_local_numel() const { return outer_ * rows_per_rank_ * row_numel_; }
   int64_t padded_rows() const { return rows_per_rank_ * world_size_; }
-  int64_t padded_numel() const { return padded_rows() * row_numel_; }
+  int64_t padded_numel() const { return padded_local_numel() * world_size_; }
 
-  /// Sizes of the whole tensor.
-  const std::vector<int64_t>& sizes() const { return sizes_; }
-  /// The same as elements of the whole tensor in row-major order; see fsdp::local_ranges.
-  std::vector<ElementRange> element_ranges(int rank) const;
-  /// Sizes of `rank`'s piece, without padding. Of a 0-dim tensor: {} on rank 0, {0} elsewhere.
+  /// Sizes of `rank`'s piece, without padding. Of a 0-dim tensor: {} on rank 0, {0} elsewhere. Flat: 1-D.
   std::vector<int64_t> local_sizes(int rank) const;
+  /// Its strides: dimensions in the whole tensor's order, without gaps.
+  std::vector<int64_t> local_strides(int rank) const;
+  /// The elements of the whole tensor in row-major order that the piece holds; see fsdp::local_ranges.
+  std::vector<ElementRange> element_ranges(int rank) const;
+
+  /// `rank`'s piece of a tensor with these sizes, without padding: a view, but for a flat piece of a
+  /// tensor with other strides than the layout's.
+  at::Tensor part_of(const at::Tensor& whole, int rank) const;
 
  private:
-  std::vector<int64_t> sizes_;
-  int64_t rows_, row_numel_, rows_per_rank_;
-  int world_size_;
+  static constexpr int64_t kFlat = -1;
+
+  ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim);
+  std::vector<ElementRange> box_ranges(RowRange rows) const;
+  std::vector<ElementRange> memory_ranges(RowRange elements) const;
+
+  std::vector<int64_t> sizes_, strides_;
+  int64_t dim_;
+  int64_t outer_ = 1, rows_, row_numel_ = 1, rows_per_rank_ = 0;
+  int world_size_ = 1;
+  std::vector<RowRange> ranges_;  // flat: by rank
 };
 
 }  // namespace fsdp

@@ -78,6 +78,20 @@ bool is_container(const nn::Module& module) {
   return module.as<nn::ModuleList>() || module.as<nn::ParameterList>() || module.as<nn::ParameterDict>();
 }
 
+/// One of the layouts, with any dimension for each parameter, whatever its name may be.
+void draw_layout(Draw& draw, FullyShardOptions& options) {
+  if (draw.chance(0.5)) {
+    options.layout = ParamLayout::kFlat;
+    if (draw.chance(0.5))
+      options.flat_block_numel = [block = draw.number(2, 9)](const std::string&, const at::Tensor&) { return block; };
+    return;
+  }
+  options.shard_placement_fn = [shift = draw.number(0, 7)](const std::string& name, const at::Tensor& parameter) {
+    const int64_t dims = std::max<int64_t>(parameter.dim(), 1);
+    return Shard{(shift + static_cast<int64_t>(name.size())) % dims};
+  };
+}
+
 struct Sharder {
   const RandomTree& tree;
   const FullyShardOptions& options;
@@ -88,6 +102,7 @@ struct Sharder {
   void shard(nn::Module& module) {
     auto with = options;
     with.reshard_after_forward = draw_reshard(draw, tree.training);
+    if (draw.chance(tree.other_layout_probability)) draw_layout(draw, with);
     modules.push_back(fully_shard(module, with));
   }
 
@@ -144,6 +159,7 @@ RandomTree draw_tree(uint64_t seed) {
   tree.shard_probability = draw.one_of<double>({0.0, 0.2, 0.5, 0.9});
   tree.frozen_probability = draw.chance(0.3) ? 0.2 : 0;
   tree.explicit_prefetch = draw.chance(0.15);
+  tree.other_layout_probability = draw.one_of<double>({0.0, 0.3, 1.0});
   tree.root.kind = "sequence";
   tree.root.width = width;
   for (int64_t i = draw.number(1, 4); i > 0; --i) {
@@ -198,12 +214,12 @@ std::string describe(const RandomTree& tree) {
   auto& t = tree.training;
   return fmt::format(
       "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{} max norm {}{}{}\n"
-      "sharded with probability {}, root {}, frozen with probability {}\n{}",
+      "sharded with probability {}, root {}, frozen with probability {}, other layouts with {}\n{}",
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
       t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
-      describe(tree.root));
+      tree.other_layout_probability, describe(tree.root));
 }
 
 }  // namespace fsdp::test

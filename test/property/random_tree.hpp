@@ -42,6 +42,7 @@ struct RandomTree {
   double shard_probability = 0.4;
   double frozen_probability = 0;
   bool root_is_sharded = true;
+  double other_layout_probability = 0;  ///< of a unit to be cut along other dimensions, or flat
   bool explicit_prefetch = false;
   uint64_t seed = 0;  ///< of what is decided while building
 };

@@ -18,9 +18,13 @@ at::Tensor rows_of(const at::Tensor& full, int64_t index, int64_t ranks) {
   return full.narrow(0, begin, end - begin);
 }
 
-at::Tensor local_rows(const Rank& rank, const Training& training, const at::Tensor& full) {
+at::Tensor local_elements(const at::Tensor& parameter, const at::Tensor& full) {
   if (!full.defined()) return full;
-  return rows_of(full, rank.index() % training.shard_ranks(), training.shard_ranks());
+  const auto elements = full.reshape({-1});
+  if (!is_fsdp_parameter(parameter)) return elements;
+  std::vector<at::Tensor> parts{elements.narrow(0, 0, 0)};
+  for (const auto& range : local_ranges(parameter)) parts.push_back(elements.narrow(0, range.begin, range.count()));
+  return at::cat(parts);
 }
 
 Workload make_seeded(const MakeWorkload& make, const Training& training) {
@@ -126,16 +130,17 @@ void prepare_micro_batch(FSDPModule& root, const Training& training, int micro) 
   }
 }
 
-/// `actual` is this rank's rows of `full`, within the tolerance of the whole tensor's largest element.
-void check_rows(const Rank& rank, const Training& training, const at::Tensor& actual, const at::Tensor& full,
-                const std::string& what) {
-  auto rows = local_rows(rank, training, full);
+/// `actual`, a value or gradient of `parameter`, is this rank's part of `full`, within the tolerance of the
+/// whole tensor's largest element.
+void check_part(const Rank& rank, const Training& training, const at::Tensor& parameter, const at::Tensor& actual,
+                const at::Tensor& full, const std::string& what) {
+  auto part = local_elements(parameter, full);
   double tolerance = training.tolerance();
-  if (rows.defined() && rows.numel() > 0) {
-    double part = rows.abs().max().item<double>();
-    if (part > 0) tolerance *= full.abs().max().item<double>() / part;
+  if (part.defined() && part.numel() > 0) {
+    double most = part.abs().max().item<double>();
+    if (most > 0) tolerance *= full.abs().max().item<double>() / most;
   }
-  rank.check_close(actual, rows, what, tolerance);
+  rank.check_close(actual.defined() ? actual.reshape({-1}) : actual, part, what, tolerance);
 }
 
 void compare_gradients(const Rank& rank, const Training& training, const NamedTensors& parameters,
@@ -146,7 +151,7 @@ void compare_gradients(const Rank& rank, const Training& training, const NamedTe
     auto& [name, parameter] = parameters[i];
     auto what = fmt::format("step {}: gradient of {}", step, name);
     rank.check_equal(name, expected.gradients[i].first, "name of a parameter");
-    check_rows(rank, training, parameter.grad(), expected.gradients[i].second, what);
+    check_part(rank, training, parameter, parameter.grad(), expected.gradients[i].second, what);
   }
 }
 
@@ -174,9 +179,12 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training) {
 
 void train_sharded(Rank& rank, const MakeWorkload& make, const Training& training, const PlainRecord& plain) {
   auto workload = make_seeded(make, training);
-  workload.shard({.mesh = training.replicas > 0 ? rank.hybrid(training.replicas, training.shard_ranks()) : rank.mesh(),
-                  .reshard_after_forward = training.reshard_after_forward,
-                  .replicate_only = training.replicate_only});
+  FullyShardOptions options{
+      .mesh = training.replicas > 0 ? rank.hybrid(training.replicas, training.shard_ranks()) : rank.mesh(),
+      .reshard_after_forward = training.reshard_after_forward,
+      .replicate_only = training.replicate_only};
+  if (training.adjust) training.adjust(options);
+  workload.shard(options);
   auto top = roots(*workload.module);
   for (auto& root : top) {
     if (training.prefetch_distance != 1) root.set_prefetch_distance(training.prefetch_distance);
@@ -203,7 +211,7 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
     }
     optimizer->step();
     for (size_t i = 0; i < parameters.size() && i < expected.weights.size(); ++i)
-      check_rows(rank, training, parameters[i].second.detach(), expected.weights[i].second,
+      check_part(rank, training, parameters[i].second, parameters[i].second.detach(), expected.weights[i].second,
                  fmt::format("step {}: weight {}", step, parameters[i].first));
   }
   auto buffers = workload.module->buffers();

@@ -58,6 +58,8 @@ struct Training {
   bool weight_decay = true;
   bool launches_batches = false;  ///< the world offers grouped launches, as NCCL does
   int64_t packs_below = 0;        ///< of those launches
+  /// The rest of the options, such as the layout.
+  std::function<void(FullyShardOptions&)> adjust = {};
 
   int64_t shard_ranks() const { return replicate_only ? 1 : replicas > 0 ? world_size / replicas : world_size; }
   double tolerance() const { return dtype == at::kDouble ? 1e-11 : 1e-5; }
@@ -83,8 +85,9 @@ NamedTensors unique_parameters(const torch::nn::Module& module);
 /// The rows of `full` that rank `index` of `ranks` holds: chunks of ceil(n / ranks).
 at::Tensor rows_of(const at::Tensor& full, int64_t index, int64_t ranks);
 
-/// This rank's rows of a parameter on `training`'s mesh.
-at::Tensor local_rows(const Rank& rank, const Training& training, const at::Tensor& full);
+/// What this rank holds of a parameter's values or gradient `full`, 1-D, as `local_ranges` says; all of
+/// it for a parameter that is not sharded.
+at::Tensor local_elements(const at::Tensor& parameter, const at::Tensor& full);
 
 Workload make_seeded(const MakeWorkload& make, const Training& training);
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const torch::nn::Module& module, const Training& training);

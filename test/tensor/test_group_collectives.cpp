@@ -33,9 +33,11 @@ TEST_CASE("a group's all-gather puts every rank's pieces side by side", "[collec
     const auto world = draw_world(draw);
     std::vector<int64_t> pieces(static_cast<size_t>(draw.between(1, 6)));
     for (auto& bytes : pieces) bytes = draw.between(0, 90);
+    std::vector<Piece> described;
+    for (const int64_t bytes : pieces) described.push_back({.bytes = bytes});
     CAPTURE(seed, world.size, pieces);
     const bool ok = on_ranks(world.size, [&](Rank& rank) {
-      const PieceLayout layout(pieces, *rank.world());
+      const PieceLayout layout(described, *rank.world());
       auto local = at::zeros({layout.rank_bytes()}, at::kByte);
       for (size_t i = 0; i < pieces.size(); ++i)
         local.narrow(0, layout.offset(i), pieces[i]).fill_(static_cast<int>(10 * i) + rank.index() + 1);
@@ -60,30 +62,38 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
     struct Drawn {
       int64_t count, width;
       bool is_transposed, is_absent;
+      int64_t dim;
     };
     std::vector<Drawn> drawn;
     for (int64_t i = draw.between(1, 6); i > 0; --i)
-      drawn.push_back({draw.between(1, 9), draw.between(1, 5), draw.between(0, 9) < 3, draw.between(0, 9) < 2});
+      drawn.push_back({draw.between(1, 9), draw.between(1, 5), draw.between(0, 9) < 3, draw.between(0, 9) < 2,
+                       draw.between(0, 1)});
     CAPTURE(seed, world.size);
     const bool ok = on_ranks(world.size, [&](Rank& rank) {
+      std::vector<ShardLayout> layouts;
+      std::vector<ReduceUnit> units;
       std::vector<ReduceEntry> entries;
-      for (const auto& [count, width, is_transposed, is_absent] : drawn) {
-        auto gradient = rows(count, width, 0) * (rank.index() + 1);
-        if (is_transposed) gradient = gradient.t().contiguous().t();
-        entries.push_back({is_absent && rank.index() % 2 == 0 ? at::Tensor() : gradient, {count, width},
-                           {width, 1}, (count + world.size - 1) / world.size, width});
+      for (const auto& one : drawn) {
+        layouts.emplace_back(std::vector<int64_t>{one.count, one.width}, std::vector<int64_t>{one.width, 1},
+                             one.dim, world.size);
+        units.push_back({layouts.back().padded_local_numel()});
       }
-      auto reduction = start_reduce_scatter(entries, at::kFloat, at::kCPU, *rank.world(), "group");
+      for (size_t i = 0; i < drawn.size(); ++i) {
+        auto gradient = rows(drawn[i].count, drawn[i].width, 0) * (rank.index() + 1);
+        if (drawn[i].is_transposed) gradient = gradient.t().contiguous().t();
+        entries.push_back({.gradient = drawn[i].is_absent && rank.index() % 2 == 0 ? at::Tensor() : gradient,
+                           .layout = &layouts[i],
+                           .unit = i});
+      }
+      auto reduction = start_reduce_scatter(units, entries, at::kFloat, *rank.world(), "group");
       finish_reduce_scatter(reduction);
       rank.check(reduction.inputs.empty(), "the inputs are let go of");
       for (size_t i = 0; i < drawn.size(); ++i) {
-        const auto& [count, width, is_transposed, is_absent] = drawn[i];
         int64_t weight = 0;
-        for (int r = 0; r < world.size; ++r) weight += is_absent && r % 2 == 0 ? 0 : r + 1;
-        const int64_t first = std::min(count, rank.index() * entries[i].rows_per_rank);
-        const int64_t mine = std::min(entries[i].rows_per_rank, count - first);
-        rank.check_close(reduced_piece(reduction, i, mine * width),
-                         rows(mine, width, first * width).flatten() * weight, fmt::format("entry {}", i));
+        for (int r = 0; r < world.size; ++r) weight += drawn[i].is_absent && r % 2 == 0 ? 0 : r + 1;
+        const auto expected = layouts[i].part_of(rows(drawn[i].count, drawn[i].width, 0) * weight, rank.index());
+        rank.check_close(reduced_piece(reduction, i, 0, layouts[i].local_numel(rank.index())),
+                         expected.reshape({-1}), fmt::format("entry {}", i));
       }
     }, world.options);
     CHECK(ok);

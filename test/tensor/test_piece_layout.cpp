@@ -6,9 +6,15 @@
 namespace fsdp::test {
 namespace {
 
-std::vector<int64_t> draw_pieces(Draw& draw) {
-  std::vector<int64_t> pieces(static_cast<size_t>(draw.between(1, 12)));
-  for (auto& bytes : pieces) bytes = draw.between(0, 4) == 0 ? 0 : draw.between(1, 300);
+std::vector<Piece> draw_pieces(Draw& draw) {
+  std::vector<Piece> pieces(static_cast<size_t>(draw.between(1, 12)));
+  for (auto& piece : pieces) piece.bytes = draw.between(0, 4) == 0 ? 0 : draw.between(1, 300);
+  return pieces;
+}
+
+std::vector<Piece> pieces_of(std::initializer_list<int64_t> bytes) {
+  std::vector<Piece> pieces;
+  for (const int64_t each : bytes) pieces.push_back({.bytes = each});
   return pieces;
 }
 
@@ -24,9 +30,9 @@ TEST_CASE("pieces lie one after another, aligned to 16 bytes, none over another"
     std::vector<std::pair<int64_t, int64_t>> ranges;
     for (size_t i = 0; i < pieces.size(); ++i) {
       CHECK(layout.offset(i) % 16 == 0);
-      CHECK(layout.offset(i) + pieces[i] <= layout.rank_bytes());
+      CHECK(layout.offset(i) + pieces[i].bytes <= layout.rank_bytes());
       CHECK(layout.tensor_offset(i) + layout.tensor_bytes(i) <= layout.total_bytes());
-      if (pieces[i] > 0) ranges.emplace_back(layout.offset(i), layout.offset(i) + pieces[i]);
+      if (pieces[i].bytes > 0) ranges.emplace_back(layout.offset(i), layout.offset(i) + pieces[i].bytes);
     }
     std::sort(ranges.begin(), ranges.end());
     for (size_t i = 1; i < ranges.size(); ++i) CHECK(ranges[i - 1].second <= ranges[i].first);
@@ -34,7 +40,7 @@ TEST_CASE("pieces lie one after another, aligned to 16 bytes, none over another"
 }
 
 TEST_CASE("short pieces form the tail, long ones lie before it", "[collectives][piece_layout]") {
-  const PieceLayout layout({100, 8, 64, 24}, 4, /*packs_below=*/64);
+  const PieceLayout layout(pieces_of({100, 8, 64, 24}), 4, /*packs_below=*/64);
   CHECK(layout.is_direct(0));
   CHECK_FALSE(layout.is_direct(1));
   CHECK(layout.is_direct(2));
@@ -47,12 +53,22 @@ TEST_CASE("short pieces form the tail, long ones lie before it", "[collectives][
 
 TEST_CASE("a backend without batches gets everything packed, but a piece alone without padding",
           "[collectives][piece_layout]") {
-  const PieceLayout packed({1000, 7}, 2);
+  const PieceLayout packed(pieces_of({1000, 7}), 2);
   CHECK_FALSE(packed.has_direct());
   CHECK(packed.tail_bytes() == packed.rank_bytes());
-  const PieceLayout alone({7}, 2);
+  const PieceLayout alone(pieces_of({7}), 2);
   CHECK_FALSE(alone.has_tail());
   CHECK(alone.total_bytes() == 14);
+}
+
+TEST_CASE("pieces that do not lie side by side when unsharded are packed, however long", "[collectives][piece_layout]") {
+  const PieceLayout layout({{.bytes = 96}, {.bytes = 960, .outer = 2, .rows = 4, .row_bytes = 240}}, 2, /*packs_below=*/0);
+  CHECK(layout.is_direct(0));
+  CHECK_FALSE(layout.is_direct(1));
+  const PieceLayout alone({{.bytes = 960, .outer = 2, .rows = 4, .row_bytes = 240}}, 2, /*packs_below=*/0);
+  CHECK_FALSE(alone.is_direct(0));
+  CHECK(alone.tail_bytes() == 960);
+  CHECK(alone.regrouped(1).piece(0).outer == 1);
 }
 
 TEST_CASE("fewer ranks with longer pieces find every tensor at the same place", "[collectives][piece_layout]") {

@@ -110,4 +110,89 @@ TEST_CASE("a layout of no ranks, negative sizes and a rank outside of the world 
   CHECK_THAT(message_of<UsageError>([&] { layout.rows(-1); }), Contains("got -1"));
 }
 
+namespace {
+
+/// Sizes with dimensions in a random order in memory.
+at::Tensor draw_dense(Draw& draw) {
+  auto sizes = draw.sizes(0, 4, 6);
+  std::vector<int64_t> order(sizes.size());
+  for (size_t d = 0; d < order.size(); ++d) order[d] = static_cast<int64_t>(d);
+  for (size_t d = order.size(); d > 1; --d) std::swap(order[d - 1], order[draw.between(0, static_cast<int64_t>(d) - 1)]);
+  const auto whole = at::arange(c10::multiply_integers(sizes), at::kLong).view(sizes);
+  std::vector<int64_t> back(order.size());
+  for (size_t d = 0; d < order.size(); ++d) back[order[d]] = static_cast<int64_t>(d);
+  return sizes.empty() ? whole : whole.permute(order).contiguous().permute(back);
+}
+
+/// What the ranges name, in their order.
+at::Tensor elements_in(const std::vector<ElementRange>& ranges) {
+  std::vector<at::Tensor> parts{at::empty({0}, at::kLong)};
+  for (const auto& range : ranges) parts.push_back(at::arange(range.begin, range.end, at::kLong));
+  return at::cat(parts);
+}
+
+}  // namespace
+
+TEST_CASE("along any dimension of any dense tensor, pieces are torch's chunks, and their strides leave no gaps",
+          "[tensor][shard_layout]") {
+  const uint64_t seed = draw_seed();
+  INFO("FSDP_TEST_SEED=" << seed);
+  Draw draw(seed);
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    const auto whole = draw_dense(draw);  // element i holds i, counted row-major
+    const int64_t dim = whole.dim() == 0 ? 0 : draw.between(0, whole.dim() - 1);
+    const int world_size = static_cast<int>(draw.between(1, 6));
+    INFO("sizes " << whole.sizes() << " strides " << whole.strides() << " dim " << dim << " over " << world_size);
+    const ShardLayout layout(whole.sizes(), whole.strides(), dim, world_size);
+    const auto chunks = whole.dim() == 0 ? std::vector<at::Tensor>{whole} : whole.chunk(world_size, dim);
+    for (int rank = 0; rank < world_size; ++rank) {
+      const auto part = layout.part_of(whole, rank);
+      CHECK(part.sizes() == c10::IntArrayRef(layout.local_sizes(rank)));
+      CHECK(part.numel() == layout.local_numel(rank));
+      CHECK(layout.local_numel(rank) <= layout.padded_local_numel());
+      if (rank < static_cast<int>(chunks.size())) CHECK(part.equal(chunks[rank]));
+      // The order of dimensions in memory is kept, so a copy to these strides is all there is to do.
+      auto local = at::empty_strided(layout.local_sizes(rank), layout.local_strides(rank), at::kLong);
+      CHECK((local.numel() < 2 || local.is_non_overlapping_and_dense()));
+      local.copy_(part);
+      CHECK(local.reshape({-1}).equal(elements_in(layout.element_ranges(rank))));
+    }
+  }
+}
+
+TEST_CASE("in memory a dense tensor is its pieces interleaved as outer, rows and row_numel say",
+          "[tensor][shard_layout]") {
+  const uint64_t seed = draw_seed();
+  INFO("FSDP_TEST_SEED=" << seed);
+  Draw draw(seed);
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    const auto whole = draw_dense(draw);
+    if (whole.numel() == 0 || whole.dim() == 0) continue;
+    const int64_t dim = draw.between(0, whole.dim() - 1);
+    const int world_size = static_cast<int>(draw.between(2, 6));
+    INFO("sizes " << whole.sizes() << " strides " << whole.strides() << " dim " << dim << " over " << world_size);
+    const ShardLayout layout(whole.sizes(), whole.strides(), dim, world_size);
+    REQUIRE(layout.numel() == whole.numel());
+    const auto memory = whole.as_strided({layout.outer(), layout.rows(), layout.row_numel()},
+                                         {layout.rows() * layout.row_numel(), layout.row_numel(), 1});
+    for (int rank = 0; rank < world_size; ++rank) {
+      const auto held = layout.range(rank);
+      auto local = at::empty_strided(layout.local_sizes(rank), layout.local_strides(rank), at::kLong);
+      local.copy_(layout.part_of(whole, rank));
+      CHECK(local.as_strided({local.numel()}, {1}).equal(memory.narrow(1, held.begin, held.count()).reshape({-1})));
+    }
+  }
+}
+
+TEST_CASE("a flat piece is a range of the memory", "[tensor][shard_layout]") {
+  const auto whole = at::arange(6, at::kLong).view({2, 3}).t().contiguous().t();  // in memory: 0 3 1 4 2 5
+  const auto layout = ShardLayout::flat(whole.sizes(), whole.strides(), {{0, 4}, {4, 4}, {4, 6}});
+  CHECK(layout.local_sizes(0) == std::vector<int64_t>{4});
+  CHECK(layout.local_numel(1) == 0);
+  CHECK(layout.part_of(whole, 0).equal(at::tensor({0, 3, 1, 4}, at::kLong)));
+  CHECK(layout.part_of(whole.contiguous(), 2).equal(at::tensor({2, 5}, at::kLong)));
+  CHECK(elements_in(layout.element_ranges(0)).equal(at::tensor({0, 3, 1, 4}, at::kLong)));
+  CHECK(layout.element_ranges(1).empty());
+}
+
 }  // namespace fsdp::test

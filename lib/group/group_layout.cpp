@@ -1,0 +1,102 @@
+#include "group/group_layout.hpp"
+
+#include <map>
+#include <numeric>
+
+#include "fsdp/communicator.hpp"
+#include "tensor/flat_run.hpp"
+
+namespace fsdp {
+
+GroupLayout::GroupLayout(std::span<const LayoutParam> params, ParamLayout kind,
+                         const Communicator& group) {
+  if (kind == ParamLayout::kFlat)
+    lay_flat(params, group.size(), group.rank());
+  else
+    lay_each(params, group.size());
+  std::vector<Piece> stored(piece_numels_.size()), gathered(piece_numels_.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& shard = shards_[i];
+    const auto& place = places_[i];
+    auto describe = [&](Piece& piece, int64_t itemsize) {
+      piece = {.bytes = piece_numels_[place.unit] * itemsize,
+               .outer = shard.outer(),
+               .rows = shard.rows(),
+               .row_bytes = shard.row_numel() * itemsize};
+    };
+    describe(stored[place.unit], place.stored_itemsize);
+    describe(gathered[place.unit], place.gathered_itemsize);
+  }
+  stored_ = PieceLayout(std::move(stored), group);
+  gathered_ = PieceLayout(std::move(gathered), group);
+}
+
+void GroupLayout::lay_each(std::span<const LayoutParam> params, int world_size) {
+  order_.resize(params.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& param = params[i];
+    shards_.emplace_back(param.sizes, param.strides, param.dim, world_size);
+    piece_numels_.push_back(shards_.back().padded_local_numel());
+    places_.push_back({.unit = i,
+                       .local_numel = piece_numels_.back(),
+                       .stored_itemsize = param.stored_itemsize,
+                       .gathered_itemsize = param.gathered_itemsize});
+  }
+}
+
+void GroupLayout::lay_flat(std::span<const LayoutParam> params, int world_size, int rank) {
+  std::map<int64_t, std::vector<size_t>> runs;
+  for (size_t i = 0; i < params.size(); ++i) runs[params[i].run_key].push_back(i);
+  shards_.assign(params.size(), ShardLayout(int64_t{0}, 1));
+  places_.resize(params.size());
+  for (const auto& [key, members] : runs) {
+    std::vector<FlatItem> items;
+    for (const size_t i : members)
+      items.push_back({c10::multiply_integers(params[i].sizes), params[i].block_numel});
+    // 16 bytes in the smaller of the two dtypes are 16 or more in the other.
+    const auto& first = params[members.front()];
+    const int64_t itemsize = std::min(first.stored_itemsize, first.gathered_itemsize);
+    const auto run = plan_flat_run(items, world_size, std::max<int64_t>(1, 16 / itemsize));
+    for (size_t m = 0; m < members.size(); ++m) {
+      const size_t i = members[m];
+      std::vector<RowRange> held;
+      for (int r = 0; r < world_size; ++r) held.push_back(run.held(run.starts[m], items[m].numel, r));
+      const auto& mine = held[static_cast<size_t>(rank)];
+      places_[i] = {.unit = piece_numels_.size(),
+                    .start = run.starts[m],
+                    .local_start = mine.count() > 0 ? run.starts[m] + mine.begin - rank * run.piece_numel : 0,
+                    .local_numel = mine.count(),
+                    .stored_itemsize = params[i].stored_itemsize,
+                    .gathered_itemsize = params[i].gathered_itemsize};
+      shards_[i] = ShardLayout::flat(params[i].sizes, params[i].strides, std::move(held));
+      order_.push_back(i);
+    }
+    piece_numels_.push_back(run.piece_numel);
+  }
+}
+
+int64_t GroupLayout::stored_offset(size_t param) const {
+  const auto& place = places_[param];
+  return stored_.offset(place.unit) + place.local_start * place.stored_itemsize;
+}
+
+int64_t GroupLayout::stored_bytes(size_t param) const {
+  return places_[param].local_numel * places_[param].stored_itemsize;
+}
+
+int64_t GroupLayout::gathered_offset(size_t param) const {
+  const auto& place = places_[param];
+  return gathered_.offset(place.unit) + place.local_start * place.gathered_itemsize;
+}
+
+int64_t GroupLayout::gathered_bytes(size_t param) const {
+  return places_[param].local_numel * places_[param].gathered_itemsize;
+}
+
+int64_t GroupLayout::unsharded_offset(size_t param) const {
+  const auto& place = places_[param];
+  return gathered_.tensor_offset(place.unit) + place.start * place.gathered_itemsize;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "collectives/piece_layout.hpp"
+#include "fsdp/placement.hpp"
+#include "tensor/shard_layout.hpp"
+
+namespace fsdp {
+
+/// One parameter as its group's layout sees it.
+struct LayoutParam {
+  std::vector<int64_t> sizes, strides;  ///< strides: dense, in memory
+  int64_t stored_itemsize = 4;          ///< bytes of an element of the shard
+  int64_t gathered_itemsize = 4;        ///< bytes of an element when unsharded
+  int64_t dim = 0;                      ///< that is cut; not for the flat layout
+  int64_t block_numel = 1;              ///< flat: elements that stay together
+  /// Flat: parameters with one run key lie in one run, and must agree in their itemsizes.
+  int64_t run_key = 0;
+};
+
+/// Where everything of a group lies: its parameters in this rank's shard, in what is gathered, and in
+/// what is reduced. The one owner of the arithmetic of pieces, offsets and padding.
+///
+/// What travels are *units*, each cut in one piece a rank: in the per-parameter layout one for each
+/// parameter; in the flat layout one for each run of parameters, one after another.
+class GroupLayout {
+ public:
+  GroupLayout() = default;
+  GroupLayout(std::span<const LayoutParam> params, ParamLayout kind, const Communicator& group);
+
+  const ShardLayout& shard(size_t param) const { return shards_[param]; }
+  /// Units in this rank's shard, in the dtypes that parameters are kept in; in those they are gathered in.
+  const PieceLayout& stored() const { return stored_; }
+  const PieceLayout& gathered() const { return gathered_; }
+
+  size_t unit_of(size_t param) const { return places_[param].unit; }
+  /// Elements of the unsharded unit in front of the parameter.
+  int64_t start_of(size_t param) const { return places_[param].start; }
+  int64_t piece_numel(size_t unit) const { return piece_numels_[unit]; }
+  /// Elements of this rank's piece of the unit in front of what is the parameter's.
+  int64_t local_start(size_t param) const { return places_[param].local_start; }
+  /// Parameters by unit, and within it by start.
+  const std::vector<size_t>& order() const { return order_; }
+
+  /// Bytes from the start of a shard as `stored()` (as `gathered()`), and their number with the padding.
+  int64_t stored_offset(size_t param) const;
+  int64_t stored_bytes(size_t param) const;
+  int64_t gathered_offset(size_t param) const;
+  int64_t gathered_bytes(size_t param) const;
+  /// Where the whole parameter begins in the unsharded buffer.
+  int64_t unsharded_offset(size_t param) const;
+
+ private:
+  struct Place {
+    size_t unit = 0;
+    int64_t start = 0, local_start = 0, local_numel = 0;  // elements; local_numel with padding
+    int64_t stored_itemsize = 0, gathered_itemsize = 0;
+  };
+  void lay_each(std::span<const LayoutParam> params, int world_size);
+  void lay_flat(std::span<const LayoutParam> params, int world_size, int rank);
+
+  std::vector<ShardLayout> shards_;
+  std::vector<Place> places_;
+  std::vector<int64_t> piece_numels_;  // by unit
+  std::vector<size_t> order_;
+  PieceLayout stored_, gathered_;
+};
+
+}  // namespace fsdp

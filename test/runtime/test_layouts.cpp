@@ -1,0 +1,270 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+// Other cuts than rows: along any dimension (P2, M5), and the flat layout (P3).
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+using at::Tensor;
+
+/// Matrices, a convolution's four dimensions, a transposed weight, biases, a scalar; nothing divides evenly.
+struct MixtureImpl : nn::Module {
+  MixtureImpl() {
+    conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(2, 5, 3).padding(1)));
+    conv->weight.set_data(conv->weight.data().contiguous(at::MemoryFormat::ChannelsLast));
+    up = register_module("up", nn::Linear(5, 7));
+    down = register_parameter("down", (torch::randn({5, 7}) * 0.4).t());
+    gain = register_parameter("gain", torch::tensor(1.5));
+  }
+  Tensor forward(Tensor x) {
+    x = torch::tanh(conv->forward(x)).mean({2, 3});
+    return torch::matmul(torch::tanh(up->forward(x)), down) * gain;
+  }
+  nn::Conv2d conv{nullptr};
+  nn::Linear up{nullptr};
+  Tensor down, gain;
+};
+TORCH_MODULE(Mixture);
+
+Workload mixture() {
+  Mixture net;
+  return {.module = net.ptr(),
+          .shard = shard_each({net->up.ptr(), net.ptr()}),
+          .loss = [net](Inputs& in) mutable { return (net->forward(in.normal({3, 2, 4, 4})) * in.normal({3, 5})).mean(); }};
+}
+
+/// Cuts dimension (n + length of the name), whatever dimensions there are.
+auto cut_by_name(int64_t n) {
+  return [n](FullyShardOptions& options) {
+    options.shard_placement_fn = [n](const std::string& name, const Tensor& parameter) -> std::optional<Shard> {
+      const int64_t dims = std::max<int64_t>(parameter.dim(), 1);
+      return Shard{(n + static_cast<int64_t>(name.size())) % dims - (n % 2 ? dims : 0)};
+    };
+  };
+}
+
+void cut_last(FullyShardOptions& options) {
+  options.shard_placement_fn = [](const std::string&, const Tensor&) { return Shard{-1}; };
+}
+void flat(FullyShardOptions& options) { options.layout = ParamLayout::kFlat; }
+
+TEST_CASE("cut along any dimension, uneven ones too, a model trains like plain", "[runtime][layouts]") {
+  for (int world_size : {1, 2, 3, 4, 8})
+    for (int64_t n : {0, 1, 2, 3})
+      trains_like_plain(mixture, {.world_size = world_size, .launches_batches = n % 2 == 1, .adjust = cut_by_name(n)});
+}
+
+TEST_CASE("cut along the last dimension with replicas, integer resharding and accumulation", "[runtime][layouts]") {
+  trains_like_plain(mixture, {.world_size = 4, .replicas = 2, .adjust = cut_last});
+  trains_like_plain(mixture, {.world_size = 3, .replicate_only = true, .adjust = cut_last});
+  for (int ranks : {1, 2, 3, 6})
+    trains_like_plain(mixture, {.world_size = 6, .reshard_after_forward = ranks, .adjust = cut_last});
+  trains_like_plain(mixture, {.world_size = 8, .replicas = 2, .reshard_after_forward = 2, .adjust = cut_last});
+  for (auto accumulation : {Accumulation::kReduceEach, Accumulation::kSyncAtLast, Accumulation::kLastBackward})
+    trains_like_plain(mixture, {.world_size = 3, .micro_batches = 2, .accumulation = accumulation, .max_norm = 0.05,
+                                .adjust = cut_last});
+  trains_like_plain(mixture, {.world_size = 4, .replicas = 2, .micro_batches = 2,
+                              .accumulation = Accumulation::kAllReduceLast, .adjust = cut_last});
+}
+
+TEST_CASE("in the flat layout a model trains like plain", "[runtime][layouts]") {
+  for (int world_size : {1, 2, 3, 4, 7}) {
+    trains_like_plain(mixture, {.world_size = world_size, .adjust = flat});
+    trains_like_plain(mixture, {.world_size = world_size, .dtype = at::kDouble, .launches_batches = true, .adjust = flat});
+  }
+  trains_like_plain(mixture, {.world_size = 4, .replicas = 2, .adjust = flat});
+  trains_like_plain(mixture, {.world_size = 3, .replicate_only = true, .adjust = flat});
+  for (int ranks : {1, 2, 3, 6})
+    trains_like_plain(mixture, {.world_size = 6, .reshard_after_forward = ranks, .adjust = flat});
+  for (auto accumulation : {Accumulation::kReduceEach, Accumulation::kSyncAtLast, Accumulation::kLastBackward})
+    trains_like_plain(mixture, {.world_size = 3, .micro_batches = 2, .accumulation = accumulation, .max_norm = 0.05,
+                                .adjust = flat});
+  trains_like_plain(mixture, {.world_size = 4, .replicas = 2, .micro_batches = 2,
+                              .accumulation = Accumulation::kAllReduceLast, .adjust = flat});
+}
+
+TEST_CASE("a piece is torch's chunk of the dimension, row-major if the parameter is", "[runtime][layouts]") {
+  on_ranks(3, [](Rank& rank) {
+    auto linear = seeded(3, [] { return nn::Linear(7, 4); });
+    const auto weight = linear->weight.detach().clone();
+    auto root = fully_shard(linear, {.mesh = rank.mesh(), .shard_placement_fn = [](auto& name, auto&) {
+                                       return name == "weight" ? std::optional(Shard{1}) : std::nullopt;
+                                     }});
+    const auto local = linear->parameters()[0];
+    rank.check_identical(local.detach(), weight.chunk(3, 1)[rank.index()], "this rank's columns");
+    rank.check(local.is_contiguous(), "row-major");
+    const auto tensor = dtensor_of(linear->weight);
+    rank.check(tensor.placements() == std::vector<Placement>{Shard{1}}, to_string(tensor.placements()));
+    rank.check_identical(tensor.full_tensor(), weight, "gathered as a DTensor");
+    rank.check_identical(full_tensor(linear->weight), weight, "gathered");
+    rank.check_equal(local_ranges(linear->weight).size(), size_t{4}, "one range a row");
+  });
+}
+
+TEST_CASE("a transposed parameter keeps its strides, whichever dimension is cut", "[runtime][layouts]") {
+  for (int64_t dim : {0, 1})
+    on_ranks(2, [dim](Rank& rank) {
+      auto net = seeded(3, [] { return Mixture(); });
+      const auto down = net->down.detach().clone();
+      const auto strides = net->down.strides().vec();
+      fully_shard(net, {.mesh = rank.mesh(), .shard_placement_fn = [dim](auto&, auto& parameter) {
+                          return Shard{std::min(dim, std::max<int64_t>(parameter.dim() - 1, 0))};
+                        }});
+      rank.check(net->down.strides() == c10::IntArrayRef(strides), "strides");
+      rank.check_identical(net->down.detach().clone(), down, "values");
+      rank.check_identical(full_tensor(net->down), down, "gathered");
+    });
+}
+
+TEST_CASE("the flat layout holds runs: nothing is copied around an all-gather, one collective a group",
+          "[runtime][layouts]") {
+  on_ranks(3, [](Rank& rank) {
+    auto net = seeded(3, [] { return Mixture(); });
+    auto plain = seeded(3, [] { return Mixture(); });
+    auto root = fully_shard(net, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
+    int64_t elements = 0;
+    for (auto& [name, parameter] : unique_parameters(*net)) {
+      rank.check_equal(parameter.dim(), int64_t{1}, name + " is 1-D");
+      elements += parameter.numel();
+      const auto whole = plain->named_parameters()[name].detach();
+      rank.check_identical(parameter.detach(), local_elements(parameter, whole), name);
+      rank.check_identical(full_tensor(parameter), whole, name + " gathered");
+      rank.check(full_tensor(parameter).strides() == whole.strides(), name + ": strides");
+      rank.check_throws<UsageError>([&] { dtensor_of(parameter); }, {name, "flat layout", "full_tensor"}, "dtensor_of");
+    }
+    const int64_t all = 5 * 2 * 9 + 5 + 35 + 7 + 35 + 1;
+    // Each of six parameters begins at a multiple of 16 bytes, and so do the pieces.
+    rank.check(elements <= (all + 6 * 3 + 3 * 4) / 3 + 3, fmt::format("{} elements on a rank", elements));
+    for (int step = 0; step < 2; ++step) {
+      const auto before = statistics(root);
+      rank.log().clear();
+      Inputs inputs(rank.index(), step);
+      net->forward(inputs.normal({2, 2, 4, 4})).sum().backward();
+      const auto after = statistics(root);
+      rank.check_equal(rank.subjects_of("all_gather").size(), size_t(after.all_gathers - before.all_gathers), "gathers");
+      rank.check_equal(rank.subjects_of("reduce_scatter").size(), size_t{1}, "one reduce-scatter");
+      const int64_t gathered = after.gathered_bytes - before.gathered_bytes;
+      const int64_t reduced = after.reduced_bytes - before.reduced_bytes;
+      rank.check_equal(after.buffer_bytes - before.buffer_bytes, gathered + reduced + reduced / 3,
+                       "one buffer a gather; packed gradients and the sum");
+      net->zero_grad();
+    }
+  });
+}
+
+TEST_CASE("flat: frozen parameters and other dtypes make runs of their own, and blocks stay whole",
+          "[runtime][layouts]") {
+  struct Many : nn::Module {
+    Many() {
+      a = register_parameter("a", torch::randn({6, 5}));
+      frozen = register_parameter("frozen", torch::randn({11}), /*requires_grad=*/false);
+      wide = register_parameter("wide", torch::randn({4, 3}, at::kDouble));
+      b = register_parameter("b", torch::randn({9}));
+    }
+    Tensor a, frozen, wide, b;
+  };
+  on_ranks(4, [](Rank& rank) {
+    auto net = seeded(3, [] { return std::make_shared<Many>(); });
+    auto root = fully_shard(*net, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat,
+                                   .flat_block_numel = [](auto& name, auto&) { return name == "a" ? int64_t{5} : 1; }});
+    for (const auto& range : local_ranges(net->a))
+      rank.check(range.begin % 5 == 0 && (range.end % 5 == 0), fmt::format("a row is whole: [{}, {})", range.begin, range.end));
+    rank.log().clear();
+    const auto loss = (net->a.sum() + net->b.square().sum() + net->frozen.sum() + net->wide.sum());
+    loss.backward();
+    rank.check_equal(rank.subjects_of("all_gather").size(), size_t{1}, "all dtypes in one gather");
+    const auto ones = torch::ones({30});
+    rank.check_identical(net->parameters()[0].grad(), local_elements(net->a, ones), "a's gradient");
+    rank.check(!sharded(net->frozen).grad().defined(), "the frozen one has none");
+    rank.check_close(full_grad(net->wide), torch::ones({4, 3}, at::kDouble), "wide's gradient");
+    rank.check_close(full_grad(net->b), 2 * full_tensor(net->b), "b's gradient");
+    const auto counted = statistics(root);
+    // Nothing of the frozen. Trainable floats in pieces of 20, the first that rows of 5 and 16 bytes divide;
+    // doubles in pieces of 4.
+    rank.check_equal(counted.reduced_bytes, int64_t{4 * (20 * 4 + 4 * 8)}, "bytes reduced");
+  });
+}
+
+TEST_CASE("an unused parameter of a flat run keeps an undefined gradient", "[runtime][layouts]") {
+  on_ranks(2, [](Rank& rank) {
+    auto net = seeded(3, [] { return nn::Linear(4, 3); });
+    fully_shard(net, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      net->weight.sum().backward();
+      rank.check(!sharded(net->bias).grad().defined(), "the bias");
+      rank.check_close(full_grad(net->weight), torch::ones({3, 4}), "the weight");
+    }
+  });
+}
+
+TEST_CASE("writes through handles reach columns and flat pieces", "[runtime][layouts]") {
+  for (bool is_flat : {false, true})
+    on_ranks(3, [is_flat](Rank& rank) {
+      auto net = seeded(3, [] { return Mixture(); });
+      FullyShardOptions options{.mesh = rank.mesh()};
+      is_flat ? flat(options) : cut_last(options);
+      fully_shard(net, options);
+      torch::NoGradGuard no_grad;
+      for (auto& handle : {net->conv->weight, net->up->weight, net->down}) {
+        const auto values = torch::arange(handle.numel(), at::kFloat).view(handle.sizes());
+        Tensor(handle).copy_(values);
+        rank.check_identical(sharded(handle).detach().reshape({-1}), local_elements(handle, values), "the piece");
+        rank.check_identical(full_tensor(handle), values, "gathered");
+      }
+    });
+}
+
+TEST_CASE("mixed precision in other layouts equals that of rows", "[runtime][layouts]") {
+  for (bool is_flat : {false, true})
+    on_ranks(3, [is_flat](Rank& rank) {
+      auto train = [&](auto adjust) {
+        auto net = seeded(3, [] { return Mixture(); });
+        FullyShardOptions options{.mesh = rank.mesh(),
+                                  .mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
+        adjust(options);
+        fully_shard(net, options);
+        std::vector<Tensor> results;
+        Inputs inputs(rank.index(), 0);
+        net->forward(inputs.normal({2, 2, 4, 4})).sum().backward();
+        for (auto& parameter : net->parameters()) results.push_back(full_grad(parameter));
+        for (auto& parameter : net->parameters()) results.push_back(full_tensor(parameter));
+        return results;
+      };
+      const auto expected = train([](auto&) {});
+      const auto found = train([&](auto& options) { is_flat ? flat(options) : cut_last(options); });
+      for (size_t i = 0; i < expected.size(); ++i) rank.check_close(found[i], expected[i], fmt::format("tensor {}", i));
+    });
+}
+
+TEST_CASE("a dimension that is not there, and options of the other layout, are refused by name",
+          "[runtime][layouts]") {
+  on_ranks(2, [](Rank& rank) {
+    nn::Linear linear(4, 3);
+    rank.check_throws<UsageError>(
+        [&] { fully_shard(linear, {.mesh = rank.mesh(), .shard_placement_fn = [](auto&, auto&) { return Shard{2}; }}); },
+        {"weight", "Shard(2)", "[-2, 2)"}, "dimension 2");
+    rank.check_throws<UsageError>(
+        [&] {
+          fully_shard(linear, {.mesh = rank.mesh(), .shard_placement_fn = [](auto&, auto&) { return Shard{0}; },
+                               .layout = ParamLayout::kFlat});
+        },
+        {"shard_placement_fn", "flat"}, "both");
+    rank.check_throws<UsageError>(
+        [&] { fully_shard(linear, {.mesh = rank.mesh(), .flat_block_numel = [](auto&, auto&) { return int64_t{2}; }}); },
+        {"flat_block_numel", "kFlat"}, "blocks without runs");
+    rank.check_throws<UsageError>(
+        [&] {
+          fully_shard(linear, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat,
+                               .flat_block_numel = [](auto&, auto&) { return int64_t{0}; }});
+        },
+        {"weight", "flat_block_numel", "0"}, "a block of nothing");
+    rank.check(!find_fsdp_module(*linear), "nothing has changed");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test
