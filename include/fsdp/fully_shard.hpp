@@ -123,6 +123,15 @@ class FSDPModule {
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
   /// How many groups ahead the learned order is prefetched, on the root. Default 1; 0: never.
   void set_prefetch_distance(int groups);
+  /// On the root: the memory that its unsharded parameters may take, in bytes (T4). Once a step has
+  /// shown the order, groups whose reshard_after_forward is unset stay between forward and backward,
+  /// and between their uses in one pass, so that the fewest bytes are gathered within the budget; with
+  /// room for the groups gathered ahead. Groups of one operator's operands stay together whatever the
+  /// budget. nullopt: no budget, and the defaults of reshard_after_forward. The same on all ranks.
+  ///
+  /// Throws UsageError if it is less than one group; the next step throws StateError if it is too small
+  /// beside the groups that are told to stay.
+  void set_unsharded_byte_budget(std::optional<int64_t> bytes);
   /// Gradients are divided by this instead of by the data-parallel size (T7).
   void set_gradient_divide_factor(double factor);
   /// Sum in the collective, divide outside it, whatever the backend offers.

@@ -71,6 +71,8 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
     for_group(state, [&](ParamGroup& group) {
       group.drop_post_forward_shard();
       group.policy().after_forward = plan;
+      group.policy().is_after_forward_unset = !value.is_set();
+      group.context->budget().invalidate();
     });
     state.requested_reshard = value;
     state.integer_plan.reset();
@@ -97,6 +99,17 @@ void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>&
 void FSDPModule::set_prefetch_distance(int groups) {
   require(groups >= 0, "set_prefetch_distance: expected 0 or more groups, found {}", groups);
   root_context(*state_, "set_prefetch_distance").options().prefetch_distance = groups;
+}
+
+void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
+  auto& context = root_context(*state_, "set_unsharded_byte_budget");
+  int64_t largest = 0;
+  for (const auto* group : context.groups())
+    if (!group->is_never_released()) largest = std::max(largest, group->unsharded_bytes());
+  require(!bytes || *bytes >= largest,
+          "set_unsharded_byte_budget: expected {} bytes or more, the size of the largest group, found {}",
+          largest, bytes.value_or(0));
+  context.options().unsharded_byte_budget = bytes;
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) {

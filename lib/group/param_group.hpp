@@ -44,6 +44,7 @@ struct GroupParam {
 /// What a group's unsharded parameters do between forward and backward, and after it.
 struct GroupPolicy {
   ReshardPlan after_forward;           ///< set when the root is known
+  bool is_after_forward_unset = false;  ///< `after_forward` is a default: a byte budget may decide instead
   bool reshard_after_backward = true;
   bool prefetch_in_backward = true;    ///< FSDP2's set_unshard_in_backward
   std::vector<std::weak_ptr<class ParamGroup>> forward_prefetch, backward_prefetch;

@@ -120,13 +120,28 @@ bool RootContext::is_used_again(const ParamGroup& group) const {
 
 bool RootContext::is_kept_on_purpose(const ParamGroup& group) const {
   if (group.is_kept_by_user || group.is_listed_prefetch) return true;
-  const bool kept_after_forward = !group.policy().after_forward.reshard;
+  const auto& policy = group.policy();
+  const bool is_planned = policy.is_after_forward_unset && follows_plan();
+  const bool kept_after_forward = !policy.after_forward.reshard && !is_planned;
   if (phase_ == Phase::kForward) return kept_after_forward;
   return !group.policy().reshard_after_backward || (kept_after_forward && !group.tally.is_reduced);
 }
 
+bool RootContext::follows_plan() const {
+  return budget_.has_plan() && trace_ != &inference_ && trace_->follows();
+}
+
+/// Until its first use in this pass, whatever is here was gathered, or kept, for that use.
+bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
+  const auto last = trace_->last_use(group.id);
+  if (!last) return is_used_again(group);
+  return phase_ == Phase::kForward ? budget_.keeps_after_forward_use(*last)
+                                   : budget_.keeps_after_backward_use(*last);
+}
+
 bool RootContext::is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const {
   if (contains(used, &group) || is_kept_on_purpose(group)) return true;
+  if (follows_plan()) return is_kept_by_plan(group);
   if (trace_->follows()) return is_used_again(group);
   // The order is not known (any more): keep what a module around this one may still need.
   return encloses_any(group, used);
@@ -152,6 +167,8 @@ bool RootContext::counts_for_limit(const ParamGroup& group,
 
 bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate) {
   if (!trace_->follows()) return true;  // what is not needed at once has been released already
+  if (follows_plan())
+    return candidate == nullptr || unsharded_bytes_ + candidate->unsharded_bytes() <= budget_.bytes();
   const size_t limit = static_cast<size_t>(std::max(2, 1 + options_.prefetch_distance));
   const size_t wanted = 1 + (candidate != nullptr);
   while (true) {
@@ -196,7 +213,8 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
   if (has_list || options_.prefetch_distance == 0 || !trace_->follows()) return;
   const auto distance = static_cast<size_t>(options_.prefetch_distance);
   size_t started = 0;
-  for (int id : trace_->upcoming(distance + held_.size())) {
+  // A plan has counted with so many groups ahead and no more.
+  for (int id : trace_->upcoming(follows_plan() ? distance : distance + held_.size())) {
     auto* group = find(id);
     if (group == nullptr || group->is_never_released()) continue;
     if (group->is_held()) {

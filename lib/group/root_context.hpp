@@ -10,6 +10,7 @@
 #include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
 #include "fsdp/statistics.hpp"
+#include "group/residency_budget.hpp"
 #include "group/use_trace.hpp"
 
 namespace fsdp {
@@ -30,6 +31,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   struct Options {
     int prefetch_distance = 1;
     bool is_last_backward = true;
+    std::optional<int64_t> unsharded_byte_budget = {};
   };
 
   std::recursive_mutex& mutex() { return mutex_; }
@@ -67,6 +69,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   int64_t unsharded_bytes() const { return unsharded_bytes_; }
   int64_t peak_unsharded_bytes() const { return peak_unsharded_bytes_; }
   StepStatistics& statistics() { return statistics_; }
+  ResidencyBudget& budget() { return budget_; }
 
  private:
   enum class Phase { kIdle, kForward, kBackward };
@@ -91,6 +94,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void follow_step(std::span<ParamGroup* const> used);
   void release_unneeded(std::span<ParamGroup* const> used);
   bool is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const;
+  bool follows_plan() const;
+  bool is_kept_by_plan(const ParamGroup& group) const;
   void prefetch(std::span<ParamGroup* const> used);
   bool make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate);
   bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
@@ -119,6 +124,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   // must not unlearn what training does.
   UseTrace forward_, backward_, inference_;
   UseTrace* trace_ = nullptr;  // of the pass under way
+  ResidencyBudget budget_;
   bool records_autograd_ = false;  // something in this step did
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;

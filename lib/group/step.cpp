@@ -49,6 +49,7 @@ void RootContext::prepare_step() {
   has_started_ = true;
   release_between_steps();  // what reads have left behind
   recheck();
+  budget_.update({options_.unsharded_byte_budget, options_.prefetch_distance}, forward_, backward_, groups_by_id_);
 }
 
 void RootContext::release_between_steps() {

@@ -61,6 +61,11 @@ std::optional<size_t> UseTrace::distance_to_next_use(int group) const {
   return next - position_;
 }
 
+std::optional<size_t> UseTrace::last_use(int group) const {
+  const auto index = static_cast<size_t>(group);
+  return index < last_seen_.size() ? last_seen_[index] : std::nullopt;
+}
+
 std::vector<int> UseTrace::upcoming(size_t count) const {
   std::vector<int> groups;
   const int current = position_ == 0 ? -1 : learned_[position_ - 1];
@@ -72,6 +77,7 @@ std::vector<int> UseTrace::upcoming(size_t count) const {
 
 void UseTrace::learn(std::vector<int> uses) {
   learned_ = std::move(uses);
+  ++lessons_;
   const int groups = learned_.empty() ? 0 : *std::max_element(learned_.begin(), learned_.end()) + 1;
   first_.assign(groups, std::nullopt);
   last_seen_.assign(groups, std::nullopt);

@@ -37,7 +37,12 @@ class UseTrace {
   /// Only while `follows()`. The next distinct groups after the present use, nearest first, at most `count`.
   std::vector<int> upcoming(size_t count) const;
 
+  /// Only while `follows()`. Where in the learned pass the group has been used last; nullopt if not yet.
+  std::optional<size_t> last_use(int group) const;
+
   const std::vector<int>& learned() const { return learned_; }
+  /// How many times an order has been learned: another number, another order.
+  int lessons() const { return lessons_; }
 
  private:
   void learn(std::vector<int> uses);
@@ -52,6 +57,7 @@ class UseTrace {
   std::vector<std::optional<size_t>> last_seen_;  // by group: its latest position in this pass
   std::vector<int> uses_;                    // this pass, as it went
   size_t position_ = 0;                      // uses so far, within the learned pass
+  int lessons_ = 0;
   bool follows_ = false;
   bool in_pass_ = false;
 };

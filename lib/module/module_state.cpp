@@ -34,6 +34,7 @@ void ModuleState::apply_reshard_policy() {
   const auto owned = group.lock();
   if (!owned) return;
   owned->policy().after_forward = integer_plan ? *integer_plan : plan_reshard(requested_reshard);
+  owned->policy().is_after_forward_unset = !requested_reshard.is_set();
 }
 
 void ModuleState::take_root() {

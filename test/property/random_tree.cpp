@@ -101,7 +101,7 @@ struct Sharder {
 
   void shard(nn::Module& module) {
     auto with = options;
-    with.reshard_after_forward = draw_reshard(draw, tree.training);
+    if (!tree.training.budget_factor) with.reshard_after_forward = draw_reshard(draw, tree.training);
     if (draw.chance(tree.other_layout_probability)) draw_layout(draw, with);
     modules.push_back(fully_shard(module, with));
   }
@@ -160,6 +160,7 @@ RandomTree draw_tree(uint64_t seed) {
   tree.frozen_probability = draw.chance(0.3) ? 0.2 : 0;
   tree.explicit_prefetch = draw.chance(0.15);
   tree.other_layout_probability = draw.one_of<double>({0.0, 0.3, 1.0});
+  if (draw.chance(0.25)) training.budget_factor = draw.one_of<double>({1.0, 1.5, 2.5, 6.0});
   tree.root.kind = "sequence";
   tree.root.width = width;
   for (int64_t i = draw.number(1, 4); i > 0; --i) {
@@ -214,12 +215,12 @@ std::string describe(const RandomTree& tree) {
   auto& t = tree.training;
   return fmt::format(
       "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{} max norm {}{}{}\n"
-      "sharded with probability {}, root {}, frozen with probability {}, other layouts with {}\n{}",
+      "sharded with probability {}, root {}, frozen with probability {}, other layouts with {}, budget {}\n{}",
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
       t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
-      tree.other_layout_probability, describe(tree.root));
+      tree.other_layout_probability, t.budget_factor.value_or(0), describe(tree.root));
 }
 
 }  // namespace fsdp::test

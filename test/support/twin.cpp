@@ -120,6 +120,18 @@ std::vector<std::vector<at::Tensor>> backward_of_all_ranks(const Workload& workl
   return losses;
 }
 
+/// The size of the largest group cannot be asked; what is too small for it is refused.
+void set_budget(FSDPModule& root, double factor) {
+  for (int64_t bytes = 1;; bytes = bytes * 9 / 8 + 1) {
+    try {
+      root.set_unsharded_byte_budget(bytes);
+    } catch (const UsageError&) {
+      continue;
+    }
+    return root.set_unsharded_byte_budget(static_cast<int64_t>(factor * static_cast<double>(bytes)));
+  }
+}
+
 void prepare_micro_batch(FSDPModule& root, const Training& training, int micro) {
   bool last = micro + 1 == training.micro_batches;
   switch (training.accumulation) {
@@ -189,6 +201,7 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
   for (auto& root : top) {
     if (training.prefetch_distance != 1) root.set_prefetch_distance(training.prefetch_distance);
     if (training.reduce_unused) root.set_reduce_scatter_unused_params(true);
+    if (training.budget_factor) set_budget(root, *training.budget_factor);
   }
   auto parameters = unique_parameters(*workload.module);
   auto optimizer = make_optimizer(*workload.module, training);

@@ -58,6 +58,8 @@ struct Training {
   bool weight_decay = true;
   bool launches_batches = false;  ///< the world offers grouped launches, as NCCL does
   int64_t packs_below = 0;        ///< of those launches
+  /// The smallest byte budget that the root accepts, times this.
+  std::optional<double> budget_factor = {};
   /// The rest of the options, such as the layout.
   std::function<void(FullyShardOptions&)> adjust = {};
 

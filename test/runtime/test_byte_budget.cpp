@@ -1,0 +1,131 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+// A byte budget in place of reshard_after_forward (T4). How a plan is made is tested in test/group.
+
+namespace fsdp::test {
+namespace {
+
+constexpr int64_t kWidth = 8;
+constexpr int64_t kLayerBytes = (kWidth * kWidth + kWidth) * 4;  // no padding over 2 or 4 ranks
+
+/// Bytes gathered in one step, the order being known.
+int64_t gathered_in_a_step(const Rank& rank, ShardedChain& chain, int step) {
+  const auto before = statistics(chain.root[0]).gathered_bytes;
+  chain.step(rank.index(), step);
+  return statistics(chain.root[0]).gathered_bytes - before;
+}
+
+TEST_CASE("a step gathers less the larger the budget, and everything once with room for everything",
+          "[runtime][byte_budget]") {
+  on_ranks(4, [](Rank& rank) {
+    int64_t last = INT64_MAX;
+    for (int layers : {2, 3, 4, 5, 6, 7}) {
+      ShardedChain chain(rank.mesh(), 6, kWidth);
+      chain.root[0].set_unsharded_byte_budget(layers * kLayerBytes);
+      for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
+      const int64_t gathered = gathered_in_a_step(rank, chain, 2);
+      rank.check_equal(gathered_in_a_step(rank, chain, 3), gathered, "every step alike");
+      rank.check(gathered <= last, fmt::format("{} layers: {} bytes, less room: {}", layers, gathered, last));
+      last = gathered;
+    }
+    ShardedChain kept(rank.mesh(), 6, kWidth, false);
+    kept.step(rank.index());
+    rank.check_equal(last, gathered_in_a_step(rank, kept, 1), "as if all were told to stay");
+  });
+}
+
+TEST_CASE("at no time are more bytes unsharded than the budget allows", "[runtime][byte_budget]") {
+  on_ranks(2, [](Rank& rank) {
+    for (int distance : {0, 1, 2}) {
+      ShardedChain chain(rank.mesh(), 6, kWidth);
+      const int64_t budget = 4 * kLayerBytes + 100;
+      chain.root[0].set_prefetch_distance(distance);
+      chain.root[0].set_unsharded_byte_budget(budget);
+      for (int step = 0; step < 4; ++step) {
+        int64_t most = 0;
+        auto look = [&] { most = std::max(most, parameter_bytes(chain.root[0]).unsharded); };
+        chain.model->after_layer = [&](int) { look(); };
+        auto loss = chain.loss(rank.index(), step);
+        std::vector<unsigned> hooks;
+        for (auto& layer : chain.model->layers)
+          hooks.push_back(layer->weight.register_hook([&](const at::Tensor& gradient) { look(); return gradient; }));
+        loss.backward();
+        for (size_t i = 0; i < hooks.size(); ++i) chain.model->layers[i]->weight.remove_hook(hooks[i]);
+        chain.model->zero_grad();
+        if (step >= 2) rank.check(most <= budget, fmt::format("distance {}: {} bytes of {}", distance, most, budget));
+      }
+    }
+  });
+}
+
+TEST_CASE("explicit options stay instructions: what is told to go goes, what is told to stay stays",
+          "[runtime][byte_budget]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 4, kWidth);
+    chain.layers[0].set_reshard_after_forward(false);
+    chain.layers[2].set_reshard_after_forward(true);
+    chain.root[0].set_unsharded_byte_budget(100 * kLayerBytes);
+    for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
+    rank.log().clear();
+    auto loss = chain.loss(rank.index(), 2);
+    rank.check(chain.layers[0].is_unsharded(), "told to stay");
+    rank.check(chain.layers[1].is_unsharded(), "kept by the plan");
+    rank.check(!chain.layers[2].is_unsharded(), "told to go");
+    loss.backward();
+    const auto gathered = rank.subjects_of("all_gather");
+    rank.check_equal(std::count(gathered.begin(), gathered.end(), "layer2"), std::ptrdiff_t{2}, "twice");
+    rank.check_equal(gathered.size(), size_t{6}, "the others once");
+  });
+}
+
+TEST_CASE("training under any budget is like plain", "[runtime][byte_budget]") {
+  for (double factor : {1.0, 2.0, 3.5})
+    for (int world_size : {2, 3}) {
+      trains_like_plain([] { return chain_workload(5, kWidth); },
+                        {.world_size = world_size, .steps = 4, .micro_batches = 2, .budget_factor = factor});
+      trains_like_plain([] { return chain_workload(5, kWidth); },
+                        {.world_size = world_size, .steps = 4, .prefetch_distance = 2, .budget_factor = factor});
+    }
+}
+
+TEST_CASE("an order that changes under a budget is still right, and planned anew", "[runtime][byte_budget]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 5, kWidth);
+    auto plain = plain_chain(5, kWidth);
+    chain.root[0].set_unsharded_byte_budget(3 * kLayerBytes);
+    for (int step = 0; step < 9; ++step) {
+      chain.model->skipped = step < 3 ? std::vector<size_t>{} : step < 6 ? std::vector<size_t>{1, 3} : std::vector<size_t>{0};
+      plain->skipped = chain.model->skipped;
+      chain.model->zero_grad();
+      chain.loss(rank.index(), step).backward();
+      check_gradients(rank, *chain.model, averaged_gradients(plain, 2, step), fmt::format("step {}", step));
+    }
+  });
+}
+
+TEST_CASE("a budget smaller than one group is refused, one too small beside what must stay says what that is",
+          "[runtime][byte_budget]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 4, kWidth);
+    auto& root = chain.root[0];
+    rank.check_throws<UsageError>([&] { root.set_unsharded_byte_budget(10); },
+                                  {"set_unsharded_byte_budget", std::to_string(kLayerBytes), "10"}, "10 bytes");
+    rank.check_throws<StateError>([&] { chain.layers[0].set_unsharded_byte_budget(1 << 20); }, {"layer0", "root"}, "no root");
+    chain.layers[0].set_reshard_after_forward(false);
+    chain.layers[1].set_reshard_after_forward(false);
+    root.set_unsharded_byte_budget(2 * kLayerBytes);
+    chain.step(rank.index());  // shows the order
+    rank.check_throws<StateError>([&] { chain.step(rank.index()); }, {"budget", "layer0", "layer1", "raise it"},
+                                  "two that stay and one in use");
+    root.set_unsharded_byte_budget(3 * kLayerBytes);
+    chain.step(rank.index());
+    root.set_unsharded_byte_budget(std::nullopt);
+    chain.step(rank.index());
+    rank.check(parameter_bytes(root).unsharded == 0, "nothing is left");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test
