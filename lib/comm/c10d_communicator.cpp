@@ -127,7 +127,7 @@ int64_t total_bytes(std::span<const at::Tensor> tensors) {
   return bytes;
 }
 
-class C10dCommunicator final : public Communicator {
+class C10dCommunicator final : public Communicator, public HasNoticeBoard {
  public:
   explicit C10dCommunicator(C10dGroup group)
       : Communicator(group.backend->getRank(), std::move(group.world_ranks), std::move(group.name)),
@@ -137,7 +137,10 @@ class C10dCommunicator final : public Communicator {
         packs_below_(group.packs_below),
         device_type_(group.device_type),
         store_(std::move(group.store)),
-        make_backend_(std::move(group.make_backend)) {}
+        make_backend_(std::move(group.make_backend)),
+        notices_(std::move(group.notices)) {
+    if (!notices_ && store_) notices_ = store_notice_board(store_);
+  }
 
   ~C10dCommunicator() override {
     try {
@@ -230,6 +233,8 @@ class C10dCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override;
 
+  std::shared_ptr<NoticeBoard> notice_board() override { return notices_; }
+
   void abort(const std::string& reason) override {
     failure_->set(reason);
     try {
@@ -268,6 +273,7 @@ class C10dCommunicator final : public Communicator {
   c10::DeviceType device_type_;
   c10::intrusive_ptr<c10d::Store> store_;
   BackendFactory make_backend_;
+  std::shared_ptr<NoticeBoard> notices_;
   std::shared_ptr<FailureFlag> failure_ = std::make_shared<FailureFlag>();
   int splits_ = 0;
 };
@@ -289,7 +295,8 @@ std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks
                   .store = c10::make_intrusive<c10d::PrefixStore>(key, store_),
                   .make_backend = make_backend_,
                   .launches_batches = launches_batches_,
-                  .packs_below = packs_below_};
+                  .packs_below = packs_below_,
+                  .notices = notices_};
   try {
     group.backend =
         make_backend_(group.store, plan.rank, static_cast<int>(plan.world_ranks.size()));

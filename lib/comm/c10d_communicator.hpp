@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "comm/notice_board.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -27,6 +28,8 @@ struct C10dGroup {
   /// The backend has c10d's coalesced all-gather and reduce-scatter of tensors.
   bool launches_batches = false;
   int64_t packs_below = 0;  ///< see Communicator::packs_below
+  /// Of the world that the group was split from; null: a world itself, whose board its store makes.
+  std::shared_ptr<NoticeBoard> notices = {};
 };
 
 /// Any c10d backend as a Communicator: gloo, NCCL, or what a Python user brings.

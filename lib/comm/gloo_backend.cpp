@@ -35,8 +35,8 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::AllgatherOptions& opts) override {
-    return launch(
-        c10::make_intrusive<GlooAllGather>(next_place(opts.timeout), *this, outputs, inputs));
+    return launch(c10::make_intrusive<GlooAllGather>(
+        next_place(opts.timeout, fingerprint(/*operation=*/1, outputs)), *this, outputs, inputs));
   }
 
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
@@ -51,8 +51,8 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
     const auto op = opts.reduceOp.op_ == c10d::ReduceOp::MAX   ? ReduceOp::kMax
                     : opts.reduceOp.op_ == c10d::ReduceOp::MIN ? ReduceOp::kMin
                                                                : ReduceOp::kSum;
-    return launch(c10::make_intrusive<GlooReduceScatter>(next_place(opts.timeout), *this, outputs,
-                                                         inputs, op));
+    return launch(c10::make_intrusive<GlooReduceScatter>(
+        next_place(opts.timeout, fingerprint(/*operation=*/2, outputs)), *this, outputs, inputs, op));
   }
 
   /// From any thread: whoever waits for a peer in one of the works above wakes up and throws.
@@ -69,10 +69,24 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   }
 
  private:
-  WorkPlace next_place(std::chrono::milliseconds timeout) {
+  // Note [Tags tell collectives apart]
+  // Gloo ends the process when a message is longer than the buffer that waits for it. So the tag,
+  // by which messages find each other, says what the collective is: where the ranks disagree, their
+  // messages do not meet, both wait, and the schedule check can say in what they disagree.
+  static int fingerprint(uint32_t operation, const std::vector<at::Tensor>& tensors) {
+    uint32_t hash = operation;
+    const auto mix = [&](uint64_t value) {
+      hash = (hash ^ static_cast<uint32_t>(value ^ (value >> 32))) * 0x9E3779B1U;
+      hash ^= hash >> 15;
+    };
+    for (const auto& tensor : tensors) mix(tensor.nbytes());
+    return static_cast<int>(hash & 0x7FFF);
+  }
+
+  WorkPlace next_place(std::chrono::milliseconds timeout, int fingerprint) {
     // Tags of point-to-point messages live apart from those of gloo's own collectives.
-    const int tag = next_tag_;
-    next_tag_ = (next_tag_ + 1) & 0xFFFFFF;
+    const int tag = (next_tag_ << 15) | fingerprint;
+    next_tag_ = (next_tag_ + 1) & 0xFFFF;
     return {.context = getContext(tag),
             .rank = getRank(),
             .size = getSize(),

@@ -4,13 +4,14 @@
 
 #include "base/environment.hpp"
 #include "base/log.hpp"
+#include "comm/notice_board.hpp"
 #include "fsdp/simulated_network.hpp"
 
 namespace fsdp {
 
 namespace {
 
-class LeftOutCommunicator final : public Communicator {
+class LeftOutCommunicator final : public Communicator, public HasNoticeBoard {
  public:
   LeftOutCommunicator(std::shared_ptr<Communicator> inner, bool gathers, bool reduces)
       : Communicator(inner->rank(), inner->ranks(), inner->name()),
@@ -62,6 +63,7 @@ class LeftOutCommunicator final : public Communicator {
     return std::make_shared<LeftOutCommunicator>(std::move(group), gathers_, reduces_);
   }
   void abort(const std::string& reason) override { inner_->abort(reason); }
+  std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
 
  private:
   std::shared_ptr<Communicator> inner_, free_;

@@ -1,4 +1,5 @@
 #include "base/require.hpp"
+#include "comm/notice_board.hpp"
 #include "fsdp/simulated_network.hpp"
 
 namespace fsdp {
@@ -10,7 +11,7 @@ int64_t total_bytes(std::span<const at::Tensor> tensors) {
   return bytes;
 }
 
-class RecordingCommunicator final : public Communicator {
+class RecordingCommunicator final : public Communicator, public HasNoticeBoard {
  public:
   RecordingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<CallLog> log)
       : Communicator(inner->rank(), inner->ranks(), inner->name()),
@@ -67,6 +68,7 @@ class RecordingCommunicator final : public Communicator {
   }
 
   void abort(const std::string& reason) override { inner_->abort(reason); }
+  std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
 
  private:
   void record(const char* operation, std::string_view subject, std::span<const at::Tensor> full) {

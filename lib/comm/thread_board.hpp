@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/notice_board.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
@@ -18,6 +19,9 @@ class ThreadBoard;
 /// All groups of one `run_ranks`, so that a rank that ends or throws is noticed in every one.
 class ThreadWorld {
  public:
+  explicit ThreadWorld(std::chrono::milliseconds timeout) : notices_(thread_notice_board(timeout)) {}
+
+  const std::shared_ptr<NoticeBoard>& notices() const { return notices_; }
   void add(const std::shared_ptr<ThreadBoard>& board);
   /// Fails every group, of now and later.
   void abort(const std::string& reason);
@@ -25,6 +29,7 @@ class ThreadWorld {
   void rank_ended(int world_rank);
 
  private:
+  const std::shared_ptr<NoticeBoard> notices_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<ThreadBoard>> boards_;
   std::string failure_;
@@ -78,6 +83,7 @@ class ThreadBoard {
   void abort(const std::string& reason);
   void rank_ended(int world_rank);
 
+  const std::shared_ptr<NoticeBoard>& notices() const { return world_->notices(); }
   const std::string& name() const { return name_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   bool launches_batches() const { return launches_batches_; }

@@ -41,7 +41,7 @@ std::vector<at::Tensor> copy_of(std::span<const at::Tensor> tensors) {
 }
 
 /// One rank's end of a ThreadBoard.
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public Communicator, public HasNoticeBoard {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadBoard> board, int rank)
       : Communicator(rank, board->world_ranks(), board->name()), board_(std::move(board)) {}
@@ -111,6 +111,7 @@ class ThreadCommunicator final : public Communicator {
   }
 
   void abort(const std::string& reason) override { board_->abort(reason); }
+  std::shared_ptr<NoticeBoard> notice_board() override { return board_->notices(); }
 
  private:
   std::shared_ptr<Work> start(ThreadCall call, std::string_view subject, int64_t bytes) {
@@ -161,7 +162,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
                const ThreadRanksOptions& options) {
   require(world_size >= 1, "run_ranks: expected at least one rank, found world_size {}",
           world_size);
-  auto world = std::make_shared<ThreadWorld>();
+  auto world = std::make_shared<ThreadWorld>(options.timeout);
   std::vector<int> ranks(world_size);
   for (int rank = 0; rank < world_size; ++rank) ranks[rank] = rank;
   auto board = std::make_shared<ThreadBoard>(world, "world", ranks, options.timeout,

@@ -1,0 +1,91 @@
+#include "comm/notice_board.hpp"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace fsdp {
+
+int NoticeBoard::number(const std::string& name) {
+  std::lock_guard lock(numbers_mutex_);
+  return numbers_[name]++;
+}
+
+std::shared_ptr<NoticeBoard> notice_board_of(Communicator& group) {
+  auto* owner = dynamic_cast<HasNoticeBoard*>(&group);
+  return owner != nullptr ? owner->notice_board() : nullptr;
+}
+
+namespace {
+
+class ThreadNoticeBoard final : public NoticeBoard {
+ public:
+  explicit ThreadNoticeBoard(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+
+  void post(const std::string& key, const std::string& note) override {
+    std::lock_guard lock(mutex_);
+    notes_[key] = note;
+  }
+  std::string post_first(const std::string& key, const std::string& note) override {
+    std::lock_guard lock(mutex_);
+    return notes_.try_emplace(key, note).first->second;
+  }
+  std::optional<std::string> read(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    const auto found = notes_.find(key);
+    if (found == notes_.end()) return std::nullopt;
+    return found->second;
+  }
+  std::chrono::milliseconds timeout() const override { return timeout_; }
+
+ private:
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::map<std::string, std::string> notes_;
+};
+
+class StoreNoticeBoard final : public NoticeBoard {
+ public:
+  explicit StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store)
+      : timeout_(store->getTimeout()), shared_(std::move(store)) {}
+
+  void post(const std::string& key, const std::string& note) override {
+    own().set(key, std::vector<uint8_t>(note.begin(), note.end()));
+  }
+  std::string post_first(const std::string& key, const std::string& note) override {
+    return own().compareSet(key, std::string(), note);
+  }
+  std::optional<std::string> read(const std::string& key) override {
+    // Notes are never removed: what is there stays until it is read.
+    if (!own().check({key})) return std::nullopt;
+    const auto note = own().get(key);
+    return std::string(note.begin(), note.end());
+  }
+  std::chrono::milliseconds timeout() const override { return timeout_; }
+
+ private:
+  /// Connected at the first use: most often by a thread that nobody waits for. The connection is
+  /// another one than that of the group's own rendezvous, which may hold it for minutes.
+  c10d::Store& own() {
+    std::lock_guard lock(mutex_);
+    if (!own_) {
+      own_ = c10::make_intrusive<c10d::PrefixStore>("notices", shared_->clone());
+      own_->setTimeout(timeout_);
+    }
+    return *own_;
+  }
+
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  c10::intrusive_ptr<c10d::Store> shared_, own_;
+};
+
+}  // namespace
+
+std::shared_ptr<NoticeBoard> thread_notice_board(std::chrono::milliseconds timeout) {
+  return std::make_shared<ThreadNoticeBoard>(timeout);
+}
+
+std::shared_ptr<NoticeBoard> store_notice_board(c10::intrusive_ptr<c10d::Store> store) {
+  return std::make_shared<StoreNoticeBoard>(std::move(store));
+}
+
+}  // namespace fsdp

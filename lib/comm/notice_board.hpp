@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "fsdp/communicator.hpp"
+
+namespace fsdp {
+
+/// Where the ranks of a world leave notes for each other, outside of any collective.
+///
+/// Thread-safe. Calls throw what the store behind them throws: its server may be gone.
+class NoticeBoard {
+ public:
+  virtual ~NoticeBoard() = default;
+
+  /// Takes the place of an earlier note of that key.
+  virtual void post(const std::string& key, const std::string& note) = 0;
+  /// Posts unless there is a note already; returns the one that is there now. Not empty.
+  virtual std::string post_first(const std::string& key, const std::string& note) = 0;
+  /// Never waits for a note to appear.
+  virtual std::optional<std::string> read(const std::string& key) = 0;
+  /// How long the ranks wait for each other before they give up.
+  virtual std::chrono::milliseconds timeout() const = 0;
+
+  /// How often it was asked for this name before: 0, 1, 2... Local, nothing is posted.
+  int number(const std::string& name);
+
+ private:
+  std::mutex numbers_mutex_;
+  std::map<std::string, int> numbers_;
+};
+
+/// A communicator that reaches the board of the world that it was split from.
+class HasNoticeBoard {
+ public:
+  /// Null if there is none.
+  virtual std::shared_ptr<NoticeBoard> notice_board() = 0;
+
+ protected:
+  ~HasNoticeBoard() = default;
+};
+
+/// The board of the group's world; null where the ranks share none (one rank, a simulated network, a
+/// backend that came without a store).
+std::shared_ptr<NoticeBoard> notice_board_of(Communicator& group);
+
+/// A board for ranks that are threads of this process, who share the object.
+std::shared_ptr<NoticeBoard> thread_notice_board(std::chrono::milliseconds timeout);
+
+/// A board in a store of c10d, over a connection of its own. One object for each rank.
+std::shared_ptr<NoticeBoard> store_notice_board(c10::intrusive_ptr<c10d::Store> store);
+
+}  // namespace fsdp
