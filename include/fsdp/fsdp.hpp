@@ -13,6 +13,8 @@
 #include "fsdp/placement.hpp"
 #include "fsdp/policy.hpp"
 #include "fsdp/process_group.hpp"
+#include "fsdp/schedule_check.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "fsdp/statistics.hpp"
+#include "fsdp/timeline.hpp"
 #include "fsdp/wrap_policy.hpp"

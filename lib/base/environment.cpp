@@ -32,11 +32,15 @@ std::optional<int> read_int(const char* name, int lowest,
   return value;
 }
 
-bool read_flag(const char* name) {
-  auto text = read(name);
-  if (!text) return false;
-  std::transform(text->begin(), text->end(), text->begin(),
+void make_lower(std::string& text) {
+  std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+}
+
+bool read_flag(const char* name, bool when_unset = false) {
+  auto text = read(name);
+  if (!text) return when_unset;
+  make_lower(*text);
   constexpr std::array<std::string_view, 5> yes = {"1", "true", "yes", "on", "y"};
   constexpr std::array<std::string_view, 5> no = {"0", "false", "no", "off", "n"};
   const bool is_yes = std::find(yes.begin(), yes.end(), *text) != yes.end();
@@ -116,6 +120,14 @@ LaunchEnvironment read_launcher(const LauncherVariables& names) {
 std::string log_level() { return read("FSDP_LOG_LEVEL").value_or("warn"); }
 bool fakes_all_gather() { return read_flag("FSDP_FAKE_ALL_GATHER"); }
 bool fakes_reduce() { return read_flag("FSDP_FAKE_REDUCE"); }
+bool checks_schedule() { return read_flag("FSDP_SCHEDULE_CHECK", /*when_unset=*/true); }
+
+bool debugs_in_detail() {
+  auto level = read("TORCH_DISTRIBUTED_DEBUG");
+  if (level) make_lower(*level);
+  return level == "detail";
+}
+
 std::optional<std::string> gloo_interfaces() { return read("GLOO_SOCKET_IFNAME"); }
 
 Rendezvous rendezvous() {

@@ -18,6 +18,11 @@ std::string log_level();
 bool fakes_all_gather();
 bool fakes_reduce();
 
+/// TORCH_DISTRIBUTED_DEBUG=DETAIL, in any case: ranks compare their schedules before every collective.
+bool debugs_in_detail();
+/// FSDP_SCHEDULE_CHECK; default true. False: ranks never compare their schedules.
+bool checks_schedule();
+
 /// Where the ranks meet, for init_method "env://".
 struct Rendezvous {
   std::optional<std::string> master_addr;  ///< MASTER_ADDR

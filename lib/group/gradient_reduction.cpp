@@ -88,6 +88,8 @@ void run_post_accumulate_hook(const at::Tensor& registered) {
 }  // namespace
 
 GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
+  auto& observer = group.context->observer();
+  const Range range(observer, "FSDP::post_backward_reduce", group);
   BelowResidency below;
   collect();
   const auto& info = group_->config().mesh_info;
@@ -95,8 +97,10 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   for (auto& part : parts_) {
     divide_before(part);
     const auto options = at::TensorOptions().dtype(part.dtype).device(group_->config().device);
-    part.reduce_scatter =
-        start_reduce_scatter(part.units, part.entries, options, *info.shard_group, group_->name());
+    part.reduce_scatter = observer.launch(call_of(part, Operation::kReduceScatter, *info.shard_group), [&] {
+      return start_reduce_scatter(part.units, part.entries, options, *info.shard_group, group_->name());
+    });
+    observer.note_bytes(part.reduce_scatter.layout.total_bytes());
     auto& statistics = group_->context->statistics();
     ++statistics.reductions;
     statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
@@ -105,6 +109,16 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
     // refers to them any more, and waiting would keep two groups' gradients alive at once.
     for (auto& entry : part.entries) entry.gradient.reset();
   }
+}
+
+CollectiveCall GradientReduction::call_of(const Part& part, Operation operation, Communicator& comm) const {
+  CollectiveCall call{operation, *group_, comm, /*bytes=*/0, part.dtype, /*params=*/0};
+  for (const size_t i : part.indices) {
+    call.bytes += c10::multiply_integers(group_->params()[i].sizes());
+    call.params |= uint64_t{1} << std::min<size_t>(i, 63);
+  }
+  call.bytes *= static_cast<int64_t>(c10::elementSize(part.dtype));
+  return call;
 }
 
 void GradientReduction::collect() {
@@ -153,15 +167,21 @@ void GradientReduction::advance() {
   BelowResidency below;
   const auto& info = group_->config().mesh_info;
   is_partial_ = info.replicate_size() > 1 && !group_->reduction().requires_all_reduce;
+  auto& observer = group_->context->observer();
   for (auto& part : parts_) {
+    observer.wait(Operation::kReduceScatter, *group_, part.reduce_scatter.work);
     finish_reduce_scatter(part.reduce_scatter);
     if (info.replicate_size() == 1) continue;
     if (is_partial_) {
       store_partial_sums(part);
     } else {
       add_partial_sums(part);
-      part.all_reduce = info.replicate_group->start_all_reduce(part.reduce_scatter.output,
-                                                               ReduceOp::kSum, group_->name());
+      auto call = call_of(part, Operation::kAllReduce, *info.replicate_group);
+      call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
+      part.all_reduce = observer.launch(call, [&] {
+        return info.replicate_group->start_all_reduce(part.reduce_scatter.output, ReduceOp::kSum,
+                                                      group_->name());
+      });
     }
   }
 }
@@ -176,7 +196,8 @@ void GradientReduction::finish() {
     assign(index, std::move(gradient));
   }
   for (auto& part : parts_) {
-    if (part.all_reduce) part.all_reduce->wait();
+    if (part.all_reduce)
+      group_->context->observer().wait(Operation::kAllReduce, *group_, part.all_reduce);
     if (const double factor = scale(&part); factor != 1) part.reduce_scatter.output.mul_(factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
       assign(part.indices[i], local_piece(part, i));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collectives/reduce_scatter.hpp"
+#include "group/step_observer.hpp"
 
 namespace fsdp {
 
@@ -71,6 +72,7 @@ class GradientReduction {
 
   void collect();
   void add(size_t index, at::Tensor gradient);
+  CollectiveCall call_of(const Part& part, Operation operation, Communicator& comm) const;
   void add_partial_sums(Part& part);
   void store_partial_sums(Part& part);
   at::Tensor local_piece(const Part& part, size_t i) const;

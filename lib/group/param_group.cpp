@@ -101,11 +101,14 @@ void ParamGroup::unshard() {
     drop_post_forward_shard();  // made of values from before the write
   }
   needs_gather_ = false;
-  gather_ = post_forward_.shard.defined()
-                ? start_all_gather(post_forward_.layout, post_forward_.shard,
-                                   *policy_.after_forward.post_forward_group, name())
-                : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_,
-                                   *config_.mesh_info.shard_group, name());
+  const bool is_regathered = post_forward_.shard.defined();
+  auto& comm = is_regathered ? *policy_.after_forward.post_forward_group : *config_.mesh_info.shard_group;
+  gather_ = context->observer().launch(
+      {Operation::kAllGather, *this, comm, unsharded_bytes(), params_[0].param_dtype()}, [&] {
+        return is_regathered
+                   ? start_all_gather(post_forward_.layout, post_forward_.shard, comm, name())
+                   : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_, comm, name());
+      });
   auto& statistics = context->statistics();
   ++statistics.all_gathers;
   statistics.gathered_bytes += unsharded_bytes();
@@ -119,7 +122,10 @@ void ParamGroup::wait_for_unshard() {
   require_state(is_gathering(), "{}: wait_for_unshard without unshard", name());
   BelowResidency below;
   try {
-    show(finish_all_gather(std::exchange(gather_, {})));
+    auto gather = std::exchange(gather_, {});
+    context->observer().wait(Operation::kAllGather, *this, gather.work);
+    const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
+    show(finish_all_gather(std::move(gather)));
   } catch (...) {
     context->note_released(*this);
     throw;
@@ -145,8 +151,10 @@ void ParamGroup::show(at::Tensor unsharded) {
 void ParamGroup::reshard() {
   mark_not_ready();
   if (is_never_released() || !is_held()) return;
+  const Range range(context->observer(), "FSDP::reshard", *this);
   context->note_released(*this);
   if (is_gathering()) {
+    context->observer().note_given_up(Operation::kAllGather, *this);
     // Given up unused: the communicator keeps the buffers until the collective is done.
     gather_ = {};
     return;

@@ -56,6 +56,7 @@ void RootContext::note_released(ParamGroup& group) {
 
 void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& use) {
   std::lock_guard lock(mutex_);
+  observer_.end_use();
   if (at::in_parallel_region()) {
     // A worker in the middle of somebody's operator: its order is chance, so it decides nothing.
     make_readable(used);
@@ -112,6 +113,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) group->mark_ready(task);
   prefetch(used);
+  observer_.begin_use(*used.front());
 }
 
 bool RootContext::is_used_again(const ParamGroup& group) const {

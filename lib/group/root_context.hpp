@@ -9,6 +9,7 @@
 
 #include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
+#include "group/step_observer.hpp"
 #include "fsdp/statistics.hpp"
 #include "group/residency_budget.hpp"
 #include "group/use_trace.hpp"
@@ -70,6 +71,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   int64_t peak_unsharded_bytes() const { return peak_unsharded_bytes_; }
   StepStatistics& statistics() { return statistics_; }
   ResidencyBudget& budget() { return budget_; }
+  StepObserver& observer() { return observer_; }
 
  private:
   enum class Phase { kIdle, kForward, kBackward };
@@ -130,6 +132,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   std::vector<ParamGroup*> current_;
   std::vector<GradientReduction> reductions_;  // under way, oldest first
   StepStatistics statistics_;
+  StepObserver observer_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;
 };
 

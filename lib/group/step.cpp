@@ -76,6 +76,7 @@ void RootContext::begin_forward() {
   trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
   trace_->begin_pass();
   last_used_ = nullptr;
+  observer_.begin_phase(StepObserver::Phase::kForward);
 }
 
 void RootContext::begin_backward(int64_t task) {
@@ -84,6 +85,7 @@ void RootContext::begin_backward(int64_t task) {
   else
     trace_->end_pass();
   phase_ = Phase::kBackward;
+  observer_.begin_phase(StepObserver::Phase::kBackward);
   trace_ = &backward_;
   trace_->begin_pass();
   last_used_ = nullptr;
@@ -188,6 +190,7 @@ void RootContext::end_backward() {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     trace_->end_pass();
     phase_ = Phase::kIdle;
+    observer_.end_step();
     release_between_steps();
     return;
   }
@@ -199,6 +202,7 @@ void RootContext::end_backward() {
 void RootContext::end_step() {
   trace_->end_pass();
   phase_ = Phase::kIdle;
+  observer_.end_step();
   for (auto* group : held_) {
     group->is_kept_by_user = group->is_listed_prefetch = false;
     group->mark_not_ready();
@@ -215,6 +219,7 @@ void RootContext::release_everything() {
   tasks_.clear();
   for (auto* trace : {&forward_, &backward_, &inference_}) trace->abandon_pass();
   phase_ = Phase::kIdle;
+  observer_.abandon_step();
   for (auto* group : groups_) {
     group->tally.reset();
     group->is_kept_by_user = group->is_listed_prefetch = false;

@@ -38,7 +38,9 @@ class ScopedEnvironment {
                              "GLOO_SOCKET_IFNAME",
                              "FSDP_LOG_LEVEL",
                              "FSDP_FAKE_ALL_GATHER",
-                             "FSDP_FAKE_REDUCE"})
+                             "FSDP_FAKE_REDUCE",
+                             "FSDP_SCHEDULE_CHECK",
+                             "TORCH_DISTRIBUTED_DEBUG"})
       set(name, std::nullopt);
     for (const auto& [name, value] : variables) set(name, value);
   }

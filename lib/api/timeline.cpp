@@ -1,0 +1,139 @@
+#include "fsdp/timeline.hpp"
+
+#include <fmt/format.h>
+
+#include <fstream>
+
+#include "base/require.hpp"
+#include "fsdp/fully_shard.hpp"
+#include "module/module_state.hpp"
+
+// The Chrome trace format, one event in a line, so that files can be merged line by line.
+namespace fsdp {
+
+namespace {
+
+constexpr std::string_view kHead = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+constexpr std::string_view kTail = "]}";
+
+std::string json_string(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\')
+      (result += '\\') += c;
+    else if (static_cast<unsigned char>(c) < 0x20)
+      result += fmt::format("\\u{:04x}", static_cast<int>(c));
+    else
+      result += c;
+  }
+  return result + "\"";
+}
+
+/// The format counts in microseconds.
+std::string microseconds(int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
+
+const char* category(TimelineEvent::Kind kind) {
+  switch (kind) {
+    case TimelineEvent::Kind::kPhase:
+      return "phase";
+    case TimelineEvent::Kind::kUse:
+      return "use";
+    case TimelineEvent::Kind::kRuntime:
+      return "runtime";
+    case TimelineEvent::Kind::kCollective:
+      return "collective";
+  }
+  return "";
+}
+
+/// A slice of the host's track, or the two ends of a collective, which have a track by themselves.
+void add_event(std::vector<std::string>& lines, int rank, size_t number, const TimelineEvent& event) {
+  const std::string who = fmt::format("\"pid\":{},\"tid\":0", rank);
+  if (event.kind != TimelineEvent::Kind::kCollective) {
+    lines.push_back(fmt::format("{{\"ph\":\"X\",\"name\":{},\"cat\":\"{}\",{},\"ts\":{},\"dur\":{}}}",
+                                json_string(event.name), category(event.kind), who,
+                                microseconds(event.begin_ns), microseconds(event.end_ns - event.begin_ns)));
+    return;
+  }
+  const std::string name = fmt::format("\"name\":{},\"cat\":\"collective\",\"id\":\"{}:{}\",{}",
+                                       json_string(event.name + " " + event.subject), rank, number, who);
+  lines.push_back(fmt::format(
+      "{{\"ph\":\"b\",{},\"ts\":{},\"args\":{{\"operation\":{},\"module\":{},\"group\":{},\"ranks\":{},"
+      "\"bytes\":{},\"given_up\":{}}}}}",
+      name, microseconds(event.begin_ns), json_string(event.name), json_string(event.subject), json_string(event.group),
+      event.ranks, event.bytes, event.is_given_up));
+  lines.push_back(fmt::format("{{\"ph\":\"e\",{},\"ts\":{}}}", name, microseconds(event.end_ns)));
+}
+
+std::string trace(const std::vector<std::string>& lines) {
+  std::string text(kHead);
+  for (size_t i = 0; i < lines.size(); ++i) text += (i == 0 ? "\n" : ",\n") + lines[i];
+  return text + "\n" + std::string(kTail) + "\n";
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  require(file.good(), "timeline: cannot write {}", path);
+}
+
+}  // namespace
+
+std::string timeline_json(const std::vector<Timeline>& ranks) {
+  std::vector<std::string> lines;
+  for (const auto& timeline : ranks) {
+    const auto name = [&](const char* what, const std::string& value) {
+      lines.push_back(fmt::format(
+          "{{\"ph\":\"M\",\"name\":\"{}\",\"pid\":{},\"tid\":0,\"args\":{{\"name\":{}}}}}", what, timeline.rank,
+          json_string(value)));
+    };
+    name("process_name", fmt::format("rank {}", timeline.rank));
+    name("thread_name", timeline.dropped == 0 ? "host" : fmt::format("host ({} events dropped)", timeline.dropped));
+    for (size_t i = 0; i < timeline.events.size(); ++i)
+      add_event(lines, timeline.rank, i, timeline.events[i]);
+  }
+  return trace(lines);
+}
+
+std::string Timeline::json() const { return timeline_json({*this}); }
+
+void Timeline::write(const std::string& path) const { write_file(path, json()); }
+
+void merge_timelines(const std::vector<std::string>& paths, const std::string& merged) {
+  std::vector<std::string> lines;
+  for (const auto& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    require(file.good(), "timeline: cannot read {}", path);
+    std::string line;
+    std::getline(file, line);
+    require(line == kHead, "timeline: {} is not a file that Timeline::write has written", path);
+    bool is_whole = false;
+    while (!is_whole && std::getline(file, line)) {
+      is_whole = line == kTail;
+      if (is_whole) break;
+      if (line.ends_with(',')) line.pop_back();
+      lines.push_back(line);
+    }
+    require(is_whole, "timeline: {} is not complete; write it again", path);
+  }
+  write_file(merged, trace(lines));
+}
+
+void start_timeline(const FSDPModule& module, size_t max_events) {
+  require(max_events > 0, "start_timeline: expected room for one event at least, found none");
+  const auto root = module.state().root();
+  const auto& info = root->mesh_info;
+  // Of the two, the one with more than one rank knows who this rank is in the world.
+  const auto& group = info.shard_size() > 1 || !info.replicate_group ? *info.shard_group : *info.replicate_group;
+  std::lock_guard lock(root->context->mutex());
+  root->context->observer().start_timeline(group.ranks()[static_cast<size_t>(group.rank())], max_events);
+}
+
+Timeline stop_timeline(const FSDPModule& module) {
+  const auto root = module.state().root();
+  std::lock_guard lock(root->context->mutex());
+  return root->context->observer().stop_timeline();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,212 @@
+#include "group/step_observer.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/environment.hpp"
+#include "base/require.hpp"
+#include "comm/notice_board.hpp"
+#include "group/param_group.hpp"
+#include "group/schedule_watch.hpp"
+
+namespace fsdp {
+
+namespace {
+
+const char* wait_range_name(Operation operation) {
+  switch (operation) {
+    case Operation::kAllGather:
+      return "FSDP::all_gather_wait";
+    case Operation::kReduceScatter:
+      return "FSDP::reduce_scatter_wait";
+    case Operation::kAllReduce:
+      return "FSDP::all_reduce_wait";
+  }
+  return "FSDP::wait";
+}
+
+/// The ranks of the mesh that a group lives on, as ranks of the world that `comm` was split from.
+/// Every rank of the mesh says the same.
+std::vector<int> ranks_of(const MeshInfo& info) {
+  const auto& shard = info.shard_group->ranks();
+  if (info.replicate_size() == 1) return shard;
+  const auto& replicate = info.replicate_group->ranks();
+  if (info.shard_size() == 1) return replicate;
+  const auto& known = info.mesh.ranks();
+  const size_t row = static_cast<size_t>(info.replicate_rank()) * shard.size();
+  bool is_of_world = known.size() == shard.size() * replicate.size() &&
+                     std::equal(shard.begin(), shard.end(), known.begin() + static_cast<ptrdiff_t>(row));
+  for (size_t i = 0; is_of_world && i < replicate.size(); ++i)
+    is_of_world = known[i * shard.size() + static_cast<size_t>(info.shard_rank())] == replicate[i];
+  if (is_of_world) return known;
+  // A mesh over a part of the world numbers that part: the other rows lie as far from this one as
+  // their members of this column do.
+  std::vector<int> ranks;
+  const int own = shard[static_cast<size_t>(info.shard_rank())];
+  for (const int above : replicate)
+    for (const int beside : shard) ranks.push_back(above + beside - own);
+  return ranks;
+}
+
+uint64_t fingerprint(const std::vector<int>& ranks) {
+  uint64_t hash = ranks.size();
+  for (const int rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank + 1)) * 0x100000001B3ULL;
+  return hash;
+}
+
+WatchTimes times_of(const ScheduleCheckOptions& options, std::chrono::milliseconds timeout) {
+  using std::chrono::milliseconds;
+  const auto late = options.late_after.value_or(std::min(milliseconds(30'000), timeout / 2));
+  return {.late_after = late,
+          .compare_after = options.compare_after.value_or(std::min(milliseconds(1'000), late / 4)),
+          .timeout = timeout};
+}
+
+std::vector<std::string> param_names(const ParamGroup& group) {
+  std::vector<std::string> names;
+  for (const auto& param : group.params()) names.push_back(param.name());
+  return names;
+}
+
+}  // namespace
+
+const char* range_name(Operation operation) {
+  switch (operation) {
+    case Operation::kAllGather:
+      return "FSDP::all_gather";
+    case Operation::kReduceScatter:
+      return "FSDP::reduce_scatter";
+    case Operation::kAllReduce:
+      return "FSDP::all_reduce";
+  }
+  return "FSDP::collective";
+}
+
+void Range::begin(StepObserver& observer, const char* what, const ParamGroup& group) {
+  auto name = fmt::format("{} ({})", what, group.name());
+  if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
+    profiled_.emplace(std::move(*callbacks));
+    profiled_->before(name);
+  }
+  recorder_ = observer.recorder_.get();
+  if (recorder_ != nullptr) recorder_->begin_slice(std::move(name));
+}
+
+StepObserver::StepObserver() = default;
+StepObserver::~StepObserver() = default;
+
+void StepObserver::start_watch(const CollectiveCall& call) {
+  schedule_ = std::make_shared<ScheduleLog>();
+  if (!check_.is_enabled || !environment::checks_schedule()) return;
+  auto board = notice_board_of(call.comm);
+  auto ranks = ranks_of(call.group.config().mesh_info);
+  const int own = call.comm.ranks()[static_cast<size_t>(call.comm.rank())];
+  if (!board || std::find(ranks.begin(), ranks.end(), own) == ranks.end()) return;
+  const auto name = fmt::format("schedule/{}x{:x}", ranks.size(), fingerprint(ranks));
+  // Roots are told apart by the order of their first collectives: ranks that begin with different
+  // roots disagree, and are told so.
+  const int number = board->number(fmt::format("{}/{}", name, own));
+  compares_every_entry_ = check_.before_every_collective.value_or(environment::debugs_in_detail());
+  const auto times = times_of(check_, board->timeout());
+  watch_ = std::make_unique<ScheduleWatch>(
+      schedule_, ScheduleBoard(std::move(board), fmt::format("{}/{}", name, number), own, std::move(ranks)),
+      times);
+}
+
+void StepObserver::begin(const CollectiveCall& call) {
+  if (recorder_) [[unlikely]]
+    recorder_->begin_collective({.name = name_of(call.operation),
+                                 .subject = call.group.name(),
+                                 .group = call.comm.name(),
+                                 .ranks = call.comm.size(),
+                                 .bytes = call.bytes});
+  if (call.comm.size() == 1) return;
+  if (!schedule_) [[unlikely]]
+    start_watch(call);
+  if (!schedule_->knows(call.group.id)) [[unlikely]]
+    schedule_->introduce(call.group.id, call.group.name(), param_names(call.group));
+  if (watch_) {
+    (*watch_)->check();
+    (*watch_)->add(call.comm);
+  }
+  schedule_->note({.operation = call.operation,
+                   .dtype = call.dtype,
+                   .ranks = call.comm.size(),
+                   .group = call.group.id,
+                   .bytes = call.bytes,
+                   .params = call.params});
+  if (!watch_) return;
+  (*watch_)->enter(call.operation, call.group.id);
+  if (compares_every_entry_) (*watch_)->compare_last_entry();
+}
+
+void StepObserver::leave() noexcept {
+  if (watch_) (*watch_)->leave();
+}
+
+void StepObserver::wait(Operation operation, ParamGroup& group, const std::shared_ptr<Work>& work) {
+  if (work) {
+    const Range range(*this, wait_range_name(operation), group);
+    const InCollective inside(*this);
+    if (watch_) (*watch_)->enter(operation, group.id);
+    try {
+      work->wait();
+    } catch (const CommError& error) {
+      explain(error);
+    }
+  }
+  if (recorder_) [[unlikely]]
+    recorder_->end_collective(name_of(operation), group.name(), /*is_given_up=*/false);
+}
+
+void StepObserver::note_given_up(Operation operation, const ParamGroup& group) {
+  if (recorder_) recorder_->end_collective(name_of(operation), group.name(), /*is_given_up=*/true);
+}
+
+void StepObserver::explain(const CommError& error) {
+  if (watch_) {
+    const auto late = (*watch_)->explain_failure();
+    if (!late.empty()) throw CommError(fmt::format("{}\n{}", error.what(), late));
+  }
+  throw;
+}
+
+void StepObserver::begin_phase(Phase phase) {
+  if (watch_) (*watch_)->set_in_step(true);
+  if (recorder_) recorder_->begin_phase(phase == Phase::kForward ? "forward" : "backward");
+}
+
+void StepObserver::end_step() {
+  if (recorder_) recorder_->begin_phase("between steps");
+  if (!schedule_) return;
+  const bool is_new = schedule_->end_step();
+  if (!watch_) return;
+  (*watch_)->set_in_step(false);
+  if (is_new) (*watch_)->compare_step();
+}
+
+void StepObserver::abandon_step() {
+  if (recorder_) recorder_->begin_phase("between steps");
+  if (schedule_) schedule_->abandon_step();
+  if (watch_) (*watch_)->set_in_step(false);
+}
+
+void StepObserver::begin_use(const ParamGroup& group) {
+  if (recorder_) recorder_->begin_use(group.name());
+}
+
+void StepObserver::start_timeline(int rank, size_t max_events) {
+  recorder_ = std::make_unique<TimelineRecorder>(rank, max_events);
+  recorder_->begin_phase("between steps");
+}
+
+Timeline StepObserver::stop_timeline() {
+  require_state(recorder_ != nullptr, "stop_timeline: none was started; call start_timeline first");
+  auto timeline = recorder_->take();
+  recorder_.reset();
+  return timeline;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,216 @@
+#include <catch2/catch.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "support/models.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = TimelineEvent::Kind;
+
+/// Two steps of a chain, recorded; and what the statistics say of them.
+struct Recorded {
+  Timeline timeline;
+  StepStatistics counted;
+};
+
+Recorded record(const Rank& rank, const DeviceMesh& mesh) {
+  ShardedChain chain(mesh);
+  chain.step(rank.index());
+  const auto before = statistics(chain.root[0]);
+  start_timeline(chain.layers[0]);  // any module stands for its root
+  chain.step(rank.index(), 1);
+  chain.step(rank.index(), 2);
+  Recorded recorded{stop_timeline(chain.root[0]), statistics(chain.root[0])};
+  recorded.counted.all_gathers -= before.all_gathers;
+  recorded.counted.gathered_bytes -= before.gathered_bytes;
+  recorded.counted.reductions -= before.reductions;
+  recorded.counted.reduced_bytes -= before.reduced_bytes;
+  return recorded;
+}
+
+std::vector<TimelineEvent> of_kind(const Timeline& timeline, Kind kind) {
+  std::vector<TimelineEvent> events;
+  for (const auto& event : timeline.events)
+    if (event.kind == kind) events.push_back(event);
+  return events;
+}
+
+}  // namespace
+
+TEST_CASE("a step's phases follow each other, and what the host did lies within them", "[group][timeline]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    const auto timeline = record(rank, rank.mesh()).timeline;
+    std::vector<std::string> phases;
+    int64_t end = 0;
+    for (const auto& phase : of_kind(timeline, Kind::kPhase)) {
+      phases.push_back(phase.name);
+      rank.check(phase.begin_ns >= end && phase.end_ns >= phase.begin_ns, "phases do not overlap");
+      end = phase.end_ns;
+    }
+    rank.check_equal(phases,
+                     std::vector<std::string>{"between steps", "forward", "backward", "between steps", "forward",
+                                              "backward", "between steps"},
+                     "phases");
+    // Slices of one track nest: each begins and ends within those that are open.
+    std::vector<TimelineEvent> open;
+    std::set<std::string> uses, work;
+    for (const auto& event : timeline.events) {
+      if (event.kind == Kind::kCollective) continue;
+      while (!open.empty() && open.back().end_ns <= event.begin_ns) open.pop_back();
+      rank.check(open.empty() || event.kind == Kind::kPhase || event.end_ns <= open.back().end_ns,
+                 fmt::format("{} lies within {}", event.name, open.empty() ? "" : open.back().name));
+      open.push_back(event);
+      if (event.kind == Kind::kUse) uses.insert(event.name);
+      if (event.kind == Kind::kRuntime) work.insert(event.name);
+    }
+    rank.check(uses == std::set<std::string>{"layer0", "layer1", "layer2", "root"}, fmt::format("uses: {}", uses));
+    for (const char* name : {"FSDP::all_gather (layer1)", "FSDP::all_gather_wait (layer1)",
+                             "FSDP::all_gather_copy_out (layer1)", "FSDP::reshard (layer1)",
+                             "FSDP::post_backward_reduce (layer1)", "FSDP::reduce_scatter_wait (layer1)"})
+      rank.check(work.count(name) == 1, name);
+  }));
+}
+
+TEST_CASE("a timeline's collectives are those of the statistics, in launch order, to the byte",
+          "[group][timeline]") {
+  CHECK(on_ranks(4, [](Rank& rank) {
+    for (const auto& mesh : {rank.mesh(), rank.hybrid(2, 2)}) {
+      rank.log().clear();
+      const auto [timeline, counted] = record(rank, mesh);
+      StepStatistics seen;
+      std::vector<std::string> names;
+      int64_t last = 0;
+      for (const auto& event : of_kind(timeline, Kind::kCollective)) {
+        rank.check(event.begin_ns >= last && event.end_ns >= event.begin_ns, event.name + ": in order");
+        last = event.begin_ns;
+        names.push_back(event.name + " " + event.subject);
+        rank.check_equal(event.ranks, event.name == "all_reduce" ? 2 : mesh.ndim() == 2 ? 2 : 4, "ranks");
+        rank.check(event.group.find('[') != std::string::npos || event.group == "world", "group: " + event.group);
+        if (event.name == "all_gather") ++seen.all_gathers, seen.gathered_bytes += event.bytes;
+        if (event.name == "reduce_scatter") ++seen.reductions, seen.reduced_bytes += event.bytes;
+      }
+      rank.check_equal(seen.all_gathers, counted.all_gathers, "all-gathers");
+      rank.check_equal(seen.gathered_bytes, counted.gathered_bytes, "gathered bytes");
+      rank.check_equal(seen.reductions, counted.reductions, "reductions");
+      rank.check_equal(seen.reduced_bytes, counted.reduced_bytes, "reduced bytes");
+      const auto calls = rank.calls();
+      const std::vector<std::string> recorded(calls.end() - static_cast<ptrdiff_t>(names.size()), calls.end());
+      rank.check_equal(names, recorded, "as launched");
+    }
+  }));
+}
+
+TEST_CASE("the trace is JSON that says the same, one process for each rank, whatever modules are called",
+          "[group][timeline]") {
+  std::mutex mutex;
+  std::vector<Timeline> timelines(2);
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    auto timeline = record(rank, rank.mesh()).timeline;
+    timeline.events.back().name = "odd \"name\"\\\n\x01";
+    rank.check_equal(timeline.rank, rank.index(), "rank");
+    std::lock_guard lock(mutex);
+    timelines[static_cast<size_t>(rank.index())] = std::move(timeline);
+  }));
+  const auto events = Json::parse(timeline_json(timelines)).at("traceEvents");
+  for (const auto& timeline : timelines) {
+    std::map<std::string, int64_t> begun, ended;
+    size_t slices = 0, collectives = 0;
+    int64_t bytes = 0;
+    bool has_odd_name = false;
+    std::string process;
+    for (const auto& event : events) {
+      if (event.at("pid") != timeline.rank) continue;
+      const std::string phase = event.at("ph");
+      if (phase == "M" && event.at("name") == "process_name") process = event.at("args").at("name");
+      if (phase == "X") {
+        ++slices;
+        CHECK(event.at("dur").get<double>() >= 0);
+        has_odd_name |= event.at("name") == "odd \"name\"\\\n\x01";
+      }
+      if (phase == "b") {
+        ++collectives;
+        bytes += event.at("args").at("bytes").get<int64_t>();
+        CHECK(begun.emplace(event.at("id"), event.at("ts").get<double>()).second);
+      }
+      if (phase == "e") ended.emplace(event.at("id"), event.at("ts").get<double>());
+    }
+    CHECK(process == fmt::format("rank {}", timeline.rank));
+    CHECK(has_odd_name);
+    CHECK(slices + collectives == timeline.events.size());
+    CHECK(begun.size() == collectives);
+    for (const auto& [id, at] : begun) CHECK(ended.at(id) >= at);
+    int64_t expected = 0;
+    for (const auto& event : of_kind(timeline, Kind::kCollective)) expected += event.bytes;
+    CHECK(bytes == expected);
+    CHECK(bytes > 0);
+  }
+}
+
+TEST_CASE("the ranks' files are merged into one", "[group][timeline]") {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("fsdp_timeline_{}", ::getpid());
+  std::filesystem::create_directory(folder);
+  const auto path = [&](const std::string& name) { return (folder / name).string(); };
+  CHECK(on_ranks(3, [&](Rank& rank) {
+    record(rank, rank.mesh()).timeline.write(path(fmt::format("rank{}.json", rank.index())));
+    rank.check(true, "written");
+  }));
+  merge_timelines({path("rank0.json"), path("rank1.json"), path("rank2.json")}, path("all.json"));
+  std::ifstream merged(path("all.json"));
+  std::set<int> ranks;
+  size_t count = 0;
+  const auto events = Json::parse(merged).at("traceEvents");
+  for (const auto& event : events) ranks.insert(event.at("pid").get<int>()), ++count;
+  CHECK(ranks == std::set<int>{0, 1, 2});
+  size_t apart = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    std::ifstream file(path(fmt::format("rank{}.json", rank)));
+    apart += Json::parse(file).at("traceEvents").size();
+  }
+  CHECK(count == apart);
+  std::ofstream(path("other.json")) << "[]\n";
+  CHECK_THROWS_AS(merge_timelines({path("other.json")}, path("all.json")), UsageError);
+  CHECK_THROWS_AS(merge_timelines({path("absent.json")}, path("all.json")), UsageError);
+  CHECK_THROWS_AS(Timeline().write(path("no/such/folder.json")), UsageError);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("a gather that nobody waits for is marked as given up", "[group][timeline]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    start_timeline(chain.root[0]);
+    const auto handle = chain.layers[1].unshard_async();
+    chain.layers[1].reshard();
+    const auto collectives = of_kind(stop_timeline(chain.root[0]), Kind::kCollective);
+    rank.check_equal(collectives.size(), size_t{1}, "collectives");
+    rank.check(!collectives.empty() && collectives[0].is_given_up, "given up");
+  }));
+}
+
+TEST_CASE("one rank alone has phases and uses, and a full recorder says what it dropped", "[group][timeline]") {
+  CHECK(on_ranks(1, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    start_timeline(chain.root[0]);
+    chain.step(0);
+    const auto timeline = stop_timeline(chain.root[0]);
+    rank.check_equal(of_kind(timeline, Kind::kPhase).size(), size_t{4}, "phases");
+    rank.check(!of_kind(timeline, Kind::kUse).empty(), "uses");
+    rank.check(of_kind(timeline, Kind::kCollective).empty(), "nothing is communicated");
+    rank.check_equal(timeline.dropped, int64_t{0}, "room for all");
+    start_timeline(chain.root[0], 3);
+    chain.step(0);
+    const auto full = stop_timeline(chain.root[0]);
+    rank.check_equal(full.events.size(), size_t{3}, "as many as there is room for");
+    rank.check_equal(full.dropped, static_cast<int64_t>(timeline.events.size()) - 3, "dropped");
+    rank.check_throws<StateError>([&] { stop_timeline(chain.root[0]); }, {"start_timeline"}, "none started");
+  }));
+}
+
+}  // namespace fsdp::test
