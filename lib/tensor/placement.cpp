@@ -7,6 +7,9 @@ namespace {
 
 struct ToString {
   std::string operator()(const Shard& shard) const { return fmt::format("Shard({})", shard.dim); }
+  std::string operator()(const StridedShard& shard) const {
+    return fmt::format("StridedShard(dim={}, split_factor={})", shard.dim, shard.split_factor);
+  }
   std::string operator()(const Replicate&) const { return "Replicate()"; }
   std::string operator()(const Partial& partial) const {
     switch (partial.op) {

@@ -7,6 +7,7 @@ namespace fsdp::test {
 
 TEST_CASE("placements are written as in Python", "[tensor][placement]") {
   CHECK(to_string(Placement(Shard{1})) == "Shard(1)");
+  CHECK(to_string(Placement(StridedShard{0, 2})) == "StridedShard(dim=0, split_factor=2)");
   CHECK(to_string(Placement(Replicate{})) == "Replicate()");
   CHECK(to_string(Placement(Partial{})) == "Partial(sum)");
   CHECK(to_string(Placement(Partial{ReduceOp::kMax})) == "Partial(max)");
@@ -19,6 +20,9 @@ TEST_CASE("placements differ in kind, dimension and operation", "[tensor][placem
   CHECK(Placement(Shard{0}) == Placement(Shard{0}));
   CHECK(Placement(Shard{0}) != Placement(Shard{1}));
   CHECK(Placement(Shard{0}) != Placement(Replicate{}));
+  CHECK(Placement(StridedShard{0, 2}) == Placement(StridedShard{0, 2}));
+  CHECK(Placement(StridedShard{0, 2}) != Placement(StridedShard{0, 4}));
+  CHECK(Placement(StridedShard{0, 1}) != Placement(Shard{0}));
   CHECK(Placement(Partial{}) != Placement(Partial{ReduceOp::kMax}));
 }
 
