@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fsdp/device_mesh.hpp"
+#include "fsdp/local_ranges.hpp"
 #include "fsdp/placement.hpp"
 
 namespace fsdp {
@@ -18,14 +19,14 @@ class DTensor {
   /// Wraps this rank's piece. `sizes` and `strides` are the whole tensor's; without them the local
   /// sizes times the mesh size of each sharded dimension, in row-major order. No communication.
   ///
-  /// Placements act left to right: a second Shard of one dimension cuts what the first one left.
-  /// Shard(0) of a 0-dim tensor (`sizes` must say so: an empty list) gives it to rank 0; the others
-  /// hold size {0}.
+  /// Placements act left to right: a second Shard of one dimension cuts what the first one left. Only a
+  /// StridedShard is cut after mesh dimensions to its right, see there. Shard(0) of a 0-dim tensor
+  /// (`sizes` must say so: an empty list) gives it to rank 0; the others hold size {0}.
   ///
-  /// Throws UsageError if placements are not one per mesh dimension, a Shard's dim is out of range,
-  /// the local sizes are not those of this rank's piece, the strides leave gaps or overlap, or the tensor
-  /// is sparse or on another device type than the mesh's (meta is fine); StateError if this rank
-  /// is not a member of the mesh.
+  /// Throws UsageError if placements are not one per mesh dimension, the dim of a Shard or StridedShard is
+  /// out of range, a split factor is below 1, two Partials differ, the local sizes are not those of this
+  /// rank's piece, the strides leave gaps or overlap, or the tensor is sparse or on another device
+  /// type than the mesh's (meta is fine); StateError if this rank is not a member of the mesh.
   static DTensor from_local(at::Tensor local, DeviceMesh mesh, std::vector<Placement> placements,
                             at::OptionalIntArrayRef sizes = {}, at::OptionalIntArrayRef strides = {});
 
@@ -39,14 +40,55 @@ class DTensor {
   c10::ScalarType dtype() const { return local_.scalar_type(); }
   /// This rank's piece; it shares memory with what it was made from.
   const at::Tensor& to_local() const { return local_; }
+  /// Which elements of the whole, in row-major order, this rank's piece holds, in the order of `to_local()` read
+  /// row-major. Ranges of no elements are left out, adjacent ones joined. No communication.
+  std::vector<ElementRange> element_ranges() const;
 
-  /// The whole tensor with its global strides, on every rank, outside autograd. Communicates over every
-  /// mesh dimension that shards or is partial: a collective call. Padding of uneven pieces is cut
-  /// off. Any dtype; a Partial sum of bool is an "or". Shares memory with the local piece where that
-  /// is the whole already. Meta stays meta and communicates nothing.
-  at::Tensor full_tensor() const;
+  /// The same tensor with other placements on the same mesh: a collective call, which all ranks make with the
+  /// same arguments. Any sizes, even or not, and any dtype. What each mesh dimension communicates (its
+  /// ranks: W), all others being equal:
+  ///
+  ///   Shard -> Replicate            one all-gather of the pieces, padded to the largest
+  ///   Shard -> another Shard        the same, and the rest is dropped (no Communicator has an all-to-all)
+  ///   Shard -> Partial(sum)         nothing: the piece in a tensor of zeros
+  ///   Shard -> Partial(max, min)    one all-gather
+  ///   Replicate -> Shard            nothing
+  ///   Replicate -> Partial(sum)     nothing: rank 0 of the mesh dimension keeps the value, the others hold zeros
+  ///   Replicate -> Partial(max, min)  nothing: all keep the value
+  ///   Partial -> Replicate          one all-reduce
+  ///   Partial -> Shard              one reduce-scatter of the pieces, padded to the largest; an all-reduce
+  ///                                 where padding would make that dearer
+  ///   Partial -> Partial of another op  one all-reduce
+  ///
+  /// A StridedShard communicates as a Shard does. Where several mesh dimensions change at once, reductions come
+  /// first; then, of all sets and orders of all-gathers that bring every rank what it needs, the one that
+  /// moves the fewest bytes, each all-gather leaving out what none of its ranks need any more. Mesh dimensions
+  /// of one rank and pieces without elements communicate nothing. A Partial sum of bool is an "or".
+  /// Meta stays meta and communicates nothing.
+  ///
+  /// The result shares memory with this piece only where no rank had to move or drop anything.
+  ///
+  /// Gradients: with autograd on and a local tensor that requires grad, the new local tensor has a
+  /// history; its backward redistributes the gradient back and is a collective call too. It can itself be
+  /// differentiated. Gradients are taken to be placed as the result, but replicated where that is Partial,
+  /// and the local tensor's gradient comes back the same way. `grad_placements` says otherwise: the
+  /// same as the result's where that shards, elsewhere Replicate or Partial(sum), for ranks whose gradients
+  /// are summands of the true one.
+  ///
+  /// Throws UsageError, before any communication, for placements that from_local would refuse,
+  /// `grad_placements` of another kind, a maximum or minimum of complex numbers, and for changes
+  /// from or to Partial(max) or Partial(min) that autograd would record: these have no local gradient.
+  DTensor redistribute(std::vector<Placement> placements, std::vector<Placement> grad_placements = {}) const;
+
+  /// The whole tensor with its global strides, on every rank: redistribute to Replicate everywhere, in what it
+  /// communicates, in gradients and in `grad_placements`. A collective call unless every mesh dimension
+  /// replicates. Shares memory with the local piece where that is the whole already.
+  at::Tensor full_tensor(std::vector<Placement> grad_placements = {}) const;
 
  private:
+  DTensor moved(std::vector<Placement> placements, std::vector<Placement> grad_placements,
+                const char* subject) const;
+
   DeviceMesh mesh_;
   std::vector<Placement> placements_;
   std::vector<int64_t> sizes_, strides_;

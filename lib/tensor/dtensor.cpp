@@ -7,8 +7,11 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "tensor/gather_whole.hpp"
+#include "tensor/broadcast_whole.hpp"
 #include "tensor/local_piece.hpp"
+#include "tensor/piece.hpp"
+#include "tensor/piece_map.hpp"
+#include "tensor/redistribute.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -26,12 +29,12 @@ std::vector<int64_t> inferred_sizes(const at::Tensor& local, const DeviceMesh& m
                                     const std::vector<Placement>& placements) {
   std::vector<int64_t> sizes = local.sizes().vec();
   for (size_t mesh_dim = 0; mesh_dim < placements.size(); ++mesh_dim)
-    if (const auto* shard = std::get_if<Shard>(&placements[mesh_dim])) {
+    if (const auto dim = sharded_dim(placements[mesh_dim])) {
       require(!sizes.empty(),
-              "from_local: Shard({}) of a 0-dim tensor needs the whole tensor's sizes, got none; pass an "
+              "from_local: {} of a 0-dim tensor needs the whole tensor's sizes, got none; pass an "
               "empty list, and size {{0}} tensors on the ranks other than 0",
-              shard->dim);
-      sizes[shard->dim] *= mesh.shape()[mesh_dim];
+              to_string(placements[mesh_dim]));
+      sizes[*dim] *= mesh.shape()[mesh_dim];
     }
   return sizes;
 }
@@ -40,6 +43,60 @@ std::vector<int64_t> inferred_sizes(const at::Tensor& local, const DeviceMesh& m
 at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides) {
   if (tensor.numel() < 2 || tensor.strides() == strides) return tensor;
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+}
+
+/// A copy of what `piece` names, in memory as `whole` is.
+at::Tensor own_part(const at::Tensor& whole, const LocalPiece& piece) {
+  if (whole.dim() == 0) return piece.sizes.empty() ? whole.clone() : whole.new_empty(piece.sizes);
+  std::vector<IndexRanges> all;
+  for (const int64_t size : whole.sizes()) all.push_back(all_indices(size));
+  const at::Tensor part = part_of({.data = whole, .indices = all}, piece.indices).data;
+  const std::vector<int64_t> strides = dense_strides(piece.sizes, whole.strides());
+  if (!part.is_alias_of(whole) && part.strides() == c10::IntArrayRef(strides)) return part;
+  return at::empty_strided(piece.sizes, strides, part.options()).copy_(part);
+}
+
+void check_defined(const at::Tensor& local, std::string_view subject) {
+  require(local.defined(), "{}: expected a DTensor made with from_local or distribute_tensor, got an "
+                           "undefined one", subject);
+}
+
+/// How the gradient of what `way` leads to is placed: as asked, or by default.
+std::vector<Placement> gradient_placements(std::vector<Placement> asked, const Redistribution& way,
+                                           std::string_view subject) {
+  if (asked.empty()) return default_gradient(way.to);
+  const auto ndim = static_cast<int64_t>(way.sizes.size());
+  asked = normalised(std::move(asked), way.mesh, ndim, fmt::format("{}: grad_placements", subject));
+  for (size_t m = 0; m < asked.size(); ++m) {
+    const bool fits = sharded_dim(way.to[m]) ? asked[m] == way.to[m]
+                                             : asked[m] == Placement(Replicate{}) ||
+                                                   asked[m] == Placement(Partial{});
+    if (!fits) [[unlikely]]
+      throw UsageError(fmt::format(
+          "{}: expected grad_placements that are the result's where it is sharded, Replicate() or "
+          "Partial(sum) elsewhere, got {} for a result placed as {}; every rank's gradient has the "
+          "sizes of its piece of the result",
+          subject, to_string(asked), to_string(way.to)));
+  }
+  return asked;
+}
+
+/// Partial values that are combined or made have to be ones that can be, and recorded.
+void check_partials(const at::Tensor& local, const Redistribution& way, std::string_view subject) {
+  for (size_t m = 0; m < way.from.size(); ++m) {
+    if (way.from[m] == way.to[m]) continue;
+    for (const Placement& placement : {way.from[m], way.to[m]}) {
+      const auto* partial = std::get_if<Partial>(&placement);
+      if (partial == nullptr || partial->op == ReduceOp::kSum) continue;
+      if (local.is_complex()) [[unlikely]]
+        throw UsageError(fmt::format("{}: {} needs numbers that have an order, got {}", subject,
+                                     to_string(placement), c10::toString(local.scalar_type())));
+      if (is_recorded(local)) [[unlikely]]
+        throw UsageError(fmt::format("{}: {} has no gradient that a rank could know by itself, and this "
+                                     "rank's piece requires grad; detach it first",
+                                     subject, to_string(placement)));
+    }
+  }
 }
 
 }  // namespace
@@ -77,12 +134,42 @@ DTensor DTensor::from_local(at::Tensor local, DeviceMesh mesh, std::vector<Place
 
 int64_t DTensor::numel() const { return c10::multiply_integers(sizes_); }
 
-at::Tensor DTensor::full_tensor() const {
-  require(defined(), "full_tensor: expected a DTensor made with from_local or distribute_tensor, got an "
-                     "undefined one");
-  const at::NoGradGuard no_grad;
-  if (local_.is_meta()) return at::empty_strided(sizes_, strides_, local_.options());
-  return with_strides(gather_whole(local_.detach(), sizes_, mesh_, placements_), strides_);
+std::vector<ElementRange> DTensor::element_ranges() const {
+  check_defined(local_, "element_ranges");
+  return fsdp::element_ranges(sizes_, mesh_.shape(), mesh_.coordinates(), placements_);
+}
+
+DTensor DTensor::moved(std::vector<Placement> placements, std::vector<Placement> grad_placements,
+                       const char* subject) const {
+  check_defined(local_, subject);
+  placements = normalised(std::move(placements), mesh_, static_cast<int64_t>(sizes_.size()), subject);
+  const Redistribution way = {.mesh = mesh_,
+                              .sizes = sizes_,
+                              .strides = strides_,
+                              .from = placements_,
+                              .to = std::move(placements),
+                              .subject = fmt::format("{} {}", subject, sizes_text(sizes_))};
+  const auto gradient = gradient_placements(std::move(grad_placements), way, subject);
+  check_partials(local_, way, subject);
+
+  DTensor result = *this;
+  result.placements_ = way.to;
+  result.local_ = redistribute_recorded(local_, way, gradient);
+  if (result.local_.is_same(local_) && !is_recorded(local_)) result.local_ = local_.detach();
+  return result;
+}
+
+DTensor DTensor::redistribute(std::vector<Placement> placements,
+                              std::vector<Placement> grad_placements) const {
+  return moved(std::move(placements), std::move(grad_placements), "redistribute");
+}
+
+at::Tensor DTensor::full_tensor(std::vector<Placement> grad_placements) const {
+  check_defined(local_, "full_tensor");
+  const std::vector<Placement> whole(placements_.size(), Replicate{});
+  const at::Tensor full = moved(whole, std::move(grad_placements), "full_tensor").local_;
+  // A view, so that what is done to its metadata is not done to the piece.
+  return with_strides(full.is_same(local_) ? at::alias(full) : full, strides_);
 }
 
 DTensor distribute_tensor(const at::Tensor& tensor, DeviceMesh mesh, std::vector<Placement> placements,
@@ -102,12 +189,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, DeviceMesh mesh, std::vector
     at::Tensor whole = tensor.detach();
     if (!whole.is_meta()) whole = whole.to(mesh.device());
     if (source == DistributeSource::kBroadcastFromRank0) whole = broadcast_whole(whole, mesh);
-    local = whole;
-    for (int64_t dim = 0; dim < tensor.dim(); ++dim)
-      local = local.narrow(dim, piece.offsets[dim], piece.sizes[dim]);
-    // Only a 0-dim tensor's piece can have other sizes by now: the ranks without it hold {0}.
-    local = local.dim() == static_cast<int64_t>(piece.sizes.size()) ? local.clone()
-                                                                     : whole.new_empty(piece.sizes);
+    local = own_part(whole, piece);
   }
   local.set_requires_grad(tensor.requires_grad());
   const bool dense = tensor.is_non_overlapping_and_dense();

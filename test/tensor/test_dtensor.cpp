@@ -47,6 +47,23 @@ TEST_CASE("without sizes, sharded dimensions are the mesh size times the local o
   CHECK(DTensor::from_local(local, mesh, {Replicate{}, Shard{0}}).strides() == Sizes{3, 1});
 }
 
+TEST_CASE("a DTensor may be strided", "[tensor][dtensor]") {
+  const DeviceMesh mesh = init_device_mesh(SplitLog::world(2, 4), {2, 2}, {"dp", "tp"});
+  const std::vector<Placement> placements = {StridedShard{-2, 2}, Shard{0}};
+  // Row 0 of tensor parallelism has 0..2, of which the second rank of FSDP has the last.
+  const at::Tensor whole = torch::arange(10).reshape({5, 2});
+  const DTensor tensor = distribute_tensor(whole, mesh, placements);
+  CHECK(at::equal(tensor.to_local(), whole.narrow(0, 2, 1)));
+  CHECK(tensor.placements() == std::vector<Placement>{StridedShard{0, 2}, Shard{0}});
+  CHECK(DTensor::from_local(tensor.to_local(), mesh, placements, whole.sizes()).sizes() == whole.sizes());
+  CHECK(DTensor::from_local(torch::zeros({2, 2}), mesh, placements).sizes() == Sizes{8, 2});
+  CHECK_THAT(from_local_error(torch::zeros({2, 2}), mesh, placements, whole.sizes()),
+             Contains("holds sizes (1, 2)") && Contains("StridedShard(dim=0, split_factor=2)"));
+
+  const at::Tensor striped = distribute_tensor(whole, silent_mesh(0, 2), {StridedShard{0, 3}}).to_local();
+  CHECK(at::equal(striped, whole.index_select(0, torch::tensor({0, 2, 4}))));
+}
+
 TEST_CASE("a rank may hold nothing", "[tensor][dtensor]") {
   const DTensor tensor = DTensor::from_local(torch::zeros({0, 3}), silent_mesh(3, 4), {Shard{0}}, Sizes{5, 3});
   CHECK(tensor.numel() == 15);

@@ -1,53 +1,25 @@
 #include <catch2/catch.hpp>
 
-#include "draw.hpp"
 #include "fsdp/dtensor.hpp"
 #include "support/ranks.hpp"
+#include "whole_tensors.hpp"
 
 namespace fsdp::test {
 namespace {
 
 using Sizes = std::vector<int64_t>;
 
-const std::vector<c10::ScalarType> kDtypes = {
-    torch::kFloat, torch::kDouble,   torch::kHalf,         torch::kBFloat16, torch::kLong,      torch::kInt,
-    torch::kByte,  torch::kBool,     torch::kComplexFloat, torch::kShort,    c10::kFloat8_e4m3fn};
-
-/// 0, 1, 2, ... in row-major order; small enough for every dtype but bool, which alternates.
-at::Tensor counting(const Sizes& sizes, c10::ScalarType dtype) {
-  const at::Tensor numbers = torch::arange(c10::multiply_integers(sizes)) % (dtype == torch::kBool ? 2 : 100);
-  return numbers.to(torch::kFloat).to(dtype).reshape(sizes);
-}
-
-/// Equal in dtype, sizes and every byte; at::equal does not know every dtype.
-bool is_same(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-  if (a.numel() == 0) return true;
-  return at::equal(a.contiguous().reshape({-1}).view(torch::kByte), b.contiguous().reshape({-1}).view(torch::kByte));
-}
-
-std::string describe(const at::Tensor& tensor, const std::vector<Placement>& placements) {
-  return fmt::format("{} {} with {}", c10::toString(tensor.scalar_type()), tensor.sizes().vec(),
-                     to_string(placements));
-}
-
 /// Whole tensors of all dtypes, cut over `shape` and put together again.
 void check_round_trips(const Sizes& shape, uint64_t seed, int repeats) {
   INFO("FSDP_TEST_SEED=" << seed << ", mesh " << c10::IntArrayRef(shape));
   on_ranks(static_cast<int>(c10::multiply_integers(shape)), [&](Rank& rank) {
     Draw draw(seed);
-    const std::vector<std::string> names = {"a", "b"};
-    const DeviceMesh mesh =
-        init_device_mesh(rank.world(), shape, {names.begin(), names.begin() + shape.size()});
+    const DeviceMesh mesh = mesh_of(rank.world(), shape);
     for (int repeat = 0; repeat < repeats; ++repeat) {
       const Sizes sizes = draw.sizes(0, 3, 9);
-      const int64_t dims = std::max<int64_t>(static_cast<int64_t>(sizes.size()), 1);
       at::Tensor whole = counting(sizes, draw.one_of(kDtypes));
       if (sizes.size() > 1 && draw.between(0, 2) == 0) whole = whole.transpose(0, 1).contiguous().transpose(0, 1);
-      std::vector<Placement> placements;
-      for (size_t dim = 0; dim < shape.size(); ++dim)
-        placements.push_back(draw.between(0, 3) == 0 ? Placement(Replicate{})
-                                                      : Placement(Shard{draw.between(-dims, dims - 1)}));
+      const auto placements = draw_cuts(draw, static_cast<int64_t>(sizes.size()), shape);
       const DTensor tensor = distribute_tensor(whole, mesh, placements);
       const at::Tensor full = tensor.full_tensor();
       rank.check(is_same(full, whole), describe(whole, placements) + ": another tensor came back");
@@ -59,7 +31,7 @@ void check_round_trips(const Sizes& shape, uint64_t seed, int repeats) {
 
 }  // namespace
 
-TEST_CASE("5 rows over 4 ranks come back whole, without padding", "[tensor][gather_whole]") {
+TEST_CASE("5 rows over 4 ranks come back whole, without padding", "[tensor][full_tensor]") {
   on_ranks(4, [](Rank& rank) {
     const Sizes rows = {2, 2, 1, 0};
     const at::Tensor local = torch::full({rows[rank.index()], 2}, rank.index());
@@ -70,7 +42,7 @@ TEST_CASE("5 rows over 4 ranks come back whole, without padding", "[tensor][gath
   });
 }
 
-TEST_CASE("the padding that is sent is zero", "[tensor][gather_whole]") {
+TEST_CASE("the padding that is sent is zero", "[tensor][full_tensor]") {
   // Fills new memory with NaN, which would else often be zero by chance.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   on_ranks(4, [](Rank& rank) {
@@ -82,18 +54,18 @@ TEST_CASE("the padding that is sent is zero", "[tensor][gather_whole]") {
   at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
 }
 
-TEST_CASE("any tensor of any dtype comes back from a 1-D mesh", "[tensor][gather_whole]") {
+TEST_CASE("any tensor of any dtype comes back from a 1-D mesh", "[tensor][full_tensor]") {
   const uint64_t seed = draw_seed();
   for (int64_t world_size = 1; world_size <= 8; ++world_size) check_round_trips({world_size}, seed + world_size, 60);
 }
 
-TEST_CASE("any tensor of any dtype comes back from a 2-D mesh", "[tensor][gather_whole]") {
+TEST_CASE("any tensor of any dtype comes back from a 2-D mesh", "[tensor][full_tensor]") {
   const uint64_t seed = draw_seed();
   for (const Sizes& shape : std::vector<Sizes>{{2, 2}, {2, 3}, {1, 4}, {4, 1}, {2, 4}})
     check_round_trips(shape, seed + shape[0] * 10 + shape[1], 60);
 }
 
-TEST_CASE("summands add up, in every dtype that can be added", "[tensor][gather_whole]") {
+TEST_CASE("summands add up, in every dtype that can be added", "[tensor][full_tensor]") {
   on_ranks(3, [](Rank& rank) {
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kLong, torch::kInt}) {
       const at::Tensor local = counting({2, 3}, dtype) * (rank.index() + 1);
@@ -105,7 +77,7 @@ TEST_CASE("summands add up, in every dtype that can be added", "[tensor][gather_
   });
 }
 
-TEST_CASE("maxima and minima combine, and sums of bool are an or", "[tensor][gather_whole]") {
+TEST_CASE("maxima and minima combine, and sums of bool are an or", "[tensor][full_tensor]") {
   on_ranks(3, [](Rank& rank) {
     const auto combine = [&](const at::Tensor& local, ReduceOp op) {
       return DTensor::from_local(local, rank.mesh(), {Partial{op}}).full_tensor();
@@ -120,7 +92,7 @@ TEST_CASE("maxima and minima combine, and sums of bool are an or", "[tensor][gat
   });
 }
 
-TEST_CASE("a sum over one mesh dimension of rows cut over the other", "[tensor][gather_whole]") {
+TEST_CASE("a sum over one mesh dimension of rows cut over the other", "[tensor][full_tensor]") {
   for (const bool partial_first : {true, false})
     on_ranks(6, [&](Rank& rank) {
       const DeviceMesh mesh = init_device_mesh(rank.world(), partial_first ? Sizes{2, 3} : Sizes{3, 2}, {"a", "b"});
@@ -137,7 +109,7 @@ TEST_CASE("a sum over one mesh dimension of rows cut over the other", "[tensor][
     });
 }
 
-TEST_CASE("a tensor that is whole already is not copied", "[tensor][gather_whole]") {
+TEST_CASE("a tensor that is whole already is not copied", "[tensor][full_tensor]") {
   on_ranks(2, [](Rank& rank) {
     const at::Tensor local = torch::rand({3});
     rank.check(DTensor::from_local(local, rank.mesh(), {Replicate{}}).full_tensor().is_alias_of(local), "replicated");
@@ -149,11 +121,14 @@ TEST_CASE("a tensor that is whole already is not copied", "[tensor][gather_whole
   });
 }
 
-TEST_CASE("full_tensor is outside autograd", "[tensor][gather_whole]") {
+TEST_CASE("full_tensor records nothing where autograd is off or has nothing to do", "[tensor][full_tensor]") {
   on_ranks(2, [](Rank& rank) {
-    const at::Tensor local = torch::rand({3}, torch::requires_grad());
-    rank.check(!DTensor::from_local(local, rank.mesh(), {Shard{0}}).full_tensor().requires_grad(), "gathered");
-    rank.check(!DTensor::from_local(local, rank.mesh(), {Replicate{}}).full_tensor().requires_grad(), "whole");
+    const at::Tensor local = torch::rand({3});
+    rank.check(!DTensor::from_local(local, rank.mesh(), {Shard{0}}).full_tensor().requires_grad(), "no gradient");
+    const at::Tensor leaf = torch::rand({3}, torch::requires_grad());
+    const torch::NoGradGuard no_grad;
+    rank.check(!DTensor::from_local(leaf, rank.mesh(), {Shard{0}}).full_tensor().requires_grad(), "gathered");
+    rank.check(!DTensor::from_local(leaf, rank.mesh(), {Replicate{}}).full_tensor().requires_grad(), "whole");
   });
 }
 
