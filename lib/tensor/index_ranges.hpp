@@ -13,8 +13,8 @@ struct IndexRange {
   bool operator==(const IndexRange&) const = default;
 };
 
-/// Which indices of one dimension a piece holds, in the piece's order: ascending, none empty, none that overlap
-/// or touch, so that equal sets are equal lists.
+/// Which indices of one dimension a piece holds, in the piece's order: ascending, none empty, none
+/// that overlap or touch, so that equal sets are equal lists.
 using IndexRanges = std::vector<IndexRange>;
 
 /// Several indices that two pieces hold one after another.

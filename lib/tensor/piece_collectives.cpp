@@ -58,15 +58,20 @@ bool follow_each_other(const std::vector<IndexRanges>& of_rank, int64_t rows, co
   return total == count(wanted);
 }
 
-/// What backends can combine: they do not add bools, whose sum is an "or", as in LibTorch.
+/// What every backend can combine: they do not add bools, whose sum is an "or", as in LibTorch, and
+/// not all know complex numbers, whose sum is that of their parts.
 struct Reducible {
   Reducible(c10::ScalarType dtype, ReduceOp asked)
-      : is_bool(dtype == c10::kBool), op(is_bool && asked == ReduceOp::kSum ? ReduceOp::kMax : asked) {}
-  at::Tensor sent(const at::Tensor& tensor) const { return is_bool ? tensor.to(c10::kByte) : tensor; }
-  at::Tensor received(const at::Tensor& tensor) const {
-    return is_bool ? tensor.to(c10::kBool) : tensor;
+      : is_bool(dtype == c10::kBool),
+        is_complex(c10::isComplexType(dtype)),
+        op(is_bool && asked == ReduceOp::kSum ? ReduceOp::kMax : asked) {}
+  at::Tensor sent(const at::Tensor& tensor) const {
+    return is_bool ? tensor.to(c10::kByte) : is_complex ? at::view_as_real(tensor) : tensor;
   }
-  bool is_bool;
+  at::Tensor received(const at::Tensor& tensor) const {
+    return is_bool ? tensor.to(c10::kBool) : is_complex ? at::view_as_complex(tensor) : tensor;
+  }
+  bool is_bool, is_complex;
   ReduceOp op;
 };
 
@@ -98,16 +103,18 @@ Piece reduce_scatter_piece(const Piece& own, int64_t dim, const std::vector<Inde
   const int64_t rows = largest(of_rank);
   std::vector<IndexRanges> received = own.indices;
   received[dim] = of_rank[group.rank()];
-  // A reduce-scatter sends W - 1 padded pieces, an all-reduce (a reduce-scatter and an all-gather) twice what
-  // every rank has, less a W-th.
+  // A reduce-scatter sends W - 1 padded pieces, an all-reduce (a reduce-scatter and an all-gather)
+  // twice what every rank has, less a W-th.
   if (rows * group.size() > 2 * count(own.indices[dim]))
     return part_of(all_reduce_piece(own, op, ranks), received);
 
   const RowBuffer input(own, dim, rows, group.size());
-  const Reducible reducible(own.data.scalar_type(), op);
   for (int rank = 0; rank < group.size(); ++rank) input.fill(rank, of_rank[rank], own);
+  const Reducible reducible(own.data.scalar_type(), op);
   const at::Tensor sent = reducible.sent(input.data());
-  const at::Tensor output = at::empty(input.slot(0).sizes(), sent.options());
+  std::vector<int64_t> sizes = sent.sizes().vec();
+  sizes[0] = rows;
+  const at::Tensor output = at::empty(sizes, sent.options());
   if (sent.numel() > 0) group.start_reduce_scatter(output, sent, reducible.op, ranks.subject)->wait();
   const at::Tensor piece = reducible.received(output).narrow(0, 0, count(of_rank[group.rank()]));
   return {.data = piece.movedim(0, dim), .indices = std::move(received)};
@@ -116,8 +123,7 @@ Piece reduce_scatter_piece(const Piece& own, int64_t dim, const std::vector<Inde
 Piece all_reduce_piece(const Piece& own, ReduceOp op, const PieceGroup& ranks) {
   if (own.data.numel() == 0) return own;
   const Reducible reducible(own.data.scalar_type(), op);
-  const at::Tensor sent = reducible.is_bool ? reducible.sent(own.data).contiguous()
-                                            : own.data.clone(at::MemoryFormat::Contiguous);
+  const at::Tensor sent = reducible.sent(own.data.clone(at::MemoryFormat::Contiguous));
   ranks.group.start_all_reduce(sent, reducible.op, ranks.subject)->wait();
   return {.data = reducible.received(sent), .indices = own.indices};
 }

@@ -14,16 +14,17 @@ struct PieceGroup {
   std::string subject;
 };
 
-// The ranks' pieces differ in one tensor dimension `dim` alone. All are collective calls outside autograd;
-// without elements they communicate nothing.
+// The ranks' pieces differ in one tensor dimension `dim` alone. All are collective calls outside
+// autograd; without elements they communicate nothing.
 
-/// `wanted`, of the pieces of all ranks; `of_rank[r]`: the indices of rank r's in `dim`. One all-gather of the
-/// pieces, each padded with zeros to the largest.
+/// `wanted`, of the pieces of all ranks; `of_rank[r]`: the indices of rank r's in `dim`. One
+/// all-gather of the pieces, each padded with zeros to the largest.
 Piece all_gather_pieces(const Piece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
                         const std::vector<IndexRanges>& wanted, const PieceGroup& ranks);
 
-/// Combines the ranks' values of one piece, which all have; rank r receives the indices `of_rank[r]` of `dim`. One
-/// reduce-scatter of these, each padded to the largest; an all-reduce where that sends less.
+/// Combines the ranks' values of one piece, which all have; rank r receives the indices `of_rank[r]`
+/// of `dim`. One reduce-scatter of these, each padded to the largest; an all-reduce where that
+/// sends less.
 Piece reduce_scatter_piece(const Piece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
                            ReduceOp op, const PieceGroup& ranks);
 

@@ -18,11 +18,11 @@ using MeshDims = std::bitset<64>;
 /// indices in all dimensions, which keep their order. A 0-dim tensor counts as one of size 1.
 ///
 /// Note [Order of cuts]
-/// Placements act left to right, but for a StridedShard: it is cut after the mesh dimensions to its right that
-/// shard the same tensor dimension, if the sizes of the first of these to be cut multiply to its split
-/// factor. Then what it cuts are the pieces that these made, whatever their sizes, as FSDP cuts a
-/// tensor-parallel tensor. Otherwise it keeps its place and cuts every one of `split_factor` chunks. Both
-/// say the same where all chunks are equal.
+/// Placements act left to right, but for a StridedShard: it is cut after the mesh dimensions to its
+/// right that shard the same tensor dimension, if the sizes of the first of these to be cut multiply
+/// to its split factor. Then what it cuts are the pieces that these made, whatever their sizes, as FSDP
+/// cuts a tensor-parallel tensor. Otherwise it keeps its place and cuts every one of `split_factor`
+/// chunks. Both say the same where all chunks are equal.
 class PieceMap {
  public:
   /// placements: normalised. Throws UsageError for a negative size.
@@ -51,11 +51,11 @@ class PieceMap {
   std::vector<std::vector<Cut>> cuts_;  ///< of each tensor dimension, first to last
 };
 
-/// Calls `visit` with the coordinates of every rank that differs from `coordinates` in `over` alone, in row-major
-/// order, until it returns false.
+/// Calls `visit` with the coordinates of every rank that differs from `coordinates` in `over` alone,
+/// in row-major order, until it returns false.
 template <class Visit>
-void for_each_rank(std::vector<int64_t> coordinates, const std::vector<int64_t>& mesh_shape, MeshDims over,
-                   const Visit& visit) {
+void for_each_rank(std::vector<int64_t> coordinates, const std::vector<int64_t>& mesh_shape,
+                   MeshDims over, const Visit& visit) {
   for (size_t m = 0; m < mesh_shape.size(); ++m)
     if (over[m]) coordinates[m] = 0;
   for (;;) {

@@ -168,6 +168,22 @@ TEST_CASE("bools are combined with or, and with and for a minimum", "[tensor][re
   });
 }
 
+TEST_CASE("complex and half-precision summands add up", "[tensor][redistribute]") {
+  on_ranks(3, [](Rank& rank) {
+    for (const auto dtype : {torch::kComplexFloat, torch::kComplexDouble, torch::kHalf, torch::kBFloat16}) {
+      const at::Tensor whole = counting({4, 3}, dtype);
+      // Conjugates are lazy views.
+      const c10::complex<double> turned(0, rank.index()), total(0, -3);
+      const at::Tensor local = c10::isComplexType(dtype) ? (whole * turned).conj() : whole;
+      const at::Tensor sum = c10::isComplexType(dtype) ? whole * total : whole * 3;
+      const DTensor tensor = DTensor::from_local(local, rank.mesh(), {Partial{}});
+      rank.check_identical(tensor.redistribute({Replicate{}}).to_local(), sum, c10::toString(dtype));
+      const at::Tensor column = tensor.redistribute({Shard{1}}).to_local();
+      rank.check_identical(column, sum.narrow(1, rank.index(), 1), c10::toString(dtype));
+    }
+  });
+}
+
 TEST_CASE("a Partial of one operation becomes one of another", "[tensor][redistribute]") {
   on_ranks(3, [](Rank& rank) {
     const at::Tensor local = torch::tensor({rank.index(), -rank.index()});
@@ -227,7 +243,8 @@ TEST_CASE("a maximum of complex numbers is refused", "[tensor][redistribute]") {
   const DeviceMesh mesh = mesh_of(SplitLog::world(0, 2), {2});
   const DTensor tensor =
       DTensor::from_local(torch::zeros({2}, torch::kComplexFloat), mesh, {Partial{ReduceOp::kMax}});
-  CHECK_THAT(redistribute_error(tensor, {Replicate{}}), Contains("Partial(max)") && Contains("order") && Contains("ComplexFloat"));
+  CHECK_THAT(redistribute_error(tensor, {Replicate{}}),
+             Contains("Partial(max)") && Contains("order") && Contains("ComplexFloat"));
 }
 
 TEST_CASE("a maximum that autograd would record is refused with the way out", "[tensor][redistribute]") {

@@ -54,7 +54,8 @@ TEST_CASE("the gradient of a whole tensor's loss comes back to every piece", "[t
 
     const at::Tensor unsharded = whole.detach().set_requires_grad(true);
     loss_of(unsharded).backward();
-    rank.check_close(tensor.to_local().grad(), piece_of(unsharded.grad(), mesh, placements), describe(whole, placements));
+    const at::Tensor expected = piece_of(unsharded.grad(), mesh, placements);
+    rank.check_close(tensor.to_local().grad(), expected, describe(whole, placements));
   });
 }
 
@@ -143,7 +144,8 @@ TEST_CASE("a whole tensor may be changed in place under autograd", "[tensor][red
 
 TEST_CASE("what has a history of its own passes gradients on", "[tensor][redistribute_gradient]") {
   on_ranks(2, [](Rank& rank) {
-    const at::Tensor leaf = piece_of(torch::arange(6.0).reshape({3, 2}), rank.mesh(), {Shard{0}}).set_requires_grad(true);
+    const at::Tensor whole = torch::arange(6.0).reshape({3, 2});
+    const at::Tensor leaf = piece_of(whole, rank.mesh(), {Shard{0}}).set_requires_grad(true);
     const DTensor squares = DTensor::from_local(leaf * leaf, rank.mesh(), {Shard{0}}, Sizes{3, 2});
     // A whole that is the piece already, and one that has to be gathered.
     const DTensor columns = squares.redistribute({Shard{1}});
