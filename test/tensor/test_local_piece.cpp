@@ -66,12 +66,15 @@ TEST_CASE("Replicate and Partial pieces have the whole size", "[tensor][local_pi
 }
 
 TEST_CASE("a StridedShard cuts what the Shard to its right has made", "[tensor][local_piece]") {
-  // 10 rows: tensor parallelism has 0..4 and 5..9; each is cut in 3 and 2 rows.
+  // 7 rows: tensor parallelism has 0..3 and 4..6; FSDP cuts these in 2, 2, 0 and in 1, 1, 1.
   const std::vector<Placement> placements = {StridedShard{0, 2}, Shard{0}};
-  CHECK(local_piece({10}, {2, 2}, {0, 0}, placements).indices == Indices{{{0, 3}}});
-  CHECK(local_piece({10}, {2, 2}, {0, 1}, placements).indices == Indices{{{5, 8}}});
-  CHECK(local_piece({10}, {2, 2}, {1, 0}, placements).indices == Indices{{{3, 5}}});
-  CHECK(local_piece({10}, {2, 2}, {1, 1}, placements).indices == Indices{{{8, 10}}});
+  CHECK(local_piece({7}, {3, 2}, {0, 0}, placements).indices == Indices{{{0, 2}}});
+  CHECK(local_piece({7}, {3, 2}, {0, 1}, placements).indices == Indices{{{4, 5}}});
+  CHECK(local_piece({7}, {3, 2}, {1, 0}, placements).indices == Indices{{{2, 4}}});
+  CHECK(local_piece({7}, {3, 2}, {1, 1}, placements).indices == Indices{{{5, 6}}});
+  // torch's _StridedShard gives row 6 to the other of these two.
+  CHECK(local_piece({7}, {3, 2}, {2, 0}, placements).indices == Indices{{}});
+  CHECK(local_piece({7}, {3, 2}, {2, 1}, placements).indices == Indices{{{6, 7}}});
 }
 
 TEST_CASE("a StridedShard alone holds a part of every chunk", "[tensor][local_piece]") {
