@@ -2,6 +2,7 @@
 
 /// The whole public API of libfsdp.
 
+#include "fsdp/activation_checkpoint.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/dtensor.hpp"

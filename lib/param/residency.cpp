@@ -6,6 +6,7 @@
 #include "base/require.hpp"
 #include "param/managed_storage.hpp"
 #include "param/operator_traits.hpp"
+#include "param/recomputation.hpp"
 #include "param/residency_fallback.hpp"
 #include "param/residency_owner.hpp"
 
@@ -225,7 +226,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const auto& traits = traits_of(op);
   const bool reads_data = !traits.is_view && !traits.is_transparent;
   const int64_t task = torch::autograd::get_current_graph_task_id();
-  Operands operands(op, traits, stack, /*may_cast=*/reads_data && task == -1);
+  Operands operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
   if (reads_data && !operands.owners().empty()) {
     if (!operands.touches_all_ready(task)) {
