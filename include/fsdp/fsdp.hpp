@@ -8,6 +8,7 @@
 #include "fsdp/dtensor.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/forward_scope.hpp"
+#include "fsdp/fsdp1.hpp"
 #include "fsdp/fully_shard.hpp"
 #include "fsdp/local_ranges.hpp"
 #include "fsdp/parameters.hpp"

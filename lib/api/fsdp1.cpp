@@ -1,0 +1,141 @@
+#include "fsdp/fsdp1.hpp"
+
+#include "base/require.hpp"
+#include "fsdp/process_group.hpp"
+#include "mesh/default_mesh.hpp"
+
+namespace fsdp {
+
+namespace {
+
+const char* name_of(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::kFullShard:
+      return "FULL_SHARD";
+    case ShardingStrategy::kShardGradOp:
+      return "SHARD_GRAD_OP";
+    case ShardingStrategy::kNoShard:
+      return "NO_SHARD";
+    case ShardingStrategy::kHybridShard:
+      return "HYBRID_SHARD";
+    case ShardingStrategy::kHybridShardZero2:
+      return "_HYBRID_SHARD_ZERO2";
+  }
+  throw UsageError(
+      fmt::format("from_fsdp1: {} is no sharding strategy", static_cast<int>(strategy)));
+}
+
+bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kHybridShard ||
+         strategy == ShardingStrategy::kHybridShardZero2;
+}
+
+bool keeps_after_forward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kShardGradOp ||
+         strategy == ShardingStrategy::kHybridShardZero2;
+}
+
+void check_mesh(const DeviceMesh& mesh, ShardingStrategy strategy) {
+  const int wanted = is_hybrid(strategy) ? 2 : 1;
+  require(mesh.ndim() == wanted, "from_fsdp1: {} needs a {}-D mesh, found {}; use {}",
+          name_of(strategy), wanted, mesh.to_string(),
+          wanted == 2 ? "hybrid_mesh(world), or init_device_mesh(world, {replicas, shards}, "
+                        "{\"replicate\", \"shard\"})"
+                      : "a hybrid strategy, or one dimension of the mesh");
+}
+
+void check_device(const c10::Device& asked, const DeviceMesh& mesh) {
+  const auto device = mesh.device();
+  const bool is_same = asked.type() == device.type() &&
+                       (!asked.has_index() || device.is_cpu() || asked.index() == device.index());
+  require(
+      is_same,
+      "from_fsdp1: device_id is {}, but the mesh's device on this rank is {}; make the mesh with "
+      "DeviceMeshOptions::device_type, and let LOCAL_RANK say the index",
+      asked.str(), device.str());
+}
+
+/// Where this version has the option, it is set; asked in a template, so that both compile.
+template <class Options>
+void set_sync_from_rank0(Options& options) {
+  if constexpr (requires { options.sync_from_rank0; })
+    options.sync_from_rank0 = true;
+  else
+    throw UsageError(
+        "from_fsdp1: sync_module_states needs FullyShardOptions::sync_from_rank0, which this "
+        "version "
+        "of libfsdp does not have; give all ranks the same parameters, by the same seed or by "
+        "loading "
+        "them");
+}
+
+bool has_meta(const torch::nn::Module& module) {
+  auto is_meta = [](const auto& item) { return item.value().defined() && item.value().is_meta(); };
+  const auto parameters = module.named_parameters(/*recurse=*/false);
+  const auto buffers = module.named_buffers(/*recurse=*/false);
+  return std::any_of(parameters.begin(), parameters.end(), is_meta) ||
+         std::any_of(buffers.begin(), buffers.end(), is_meta);
+}
+
+/// `visit` for the module and all below it, outer ones first, each once.
+void for_modules(torch::nn::Module& module, const std::string& path,
+                 const std::function<void(torch::nn::Module&, const std::string&)>& visit) {
+  visit(module, path);
+  for (const auto& child : module.named_children())
+    if (child.value())
+      for_modules(*child.value(), path.empty() ? child.key() : path + "." + child.key(), visit);
+}
+
+}  // namespace
+
+Fsdp1Translation from_fsdp1(const Fsdp1Options& options) {
+  const auto strategy = options.sharding_strategy;
+  name_of(strategy);
+  Fsdp1Translation translation;
+  auto& own = translation.options;
+  if (options.sync_module_states) set_sync_from_rank0(own);
+  if (options.mesh.defined())
+    own.mesh = options.mesh;
+  else
+    own.mesh = is_hybrid(strategy) ? hybrid_mesh(default_process_group()) : default_device_mesh();
+  check_mesh(own.mesh, strategy);
+  if (options.device_id) check_device(*options.device_id, own.mesh);
+  if (keeps_after_forward(strategy)) own.reshard_after_forward = false;
+  own.replicate_only = strategy == ShardingStrategy::kNoShard;
+  translation.prefetch_distance = options.limit_all_gathers ? 1 : 2;
+  translation.unshard_in_backward = options.backward_prefetch == BackwardPrefetch::kPre;
+  translation.param_init_fn = options.param_init_fn;
+  return translation;
+}
+
+void Fsdp1Translation::before(torch::nn::Module& root) const {
+  if (!param_init_fn) return;
+  for_modules(root, "", [&](torch::nn::Module& module, const std::string& path) {
+    if (!has_meta(module)) return;
+    param_init_fn(module);
+    require(!has_meta(module),
+            "from_fsdp1: param_init_fn has left parameters or buffers of {} ({}) on the meta "
+            "device; it "
+            "is called for each such module alone, not for those below it",
+            path.empty() ? "the root" : "'" + path + "'", module.name());
+  });
+}
+
+void Fsdp1Translation::after(FSDPModule root) const {
+  root.set_prefetch_distance(prefetch_distance);
+  for (auto& module : root.sharded_modules()) module.set_unshard_in_backward(unshard_in_backward);
+}
+
+FSDPModule fully_shard_fsdp1(torch::nn::Module& root, const WrapPolicy& auto_wrap_policy,
+                             const Fsdp1Options& options,
+                             const std::function<void(FullyShardOptions&)>& more) {
+  auto translation = from_fsdp1(options);
+  if (more) more(translation.options);
+  const auto plan = plan_wrapping(root, auto_wrap_policy, translation.options);
+  translation.before(root);
+  const auto sharded = apply_wrapping(plan);
+  translation.after(sharded);
+  return sharded;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,173 @@
+// Trains one small model once for each row of a file of FSDP1 arguments, translated, on the ranks that
+// a launcher started; writes what each row gave. test_fsdp1.py compares that with FSDP1 itself.
+//
+//   fsdp_test_fsdp1_rows FOLDER
+//
+// FOLDER holds rows.json, weights.bin (float64, parameters in order) and inputs.bin (float64, [rank,
+// step, 4, width]); libfsdp_RANK.json is written there.
+
+#include <torch/torch.h>
+#include <fsdp/fsdp.hpp>
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kWidth = 6, kInner = 8, kOutputs = 2, kBlocks = 3, kBatch = 4;
+
+at::Tensor read_doubles(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const auto bytes = static_cast<int64_t>(file.tellg());
+  if (!file || bytes <= 0) throw std::runtime_error("cannot read " + path);
+  auto values = torch::empty({bytes / 8}, torch::kDouble);
+  file.seekg(0);
+  file.read(static_cast<char*>(values.mutable_data_ptr()), bytes);
+  return values;
+}
+
+/// A linear layer that may begin on the meta device.
+struct DenseImpl : torch::nn::Module {
+  DenseImpl(int64_t in, int64_t out, c10::Device device) {
+    const auto options = torch::TensorOptions().dtype(torch::kDouble).device(device);
+    weight = register_parameter("weight", torch::empty({out, in}, options));
+    bias = register_parameter("bias", torch::empty({out}, options));
+  }
+  at::Tensor forward(const at::Tensor& x) { return torch::linear(x, weight, bias); }
+  void allocate() {
+    for (auto* member : {&weight, &bias}) *member = torch::empty(member->sizes(), torch::kDouble).requires_grad_();
+    parameters_["weight"] = weight;
+    parameters_["bias"] = bias;
+  }
+  at::Tensor weight, bias;
+};
+TORCH_MODULE(Dense);
+
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(c10::Device device)
+      : up(register_module("up", Dense(kWidth, kInner, device))),
+        down(register_module("down", Dense(kInner, kWidth, device))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + down(torch::tanh(up(x))); }
+  Dense up, down;
+};
+TORCH_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(c10::Device device) {
+    in = register_module("in", Dense(kWidth, kWidth, device));
+    for (int64_t i = 0; i < kBlocks; ++i) blocks->push_back(Block(device));
+    register_module("blocks", blocks);
+    head = register_module("head", Dense(kWidth, kOutputs, device));
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = in(x);
+    for (auto& block : *blocks) x = block->as<BlockImpl>()->forward(x);
+    return head(x);
+  }
+  Dense in{nullptr}, head{nullptr};
+  torch::nn::ModuleList blocks;
+};
+TORCH_MODULE(Net);
+
+/// Fills the parameters of `module` (all below it too) with their part of the whole model's weights.
+void load_weights(torch::nn::Module& model, torch::nn::Module& module, const at::Tensor& weights) {
+  torch::NoGradGuard no_grad;
+  std::map<const c10::TensorImpl*, bool> wanted;
+  for (auto& parameter : module.parameters()) wanted[parameter.unsafeGetTensorImpl()] = true;
+  int64_t begin = 0;
+  for (auto& parameter : model.parameters()) {
+    if (wanted.count(parameter.unsafeGetTensorImpl()))
+      parameter.copy_(weights.narrow(0, begin, parameter.numel()).view(parameter.sizes()));
+    begin += parameter.numel();
+  }
+}
+
+fsdp::Fsdp1Options options_of(const json& row, const fsdp::DeviceMesh& hybrid) {
+  using enum fsdp::ShardingStrategy;
+  using enum fsdp::BackwardPrefetch;
+  const std::map<std::string, fsdp::ShardingStrategy> strategies{{"FULL_SHARD", kFullShard},
+                                                                 {"SHARD_GRAD_OP", kShardGradOp},
+                                                                 {"NO_SHARD", kNoShard},
+                                                                 {"HYBRID_SHARD", kHybridShard},
+                                                                 {"_HYBRID_SHARD_ZERO2", kHybridShardZero2}};
+  const std::map<std::string, fsdp::BackwardPrefetch> prefetches{
+      {"BACKWARD_PRE", kPre}, {"BACKWARD_POST", kPost}, {"None", kNone}};
+  fsdp::Fsdp1Options options;
+  options.sharding_strategy = strategies.at(row.value("sharding_strategy", "FULL_SHARD"));
+  options.backward_prefetch = prefetches.at(row.value("backward_prefetch", "BACKWARD_PRE"));
+  options.forward_prefetch = row.value("forward_prefetch", false);
+  options.limit_all_gathers = row.value("limit_all_gathers", true);
+  options.sync_module_states = row.value("sync_module_states", false);
+  options.use_orig_params = row.value("use_orig_params", false);
+  if (row.value("device_id", false)) options.device_id = c10::Device(torch::kCPU);
+  if (row.value("mesh_2d", false)) options.mesh = hybrid;
+  return options;
+}
+
+json train(const json& row, const fsdp::DeviceMesh& hybrid, const at::Tensor& weights, const at::Tensor& inputs,
+           int rank) {
+  auto options = options_of(row, hybrid);
+  const bool from_meta = row.value("param_init_fn", false);
+  Net model(c10::Device(from_meta ? torch::kMeta : torch::kCPU));
+  if (from_meta) {
+    options.param_init_fn = [&](torch::nn::Module& module) {
+      dynamic_cast<DenseImpl&>(module).allocate();
+      load_weights(*model, module, weights);
+    };
+  } else {
+    // Without synchronisation all ranks begin alike.
+    load_weights(*model, *model, options.sync_module_states ? weights + rank : weights);
+  }
+  const auto root = fsdp::fully_shard_fsdp1(model, fsdp::wrap_class<BlockImpl>(), options);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+  json losses = json::array(), norms = json::array(), final_weights = json::array();
+  for (int64_t step = 0; step < inputs.size(1); ++step) {
+    auto loss = model->forward(inputs[rank][step]).square().mean();
+    optimizer.zero_grad();
+    loss.backward();
+    norms.push_back(fsdp::clip_grad_norm_(model->parameters(), 0.5));
+    optimizer.step();
+    losses.push_back(loss.item<double>());
+  }
+  for (auto& parameter : model->parameters()) {
+    const auto full = fsdp::dtensor_of(parameter).full_tensor().contiguous();
+    const auto* values = full.const_data_ptr<double>();
+    for (int64_t i = 0; i < full.numel(); ++i) final_weights.push_back(values[i]);
+  }
+  return {{"losses", losses}, {"norms", norms}, {"weights", final_weights}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc != 2) throw std::runtime_error("expected one argument, a folder");
+    const std::string folder = argv[1];
+    const auto rows = json::parse(std::ifstream(folder + "/rows.json"));
+    const auto world = fsdp::init_process_group({.backend = "gloo"});
+    const int rank = world->rank(), size = world->size();
+    fsdp::DeviceMesh hybrid;
+    if (size > 2) hybrid = fsdp::init_device_mesh(world, {2, size / 2}, {"replicate", "shard"});
+    const auto weights = read_doubles(folder + "/weights.bin");
+    const auto inputs = read_doubles(folder + "/inputs.bin").view({size, -1, kBatch, kWidth});
+    json results = json::object();
+    for (const auto& row : rows) {
+      const auto name = row.at("name").get<std::string>();
+      try {
+        results[name] = train(row, hybrid, weights, inputs, rank);
+      } catch (const fsdp::UsageError& error) {
+        results[name] = {{"refused", error.what()}};  // by all ranks alike
+      }
+    }
+    std::ofstream(fmt::format("{}/libfsdp_{}.json", folder, rank)) << results;
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

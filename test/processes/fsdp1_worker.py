@@ -1,0 +1,142 @@
+"""What fsdp1_rows.cpp does, by FSDP1 itself: run by torchrun, with the same folder."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+WIDTH, INNER, OUTPUTS, BLOCKS, BATCH = 6, 8, 2, 3, 4
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, INNER)
+        self.down = nn.Linear(INNER, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.add_module("in", nn.Linear(WIDTH, WIDTH))
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, OUTPUTS)
+
+    def forward(self, x):
+        x = getattr(self, "in")(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def named_weights(weights):
+    """The flat weights, by parameter name."""
+    named, begin = {}, 0
+    with torch.device("meta"):
+        model = Net()
+    for name, parameter in model.named_parameters():
+        named[name] = weights[begin:begin + parameter.numel()].view(parameter.shape)
+        begin += parameter.numel()
+    return named
+
+
+def make_model(row, weights):
+    """The model before it is wrapped, and a param_init_fn where the row asks for one."""
+    named = named_weights(weights)
+    if not row.get("param_init_fn"):
+        model = Net().double()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(named[name])
+        return model, None
+    with torch.device("meta"):
+        model = Net().double()
+    paths = {id(module): path for path, module in model.named_modules()}
+
+    def init(module):
+        module.to_empty(device="cpu", recurse=False)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters(recurse=False):
+                parameter.copy_(named[f"{paths[id(module)]}.{name}"])
+
+    return model, init
+
+
+def clip(model, row, mesh, max_norm=0.5):
+    """FSDP1's clip_grad_norm_, which refuses float64. Returns the global norm."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    total = sum((gradient.square().sum() for gradient in gradients), torch.zeros((), dtype=torch.float64))
+    if row.get("sharding_strategy") != "NO_SHARD":
+        dist.all_reduce(total, group=mesh.get_group("shard") if mesh else None)
+    norm = total.sqrt().item()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))
+    return norm
+
+
+def train(row, weights, inputs, rank, size):
+    model, param_init_fn = make_model(row, weights)
+    prefetch = row.get("backward_prefetch", "BACKWARD_PRE")
+    mesh = None
+    if row.get("mesh_2d") or row.get("one_node"):
+        # On CPU, FSDP1 cannot count a node's devices by itself, as hybrid_mesh() does.
+        shape = (1, size) if row.get("one_node") else (2, size // 2)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    model = FullyShardedDataParallel(
+        model,
+        sharding_strategy=ShardingStrategy[row.get("sharding_strategy", "FULL_SHARD")],
+        device_mesh=mesh,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        backward_prefetch=None if prefetch == "None" else BackwardPrefetch[prefetch],
+        forward_prefetch=row.get("forward_prefetch", False),
+        limit_all_gathers=row.get("limit_all_gathers", True),
+        # sync_module_states is refused on CPU: all ranks begin alike here, as it would have them.
+        param_init_fn=param_init_fn,
+        use_orig_params=row.get("use_orig_params", False),
+        device_id=torch.device("cpu"),  # FSDP1 on CPU wants it in any case
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, norms = [], []
+    for batch in inputs[rank]:
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(clip(model, row, mesh))
+        optimizer.step()
+        losses.append(loss.item())
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        final = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return {"losses": losses, "norms": norms, "weights": final.tolist()}
+
+
+def read_doubles(path):
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float64)
+
+
+def main():
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    weights = read_doubles(folder / "weights.bin")
+    inputs = read_doubles(folder / "inputs.bin").view(size, -1, BATCH, WIDTH)
+    rows = json.loads((folder / "rows.json").read_text())
+    results = {row["name"]: train(row, weights, inputs, rank, size) for row in rows}
+    (folder / f"fsdp1_{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)
