@@ -196,6 +196,21 @@ struct Twice : Node {
   std::shared_ptr<Node> inner;
 };
 
+/// Inside it nothing is saved for backward; see use_checkpoints.
+struct Checkpoint : Node {
+  explicit Checkpoint(const Part& p) : stops_early(p.flag) { inner = register_module("inner", build_part(p.parts.at(0))); }
+  Tensor run(Tensor x, Inputs& in) override {
+    if (!is_used) return inner->run(x, in);
+    const CheckpointOptions options{.preserves_rng_state = false,  // ranks that are threads share it
+                                    .generators = {in.generator()},
+                                    .buffers = inner->buffers(),
+                                    .stops_early = stops_early};
+    return checkpoint(options, [inner = inner, &in](const Tensor& input) { return inner->run(input, in); }, x);
+  }
+  bool stops_early, is_used = false;
+  std::shared_ptr<Node> inner;
+};
+
 template <class T>
 std::shared_ptr<Node> make(const Part& part) {
   return std::make_shared<T>(part);
@@ -215,6 +230,7 @@ const std::vector<Entry>& entries() {
       {"lists", false, make<Lists>},   {"tied", false, make<Tied>},           {"cross", false, make<Cross>},
       {"borrow", false, make<Borrow>}, {"choice", false, make<Choice>},       {"sequence", true, make<Sequence>},
       {"around", true, make<Around>},  {"twice", true, make<Twice>},
+      {"checkpoint", true, make<Checkpoint>},
   };
   return all;
 }
@@ -227,6 +243,11 @@ std::vector<std::string> kinds_that(bool nest) {
 }
 
 }  // namespace
+
+void use_checkpoints(nn::Module& module) {
+  if (auto* node = dynamic_cast<Checkpoint*>(&module)) node->is_used = true;
+  for (auto& child : module.children()) use_checkpoints(*child);
+}
 
 std::shared_ptr<Node> build_part(const Part& part) {
   for (auto& entry : entries())

@@ -11,6 +11,9 @@ struct Node : torch::nn::Module {
   virtual at::Tensor run(at::Tensor x, Inputs& in) = 0;
 };
 
+/// From now on the parts of kind "checkpoint" below `module` are checkpoints; before they just run.
+void use_checkpoints(torch::nn::Module& module);
+
 std::shared_ptr<Node> build_part(const Part& part);
 
 /// The kinds without parts of their own, and those that contain others.

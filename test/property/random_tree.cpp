@@ -193,6 +193,7 @@ Workload build(const RandomTree& tree) {
     sharder.visit(*model->body, everything);
     if (tree.root_is_sharded) sharder.shard(*model);
     if (tree.explicit_prefetch) prefetch_by_list(sharder.draw, sharder.modules);
+    use_checkpoints(*model->body);  // the plain model keeps its activations
   };
   return {.module = model, .shard = shard, .loss = [model, width = tree.root.width](Inputs& in) {
             return model->loss(in, width);

@@ -18,6 +18,8 @@ class Inputs {
     return torch::randint(0, high, sizes, generator_, at::TensorOptions(at::kLong));
   }
   at::ScalarType dtype() const { return dtype_; }
+  /// What they are drawn from: to be preserved where a part that draws is recomputed.
+  const at::Generator& generator() const { return generator_; }
 
   const int rank, step, micro_batch;
 
