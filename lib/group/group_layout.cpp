@@ -14,8 +14,22 @@ GroupLayout::GroupLayout(std::span<const LayoutParam> params, ParamLayout kind,
     lay_flat(params, group.size(), group.rank());
   else
     lay_each(params, group.size());
+  measure(group);
+}
+
+GroupLayout GroupLayout::with_itemsizes(std::span<const Itemsizes> itemsizes, const Communicator& group) const {
+  GroupLayout other = *this;
+  for (size_t i = 0; i < itemsizes.size(); ++i) {
+    other.places_[i].stored_itemsize = itemsizes[i].stored;
+    other.places_[i].gathered_itemsize = itemsizes[i].gathered;
+  }
+  other.measure(group);
+  return other;
+}
+
+void GroupLayout::measure(const Communicator& group) {
   std::vector<Piece> stored(piece_numels_.size()), gathered(piece_numels_.size());
-  for (size_t i = 0; i < params.size(); ++i) {
+  for (size_t i = 0; i < places_.size(); ++i) {
     const auto& shard = shards_[i];
     const auto& place = places_[i];
     auto describe = [&](Piece& piece, int64_t itemsize) {

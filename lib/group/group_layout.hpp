@@ -31,6 +31,14 @@ class GroupLayout {
   GroupLayout() = default;
   GroupLayout(std::span<const LayoutParam> params, ParamLayout kind, const Communicator& group);
 
+  /// Bytes of an element of each parameter.
+  struct Itemsizes {
+    int64_t stored = 0, gathered = 0;
+  };
+  /// The same places, counted in elements, for other dtypes: every rank keeps what it holds. Flat runs
+  /// stay as they are, so their alignment changes with the size of an element.
+  GroupLayout with_itemsizes(std::span<const Itemsizes> itemsizes, const Communicator& group) const;
+
   const ShardLayout& shard(size_t param) const { return shards_[param]; }
   /// Units in this rank's shard, in the dtypes that parameters are kept in; in those they are gathered in.
   const PieceLayout& stored() const { return stored_; }
@@ -59,6 +67,7 @@ class GroupLayout {
     int64_t start = 0, local_start = 0, local_numel = 0;  // elements; local_numel with padding
     int64_t stored_itemsize = 0, gathered_itemsize = 0;
   };
+  void measure(const Communicator& group);
   void lay_each(std::span<const LayoutParam> params, int world_size);
   void lay_flat(std::span<const LayoutParam> params, int world_size, int rank);
 

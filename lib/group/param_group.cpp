@@ -16,7 +16,8 @@ namespace {
 
 LayoutParam layout_param(const GroupParam& param) {
   const auto& handle = param.handle;
-  // Runs of one kind: their dtypes agree, and what needs no gradient is not reduced with the others.
+  // Runs of one kind: their dtypes agree, also when they are converted, and what needs no gradient is not
+  // reduced with the others.
   const auto dtypes = static_cast<int64_t>(handle.scalar_type()) * 256 + static_cast<int64_t>(param.param_dtype);
   return {.sizes = handle.sizes().vec(),
           .strides = ShardedParam::kept_strides(handle),
@@ -24,7 +25,7 @@ LayoutParam layout_param(const GroupParam& param) {
           .gathered_itemsize = static_cast<int64_t>(c10::elementSize(param.param_dtype)),
           .dim = param.dim,
           .block_numel = param.block_numel,
-          .run_key = 2 * dtypes + !handle.requires_grad()};
+          .run_key = 4 * dtypes + 2 * param.has_param_dtype + !handle.requires_grad()};
 }
 
 }  // namespace
@@ -40,6 +41,7 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
     const auto& param = params[i];
     params_.emplace_back(param.name, param.handle, param.param_dtype, layout_.shard(i), info.shard_rank());
     output_dtypes_.push_back(param.output_dtype);
+    has_param_dtype_.push_back(param.has_param_dtype);
     is_cast_ |= params_.back().is_cast();
   }
   set_casts_operands(config_.mp_policy.param_dtype && config_.mp_policy.cast_forward_inputs);
@@ -59,7 +61,7 @@ void ParamGroup::make_pieces() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!pieces_[i].defined()) {
       pieces_[i] = shard_.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i));
-      if (!config_.device.is_meta()) params_[i].copy_part_to(pieces_[i]);
+      if (!params_[i].handle().is_meta()) params_[i].copy_part_to(pieces_[i]);
     }
     params_[i].make_registered(link_, i, pieces_[i]);
   }
@@ -81,7 +83,7 @@ void ParamGroup::attach() {
     if (is_never_released() && !config_.device.is_meta())
       param.storage()->fill(pieces_[i].mutable_data_ptr());
   }
-  is_unsharded_ = is_never_released();
+  is_unsharded_ = is_never_released() && !config_.device.is_meta();
 }
 
 void ParamGroup::rename(std::string name, const std::vector<std::string>& param_names) {
@@ -93,8 +95,12 @@ void ParamGroup::unshard() {
   if (is_held()) return;
   require_state(!config_.device.is_meta(),
                 "{}: its parameters are on the meta device and have no values to gather; "
-                "materialise the module before using it",
+                "call fsdp::materialize on the module before using it",
                 config_.name);
+  require_state(config_.device.type() == config_.mesh_info.mesh.device().type(),
+                "{}: its parameters are on {}, but its mesh communicates on {}; call fsdp::to(module, "
+                "device) before using it",
+                config_.name, config_.device.str(), config_.mesh_info.mesh.device().str());
   BelowResidency below;
   if (is_stale()) {
     take_changes();

@@ -39,6 +39,14 @@ struct GroupParam {
   std::optional<at::ScalarType> output_dtype = {};
   int64_t dim = 0;          ///< that is cut, in the per-parameter layout
   int64_t block_numel = 1;  ///< elements that stay together, in the flat layout
+  /// param_dtype was asked for: it stays when the parameter's own dtype changes.
+  bool has_param_dtype = false;
+};
+
+/// What `ParamGroup::convert` changes; none: stays.
+struct GroupConversion {
+  std::optional<c10::Device> device = {};
+  std::optional<at::ScalarType> dtype = {};  ///< of floating-point parameters
 };
 
 /// What a group's unsharded parameters do between forward and backward, and after it.
@@ -118,6 +126,14 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// that was built before fully_shard and holds handles. Warns once by name.
   void note_reduction();
 
+  /// Other dtypes, another device (group_conversion.cpp): handles, shards and gradients, with what waits
+  /// for a reduction; who holds one of the tensors keeps it. From the meta device: shards of zeros. No
+  /// communication. If memory runs out, nothing has changed.
+  /// Throws StateError inside a step or a scope.
+  void convert(const GroupConversion& to);
+  /// Throws what `convert` would throw.
+  void check_convertible() const;
+
   void mark_ready(int64_t task) { set_ready(task); }
   void mark_not_ready() { set_ready(kNotReady); }
 
@@ -158,6 +174,10 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void show(at::Tensor unsharded);
   at::Tensor cast_shard() const;
   void count_trainable();
+  struct Remade;  // what convert makes before it changes anything
+  Remade remake(const GroupConversion& to) const;
+  void fill(Remade& made) const;
+  void convert_waiting_gradients(c10::Device device);
 
   GroupConfig config_;
   OwnerLink link_ = std::make_shared<ResidencyOwner*>(this);
@@ -165,6 +185,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   ReductionConfig reduction_;
   std::vector<ShardedParam> params_;
   std::vector<std::optional<at::ScalarType>> output_dtypes_;
+  std::vector<bool> has_param_dtype_;
   GroupLayout layout_;
   bool is_cast_ = false;           // a parameter is gathered in another dtype than it is kept in
   at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank

@@ -63,6 +63,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
+  /// True from a backward that was not the last one (set_is_last_backward) until that one ends.
+  bool has_reductions_under_way() const { return !reductions_.empty(); }
 
   /// A group tells that it holds unsharded memory (or will, its gather under way), or no longer.
   void note_held(ParamGroup& group);

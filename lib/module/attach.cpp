@@ -66,9 +66,11 @@ void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecis
     result.output_dtype = policy.param_dtype;
     return;
   }
-  result.param_dtype = policy.param_dtype.value_or(own);
+  auto asked = policy.param_dtype;
   if (policy.param_dtype_override)
-    result.param_dtype = policy.param_dtype_override(param.name, param.handle).value_or(result.param_dtype);
+    if (const auto other = policy.param_dtype_override(param.name, param.handle)) asked = other;
+  result.param_dtype = asked.value_or(own);
+  result.has_param_dtype = asked.has_value();
   require(at::isFloatingType(result.param_dtype),
           "{}: mp_policy.param_dtype_override gave {}; expected a floating-point dtype", param.name,
           c10::toString(result.param_dtype));
@@ -122,12 +124,13 @@ std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const Module
 }
 
 void move_buffers(const ManagedStates& states, c10::Device device,
-                  std::optional<at::ScalarType> dtype) {
+                  std::optional<at::ScalarType> dtype, ModuleState& state) {
   torch::NoGradGuard no_grad;
   for (const auto& buffer : states.buffers) {
     const auto to = buffer.is_meta() ? buffer.device() : device;
-    const auto type =
-        dtype && at::isFloatingType(buffer.scalar_type()) ? *dtype : buffer.scalar_type();
+    const bool casts = dtype && at::isFloatingType(buffer.scalar_type());
+    if (casts) state.cast_buffers.emplace_back(buffer);
+    const auto type = casts ? *dtype : buffer.scalar_type();
     if (buffer.device() != to || buffer.scalar_type() != type) buffer.set_data(buffer.to(to, type));
   }
 }
@@ -219,7 +222,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
     replace_registrations(states, *group, *state);
     state->context->add(group);
   }
-  move_buffers(states, mesh.device(), options.mp_policy.buffer_dtype);
+  move_buffers(states, mesh.device(), options.mp_policy.buffer_dtype, *state);
   adopt_nested(state, walk);
   for (auto* module : modules) remember_state(*module, state);
   state->take_root();

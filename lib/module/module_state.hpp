@@ -30,6 +30,14 @@ struct Registration {
   size_t param;  ///< index in the group
 };
 
+/// A buffer in another dtype than its module gave it (MixedPrecisionPolicy::buffer_dtype).
+struct CastBuffer {
+  explicit CastBuffer(const at::Tensor& tensor)
+      : buffer(tensor.getIntrusivePtr()), dtype(tensor.scalar_type()) {}
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> buffer;
+  at::ScalarType dtype;  ///< its own: what it is saved in
+};
+
 /// What `fully_shard` attaches to a module (or to a list of modules that share a group). It does
 /// not keep the module or the group alive; the group keeps it. Found through module_table.hpp.
 class ModuleState : public std::enable_shared_from_this<ModuleState> {
@@ -46,6 +54,7 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   std::vector<std::string> param_names;     ///< relative to the parameter's unit
   std::vector<size_t> param_units;
   std::vector<Registration> registrations;
+  std::vector<CastBuffer> cast_buffers;
   std::unordered_set<const c10::TensorImpl*> ignored;  ///< its own and what it inherited
   std::weak_ptr<ModuleState> parent;
   std::vector<std::shared_ptr<ModuleState>> nested;    ///< directly below, in depth-first order

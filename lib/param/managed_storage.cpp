@@ -80,6 +80,15 @@ void HandleStorage::release() {
   set_data_ptr_noswap(at::DataPtr(nullptr, device()));
 }
 
+void HandleStorage::retire(const std::string& name) {
+  is_retired_ = true;
+  release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
+      "fsdp: this is a view, or was saved by autograd, of parameter '{}' as it was before it got "
+      "another dtype or device; run forward again",
+      name));
+  release();
+}
+
 RegisteredStorage::RegisteredStorage(OwnerLink owner, size_t index, int64_t bytes, void* data,
                                      c10::Storage memory, c10::Device device)
     : KeyedStorage(Kind::kRegistered, std::move(owner), index, bytes,

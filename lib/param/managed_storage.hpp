@@ -45,17 +45,22 @@ class HandleStorage final : public KeyedStorage {
  public:
   HandleStorage(std::shared_ptr<ResidencyOwner> owner, OwnerLink link, size_t index, int64_t bytes,
                 c10::Device device, const std::string& name);
-  ~HandleStorage() override { owner()->handle_storage_gone(index()); }
+  ~HandleStorage() override {
+    if (!is_retired_) owner()->handle_storage_gone(index());
+  }
 
   /// Sets the name that errors show.
   void set_name(const std::string& name);
   /// Points into memory that the group keeps alive.
   void fill(void* data);
   void release();
+  /// The handle gets another storage: this one, behind older views of it, stays empty and says why.
+  void retire(const std::string& name);
 
  private:
   std::shared_ptr<ResidencyOwner> keep_alive_;
   bool is_filled_ = false;
+  bool is_retired_ = false;
 };
 
 /// Storage behind one registered parameter: a piece of the group's local shard, which it keeps alive.

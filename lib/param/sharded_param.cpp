@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/require.hpp"
+#include "param/replace_tensor.hpp"
 #include "param/residency.hpp"
 #include "tensor/strides.hpp"
 
@@ -111,7 +112,7 @@ void ShardedParam::make_registered(OwnerLink owner, size_t index, const at::Tens
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
   impl->set_sizes_and_strides(layout_.local_sizes(rank_), layout_.local_strides(rank_));
   if (auto known = this->registered(); known.defined()) {
-    known.set_data(registered);  // the tensor that optimizers know
+    replace_tensor(known, registered);  // the tensor that optimizers know
     registered = std::move(known);
   } else {
     initial_registered_ = registered;
@@ -151,9 +152,13 @@ void ShardedParam::bring_home(const at::Tensor& piece) {
                 name_, fmt::join(values.sizes(), "x"), fmt::join(local_sizes, "x"),
                 fmt::join(sizes(), "x"));
   require_state(values.scalar_type() == dtype_,
-                "{}: its dtype was changed from {} to {} after fully_shard; change it before, or "
-                "write values with copy_. The old values are back in place",
+                "{}: its dtype was changed from {} to {} after fully_shard; use fsdp::to(module, "
+                "dtype), or write values with copy_. The old values are back in place",
                 name_, c10::toString(dtype_), c10::toString(values.scalar_type()));
+  require_state(values.device() == piece.device(),
+                "{}: it was moved from {} to {} after fully_shard; use fsdp::to(module, device). The "
+                "old values are back in place",
+                name_, piece.device().str(), values.device().str());
   if (is_whole && !is_local) values = layout_.part_of(values, rank_);
   registered.detach().copy_(values);
   bump_version();
@@ -164,9 +169,9 @@ void ShardedParam::take_over_handle(const std::shared_ptr<ResidencyOwner>& owner
   BelowResidency below;
   auto handle = this->handle();
   // Only for the device and the dtype: sizes and storage follow.
-  const bool moves = !handle.is_meta() && handle.device() != device;
+  const bool moves = handle.is_meta() ? !device.is_meta() : handle.device() != device;
   if (moves || is_cast())
-    handle.set_data(at::empty({0}, handle.options().device(moves ? device : handle.device()).dtype(param_dtype_).requires_grad(false)));
+    replace_tensor(handle, at::empty({0}, handle.options().device(moves ? device : handle.device()).dtype(param_dtype_).requires_grad(false)));
   seen_version_ = current_version();
   auto storage =
       c10::make_intrusive<HandleStorage>(owner, owner_, index, unsharded_bytes(), device, name_);

@@ -1,0 +1,138 @@
+#include <ATen/ATen.h>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "group/param_group.hpp"
+#include "group/root_context.hpp"
+#include "param/residency.hpp"
+
+// Other dtypes and devices for parameters that are sharded already (A9), and memory for those that
+// were sharded on the meta device (A3).
+namespace fsdp {
+
+namespace {
+
+at::Tensor converted(const at::Tensor& tensor, c10::Device device, at::ScalarType dtype) {
+  // What was on meta had no values, and what goes there keeps none.
+  if (!tensor.defined() || tensor.is_meta() || device.is_meta()) return {};
+  return tensor.detach().to(device, dtype);
+}
+
+}  // namespace
+
+struct ParamGroup::Remade {
+  c10::Device device;
+  std::vector<at::ScalarType> dtypes = {}, param_dtypes = {};
+  GroupLayout layout = {};
+  bool is_cast = false;
+  bool changes = false;
+  at::Tensor shard = {};
+  std::vector<at::Tensor> pieces = {};
+  std::vector<at::Tensor> gradients = {};         // of the registered parameters
+  std::vector<at::Tensor> handle_gradients = {};  // not reduced yet
+};
+
+void ParamGroup::check_convertible() const {
+  const bool is_busy =
+      context->in_step() || context->is_in_scope() || context->has_reductions_under_way();
+  // Parameters without values take part in no step, though a use of them may have begun one.
+  require_state(!is_busy || config_.device.is_meta(),
+                "'{}' is in the middle of a step; change its dtype or device before forward or after "
+                "backward (after an exception, call reset_iter_state() on the root first)",
+                name());
+  for (const auto& param : params_) param.check_handle();
+}
+
+ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
+  Remade made{.device = to.device.value_or(config_.device)};
+  std::vector<GroupLayout::Itemsizes> itemsizes;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& param = params_[i];
+    const bool casts = to.dtype && at::isFloatingType(param.dtype());
+    const auto dtype = casts ? *to.dtype : param.dtype();
+    const auto param_dtype = has_param_dtype_[i] ? param.param_dtype() : dtype;
+    made.dtypes.push_back(dtype);
+    made.param_dtypes.push_back(param_dtype);
+    itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(dtype)),
+                         .gathered = static_cast<int64_t>(c10::elementSize(param_dtype))});
+    made.is_cast |= param_dtype != dtype;
+    made.changes |= dtype != param.dtype();
+  }
+  made.changes |= made.device != config_.device;
+  if (!made.changes) return made;
+
+  made.layout = layout_.with_itemsizes(itemsizes, *config_.mesh_info.shard_group);
+  made.shard = at::zeros({made.layout.stored().rank_bytes()},
+                         at::TensorOptions().dtype(at::kByte).device(made.device));
+  fill(made);
+  return made;
+}
+
+void ParamGroup::fill(Remade& made) const {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& param = params_[i];
+    const auto dtype = made.dtypes[i];
+    const auto piece = made.shard.narrow(0, made.layout.stored_offset(i), made.layout.stored_bytes(i));
+    const auto numel = param.local_bytes() / static_cast<int64_t>(c10::elementSize(param.dtype()));
+    if (numel > 0 && !made.device.is_meta() && !config_.device.is_meta())
+      piece.view(dtype).narrow(0, 0, numel).copy_(pieces_[i].view(param.dtype()).narrow(0, 0, numel));
+    made.pieces.push_back(piece);
+
+    const auto registered = param.registered(), handle = param.handle();
+    const auto gradient = registered.defined() ? registered.grad() : at::Tensor();
+    // One that was left in the reduce dtype stays in it.
+    const bool follows = gradient.defined() && gradient.scalar_type() == param.dtype();
+    made.gradients.push_back(converted(
+        gradient, made.device, follows || !gradient.defined() ? dtype : gradient.scalar_type()));
+    made.handle_gradients.push_back(converted(handle.defined() ? handle.grad() : at::Tensor(),
+                                              made.device, made.param_dtypes[i]));
+  }
+}
+
+void ParamGroup::convert_waiting_gradients(c10::Device device) {
+  for (size_t i = 0; i < params_.size(); ++i)
+    for (auto* sum : {&tally.partial_sum(i), &tally.accumulated(i)}) {
+      if (!sum->defined()) continue;
+      const bool follows = !config_.mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
+      *sum = converted(*sum, device, follows ? params_[i].param_dtype() : sum->scalar_type());
+    }
+}
+
+void ParamGroup::convert(const GroupConversion& to) {
+  const auto root = context;
+  std::lock_guard lock(root->mutex());
+  check_convertible();
+  BelowResidency below;
+  for (size_t i = 0; i < params_.size() && !config_.device.is_meta(); ++i) {
+    try {
+      params_[i].bring_home(pieces_[i]);
+    } catch (const StateError& error) {
+      // LibTorch's own to(), tried before this one and told of; the old values are back.
+      log().info("{}", error.what());
+    }
+  }
+  auto made = remake(to);
+  if (!made.changes) return;
+
+  // From here on nothing fails.
+  root->reshard(*this);
+  drop_post_forward_shard();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    auto& param = params_[i];
+    param.convert(made.dtypes[i], made.param_dtypes[i], made.pieces[i], shared_from_this());
+    if (made.gradients[i].defined()) param.registered().mutable_grad() = made.gradients[i];
+    if (made.handle_gradients[i].defined()) param.handle().mutable_grad() = made.handle_gradients[i];
+  }
+  config_.device = made.device;
+  layout_ = std::move(made.layout);
+  is_cast_ = made.is_cast;
+  shard_ = std::move(made.shard);
+  pieces_ = std::move(made.pieces);
+  convert_waiting_gradients(config_.device);
+  is_unsharded_ = is_never_released() && !config_.device.is_meta();
+  for (size_t i = 0; i < params_.size() && is_unsharded_; ++i)
+    if (auto* storage = params_[i].storage()) storage->fill(pieces_[i].mutable_data_ptr());
+  mark_not_ready();
+}
+
+}  // namespace fsdp
