@@ -5,6 +5,7 @@
 
 #include "base/require.hpp"
 #include "param/managed_storage.hpp"
+#include "param/meta_factory.hpp"
 #include "param/operator_traits.hpp"
 #include "param/recomputation.hpp"
 #include "param/residency_fallback.hpp"
@@ -228,6 +229,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const int64_t task = torch::autograd::get_current_graph_task_id();
   Operands operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
+  if (operands.owners().empty()) place_on_meta(op, stack);
   if (reads_data && !operands.owners().empty()) {
     if (!operands.touches_all_ready(task)) {
       const auto& owners = operands.owners();
