@@ -74,6 +74,13 @@ struct FullyShardOptions {
   /// The mesh replicates only (1-D): the same engine as data parallelism without sharding.
   bool replicate_only = false;
   FaultOutsideStep fault_outside_step = FaultOutsideStep::kGather;
+  /// Parameters and buffers take the values that they have on the mesh's first rank, before rows are
+  /// cut (FSDP1's sync_module_states): broadcast within each shard group from its rank 0, then across
+  /// replicas, 250 MiB at a time. The other ranks' modules may be on the meta device
+  /// (fsdp::MetaDevice): only the first rank holds the whole module then. What is ignored is not sent.
+  /// Makes fully_shard a collective call: all ranks shard the same modules in the same order. Where they
+  /// differ, or one rank's call is wrong, every rank throws.
+  bool sync_from_rank0 = false;
   /// Warn when gradients have been reduced this many times and no optimizer has ever written a
   /// parameter (A7); 0: never.
   int warn_after_unused_gradients = 16;
@@ -168,7 +175,7 @@ class FSDPModule {
 /// Shards the parameters of `module` that no sharded submodule has taken yet, as one group that is
 /// gathered and reduced together. The module itself is not wrapped or changed: its members keep
 /// the full shape; `parameters()` holds this rank's rows from now on. Shard inner modules first.
-/// A collective call only where groups have to be made.
+/// A collective call only where groups have to be made, and with `sync_from_rank0`.
 ///
 /// Throws UsageError, with nothing changed, for all that the contract rejects (S9, M4, S3, ...).
 FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});

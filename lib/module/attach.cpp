@@ -14,6 +14,7 @@
 #include "module/module_access.hpp"
 #include "module/module_table.hpp"
 #include "module/module_walk.hpp"
+#include "module/sync_states.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -76,6 +77,15 @@ void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecis
           c10::toString(result.param_dtype));
 }
 
+void check_layout(const FullyShardOptions& options) {
+  const bool is_flat = options.layout == ParamLayout::kFlat;
+  require(!is_flat || !options.shard_placement_fn,
+          "fully_shard: the flat layout cuts no dimension; leave shard_placement_fn out, or use "
+          "ParamLayout::kPerParameter");
+  require(is_flat || !options.flat_block_numel,
+          "fully_shard: flat_block_numel is for the flat layout; use shard_placement_fn, or ParamLayout::kFlat");
+}
+
 /// Where a parameter may be cut (P2, P3).
 void set_cut(GroupParam& result, const FullyShardOptions& options) {
   const auto& handle = result.handle;
@@ -104,10 +114,12 @@ std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const Module
                                        const FullyShardOptions& options) {
   std::vector<GroupParam> params;
   for (const auto& param : states.params) params.push_back(group_param(param, options));
-  const bool on_meta = std::all_of(params.begin(), params.end(),
+  // The values come from the first rank, so it does not matter whether there are any here.
+  const bool on_meta = !options.sync_from_rank0 &&
+                       std::all_of(params.begin(), params.end(),
                                    [](const auto& param) { return param.handle.is_meta(); });
   for (const auto& param : params)
-    require(param.handle.is_meta() == on_meta,
+    require(options.sync_from_rank0 || param.handle.is_meta() == on_meta,
             "{}: is on {}, but '{}' of the same group is on {}; materialise all parameters before "
             "fully_shard, or none",
             param.name, param.handle.device().str(), params.front().name,
@@ -156,6 +168,46 @@ void replace_registrations(const ManagedStates& states, ParamGroup& group, Modul
   }
 }
 
+/// What fully_shard is about to change; nothing has changed yet.
+struct Prepared {
+  std::vector<Module*> modules;
+  ModuleWalk walk;
+  ManagedStates states;
+  std::shared_ptr<ParamGroup> group;  ///< none if there is nothing to shard
+};
+
+/// Everything that one rank can do by itself, and all of its checks.
+void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleState& state,
+             const FullyShardOptions& options) {
+  auto& [modules, walk, states, group] = prepared;
+  check_layout(options);
+  modules = checked_modules(requested);
+  walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
+  check_nested(walk);
+  state.description = display_name(modules);
+  state.ignored = walk.ignored;
+  states = collect_states(walk, state.mesh_info.mesh.device());
+  for (auto* module : modules) state.units.push_back({module, ""});
+  for (const auto& param : states.params) {
+    state.param_names.push_back(param.name);
+    state.param_units.push_back(param.unit);
+  }
+  if (options.sync_from_rank0) check_source(states, state.mesh_info);
+  if (!states.params.empty()) group = make_group(states, state, options);
+}
+
+/// The same on all ranks or on none.
+void prepare_together(Prepared& prepared, const std::vector<Module*>& requested, ModuleState& state,
+                      const FullyShardOptions& options) {
+  std::exception_ptr failure;
+  try {
+    prepare(prepared, requested, state, options);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  agree_on_states(prepared.states, state.mesh_info, failure);
+}
+
 /// Puts the states that the walk met below the new one.
 void adopt_nested(const std::shared_ptr<ModuleState>& state, const ModuleWalk& walk) {
   for (const auto& nested : walk.nested) {
@@ -185,32 +237,21 @@ void refuse_container(const Module& module) {
 
 std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
                                     const FullyShardOptions& options) {
-  require(options.layout == ParamLayout::kFlat ? !options.shard_placement_fn : !options.flat_block_numel,
-          "fully_shard: {}", options.layout == ParamLayout::kFlat
-              ? "the flat layout cuts no dimension; leave shard_placement_fn out, or use ParamLayout::kPerParameter"
-              : "flat_block_numel is for the flat layout; use shard_placement_fn, or ParamLayout::kFlat");
-  const auto modules = checked_modules(requested);
-  const auto walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
-  check_nested(walk);
-
   auto state = std::make_shared<ModuleState>();
   const auto mesh = options.mesh ? options.mesh : default_device_mesh();
   state->mesh_info = make_mesh_info(
       mesh, options.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard);
-  state->description = display_name(modules);
   state->requested_reshard = options.reshard_after_forward;
   state->mp_policy = options.mp_policy;
-  state->ignored = walk.ignored;
-  const auto states = collect_states(walk, mesh.device());
-  for (auto* module : modules) state->units.push_back({module, ""});
-  for (const auto& param : states.params) {
-    state->param_names.push_back(param.name);
-    state->param_units.push_back(param.unit);
-  }
+  Prepared prepared;
+  if (options.sync_from_rank0)
+    prepare_together(prepared, requested, *state, options);
+  else
+    prepare(prepared, requested, *state, options);
+  const auto& [modules, walk, states, group] = prepared;
   if (options.reshard_after_forward.is_integer())
     state->integer_plan = state->plan_reshard(options.reshard_after_forward);
-  std::shared_ptr<ParamGroup> group;
-  if (!states.params.empty()) group = make_group(states, *state, options);
+  if (options.sync_from_rank0) send_states(states, group.get(), state->mesh_info);
 
   // From here on the modules change, and nothing fails.
   if (state->mesh_info.data_parallel_size() == 1)

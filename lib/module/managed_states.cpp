@@ -49,8 +49,10 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
           {walked.module, std::move(alive), is_shared, table[slot].key(), slot, found->second});
     }
     for (const auto& buffer : walked.module->named_buffers(/*recurse=*/false))
-      if (buffer.value().defined() && known_buffers.insert(buffer.value().unsafeGetTensorImpl()).second)
+      if (buffer.value().defined() && known_buffers.insert(buffer.value().unsafeGetTensorImpl()).second) {
         states.buffers.push_back(buffer.value());
+        states.buffer_names.push_back(join_path(walked.path, buffer.key()));
+      }
   }
   return states;
 }

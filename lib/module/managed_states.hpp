@@ -21,6 +21,7 @@ struct ManagedParam {
 struct ManagedStates {
   std::vector<ManagedParam> params;
   std::vector<at::Tensor> buffers;
+  std::vector<std::string> buffer_names;  ///< as the parameters' names
 };
 
 /// Changes nothing. Throws UsageError for a parameter that another group has sharded already (a tie across

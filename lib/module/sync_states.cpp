@@ -1,0 +1,209 @@
+#include "module/sync_states.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <limits>
+
+#include "base/require.hpp"
+#include "param/local_elements.hpp"
+#include "param/replace_tensor.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+namespace {
+
+constexpr int64_t kBucketBytes = int64_t{250} << 20;
+constexpr int64_t kAlignment = 16;  // of a tensor in its bucket: any dtype may start there
+constexpr auto kSubject = "sync_from_rank0";
+
+bool is_first_rank(const MeshInfo& info) { return info.shard_rank() == 0 && info.replicate_rank() == 0; }
+
+void reduce_to_least(const at::Tensor& values, const MeshInfo& info) {
+  info.shard_group->start_all_reduce(values, ReduceOp::kMin, kSubject)->wait();
+  if (info.replicate_group)
+    info.replicate_group->start_all_reduce(values, ReduceOp::kMin, kSubject)->wait();
+}
+
+/// The least of every rank's values, and the greatest: their complements' least.
+struct Spread {
+  std::vector<int64_t> least, greatest;
+};
+
+Spread spread(const std::vector<int64_t>& values, const MeshInfo& info) {
+  auto both = at::empty({2, static_cast<int64_t>(values.size())}, at::kLong);
+  auto* data = both.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < values.size(); ++i) {
+    data[i] = values[i];
+    data[values.size() + i] = ~values[i];
+  }
+  both = both.to(info.mesh.device());
+  reduce_to_least(both, info);
+  both = both.to(at::kCPU);
+  Spread result;
+  data = both.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < values.size(); ++i) {
+    result.least.push_back(data[i]);
+    result.greatest.push_back(~data[values.size() + i]);
+  }
+  return result;
+}
+
+/// FNV-1a: the same on every machine, which std::hash does not promise.
+int64_t hash(const std::string& text) {
+  uint64_t value = 14695981039346656037ull;
+  for (const unsigned char letter : text) value = (value ^ letter) * 1099511628211ull;
+  return static_cast<int64_t>(value);
+}
+
+std::string describe(const std::string& name, const at::Tensor& tensor) {
+  return fmt::format("'{}' ({}; strides {}; {}{})", name, fmt::join(tensor.sizes(), "x"),
+                     fmt::join(tensor.strides(), "x"), c10::toString(tensor.scalar_type()),
+                     tensor.requires_grad() ? "" : "; frozen");
+}
+
+std::vector<std::string> describe(const ManagedStates& states) {
+  std::vector<std::string> lines;
+  for (const auto& param : states.params) lines.push_back(describe(param.name, param.handle));
+  for (size_t i = 0; i < states.buffers.size(); ++i)
+    lines.push_back(describe(states.buffer_names[i], states.buffers[i]));
+  return lines;
+}
+
+/// Among a buffer's gradient hooks, which it never runs: it has been sent. The mark goes with the
+/// tensor, so that modules that share a buffer, in whatever groups, send it once.
+struct SentMark final : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    return grads;
+  }
+};
+
+bool was_sent(const at::Tensor& buffer) {
+  if (torch::autograd::impl::get_autograd_meta(buffer) == nullptr) return false;  // no hooks at all
+  for (const auto& hook : torch::autograd::impl::hooks(buffer))
+    if (dynamic_cast<const SentMark*>(hook.get()) != nullptr) return true;
+  return false;
+}
+
+/// One parameter or buffer in a bucket.
+struct Sent {
+  at::Tensor source;  ///< the whole, on the first rank; elsewhere only its sizes and dtype are used
+  std::function<void(const at::Tensor& whole)> receive;
+  int64_t offset = 0;
+
+  int64_t bytes() const { return source.numel() * static_cast<int64_t>(source.element_size()); }
+  at::Tensor whole(const at::Tensor& bucket) const {
+    return bucket.narrow(0, offset, bytes()).view(source.scalar_type()).view(source.sizes());
+  }
+};
+
+void send_bucket(std::vector<Sent>& bucket, const MeshInfo& info) {
+  int64_t total = 0;
+  for (auto& sent : bucket) {
+    sent.offset = total;
+    total += (sent.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  const auto buffer = at::empty({total}, at::TensorOptions().dtype(at::kByte).device(info.mesh.device()));
+  if (is_first_rank(info))
+    for (const auto& sent : bucket) sent.whole(buffer).copy_(sent.source);
+  info.shard_group->start_broadcast(buffer, 0, kSubject)->wait();
+  if (info.replicate_group) info.replicate_group->start_broadcast(buffer, 0, kSubject)->wait();
+  for (const auto& sent : bucket) sent.receive(sent.whole(buffer));
+  bucket.clear();
+}
+
+void send(std::vector<Sent> all, const MeshInfo& info) {
+  std::vector<Sent> bucket;
+  int64_t bytes = 0;
+  for (auto& sent : all) {
+    if (sent.bytes() == 0) continue;
+    if (!bucket.empty() && bytes + sent.bytes() > kBucketBytes) {
+      send_bucket(bucket, info);
+      bytes = 0;
+    }
+    bytes += sent.bytes();
+    bucket.push_back(std::move(sent));
+  }
+  if (!bucket.empty()) send_bucket(bucket, info);
+}
+
+void take_value(const at::Tensor& buffer, const at::Tensor& value) {
+  if (buffer.is_meta())
+    replace_tensor(buffer, value);
+  else
+    buffer.detach().copy_(value);
+}
+
+}  // namespace
+
+void check_source(const ManagedStates& states, const MeshInfo& info) {
+  if (!is_first_rank(info)) return;
+  for (const auto& param : states.params)
+    require(!param.handle.is_meta(),
+            "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
+            "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
+            param.name);
+  for (size_t i = 0; i < states.buffers.size(); ++i)
+    require(!states.buffers[i].is_meta(),
+            "{}: this buffer is on the meta device on the first rank, whose values sync_from_rank0 "
+            "would give to the others; give it values there",
+            states.buffer_names[i]);
+}
+
+void agree_on_states(const ManagedStates& states, const MeshInfo& info, std::exception_ptr failure) {
+  BelowResidency below;
+  constexpr auto kNobody = std::numeric_limits<int64_t>::max();
+  const auto lines = failure ? std::vector<std::string>() : describe(states);
+  const int64_t here = info.replicate_rank() * info.shard_size() + info.shard_rank();
+  const auto found = spread({failure ? here : kNobody, static_cast<int64_t>(lines.size()),
+                             hash(fmt::format("{}", fmt::join(lines, "\n")))},
+                            info);
+  if (failure) std::rethrow_exception(failure);
+  require(found.least[0] == kNobody,
+          "fully_shard with sync_from_rank0: rank {} of the mesh could not shard its module, so "
+          "nothing is sharded here either; its own error says why",
+          found.least[0]);
+  require(found.least[1] == found.greatest[1],
+          "fully_shard with sync_from_rank0: the ranks' modules have from {} to {} parameters and buffers "
+          "(here {}); shard the same modules in the same order on all ranks",
+          found.least[1], found.greatest[1], lines.size());
+  if (found.least[2] == found.greatest[2]) return;
+  std::vector<int64_t> hashes;
+  for (const auto& line : lines) hashes.push_back(hash(line));
+  const auto each = spread(hashes, info);
+  for (size_t i = 0; i < lines.size(); ++i)
+    require(each.least[i] == each.greatest[i],
+            "fully_shard with sync_from_rank0: the ranks' modules differ; the first difference is at {} "
+            "here. Shard the same modules in the same order on all ranks",
+            lines[i]);
+}
+
+void send_states(const ManagedStates& states, ParamGroup* group, const MeshInfo& info) {
+  if (info.data_parallel_size() == 1) return;
+  BelowResidency below;
+  std::vector<Sent> all;
+  for (size_t i = 0; i < states.params.size(); ++i)
+    all.push_back({states.params[i].handle, [&, i](const at::Tensor& whole) {
+                     const auto& param = group->params()[i];
+                     param.registered().copy_(local_elements(param, info.shard_rank(), whole));
+                   }});
+  std::vector<std::pair<at::Tensor, at::Tensor>> received;
+  std::vector<at::Tensor> marked;
+  for (const auto& buffer : states.buffers) {
+    if (was_sent(buffer)) continue;
+    marked.push_back(buffer);
+    if (buffer.numel() == 0 && buffer.is_meta())
+      received.emplace_back(buffer, at::empty(buffer.sizes(), buffer.options().device(info.mesh.device())));
+    all.push_back({buffer, [&, buffer](const at::Tensor& whole) {
+                     received.emplace_back(buffer, whole.clone());
+                   }});
+  }
+  send(std::move(all), info);
+  for (const auto& [buffer, value] : received) take_value(buffer, value);
+  for (const auto& buffer : marked)
+    torch::autograd::impl::add_hook(buffer, std::make_unique<SentMark>());
+}
+
+}  // namespace fsdp
