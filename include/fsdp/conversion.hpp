@@ -7,16 +7,16 @@
 
 namespace fsdp {
 
-/// Converts a module with sharded parameters (A9): handles, shards, gradients (those that wait for a
-/// reduction too) and buffers together, and with them the parameters in it that are not sharded. Use it
-/// instead of `module->to(...)`, which would leave a member and its registered parameter in
+/// Converts a module with sharded parameters (A9): handles, shards, gradients (those that wait for
+/// a reduction too) and buffers together, and with them the parameters in it that are not sharded.
+/// Use it instead of `module->to(...)`, which would leave a member and its registered parameter in
 /// different dtypes; that is found at the next use and named (then `reset_iter_state()` on the root
 /// and this function make good what it did).
 ///
 /// Every tensor that somebody holds (a member, an entry of `parameters()`, what an optimizer knows)
-/// goes on as the same tensor, requires_grad and ties included. What an optimizer keeps for itself is not
-/// touched, as in PyTorch: momenta keep their dtype, which LibTorch's optimizers accept; after a change of
-/// device, make the optimizer's state again.
+/// goes on as the same tensor, requires_grad and ties included. What an optimizer keeps for itself
+/// is not touched, as in PyTorch: momenta keep their dtype, which LibTorch's optimizers accept;
+/// after a change of device, make the optimizer's state again.
 ///
 /// dtype: a floating-point one, of the floating-point parameters and buffers; others keep theirs. A
 ///   `param_dtype` and a `buffer_dtype` of the mixed-precision policy stay: then the dtype that is
@@ -26,14 +26,15 @@ namespace fsdp {
 /// `module` holds whole groups: the module that fully_shard was called on, or one around it.
 /// No communication, but all ranks make the same call. Needs memory for one group beside what is
 /// there; each group changes as a whole or not at all.
-/// Throws UsageError (nothing has changed) for a part of a group, for another device or dtype, and for
-/// parameters on the meta device, which have no values to move; StateError inside a step or a scope.
+/// Throws UsageError (nothing has changed) for a part of a group, for another device or dtype, and
+/// for parameters on the meta device, which have no values to move; StateError inside a step or a
+/// scope.
 void to(torch::nn::Module& module, c10::Device device);
 void to(torch::nn::Module& module, at::ScalarType dtype);
 void to(torch::nn::Module& module, c10::Device device, at::ScalarType dtype);
 
-/// The dtype that a buffer of `module` is saved in: its own, where the mixed-precision policy keeps it in
-/// another (buffer_dtype), else the one it has.
+/// The dtype that a buffer of `module` is saved in: its own, where the mixed-precision policy keeps
+/// it in another (buffer_dtype), else the one it has.
 at::ScalarType saved_dtype(const torch::nn::Module& module, const at::Tensor& buffer);
 
 // Module.cpu(), cuda(), half(), bfloat16(), float() and double() in Python.

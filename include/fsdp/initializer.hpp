@@ -16,11 +16,12 @@ namespace fsdp {
 
 class InitRun;  // lib/api: one run over a module's parameters
 
-/// The random numbers of one element of one parameter: they depend on the seed, the parameter's name and
-/// the element's position in the whole parameter alone.
+/// The random numbers of one element of one parameter: they depend on the seed, the parameter's
+/// name and the element's position in the whole parameter alone.
 ///
-/// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), which
-/// needs no state: any element's numbers can be had at any time. At most 64 words an element.
+/// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC
+/// 2011), which needs no state: any element's numbers can be had at any time. At most 64 words an
+/// element.
 class ElementRandom {
  public:
   ElementRandom(uint64_t seed, uint64_t stream, int64_t element)
@@ -38,13 +39,13 @@ class ElementRandom {
 
 /// Gives parameters and buffers their first values, each rank its own part.
 ///
-/// The functions of torch::nn::init, with the same rules: take what a module's member holds (or an entry of its
-/// table), and read fans and shapes off the whole parameter. Instead of LibTorch's generator, whose
-/// numbers depend on who draws first, they use `ElementRandom`: so the values are the same, bit for bit, on
-/// any number of ranks and in any layout. Nothing is communicated.
+/// The functions of torch::nn::init, with the same rules: take what a module's member holds (or an
+/// entry of its table), and read fans and shapes off the whole parameter. Instead of LibTorch's
+/// generator, whose numbers depend on who draws first, they use `ElementRandom`: so the values are
+/// the same, bit for bit, on any number of ranks and in any layout. Nothing is communicated.
 ///
-/// An undefined tensor (`bias` of Linear(bias=false)) is passed over; so is one that has its values already, when
-/// `materialize` runs. Throws UsageError for a tensor that is not the module's.
+/// An undefined tensor (`bias` of Linear(bias=false)) is passed over; so is one that has its values
+/// already, when `materialize` runs. Throws UsageError for a tensor that is not the module's.
 class Initializer {
  public:
   explicit Initializer(InitRun& run) : run_(run) {}
@@ -68,19 +69,19 @@ class Initializer {
   void xavier_normal_(const at::Tensor& tensor, double gain = 1);
   void eye_(const at::Tensor& matrix);
   void dirac_(const at::Tensor& tensor);
-  /// These elements of the whole tensor, in row-major order, get `value`; the others stay. Row r of a
-  /// matrix of n columns is {r * n, (r + 1) * n}.
+  /// These elements of the whole tensor, in row-major order, get `value`; the others stay. Row r of
+  /// a matrix of n columns is {r * n, (r + 1) * n}.
   void fill_range_(const at::Tensor& tensor, ElementRange range, double value);
-  /// function(element, random): the value of one element by its row-major position. Called from several
-  /// threads.
+  /// function(element, random): the value of one element by its row-major position. Called from
+  /// several threads.
   void elementwise_(const at::Tensor& tensor,
                     const std::function<double(int64_t element, ElementRandom& random)>& function);
 
   // --- one whole parameter at a time: every rank computes it and keeps its part
   void orthogonal_(const at::Tensor& tensor, double gain = 1);
   void sparse_(const at::Tensor& matrix, double sparsity, double std = 0.01);
-  /// function(whole, generator): changes `whole`, zeros on the CPU of the whole parameter's sizes. It must draw
-  /// from `generator` alone, which is seeded for this parameter.
+  /// function(whole, generator): changes `whole`, zeros on the CPU of the whole parameter's sizes.
+  /// It must draw from `generator` alone, which is seeded for this parameter.
   void whole_(const at::Tensor& tensor,
               const std::function<void(at::Tensor& whole, at::Generator generator)>& function);
   /// Known values, such as a table of frequencies; of the whole tensor's sizes.
@@ -105,12 +106,13 @@ struct ModuleInitializer {
 };
 
 /// function(module, init): gives values to the parameters and buffers of a `Module` (or a class
-/// derived from it; a holder such as torch::nn::Linear means its Impl), and to those of modules in it if
-/// theirs are not to stay as their own classes have made them. With torch::nn::Module as the class it is
-/// called for every module, like FSDP1's param_init_fn. It is called twice, first to learn what it
-/// covers, and must use `init` alone to write.
+/// derived from it; a holder such as torch::nn::Linear means its Impl), and to those of modules in
+/// it if theirs are not to stay as their own classes have made them. With torch::nn::Module as the
+/// class it is called for every module, like FSDP1's param_init_fn. It is called twice, first to
+/// learn what it covers, and must use `init` alone to write.
 ///
-///     fsdp::initializer<RMSNormImpl>([](RMSNormImpl& norm, fsdp::Initializer& init) { init.ones_(norm.weight); })
+///     fsdp::initializer<RMSNormImpl>(
+///         [](RMSNormImpl& norm, fsdp::Initializer& init) { init.ones_(norm.weight); })
 template <class Module, class Function>
 ModuleInitializer initializer(Function function) {
   if constexpr (std::is_base_of_v<torch::nn::Module, Module>) {

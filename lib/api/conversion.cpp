@@ -17,9 +17,11 @@ void check_target(const ModuleTree& tree, const GroupConversion& target) {
   if (!target.device) return;
   for (const auto& group : tree.groups) {
     const auto mesh_device = group->config().mesh_info.mesh.device();
-    const bool fits = *target.device == mesh_device || target.device->is_cpu() || target.device->is_meta();
+    const bool fits =
+        *target.device == mesh_device || target.device->is_cpu() || target.device->is_meta();
     require(fits,
-            "fsdp::to: '{}' is sharded over a mesh on {}; expected that device, the CPU or meta, found {}",
+            "fsdp::to: '{}' is sharded over a mesh on {}; expected that device, the CPU or meta, "
+            "found {}",
             group->name(), mesh_device.str(), target.device->str());
   }
 }
@@ -81,8 +83,9 @@ void convert(torch::nn::Module& module, GroupConversion target) {
   const auto cast = convert_cast_buffers(tree, target);
   for (const auto& entry : tree.buffers)
     convert_plain(entry.tensor, target.device.value_or(entry.tensor.device()),
-                  cast.contains(entry.tensor.unsafeGetTensorImpl()) ? entry.tensor.scalar_type()
-                                                                    : target_dtype(entry.tensor, target));
+                  cast.contains(entry.tensor.unsafeGetTensorImpl())
+                      ? entry.tensor.scalar_type()
+                      : target_dtype(entry.tensor, target));
 }
 
 }  // namespace
@@ -97,7 +100,8 @@ void to(torch::nn::Module& module, c10::Device device, at::ScalarType dtype) {
 
 at::ScalarType saved_dtype(const torch::nn::Module& module, const at::Tensor& buffer) {
   // Walking does not change the module; its tables are only not offered as const.
-  for (const auto& state : walk_tree(const_cast<torch::nn::Module&>(module), "fsdp::saved_dtype").states)
+  for (const auto& state :
+       walk_tree(const_cast<torch::nn::Module&>(module), "fsdp::saved_dtype").states)
     for (const auto& entry : state->cast_buffers)
       if (entry.buffer.lock().get() == buffer.unsafeGetTensorImpl()) return entry.dtype;
   return buffer.scalar_type();

@@ -63,7 +63,9 @@ void InitRun::apply_all() {
   Initializer init(*this);
   for (const auto position : tree_.innermost_first) {
     auto& module = *tree_.modules[position].module;
-    const auto fits = [&](const ModuleInitializer& candidate) { return candidate.apply(module, init); };
+    const auto fits = [&](const ModuleInitializer& candidate) {
+      return candidate.apply(module, init);
+    };
     if (std::any_of(options_.initializers.begin(), options_.initializers.end(), fits)) continue;
     std::any_of(known_initializers().begin(), known_initializers().end(), fits);
   }
@@ -78,7 +80,8 @@ std::string InitRun::uncovered(size_t owner) const {
     const bool is_needed = is_target_[i] && (!is_buffer || missing.tensor.is_meta());
     if (missing.owner != owner || !is_needed || is_covered_[i]) continue;
     const auto& path = tree_.modules[owner].path;
-    names.push_back((is_buffer ? "buffer " : "") + missing.name.substr(path.empty() ? 0 : path.size() + 1));
+    names.push_back((is_buffer ? "buffer " : "") +
+                    missing.name.substr(path.empty() ? 0 : path.size() + 1));
   }
   if (names.empty()) return {};
   const auto& [module, path] = tree_.modules[owner];
@@ -103,7 +106,8 @@ void InitRun::run() { apply_all(); }
 size_t InitRun::find(const at::Tensor& tensor) const {
   const auto found = known_.find(tensor.unsafeGetTensorImpl());
   require(found != known_.end(),
-          "{}: an initialiser was given a tensor of sizes {} that is no parameter or buffer of the module; "
+          "{}: an initialiser was given a tensor of sizes {} that is no parameter or buffer of the "
+          "module; "
           "give it what a member or a table of the module holds",
           caller_, fmt::join(tensor.sizes(), "x"));
   return found->second;
@@ -118,7 +122,8 @@ const TreeEntry* InitRun::target(const at::Tensor& tensor) {
 
 c10::IntArrayRef InitRun::sizes(const at::Tensor& tensor) const {
   const auto& known = entry(find(tensor));
-  return known.group ? c10::IntArrayRef(known.group->params()[known.index].sizes()) : known.tensor.sizes();
+  return known.group ? c10::IntArrayRef(known.group->params()[known.index].sizes())
+                     : known.tensor.sizes();
 }
 
 std::vector<ElementRange> InitRun::ranges(const TreeEntry& entry) const {

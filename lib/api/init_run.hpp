@@ -12,9 +12,10 @@ namespace fsdp {
 /// For LibTorch's own classes: what their reset_parameters() do.
 const std::vector<ModuleInitializer>& known_initializers();
 
-/// Writes the values of elements [range.begin, range.end) of the tensor with this stream to `values`.
-/// Called from several threads.
-using DrawRange = std::function<void(ElementRange range, uint64_t seed, uint64_t stream, double* values)>;
+/// Writes the values of elements [range.begin, range.end) of the tensor with this stream to
+/// `values`. Called from several threads.
+using DrawRange =
+    std::function<void(ElementRange range, uint64_t seed, uint64_t stream, double* values)>;
 
 /// One run of initialisers over a module. First it rehearses: the initialisers run and only what
 /// they would write is noted, so that everything uncovered is known before anything changes.
@@ -30,7 +31,8 @@ class InitRun {
   const ModuleTree& tree() const { return tree_; }
 
   // --- for Initializer
-  /// What `tensor` is; null if there is nothing to do for it (undefined, no target, or a rehearsal).
+  /// What `tensor` is; null if there is nothing to do for it (undefined, no target, or a
+  /// rehearsal).
   const TreeEntry* target(const at::Tensor& tensor);
   c10::IntArrayRef sizes(const at::Tensor& tensor) const;
   /// Which elements of it this rank holds.
@@ -55,7 +57,7 @@ class InitRun {
   Targets targets_;
   const char* caller_;
   std::unordered_map<const c10::TensorImpl*, size_t> known_;  // handles too
-  std::vector<bool> is_target_, is_covered_;  // parameters, then buffers
+  std::vector<bool> is_target_, is_covered_;                  // parameters, then buffers
   bool rehearses_ = false;
 };
 

@@ -16,9 +16,11 @@ namespace fsdp {
 
 uint32_t ElementRandom::bits() {
   constexpr int kBlocks = 16, kWords = 4;  // an element's own, before its neighbour's begin
-  require(used_ < kBlocks * kWords, "ElementRandom: more than {} words for one element", kBlocks * kWords);
+  require(used_ < kBlocks * kWords, "ElementRandom: more than {} words for one element",
+          kBlocks * kWords);
   if (used_ % kWords == 0) {
-    at::Philox4_32 engine(seed_, stream_, static_cast<uint64_t>(element_) * kBlocks + used_ / kWords);
+    at::Philox4_32 engine(seed_, stream_,
+                          static_cast<uint64_t>(element_) * kBlocks + used_ / kWords);
     for (auto& word : words_) word = engine();
   }
   return words_[used_++ % kWords];
@@ -37,8 +39,8 @@ double ElementRandom::normal() {
 
 namespace {
 
-/// LAPACK cuts its work by the number of threads, and so rounds differently; a rank's share of the cores
-/// depends on the number of ranks.
+/// LAPACK cuts its work by the number of threads, and so rounds differently; a rank's share of the
+/// cores depends on the number of ranks.
 class OneThread {
  public:
   OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
@@ -82,10 +84,12 @@ at::Tensor orthogonal(const at::Tensor& normal, double gain) {
   return (is_wide ? q.t() : q) * gain;
 }
 
-double kaiming_std(const Initializer::Fans& fans, double a, const torch::nn::init::FanModeType& mode,
+double kaiming_std(const Initializer::Fans& fans, double a,
+                   const torch::nn::init::FanModeType& mode,
                    const torch::nn::init::NonlinearityType& nonlinearity) {
   const bool in = std::holds_alternative<torch::enumtype::kFanIn>(mode);
-  return torch::nn::init::calculate_gain(nonlinearity, a) / std::sqrt(static_cast<double>(in ? fans.in : fans.out));
+  return torch::nn::init::calculate_gain(nonlinearity, a) /
+         std::sqrt(static_cast<double>(in ? fans.in : fans.out));
 }
 
 double xavier_std(const Initializer::Fans& fans, double gain) {
@@ -98,7 +102,8 @@ c10::IntArrayRef Initializer::sizes(const at::Tensor& tensor) const { return run
 
 Initializer::Fans Initializer::fans(const at::Tensor& tensor) const {
   const auto sizes = this->sizes(tensor);
-  require(sizes.size() >= 2, "initializer: fans need a tensor of two dimensions or more, found sizes {}",
+  require(sizes.size() >= 2,
+          "initializer: fans need a tensor of two dimensions or more, found sizes {}",
           fmt::join(sizes, "x"));
   int64_t field = 1;
   for (size_t dim = 2; dim < sizes.size(); ++dim) field *= sizes[dim];
@@ -122,24 +127,27 @@ void Initializer::normal_(const at::Tensor& tensor, double mean, double std) {
   draw_local(run_, tensor, normals(mean, std));
 }
 
-void Initializer::trunc_normal_(const at::Tensor& tensor, double mean, double std, double low, double high) {
+void Initializer::trunc_normal_(const at::Tensor& tensor, double mean, double std, double low,
+                                double high) {
   // The inverse of the distribution function, between its values at the two ends.
   const auto below = [&](double x) { return std::erf((x - mean) / (std * std::numbers::sqrt2)); };
   const double first = below(low), last = below(high);
   draw_local(run_, tensor, by_element([=](int64_t, ElementRandom& random) {
-    const double x = calc_erfinv(first + (last - first) * random.uniform());
-    return std::clamp(mean + std * std::numbers::sqrt2 * x, low, high);
-  }));
+               const double x = calc_erfinv(first + (last - first) * random.uniform());
+               return std::clamp(mean + std * std::numbers::sqrt2 * x, low, high);
+             }));
 }
 
-void Initializer::kaiming_uniform_(const at::Tensor& tensor, double a, torch::nn::init::FanModeType mode,
+void Initializer::kaiming_uniform_(const at::Tensor& tensor, double a,
+                                   torch::nn::init::FanModeType mode,
                                    torch::nn::init::NonlinearityType nonlinearity) {
   if (!tensor.defined()) return;
   const double bound = std::sqrt(3.0) * kaiming_std(fans(tensor), a, mode, nonlinearity);
   uniform_(tensor, -bound, bound);
 }
 
-void Initializer::kaiming_normal_(const at::Tensor& tensor, double a, torch::nn::init::FanModeType mode,
+void Initializer::kaiming_normal_(const at::Tensor& tensor, double a,
+                                  torch::nn::init::FanModeType mode,
                                   torch::nn::init::NonlinearityType nonlinearity) {
   if (tensor.defined()) normal_(tensor, 0, kaiming_std(fans(tensor), a, mode, nonlinearity));
 }
@@ -157,7 +165,8 @@ void Initializer::xavier_normal_(const at::Tensor& tensor, double gain) {
 void Initializer::eye_(const at::Tensor& matrix) {
   if (!matrix.defined()) return;
   const auto sizes = this->sizes(matrix);
-  require(sizes.size() == 2, "initializer: eye_ needs a matrix, found sizes {}", fmt::join(sizes, "x"));
+  require(sizes.size() == 2, "initializer: eye_ needs a matrix, found sizes {}",
+          fmt::join(sizes, "x"));
   elementwise_(matrix, [columns = sizes[1]](int64_t element, ElementRandom&) {
     return element / columns == element % columns ? 1.0 : 0.0;
   });
@@ -180,11 +189,13 @@ void Initializer::fill_range_(const at::Tensor& tensor, ElementRange range, doub
   if (!tensor.defined()) return;
   const int64_t numel = c10::multiply_integers(sizes(tensor));
   require(0 <= range.begin && range.begin <= range.end && range.end <= numel,
-          "initializer: expected a range within {} elements, found [{}, {})", numel, range.begin, range.end);
+          "initializer: expected a range within {} elements, found [{}, {})", numel, range.begin,
+          range.end);
   const auto* entry = run_.target(tensor);
   if (entry == nullptr) return;
   at::NoGradGuard no_grad;
-  const auto present = entry->tensor.detach().reshape({-1}).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  const auto present =
+      entry->tensor.detach().reshape({-1}).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
   int64_t done = 0;
   for (const auto& held : run_.ranges(*entry)) {
     const auto begin = std::max(range.begin, held.begin), end = std::min(range.end, held.end);
@@ -197,7 +208,8 @@ void Initializer::fill_range_(const at::Tensor& tensor, ElementRange range, doub
 void Initializer::orthogonal_(const at::Tensor& tensor, double gain) {
   if (!tensor.defined()) return;
   const auto sizes = this->sizes(tensor);
-  require(sizes.size() >= 2, "initializer: orthogonal_ needs two dimensions or more, found sizes {}",
+  require(sizes.size() >= 2,
+          "initializer: orthogonal_ needs two dimensions or more, found sizes {}",
           fmt::join(sizes, "x"));
   const auto* entry = run_.target(tensor);
   const auto numel = c10::multiply_integers(sizes);
@@ -209,7 +221,8 @@ void Initializer::orthogonal_(const at::Tensor& tensor, double gain) {
 void Initializer::sparse_(const at::Tensor& matrix, double sparsity, double std) {
   if (!matrix.defined()) return;
   const auto sizes = this->sizes(matrix);
-  require(sizes.size() == 2, "initializer: sparse_ needs a matrix, found sizes {}", fmt::join(sizes, "x"));
+  require(sizes.size() == 2, "initializer: sparse_ needs a matrix, found sizes {}",
+          fmt::join(sizes, "x"));
   const auto* entry = run_.target(matrix);
   if (entry == nullptr) return;
   constexpr uint64_t kOrder = 0x9e3779b97f4a7c15;  // other numbers than the values

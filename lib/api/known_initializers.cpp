@@ -12,8 +12,9 @@
 
 #include "api/init_run.hpp"
 
-// What LibTorch's own classes do in reset_parameters(). Transformer layers, AdaptiveLogSoftmaxWithLoss
-// and other compositions are made of these and need no rule of their own.
+// What LibTorch's own classes do in reset_parameters(). Transformer layers,
+// AdaptiveLogSoftmaxWithLoss and other compositions are made of these and need no rule of their
+// own.
 namespace fsdp {
 
 namespace {
@@ -37,7 +38,8 @@ void init_bilinear(BilinearImpl& module, Initializer& init) {
   init.uniform_(module.bias, -bound, bound);
 }
 
-/// LibTorch's EmbeddingBag writes the padding row before the others, and so not at all; here it is zero in both.
+/// LibTorch's EmbeddingBag writes the padding row before the others, and so not at all; here it is
+/// zero in both.
 template <class Impl>
 void init_embedding(Impl& module, Initializer& init) {
   init.normal_(module.weight);
@@ -65,7 +67,8 @@ void init_norm_with_statistics(Impl& module, Initializer& init) {
 template <class Impl>
 void init_recurrent(Impl& module, Initializer& init) {
   const double bound = reciprocal_root(module.options_base.hidden_size());
-  for (const auto& parameter : module.parameters(/*recurse=*/false)) init.uniform_(parameter, -bound, bound);
+  for (const auto& parameter : module.parameters(/*recurse=*/false))
+    init.uniform_(parameter, -bound, bound);
 }
 
 void init_attention(MultiheadAttentionImpl& module, Initializer& init) {
@@ -100,8 +103,8 @@ void add_norm_with_statistics(std::vector<ModuleInitializer>& known) {
 
 std::vector<ModuleInitializer> make_known() {
   std::vector<ModuleInitializer> known;
-  add_affine<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl,
-             ConvTranspose3dImpl>(known);
+  add_affine<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,
+             ConvTranspose2dImpl, ConvTranspose3dImpl>(known);
   known.push_back(initializer<BilinearImpl>(&init_bilinear));
   known.push_back(initializer<EmbeddingImpl>(&init_embedding<EmbeddingImpl>));
   known.push_back(initializer<EmbeddingBagImpl>(&init_embedding<EmbeddingBagImpl>));
@@ -112,8 +115,9 @@ std::vector<ModuleInitializer> make_known() {
   add_recurrent<RNNImpl, LSTMImpl, GRUImpl, RNNCellImpl, LSTMCellImpl, GRUCellImpl>(known);
   known.push_back(initializer<MultiheadAttentionImpl>(&init_attention));
   known.push_back(initializer<TransformerImpl>(&init_transformer));
-  known.push_back(initializer<PReLUImpl>(
-      [](PReLUImpl& module, Initializer& init) { init.constant_(module.weight, module.options.init()); }));
+  known.push_back(initializer<PReLUImpl>([](PReLUImpl& module, Initializer& init) {
+    init.constant_(module.weight, module.options.init());
+  }));
   return known;
 }
 

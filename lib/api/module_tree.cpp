@@ -30,20 +30,22 @@ void collect_modules(Module& module, const std::string& path, ModuleTree& tree,
   tree.innermost_first.push_back(position);
 }
 
-/// Which entries of the modules' tables are sharded: by the groups' own records, since a tensor that
-/// LibTorch's to() has replaced no longer shows it.
-void collect_sharded(ModuleTree& tree, const std::unordered_set<const Module*>& modules,
-                     std::vector<std::pair<const Registration*, std::shared_ptr<ParamGroup>>>& places,
-                     const char* caller) {
+/// Which entries of the modules' tables are sharded: by the groups' own records, since a tensor
+/// that LibTorch's to() has replaced no longer shows it.
+void collect_sharded(
+    ModuleTree& tree, const std::unordered_set<const Module*>& modules,
+    std::vector<std::pair<const Registration*, std::shared_ptr<ParamGroup>>>& places,
+    const char* caller) {
   for (const auto& state : tree.states) {
     const auto group = state->group.lock();
     if (!group) continue;
     for (const auto& place : state->registrations) {
       if (place.is_shared && place.alive.expired()) continue;
-      require(modules.contains(place.module),
-              "{}: parameter '{}' belongs to the group of '{}', but not to the module given; name all "
-              "modules of the group, or one around them",
-              caller, group->params()[place.param].name(), state->description);
+      require(
+          modules.contains(place.module),
+          "{}: parameter '{}' belongs to the group of '{}', but not to the module given; name all "
+          "modules of the group, or one around them",
+          caller, group->params()[place.param].name(), state->description);
       places.emplace_back(&place, group);
     }
     tree.groups.push_back(group);
@@ -52,11 +54,14 @@ void collect_sharded(ModuleTree& tree, const std::unordered_set<const Module*>& 
 
 void refuse_foreign(const at::Tensor& parameter, const ModuleTree& tree, const char* caller) {
   const auto found = find_param(parameter);
-  if (!found || std::find(tree.groups.begin(), tree.groups.end(), found->group) != tree.groups.end()) return;
-  throw UsageError(fmt::format(
-      "{}: parameter '{}' is a part of the group of '{}', which the module given does not hold; name "
-      "the module that fully_shard was called on, or one around it",
-      caller, found->param().name(), found->group->name()));
+  if (!found ||
+      std::find(tree.groups.begin(), tree.groups.end(), found->group) != tree.groups.end())
+    return;
+  throw UsageError(
+      fmt::format("{}: parameter '{}' is a part of the group of '{}', which the module given does "
+                  "not hold; name "
+                  "the module that fully_shard was called on, or one around it",
+                  caller, found->param().name(), found->group->name()));
 }
 
 }  // namespace

@@ -13,9 +13,9 @@ namespace fsdp {
 
 /// A module's parameters and buffers, each tensor once, under its first name in depth-first order.
 struct TreeEntry {
-  at::Tensor tensor;  ///< as the module's table holds it
-  std::string name;   ///< from the module the walk began at
-  size_t owner;       ///< which of the modules registers it first
+  at::Tensor tensor;                  ///< as the module's table holds it
+  std::string name;                   ///< from the module the walk began at
+  size_t owner;                       ///< which of the modules registers it first
   std::shared_ptr<ParamGroup> group;  ///< null if it is not sharded
   size_t index = 0;                   ///< in the group
 };
@@ -33,7 +33,8 @@ struct ModuleTree {
   std::vector<std::shared_ptr<ParamGroup>> groups;   ///< theirs
 };
 
-/// Changes nothing. Throws UsageError, on behalf of `caller`, if the tree holds a part of a group only.
+/// Changes nothing. Throws UsageError, on behalf of `caller`, if the tree holds a part of a group
+/// only.
 ModuleTree walk_tree(torch::nn::Module& module, const char* caller);
 
 }  // namespace fsdp

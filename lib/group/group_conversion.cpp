@@ -36,10 +36,11 @@ void ParamGroup::check_convertible() const {
   const bool is_busy =
       context->in_step() || context->is_in_scope() || context->has_reductions_under_way();
   // Parameters without values take part in no step, though a use of them may have begun one.
-  require_state(!is_busy || config_.device.is_meta(),
-                "'{}' is in the middle of a step; change its dtype or device before forward or after "
-                "backward (after an exception, call reset_iter_state() on the root first)",
-                name());
+  require_state(
+      !is_busy || config_.device.is_meta(),
+      "'{}' is in the middle of a step; change its dtype or device before forward or after "
+      "backward (after an exception, call reset_iter_state() on the root first)",
+      name());
   for (const auto& param : params_) param.check_handle();
 }
 
@@ -75,7 +76,9 @@ void ParamGroup::fill(Remade& made) const {
     const auto piece = made.shard.narrow(0, made.layout.stored_offset(i), made.layout.stored_bytes(i));
     const auto numel = param.local_bytes() / static_cast<int64_t>(c10::elementSize(param.dtype()));
     if (numel > 0 && !made.device.is_meta() && !config_.device.is_meta())
-      piece.view(dtype).narrow(0, 0, numel).copy_(pieces_[i].view(param.dtype()).narrow(0, 0, numel));
+      piece.view(dtype)
+          .narrow(0, 0, numel)
+          .copy_(pieces_[i].view(param.dtype()).narrow(0, 0, numel));
     made.pieces.push_back(piece);
 
     const auto registered = param.registered(), handle = param.handle();
@@ -93,7 +96,8 @@ void ParamGroup::convert_waiting_gradients(c10::Device device) {
   for (size_t i = 0; i < params_.size(); ++i)
     for (auto* sum : {&tally.partial_sum(i), &tally.accumulated(i)}) {
       if (!sum->defined()) continue;
-      const bool follows = !config_.mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
+      const bool follows =
+          !config_.mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
       *sum = converted(*sum, device, follows ? params_[i].param_dtype() : sum->scalar_type());
     }
 }
@@ -121,7 +125,8 @@ void ParamGroup::convert(const GroupConversion& to) {
     auto& param = params_[i];
     param.convert(made.dtypes[i], made.param_dtypes[i], made.pieces[i], shared_from_this());
     if (made.gradients[i].defined()) param.registered().mutable_grad() = made.gradients[i];
-    if (made.handle_gradients[i].defined()) param.handle().mutable_grad() = made.handle_gradients[i];
+    if (made.handle_gradients[i].defined())
+      param.handle().mutable_grad() = made.handle_gradients[i];
   }
   config_.device = made.device;
   layout_ = std::move(made.layout);

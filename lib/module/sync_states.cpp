@@ -19,7 +19,9 @@ constexpr int64_t kBucketBytes = int64_t{250} << 20;
 constexpr int64_t kAlignment = 16;  // of a tensor in its bucket: any dtype may start there
 constexpr auto kSubject = "sync_from_rank0";
 
-bool is_first_rank(const MeshInfo& info) { return info.shard_rank() == 0 && info.replicate_rank() == 0; }
+bool is_first_rank(const MeshInfo& info) {
+  return info.shard_rank() == 0 && info.replicate_rank() == 0;
+}
 
 void reduce_to_least(const at::Tensor& values, const MeshInfo& info) {
   info.shard_group->start_all_reduce(values, ReduceOp::kMin, kSubject)->wait();
@@ -105,7 +107,8 @@ void send_bucket(std::vector<Sent>& bucket, const MeshInfo& info) {
     sent.offset = total;
     total += (sent.bytes() + kAlignment - 1) / kAlignment * kAlignment;
   }
-  const auto buffer = at::empty({total}, at::TensorOptions().dtype(at::kByte).device(info.mesh.device()));
+  const auto buffer =
+      at::empty({total}, at::TensorOptions().dtype(at::kByte).device(info.mesh.device()));
   if (is_first_rank(info))
     for (const auto& sent : bucket) sent.whole(buffer).copy_(sent.source);
   info.shard_group->start_broadcast(buffer, 0, kSubject)->wait();
@@ -141,10 +144,11 @@ void take_value(const at::Tensor& buffer, const at::Tensor& value) {
 void check_source(const ManagedStates& states, const MeshInfo& info) {
   if (!is_first_rank(info)) return;
   for (const auto& param : states.params)
-    require(!param.handle.is_meta(),
-            "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
-            "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
-            param.name);
+    require(
+        !param.handle.is_meta(),
+        "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
+        "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
+        param.name);
   for (size_t i = 0; i < states.buffers.size(); ++i)
     require(!states.buffers[i].is_meta(),
             "{}: this buffer is on the meta device on the first rank, whose values sync_from_rank0 "
@@ -152,7 +156,8 @@ void check_source(const ManagedStates& states, const MeshInfo& info) {
             states.buffer_names[i]);
 }
 
-void agree_on_states(const ManagedStates& states, const MeshInfo& info, std::exception_ptr failure) {
+void agree_on_states(const ManagedStates& states, const MeshInfo& info,
+                     std::exception_ptr failure) {
   BelowResidency below;
   constexpr auto kNobody = std::numeric_limits<int64_t>::max();
   const auto lines = failure ? std::vector<std::string>() : describe(states);
@@ -166,7 +171,8 @@ void agree_on_states(const ManagedStates& states, const MeshInfo& info, std::exc
           "nothing is sharded here either; its own error says why",
           found.least[0]);
   require(found.least[1] == found.greatest[1],
-          "fully_shard with sync_from_rank0: the ranks' modules have from {} to {} parameters and buffers "
+          "fully_shard with sync_from_rank0: the ranks' modules have from {} to {} parameters and "
+          "buffers "
           "(here {}); shard the same modules in the same order on all ranks",
           found.least[1], found.greatest[1], lines.size());
   if (found.least[2] == found.greatest[2]) return;
@@ -175,7 +181,8 @@ void agree_on_states(const ManagedStates& states, const MeshInfo& info, std::exc
   const auto each = spread(hashes, info);
   for (size_t i = 0; i < lines.size(); ++i)
     require(each.least[i] == each.greatest[i],
-            "fully_shard with sync_from_rank0: the ranks' modules differ; the first difference is at {} "
+            "fully_shard with sync_from_rank0: the ranks' modules differ; the first difference is "
+            "at {} "
             "here. Shard the same modules in the same order on all ranks",
             lines[i]);
 }
@@ -195,7 +202,8 @@ void send_states(const ManagedStates& states, ParamGroup* group, const MeshInfo&
     if (was_sent(buffer)) continue;
     marked.push_back(buffer);
     if (buffer.numel() == 0 && buffer.is_meta())
-      received.emplace_back(buffer, at::empty(buffer.sizes(), buffer.options().device(info.mesh.device())));
+      received.emplace_back(buffer,
+                            at::empty(buffer.sizes(), buffer.options().device(info.mesh.device())));
     all.push_back({buffer, [&, buffer](const at::Tensor& whole) {
                      received.emplace_back(buffer, whole.clone());
                    }});

@@ -8,17 +8,18 @@
 
 namespace fsdp {
 
-/// The ranks tell each other whether all have got this far with the same states. `failure`: what this
-/// rank's own checks threw, or null; it is thrown again here. Throws UsageError on every other rank
-/// then, and on all ranks if names, sizes, strides or dtypes differ. A collective call.
+/// The ranks tell each other whether all have got this far with the same states. `failure`: what
+/// this rank's own checks threw, or null; it is thrown again here. Throws UsageError on every other
+/// rank then, and on all ranks if names, sizes, strides or dtypes differ. A collective call.
 void agree_on_states(const ManagedStates& states, const MeshInfo& info, std::exception_ptr failure);
 
 /// Throws UsageError on the mesh's first rank if one of its states is on the meta device.
 void check_source(const ManagedStates& states, const MeshInfo& info);
 
-/// Gives the group's registered parameters (not attached yet; `group` may be null) and the buffers the
-/// mesh's first rank's values (A4). Meta buffers become real. A buffer that has been sent already, with
-/// another group, is left alone. A collective call. Throws CommError; buffers are unchanged then.
+/// Gives the group's registered parameters (not attached yet; `group` may be null) and the buffers
+/// the mesh's first rank's values (A4). Meta buffers become real. A buffer that has been sent
+/// already, with another group, is left alone. A collective call. Throws CommError; buffers are
+/// unchanged then.
 void send_states(const ManagedStates& states, ParamGroup* group, const MeshInfo& info);
 
 }  // namespace fsdp

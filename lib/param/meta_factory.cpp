@@ -17,11 +17,13 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
 }  // namespace
 
 void place_on_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  if (!c10::impl::tls_is_dispatch_key_included(kResidencyKey)) [[likely]] return;
+  if (!c10::impl::tls_is_dispatch_key_included(kResidencyKey)) [[likely]]
+    return;
   const auto& schema = op.schema();
   const auto position = schema.argumentIndexWithName("device");
   if (!position || takes_tensors(schema)) return;
-  auto& device = (*stack)[stack->size() - schema.arguments().size() + static_cast<size_t>(*position)];
+  auto& device =
+      (*stack)[stack->size() - schema.arguments().size() + static_cast<size_t>(*position)];
   if (device.isNone()) device = c10::Device(at::kMeta);
 }
 

@@ -6,11 +6,12 @@
 
 namespace fsdp {
 
-void ShardedParam::convert(at::ScalarType dtype, at::ScalarType param_dtype, const at::Tensor& piece,
-                           const std::shared_ptr<ResidencyOwner>& owner) {
+void ShardedParam::convert(at::ScalarType dtype, at::ScalarType param_dtype,
+                           const at::Tensor& piece, const std::shared_ptr<ResidencyOwner>& owner) {
   BelowResidency below;
   const auto registered = this->registered(), handle = this->handle();
-  sync_requires_grad();  // making the registered parameter again would undo what nobody has seen yet
+  sync_requires_grad();  // making the registered parameter again would undo what nobody has seen
+                         // yet
   dtype_ = dtype;
   param_dtype_ = param_dtype;
   itemsize_ = static_cast<int64_t>(c10::elementSize(dtype));

@@ -1,0 +1,148 @@
+#include <catch2/catch.hpp>
+
+#include <random>
+
+#include "support/models.hpp"
+
+// Materialising, sending from the first rank and converting, for modules drawn at random: any number of
+// dimensions, empty ones, strides, dtypes, groups, ranks and meshes (A3, A4, A9).
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+using at::Tensor;
+
+int pick(std::mt19937_64& draw, int count) { return static_cast<int>(draw() % static_cast<uint64_t>(count)); }
+
+struct DrawnImpl : nn::Module {
+  DrawnImpl(std::mt19937_64& draw, int depth) {
+    const int count = pick(draw, 4) + (depth == 0 ? 1 : 0);
+    for (int i = 0; i < count; ++i) add_parameter(draw, fmt::format("p{}", i));
+    if (pick(draw, 2)) register_buffer("table", torch::randn({pick(draw, 4), 3}));
+    for (int i = 0; depth < 2 && i < pick(draw, 3); ++i)
+      blocks.push_back(register_module(fmt::format("c{}", i), std::make_shared<DrawnImpl>(draw, depth + 1)));
+    is_group = depth == 0 || pick(draw, 2);
+  }
+
+  void add_parameter(std::mt19937_64& draw, const std::string& name) {
+    static const at::ScalarType dtypes[] = {at::kFloat, at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong};
+    std::vector<int64_t> sizes;
+    for (int dim = pick(draw, 5); dim > 0; --dim) sizes.push_back(std::vector{0, 1, 2, 3, 5, 9}[pick(draw, 12) == 0 ? 0 : 1 + pick(draw, 5)]);
+    const auto dtype = dtypes[pick(draw, 6)];
+    auto values = torch::randn(sizes).mul(9).to(dtype);
+    if (sizes.size() > 1 && pick(draw, 2)) values = values.transpose(0, 1);
+    register_parameter(name, values, at::isFloatingType(dtype) && pick(draw, 4));
+  }
+
+  void shard(const FullyShardOptions& options) {
+    for (auto& child : blocks) child->shard(options);
+    if (is_group) fully_shard(*this, options);
+  }
+
+  std::vector<std::shared_ptr<DrawnImpl>> blocks;
+  bool is_group = false;
+};
+
+/// The same structure for the same seed; other values on other ranks.
+std::shared_ptr<DrawnImpl> drawn_module(uint64_t seed, int rank = 0) {
+  return seeded(seed * 16 + rank, [&] {
+    std::mt19937_64 draw(seed);
+    return std::make_shared<DrawnImpl>(draw, 0);
+  });
+}
+
+struct Case {
+  explicit Case(uint64_t seed) : seed(seed) {
+    std::mt19937_64 draw(seed + 1000);
+    ranks = 1 + pick(draw, 8);
+    if (ranks % 2 == 0) replicas = pick(draw, 3);
+    if (replicas == 0) replicate_only = pick(draw, 6) == 0;
+  }
+  FullyShardOptions options(const Rank& rank) const {
+    return {.mesh = replicas > 0 ? rank.hybrid(replicas, ranks / replicas) : rank.mesh(), .replicate_only = replicate_only};
+  }
+  std::string name() const { return fmt::format("seed {}, {} ranks, {} replicas{}", seed, ranks, replicas, replicate_only ? ", replicated" : ""); }
+
+  uint64_t seed;
+  int ranks = 1, replicas = 0;
+  bool replicate_only = false;
+};
+
+void check_same(const Rank& rank, const nn::Module& module, const nn::Module& plain, const std::string& what) {
+  const auto found = unique_parameters(module), expected = unique_parameters(plain);
+  rank.check_equal(found.size(), expected.size(), what);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto& [name, parameter] = found[i];
+    rank.check_identical(dtensor_of(parameter).full_tensor().detach(), expected[i].second.detach(), what + ": " + name);
+    rank.check_equal(parameter.requires_grad(), expected[i].second.requires_grad(), what + ": requires_grad of " + name);
+    rank.check_identical(handle_of(parameter).detach().clone(), expected[i].second.detach(), what + ": the member of " + name);
+  }
+  for (const auto& buffer : plain.named_buffers())
+    rank.check_identical(module.named_buffers()[buffer.key()], buffer.value(), what + ": buffer " + buffer.key());
+}
+
+InitOptions catch_all() {
+  auto fill = [](nn::Module& module, Initializer& init) {
+    for (const auto& item : module.named_parameters(false)) switch (item.key().back() % 4) {
+        case 0: init.normal_(item.value(), 0, 9); break;
+        case 1: init.uniform_(item.value(), -9, 9); break;
+        case 2: init.whole_(item.value(), [](Tensor& whole, at::Generator generator) { whole.random_(-9, 9, generator); }); break;
+        default: init.constant_(item.value(), 3);
+      }
+    for (const auto& item : module.named_buffers(false)) init.normal_(item.value());
+  };
+  return {.seed = 3, .initializers = {initializer<nn::Module>(fill)}};
+}
+
+constexpr uint64_t kDraws = 40;
+
+TEST_CASE("any module on meta gets the plain one's first values", "[runtime][state_properties]") {
+  for (uint64_t seed = 0; seed < kDraws; ++seed) {
+    const Case drawn(seed);
+    on_ranks(drawn.ranks, [&](Rank& rank) {
+      auto plain = drawn_module(seed), module = drawn_module(seed);
+      init_parameters(*plain, catch_all());
+      to(*module, at::kMeta);
+      module->shard(drawn.options(rank));
+      materialize(*module, catch_all());
+      check_same(rank, *module, *plain, drawn.name());
+    });
+  }
+}
+
+TEST_CASE("any module gets the first rank's values, whichever parts the others have on meta", "[runtime][state_properties]") {
+  for (uint64_t seed = 0; seed < kDraws; ++seed) {
+    const Case drawn(seed);
+    on_ranks(drawn.ranks, [&](Rank& rank) {
+      auto first = drawn_module(seed), module = drawn_module(seed, rank.index());
+      std::mt19937_64 draw(seed * 8 + rank.index());
+      if (rank.index() > 0 && pick(draw, 3) == 0) to(*module, at::kMeta);
+      for (auto& child : module->blocks)
+        if (rank.index() > 0 && pick(draw, 2)) to(*child, at::kMeta);
+      auto options = drawn.options(rank);
+      options.sync_from_rank0 = true;
+      module->shard(options);
+      check_same(rank, *module, *first, drawn.name());
+    });
+  }
+}
+
+TEST_CASE("any module is converted like the plain one", "[runtime][state_properties]") {
+  for (uint64_t seed = 0; seed < kDraws; ++seed) {
+    const Case drawn(seed);
+    on_ranks(drawn.ranks, [&](Rank& rank) {
+      auto plain = drawn_module(seed), module = drawn_module(seed);
+      module->shard(drawn.options(rank));
+      for (auto dtype : {at::kBFloat16, at::kDouble, at::kFloat}) {
+        to(*plain, dtype);
+        to(*module, dtype);
+        check_same(rank, *module, *plain, drawn.name());
+        // Reading has gathered the groups; the next conversion finds them so.
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::test
