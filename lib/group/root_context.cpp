@@ -56,6 +56,7 @@ void RootContext::note_released(ParamGroup& group) {
 
 void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& use) {
   std::lock_guard lock(mutex_);
+  observer_.look_for_listener();
   observer_.end_use();
   if (at::in_parallel_region()) {
     // A worker in the middle of somebody's operator: its order is chance, so it decides nothing.
@@ -233,6 +234,7 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
 
 void RootContext::unshard(ParamGroup& group, UnshardMode mode) {
   std::lock_guard lock(mutex_);
+  observer_.look_for_listener();
   if (group.is_stale()) group.reshard();
   group.is_kept_by_user = true;
   group.unshard();
@@ -241,11 +243,13 @@ void RootContext::unshard(ParamGroup& group, UnshardMode mode) {
 
 void RootContext::wait_for_unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
+  observer_.look_for_listener();
   if (group.is_gathering()) group.wait_for_unshard();
 }
 
 void RootContext::reshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
+  observer_.look_for_listener();
   group.is_kept_by_user = group.is_listed_prefetch = false;
   group.reshard();
 }

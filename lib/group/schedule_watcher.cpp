@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "base/log.hpp"
 #include "fsdp/schedule_check.hpp"
@@ -18,6 +19,9 @@ using std::chrono::milliseconds;
 /// drowns the store.
 constexpr size_t kPeersAtATime = 8;
 constexpr size_t kStepsKept = 4;
+constexpr int kLongestGap = 16;
+/// How long peers have to come to the end of the same step by themselves.
+constexpr milliseconds kPatience{100};
 constexpr milliseconds kLongestPause{1000};
 /// Longer than any answer of a store that is alive.
 constexpr auto kFarewell = std::chrono::seconds(5);
@@ -53,7 +57,7 @@ void ScheduleWatcher::leave() {
 void ScheduleWatcher::compare_step() {
   {
     std::lock_guard lock(mutex_);
-    new_steps_.push_back(log_->position().hash);
+    new_steps_.push_back(log_->position());
   }
   wake_.notify_one();
 }
@@ -140,11 +144,11 @@ bool ScheduleWatcher::is_conclusive(const std::optional<RankReport>& report, uin
                     report->state == State::kFailed);
 }
 
-void ScheduleWatcher::publish_difference() {
+void ScheduleWatcher::publish_difference(const RankReport& own) {
   // The message is better for what every rank has to say, so those who are late get a moment.
   const auto deadline = Clock::now() + times_.settling();
   for (;;) {
-    const auto reports = board_.reports(own_report());
+    const auto reports = board_.reports(own);
     const auto found = find_disagreement(reports);
     if (!found) return;
     const bool all_spoke =
@@ -168,7 +172,7 @@ void ScheduleWatcher::settle() {
     bool all_spoke = true;
     for (const int peer : peers) {
       const auto report = board_.report_of(peer);
-      if (report && find_difference(own, *report)) return publish_difference();
+      if (report && find_difference(own, *report)) return publish_difference(own);
       all_spoke &= is_conclusive(report, own.count());
     }
     if (all_spoke) return;
@@ -247,12 +251,15 @@ void ScheduleWatcher::examine(bool is_late) {
     board_.post(own);
     board_.raise_alarm(fmt::format("rank {} waits at {}, {}", board_.rank(), own.count(), seen_.activity));
   }
+  // More and more seldom: who comes later finds this rank's report at its own first look.
+  if (++seen_.looks < seen_.next_look) return;
+  seen_.next_look += std::min(seen_.looks, kLongestGap);
   const auto peers = board_.peers(next_peer_, kPeersAtATime);
   next_peer_ += peers.size();
   for (const int peer : peers) {
     const auto report = board_.report_of(peer);
     if (!report) continue;
-    if (find_difference(own, *report)) return publish_difference();
+    if (find_difference(own, *report)) return publish_difference(own);
     if (is_late && report->state == RankReport::State::kEnded && report->count() < own.count())
       return report_gone();
   }
@@ -273,7 +280,7 @@ void ScheduleWatcher::report_late() {
   const auto own = own_report();
   if (own.count() == 0 || !board_.claim_late(own.count() - 1)) return;
   const auto reports = board_.reports(own);
-  if (find_disagreement(reports)) return publish_difference();
+  if (find_disagreement(reports)) return publish_difference(own);
   const auto text = fmt::format("{} is late: rank {} has waited {:.1f} s for it. What the ranks do:{}",
                                 own.waits_for, board_.rank(), seconds(Clock::now() - seen_.since),
                                 describe_ranks(reports, board_.ranks()));
@@ -294,8 +301,24 @@ void ScheduleWatcher::report_gone() {
                            describe_ranks(reports, board_.ranks())));
 }
 
+/// The step may be new on this rank alone: then the others have nothing to post by themselves.
+void ScheduleWatcher::ask_awaited() {
+  if (!std::exchange(steps_.has_asked, true)) {
+    board_.post(steps_.own);
+    board_.raise_alarm(fmt::format("rank {} asks after step {}", board_.rank(), steps_.number));
+  }
+  bool differs = false;
+  std::erase_if(steps_.awaited, [&](int peer) {
+    const auto report = board_.report_of(peer);
+    if (!report || report->count() < steps_.count) return false;
+    differs |= find_difference(steps_.own, *report).has_value();
+    return true;
+  });
+  if (differs) publish_difference(steps_.own);
+}
+
 milliseconds ScheduleWatcher::compare_steps() {
-  std::vector<uint64_t> fresh;
+  std::vector<ScheduleLog::Position> fresh;
   {
     std::lock_guard lock(mutex_);
     fresh.swap(new_steps_);
@@ -303,11 +326,15 @@ milliseconds ScheduleWatcher::compare_steps() {
   const auto now = Clock::now();
   if (!fresh.empty()) {
     steps_.number += fresh.size();
-    steps_.hashes.insert(steps_.hashes.begin(), fresh.rbegin(), fresh.rend());
+    steps_.count = fresh.back().count;
+    for (const auto& step : fresh) steps_.hashes.insert(steps_.hashes.begin(), step.hash);
     if (steps_.hashes.size() > kStepsKept) steps_.hashes.resize(kStepsKept);
     board_.post_hashes(ScheduleBoard::Track::kSteps, steps_.number, steps_.hashes);
     steps_.awaited = board_.peers(0, kPeersAtATime);
+    steps_.own = own_report();
+    steps_.ask_at = now + std::min(kPatience, times_.compare_after);
     steps_.until = now + times_.late_after;
+    steps_.has_asked = false;
     steps_.pause = milliseconds(10);
   }
   if (steps_.awaited.empty()) return kLongestPause;
@@ -318,6 +345,7 @@ milliseconds ScheduleWatcher::compare_steps() {
     is_suspicious_ |= answer == Answer::kOther;
     return answer != Answer::kNotYet;
   });
+  if (!steps_.awaited.empty() && now >= steps_.ask_at) ask_awaited();
   // Whoever never comes there is late somewhere, and is found by that.
   if (now >= steps_.until) steps_.awaited.clear();
   steps_.pause = std::min(steps_.pause * 2, kLongestPause);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +21,7 @@ struct WatchTimes {
   std::chrono::milliseconds timeout;
 
   /// A rank that has nothing to ask looks so often whether another one does.
-  std::chrono::milliseconds between_polls() const { return late_after / 6; }
+  std::chrono::milliseconds between_polls() const { return std::min(late_after / 6, compare_after); }
   /// How long a rank whose collective failed waits for the others to say what they did.
   std::chrono::milliseconds settling() const;
 };
@@ -29,9 +30,10 @@ struct WatchTimes {
 ///
 /// Two threads share it: the one that trains tells what it does, in a few atomic stores; a thread
 /// that does nothing else (`run`) looks after it. It uses the board only
-/// - at the end of a step with a new sequence of collectives: one note, compared with some peers';
+/// - at the end of a step with a new sequence of collectives: one note, compared with some peers', who
+///   are asked for their reports if they have no such note;
 /// - while the host has waited for a collective for `compare_after`: the report, and the peers';
-/// - every `late_after` / 6, to see whether another rank has raised the alarm.
+/// - every second or so, one note: whether another rank has raised the alarm.
 /// A disagreement is a verdict: it is posted once, every rank takes it over, fails its communicators
 /// with it (which wakes whoever waits in them), and throws it.
 class ScheduleWatcher {
@@ -71,8 +73,9 @@ class ScheduleWatcher {
   void report_late();
   void report_gone();
   std::chrono::milliseconds compare_steps();
+  void ask_awaited();
   void settle();
-  void publish_difference();
+  void publish_difference(const RankReport& own);
   void give_verdict(const std::string& text);
   RankReport own_report() const;
   bool is_conclusive(const std::optional<RankReport>& report, uint64_t count) const;
@@ -93,12 +96,16 @@ class ScheduleWatcher {
     uint64_t activity = 0;
     Clock::time_point since = Clock::now();
     bool is_posted = false, is_reported = false;
+    int looks = 0, next_look = 1;
   } seen_;
   struct {
     uint64_t number = 0;  ///< of steps posted
+    uint64_t count = 0;   ///< entries up to the last of them
+    RankReport own = {};  ///< as of then: later ones may have forgotten where the ranks parted
     std::vector<uint64_t> hashes = {};
     std::vector<int> awaited = {};
-    Clock::time_point until = {};
+    Clock::time_point ask_at = {}, until = {};
+    bool has_asked = false;
     std::chrono::milliseconds pause{10};
   } steps_;
   bool is_suspicious_ = false;
@@ -109,7 +116,7 @@ class ScheduleWatcher {
   std::mutex mutex_;  // of what follows
   std::condition_variable wake_, gone_;
   bool is_ending_ = false, has_ended_ = false;
-  std::vector<uint64_t> new_steps_;
+  std::vector<ScheduleLog::Position> new_steps_;
   struct Group {
     const Communicator* identity;  // only compared
     std::weak_ptr<Communicator> alive;

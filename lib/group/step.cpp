@@ -155,6 +155,7 @@ void RootContext::finish_group(ParamGroup& group) {
 }
 
 void RootContext::reduce(ParamGroup& group) {
+  observer_.look_for_listener();
   // One reduction under way at a time (and one all-reduce behind it): two groups' gradients are
   // never packed together.
   free_reduction_inputs();
@@ -185,6 +186,7 @@ void RootContext::flush_gradients() {
 }
 
 void RootContext::end_backward() {
+  observer_.look_for_listener();
   flush_gradients();
   if (!options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.

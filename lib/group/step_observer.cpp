@@ -85,8 +85,10 @@ const char* range_name(Operation operation) {
 }
 
 void Range::begin(StepObserver& observer, const char* what, const ParamGroup& group) {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (!callbacks && !observer.recorder_) return;  // whoever listened has gone
   auto name = fmt::format("{} ({})", what, group.name());
-  if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
+  if (callbacks) {
     profiled_.emplace(std::move(*callbacks));
     profiled_->before(name);
   }
@@ -200,6 +202,7 @@ void StepObserver::begin_use(const ParamGroup& group) {
 void StepObserver::start_timeline(int rank, size_t max_events) {
   recorder_ = std::make_unique<TimelineRecorder>(rank, max_events);
   recorder_->begin_phase("between steps");
+  has_listener_ = true;
 }
 
 Timeline StepObserver::stop_timeline() {
