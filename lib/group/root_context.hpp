@@ -61,6 +61,12 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void enter_scope();
   void leave_scope() noexcept;
 
+  /// No step may begin until `resume_steps`: the handles show other memory for a while. Counts.
+  /// Throws StateError, beginning with `caller`, in a step or scope.
+  void hold_steps(std::string_view caller);
+  void resume_steps() noexcept;
+  bool steps_are_held() const { return steps_held_ > 0; }
+
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
   /// True from a backward that was not the last one (set_is_last_backward) until that one ends.
@@ -124,6 +130,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   Phase phase_ = Phase::kIdle;
   std::vector<int64_t> tasks_;  // autograd tasks under way, outermost first
   int scope_depth_ = 0;
+  int steps_held_ = 0;
   // Passes of three kinds, each with its own order: a scope without autograd (eval, generation)
   // must not unlearn what training does.
   UseTrace forward_, backward_, inference_;

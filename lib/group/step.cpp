@@ -46,6 +46,9 @@ void RootContext::enter_phase(int64_t task, const OperatorUse& use,
 }
 
 void RootContext::prepare_step() {
+  require_state(!steps_are_held(),
+                "full parameters are shown (fsdp::FullParameters), so no forward that records "
+                "autograd, backward or scope of this module can begin; end that first");
   has_started_ = true;
   release_between_steps();  // what reads have left behind
   recheck();
@@ -247,7 +250,23 @@ void RootContext::reset_iter_state() {
 
 void RootContext::enter_scope() {
   std::lock_guard lock(mutex_);
-  if (scope_depth_++ == 0 && phase_ == Phase::kIdle) begin_forward();
+  if (scope_depth_ == 0 && phase_ == Phase::kIdle) begin_forward();
+  ++scope_depth_;  // only now: it may have thrown
+}
+
+void RootContext::hold_steps(std::string_view caller) {
+  std::lock_guard lock(mutex_);
+  require_state(phase_ == Phase::kIdle && scope_depth_ == 0,
+                "{}: not inside a forward, a backward or a scope of the module. Run the backward of "
+                "the last forward first, or reset_iter_state(); a forward without backward belongs "
+                "under torch::NoGradGuard or fsdp::forward_scope",
+                caller);
+  ++steps_held_;
+}
+
+void RootContext::resume_steps() noexcept {
+  std::lock_guard lock(mutex_);
+  --steps_held_;
 }
 
 void RootContext::leave_scope() noexcept {

@@ -57,6 +57,9 @@ class HandleStorage final : public KeyedStorage {
   /// The handle gets another storage: this one, behind older views of it, stays empty and says why.
   void retire(const std::string& name);
 
+  /// True while the handle shows other memory than this: see ShardedParam::set_handle_aside.
+  bool is_set_aside = false;
+
  private:
   std::shared_ptr<ResidencyOwner> keep_alive_;
   bool is_filled_ = false;

@@ -128,6 +128,7 @@ void ShardedParam::make_registered(OwnerLink owner, size_t index, const at::Tens
 void ShardedParam::check_handle() const {
   const auto handle = this->handle();
   if (!handle.defined()) return;  // the module is gone
+  if (storage_ != nullptr && storage_->is_set_aside) return;
   require_state(storage_ != nullptr &&
                     handle.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_ &&
                     has_residency_key(handle.unsafeGetTensorImpl()),
@@ -167,20 +168,43 @@ void ShardedParam::bring_home(const at::Tensor& piece) {
 void ShardedParam::take_over_handle(const std::shared_ptr<ResidencyOwner>& owner, size_t index,
                                     c10::Device device) {
   BelowResidency below;
-  auto handle = this->handle();
-  // Only for the device and the dtype: sizes and storage follow.
-  const bool moves = handle.is_meta() ? !device.is_meta() : handle.device() != device;
-  if (moves || is_cast())
-    replace_tensor(handle, at::empty({0}, handle.options().device(moves ? device : handle.device()).dtype(param_dtype_).requires_grad(false)));
+  const auto handle = this->handle();
   seen_version_ = current_version();
   auto storage =
       c10::make_intrusive<HandleStorage>(owner, owner_, index, unsharded_bytes(), device, name_);
   storage_ = storage.get();
+  point_handle_at(handle, c10::Storage(std::move(storage)));
+}
+
+void ShardedParam::point_handle_at(const at::Tensor& handle, c10::Storage storage) const {
+  // Only for the device and the dtype: sizes and storage follow.
+  const bool moves = handle.is_meta() ? !storage.device().is_meta() : handle.device() != storage.device();
+  if (moves || handle.scalar_type() != param_dtype_)
+    replace_tensor(handle, at::empty({0}, handle.options()
+                                              .device(moves ? storage.device() : handle.device())
+                                              .dtype(param_dtype_)
+                                              .requires_grad(false)));
   auto* impl = handle.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  impl->set_storage_keep_dtype(std::move(storage));
   impl->set_storage_offset(0);
   impl->set_sizes_and_strides(sizes(), strides());
   add_residency_key(handle);
+}
+
+c10::Storage ShardedParam::set_handle_aside(const at::Tensor& whole) {
+  BelowResidency below;
+  const auto handle = this->handle();
+  auto storage = handle.storage();
+  handle.set_data(whole);
+  storage_->is_set_aside = true;
+  return storage;
+}
+
+void ShardedParam::restore_handle(c10::Storage storage) {
+  BelowResidency below;
+  static_cast<HandleStorage*>(storage.unsafeGetStorageImpl())->is_set_aside = false;
+  if (const auto handle = this->handle(); handle.defined())
+    point_handle_at(handle, std::move(storage));
 }
 
 void ShardedParam::rename(std::string name) {

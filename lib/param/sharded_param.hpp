@@ -55,6 +55,12 @@ class ShardedParam {
   void take_over_handle(const std::shared_ptr<ResidencyOwner>& owner, size_t index,
                         c10::Device device);
 
+  /// Makes the handle an ordinary tensor that shares `whole`'s memory, dtype and device, for a while: no
+  /// operator on it is looked at. Returns the managed storage, for `restore_handle`. `whole` has sizes().
+  c10::Storage set_handle_aside(const at::Tensor& whole);
+  /// The handle is what `take_over_handle` made of it again; nothing to do once the module is gone.
+  void restore_handle(c10::Storage storage);
+
   at::Tensor handle() const;  ///< undefined once the module is gone
   at::Tensor registered() const;  ///< undefined once nobody can use it any more
   const at::TensorImpl* registered_impl() const { return registered_impl_; }
@@ -99,6 +105,7 @@ class ShardedParam {
 
  private:
   int64_t current_version() const;
+  void point_handle_at(const at::Tensor& handle, c10::Storage storage) const;
   void keep_handle_alive(const at::Tensor& registered);
   at::Tensor view_of(const at::Tensor& piece) const;
 
