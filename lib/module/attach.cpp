@@ -48,6 +48,10 @@ void check_nested(const ModuleWalk& walk) {
             "fully_shard: the module around '{}' is to be sharded, but that one has run a step as "
             "a root already; call fully_shard on all modules before the first forward",
             nested.path);
+    require_state(!root->context->steps_are_held(),
+                  "fully_shard: the module around '{}' is to be sharded while that one shows full "
+                  "parameters (fsdp::FullParameters); end that first",
+                  nested.path);
   }
 }
 
@@ -135,9 +139,9 @@ std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const Module
   return std::make_shared<ParamGroup>(std::move(config), params);
 }
 
-void move_buffers(const ManagedStates& states, c10::Device device,
-                  std::optional<at::ScalarType> dtype, ModuleState& state) {
+void move_buffers(const ManagedStates& states, c10::Device device, ModuleState& state) {
   torch::NoGradGuard no_grad;
+  const auto dtype = state.mp_policy.buffer_dtype;
   for (const auto& buffer : states.buffers) {
     const auto to = buffer.is_meta() ? buffer.device() : device;
     const bool casts = dtype && at::isFloatingType(buffer.scalar_type());
@@ -163,7 +167,10 @@ void replace_registrations(const ManagedStates& states, ParamGroup& group, Modul
       const bool is_listed = &place == &places.front() || reads_its_table(*place.module);
       auto& entry = ModuleAccess::parameters(*place.module)[place.slot].value();
       entry = is_listed ? registered : at::Tensor();
-      if (is_listed) state.registrations.push_back(place);
+      if (is_listed)
+        state.registrations.push_back(place);
+      else
+        remember_tied_entry(place, group.shared_from_this());
     }
   }
 }
@@ -243,6 +250,10 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
       mesh, options.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard);
   state->requested_reshard = options.reshard_after_forward;
   state->mp_policy = options.mp_policy;
+  state->options = options;
+  state->options.ignored_params.clear();  // which must not live on for the state
+  state->options.ignored_modules.clear();
+  state->ignored_modules.assign(options.ignored_modules.begin(), options.ignored_modules.end());
   Prepared prepared;
   if (options.sync_from_rank0)
     prepare_together(prepared, requested, *state, options);
@@ -263,7 +274,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
     replace_registrations(states, *group, *state);
     state->context->add(group);
   }
-  move_buffers(states, mesh.device(), options.mp_policy.buffer_dtype, *state);
+  move_buffers(states, mesh.device(), *state);
   adopt_nested(state, walk);
   for (auto* module : modules) remember_state(*module, state);
   state->take_root();

@@ -10,6 +10,9 @@ class ModuleAccess : public torch::nn::Module {
  public:
   using Table = torch::OrderedDict<std::string, at::Tensor>;
   static Table& parameters(torch::nn::Module& module) { return module.*&ModuleAccess::parameters_; }
+  static const Table& parameters(const torch::nn::Module& module) {
+    return module.*&ModuleAccess::parameters_;
+  }
 };
 
 }  // namespace fsdp

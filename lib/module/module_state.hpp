@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -48,6 +49,8 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   MeshInfo mesh_info;
   ReshardAfterForward requested_reshard;
   MixedPrecisionPolicy mp_policy;
+  FullyShardOptions options;  ///< as given, without what was ignored
+  std::vector<std::weak_ptr<torch::nn::Module>> ignored_modules;  ///< as given
   std::optional<ReshardPlan> integer_plan;  ///< groups made when an integer was asked for
   std::weak_ptr<ParamGroup> group;          ///< none if there was nothing to shard
   std::shared_ptr<RootContext> context;

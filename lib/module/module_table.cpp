@@ -20,9 +20,20 @@ struct Entry {
   }
 };
 
+/// A module that no shared_ptr owns is known by the group's life.
+struct Tied {
+  std::weak_ptr<const torch::nn::Module> module;
+  bool is_shared;
+  size_t slot;
+  std::weak_ptr<ParamGroup> group;
+  size_t param;
+  bool is_alive() const { return !group.expired() && !(is_shared && module.expired()); }
+};
+
 struct Table {
   std::mutex mutex;
   std::unordered_map<const torch::nn::Module*, Entry> entries;
+  std::unordered_map<const torch::nn::Module*, std::vector<Tied>> tied;
 };
 
 // Never destroyed: modules in static storage may outlive any order of destruction.
@@ -42,6 +53,27 @@ std::shared_ptr<ModuleState> find_state(const torch::nn::Module& module) {
   dead = std::move(found->second.without_group);
   table().entries.erase(found);
   return nullptr;
+}
+
+std::optional<TiedEntry> find_tied_entry(const torch::nn::Module& module, size_t slot) {
+  std::lock_guard lock(table().mutex);
+  const auto found = table().tied.find(&module);
+  if (found == table().tied.end()) return std::nullopt;
+  for (const auto& tied : found->second) {
+    if (tied.slot != slot || !tied.is_alive()) continue;
+    if (auto group = tied.group.lock()) return TiedEntry{std::move(group), tied.param};
+  }
+  return std::nullopt;
+}
+
+void remember_tied_entry(const Registration& entry, const std::shared_ptr<ParamGroup>& group) {
+  std::lock_guard lock(table().mutex);
+  auto& all = table().tied;
+  for (auto entries = all.begin(); entries != all.end();) {
+    std::erase_if(entries->second, [](const Tied& tied) { return !tied.is_alive(); });
+    entries = entries->second.empty() ? all.erase(entries) : std::next(entries);
+  }
+  all[entry.module].push_back({entry.alive, entry.is_shared, entry.slot, group, entry.param});
 }
 
 void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> state) {

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 
 #include "module/module_state.hpp"
 
@@ -14,5 +15,14 @@ namespace fsdp {
 /// Modules that no shared_ptr owns (on the stack) are known by their group's life instead.
 std::shared_ptr<ModuleState> find_state(const torch::nn::Module& module);
 void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> state);
+
+/// An entry of a module's parameter table that is empty because the tensor is listed elsewhere (S6).
+struct TiedEntry {
+  std::shared_ptr<ParamGroup> group;
+  size_t param;  ///< index in the group
+};
+/// nullopt for any other entry. As weak as the table of states.
+std::optional<TiedEntry> find_tied_entry(const torch::nn::Module& module, size_t slot);
+void remember_tied_entry(const Registration& entry, const std::shared_ptr<ParamGroup>& group);
 
 }  // namespace fsdp
