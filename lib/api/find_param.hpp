@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "fsdp/dtensor.hpp"
 #include "group/param_group.hpp"
 
 namespace fsdp {
@@ -19,6 +20,9 @@ struct FoundParam {
 
 /// nullopt for any other tensor, views of parameters among them.
 std::optional<FoundParam> find_param(const at::Tensor& tensor);
+
+/// `local`, spread over the ranks as the registered parameter is, joined with its mesh.
+DTensor as_dtensor(const FoundParam& found, const at::Tensor& local);
 
 /// The same memory as an ordinary tensor, which operators treat as such.
 at::Tensor plain_view(const at::Tensor& registered);

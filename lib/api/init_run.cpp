@@ -6,7 +6,6 @@
 #include "api/find_param.hpp"
 #include "base/require.hpp"
 #include "group/root_context.hpp"
-#include "param/local_elements.hpp"
 
 namespace fsdp {
 
@@ -164,7 +163,7 @@ void InitRun::write_whole(const TreeEntry& entry, const at::Tensor& whole) const
   if (!entry.group) return write_local(entry, whole.reshape({-1}));
   const auto& param = entry.group->params()[entry.index];
   const auto rank = entry.group->config().mesh_info.shard_rank();
-  write_local(entry, local_elements(param, rank, whole).reshape({-1}));
+  write_local(entry, param.layout().part_of(whole, rank).reshape({-1}));
 }
 
 uint64_t InitRun::generator_seed(const TreeEntry& entry) const {

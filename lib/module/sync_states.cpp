@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "base/require.hpp"
-#include "param/local_elements.hpp"
 #include "param/replace_tensor.hpp"
 #include "param/residency.hpp"
 
@@ -194,7 +193,7 @@ void send_states(const ManagedStates& states, ParamGroup* group, const MeshInfo&
   for (size_t i = 0; i < states.params.size(); ++i)
     all.push_back({states.params[i].handle, [&, i](const at::Tensor& whole) {
                      const auto& param = group->params()[i];
-                     param.registered().copy_(local_elements(param, info.shard_rank(), whole));
+                     param.registered().copy_(param.layout().part_of(whole, info.shard_rank()));
                    }});
   std::vector<std::pair<at::Tensor, at::Tensor>> received;
   std::vector<at::Tensor> marked;

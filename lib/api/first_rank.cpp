@@ -1,0 +1,74 @@
+#include "api/first_rank.hpp"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "base/require.hpp"
+#include "module/module_state.hpp"
+
+namespace fsdp {
+
+DeviceMesh leading_mesh(const torch::nn::Module& module, const std::optional<FoundParam>& first) {
+  const auto outermost = roots(module);
+  if (!outermost.empty()) return outermost.front().mesh();
+  return first ? first->group->config().mesh_info.mesh : DeviceMesh();
+}
+
+DeviceMesh leading_mesh(const torch::nn::Module& module, const std::vector<NamedState>& states) {
+  const auto sharded = std::find_if(states.begin(), states.end(),
+                                    [](const NamedState& state) { return state.param.has_value(); });
+  return leading_mesh(module, sharded == states.end() ? std::nullopt : sharded->param);
+}
+
+bool is_first_rank(const DeviceMesh& mesh) {
+  if (!mesh.defined()) return true;
+  const auto& coordinates = mesh.coordinates();
+  return std::all_of(coordinates.begin(), coordinates.end(), [](int64_t c) { return c == 0; });
+}
+
+void broadcast_from_first(const at::Tensor& tensor, const DeviceMesh& mesh,
+                          const std::string& subject) {
+  if (tensor.numel() == 0) return;
+  // First every column takes its row 0, then every row its column 0.
+  for (int dim = 0; dim < mesh.ndim(); ++dim)
+    if (mesh.size(dim) > 1) mesh.group(dim)->start_broadcast(tensor, 0, subject)->wait();
+}
+
+std::string broadcast_text(const std::string& text, const DeviceMesh& mesh,
+                           const std::string& subject) {
+  const auto on_cpu = at::TensorOptions().device(at::kCPU);
+  auto length = at::full({1}, static_cast<int64_t>(text.size()), on_cpu.dtype(at::kLong));
+  length = length.to(mesh.device());
+  broadcast_from_first(length, mesh, subject);
+  auto bytes = at::zeros({length.item<int64_t>()}, on_cpu.dtype(at::kByte));
+  if (is_first_rank(mesh) && !text.empty())
+    std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  bytes = bytes.to(mesh.device());
+  broadcast_from_first(bytes, mesh, subject);
+  bytes = bytes.cpu();
+  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
+void require_same_facts(const std::vector<ParamFact>& facts, const std::string& message) {
+  std::vector<std::pair<Communicator*, std::string>> texts;
+  for (const auto& [param, fact] : facts) {
+    auto* group = param.group->config().mesh_info.shard_group.get();
+    auto text = std::find_if(texts.begin(), texts.end(),
+                             [&](const auto& known) { return known.first == group; });
+    if (text == texts.end()) text = texts.insert(texts.end(), {group, ""});
+    text->second += fact + '\n';
+  }
+  bool same = true;
+  for (const auto& [group, text] : texts) {
+    if (group->size() == 1) continue;
+    const auto hash = static_cast<int64_t>(std::hash<std::string>()(text) >> 2);
+    const auto largest = at::tensor({hash, -hash}, at::kLong).to(group->device_type());
+    group->start_all_reduce(largest, ReduceOp::kMax, "agreement")->wait();
+    const auto found = largest.cpu();
+    same &= found[0].item<int64_t>() == hash && found[1].item<int64_t>() == -hash;
+  }
+  require_state(same, "{}", message);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <string>
+#include <vector>
+
+#include "api/named_states.hpp"
+
+// What the first rank of a mesh does for all, and how ranks find out that they disagree.
+namespace fsdp {
+
+/// The mesh whose first rank is "rank 0" for this module: that of its outermost sharded module, or of the
+/// group that its first sharded parameter belongs to. Undefined where nothing is sharded.
+DeviceMesh leading_mesh(const torch::nn::Module& module, const std::optional<FoundParam>& first);
+DeviceMesh leading_mesh(const torch::nn::Module& module, const std::vector<NamedState>& states);
+
+/// This rank is the first in every dimension. True for an undefined mesh: every rank stands alone.
+bool is_first_rank(const DeviceMesh& mesh);
+
+/// Everybody gets the first rank's values. tensor: contiguous, on the mesh's device. A collective call.
+void broadcast_from_first(const at::Tensor& tensor, const DeviceMesh& mesh, const std::string& subject);
+/// The first rank's text, on every rank. A collective call.
+std::string broadcast_text(const std::string& text, const DeviceMesh& mesh, const std::string& subject);
+
+/// Something about a parameter on which all ranks that share it have to agree.
+struct ParamFact {
+  FoundParam param;
+  std::string fact;
+};
+/// Throws StateError with `message`, on every rank, unless the facts are the same on all ranks of each
+/// shard group. A collective call: one small all-reduce for each of these.
+void require_same_facts(const std::vector<ParamFact>& facts, const std::string& message);
+
+}  // namespace fsdp

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/state_dict.hpp"
+
+namespace fsdp {
+
+/// Throws the one UsageError that names everything that does not fit, if anything does not.
+void require_fits(const LoadResult& result, std::string_view caller, std::string_view subject);
+
+/// Lists of texts in one text, for the way between ranks.
+std::string pack(const std::vector<std::vector<std::string>>& lists);
+std::vector<std::vector<std::string>> unpack(const std::string& text);
+
+}  // namespace fsdp
