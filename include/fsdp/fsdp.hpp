@@ -16,6 +16,7 @@
 #include "fsdp/local_ranges.hpp"
 #include "fsdp/materialize.hpp"
 #include "fsdp/meta_device.hpp"
+#include "fsdp/optimizer_state_dict.hpp"
 #include "fsdp/parameters.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/policy.hpp"

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "fsdp/state_dict.hpp"
+
+namespace fsdp {
+
+/// How an optimizer's state names parameters: "blocks.0.weight", or by their position in the
+/// optimizer's groups taken one after another: "0", "1", ...
+enum class OptimizerKeys { kName, kPosition };
+
+struct OptimizerStateDictOptions {
+  StateDictOptions values = {};
+  OptimizerKeys keys = OptimizerKeys::kName;
+};
+
+struct OptimizerStateDict {
+  /// lr, momentum, ...: double; amsgrad, nesterov, centered: bool; betas: two doubles.
+  using Option = std::variant<double, bool, std::vector<double>>;
+
+  struct ParamState {
+    std::map<std::string, StateEntry> tensors;  ///< "exp_avg", "momentum_buffer", ...
+    std::optional<int64_t> step;                ///< none: this optimizer does not count
+  };
+  struct Group {
+    std::vector<std::string> params;  ///< keys, in the optimizer's order
+    std::map<std::string, Option> options;
+  };
+
+  StateDictKind kind = StateDictKind::kFull;
+  OptimizerKeys keys = OptimizerKeys::kName;
+  std::string optimizer;  ///< "AdamW", ...
+  /// By key; parameters that have had no step have none.
+  std::map<std::string, ParamState> state = {};
+  std::vector<Group> groups = {};
+};
+
+/// The state of LibTorch's AdamW, Adam, SGD, Adagrad or RMSprop over the module's registered parameters
+/// (or a plain module's). kFull gathers one tensor at a time: a collective call.
+///
+/// Throws UsageError for another optimizer, a parameter that is not the module's, or a handle (see
+/// fsdp::adopt); StateError if the ranks do not have state for the same parameters.
+OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
+                                        const torch::optim::Optimizer& optimizer,
+                                        const OptimizerStateDictOptions& options = {});
+
+/// Replaces the optimizer's state by the dict's: state, step counters and group options. Keys of both
+/// kinds are understood; the order of names within a group does not matter. `missing`, `unexpected` and
+/// `wrong` are as for load_state_dict; parameters without state in the dict have none afterwards.
+/// Collective where load_state_dict is.
+LoadResult load_optimizer_state_dict(const torch::nn::Module& module,
+                                     torch::optim::Optimizer& optimizer,
+                                     const OptimizerStateDict& dict, const LoadOptions& options = {});
+
+/// The same dict with the other keys, for an optimizer of the same groups. No communication.
+/// Throws UsageError if the dict and the optimizer do not name the same parameters.
+OptimizerStateDict rekey(OptimizerStateDict dict, OptimizerKeys keys, const torch::nn::Module& module,
+                         const torch::optim::Optimizer& optimizer);
+
+}  // namespace fsdp
