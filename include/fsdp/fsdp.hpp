@@ -3,6 +3,7 @@
 /// The whole public API of libfsdp.
 
 #include "fsdp/activation_checkpoint.hpp"
+#include "fsdp/clone.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/conversion.hpp"
 #include "fsdp/device_mesh.hpp"

@@ -151,6 +151,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
     mark_not_ready();  // the next touch is to see it
   }
   const std::string& param_name(size_t index) const override { return params_[index].name(); }
+  bool is_cut() const override { return config_.mesh_info.shard_size() > 1; }
   std::optional<at::ScalarType> output_dtype(size_t index) const override {
     return output_dtypes_[index];
   }

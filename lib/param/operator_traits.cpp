@@ -65,6 +65,7 @@ OperatorTraits read(const c10::FunctionSchema& schema, const c10::OperatorHandle
                       kind == c10::TypeKind::OptionalType;
   }
   traits.is_differentiable = returns_tensor && !(traits.is_aten && returns_unconnected(name));
+  traits.is_clone = traits.is_aten && name == "clone";
   traits.is_view = traits.is_aten && is_metadata_view(name);
   traits.is_transparent = traits.is_aten && is_view_or_copy(name);
   for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i)

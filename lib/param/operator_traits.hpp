@@ -13,6 +13,8 @@ struct OperatorTraits {
   /// Returns what autograd records: then a registered parameter stands for its handle. Not so for
   /// detach, comparisons, `zeros_like` and kin, nor where no tensor is returned.
   bool is_differentiable = false;
+  /// `clone`.
+  bool is_clone = false;
   /// Changes sizes, strides or storage of a tensor in place.
   bool changes_metadata = false;
   /// Only looks at or rearranges sizes and strides (`view`, `t`, `detach`...): needs no data.

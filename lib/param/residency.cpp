@@ -10,6 +10,7 @@
 #include "param/recomputation.hpp"
 #include "param/residency_fallback.hpp"
 #include "param/residency_owner.hpp"
+#include "param/shard_copy.hpp"
 
 namespace fsdp {
 
@@ -70,6 +71,11 @@ class Operands {
     }
   }
 
+  /// The result of a `clone`, if that of a part of a parameter.
+  void mark_copy(torch::jit::Stack* stack) const {
+    if (cloned_ != nullptr) mark_shard_copy(stack->back().toTensor(), *cloned_);
+  }
+
   void carry_writes() {
     for (auto& written : written_) {
       auto* storage = static_cast<KeyedStorage*>(written.get());
@@ -123,7 +129,11 @@ class Operands {
 
   void examine_tensor(IValue& value, const c10::TensorImpl* impl, size_t argument) {
     auto* storage = KeyedStorage::of(impl);
-    if (storage == nullptr || storage->owner() == nullptr) return;  // outlived its group
+    if (storage == nullptr) {
+      if (traits_.is_differentiable) refuse_moved_copy(value.toTensor());
+      return;
+    }
+    if (storage->owner() == nullptr) return;  // outlived its group
     auto* owner = storage->owner();
     const bool is_written = traits_.writes >> std::min<size_t>(argument, 63) & 1;
     if (storage->kind() == KeyedStorage::Kind::kRegistered) {
@@ -132,6 +142,8 @@ class Operands {
                                                                : at::Tensor();
       if (!handle.defined()) {
         if (is_written) note_write(storage);
+        if (traits_.is_clone && is_registered && owner->is_cut())
+          cloned_ = &owner->param_name(storage->index());
         return;
       }
       storage = KeyedStorage::of(handle.unsafeGetTensorImpl());
@@ -216,6 +228,7 @@ class Operands {
   size_t count_;
   Owners owners_;
   size_t first_index_ = 0;
+  const std::string* cloned_ = nullptr;  // the parameter whose part is cloned
   std::optional<at::ScalarType> cast_to_, output_dtype_;
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
 };
@@ -248,6 +261,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     op.redispatchBoxed(below, stack);
   }
   operands.cast_results(stack);
+  operands.mark_copy(stack);
   operands.carry_writes();
 }
 

@@ -50,6 +50,9 @@ class ResidencyOwner {
 
   virtual const std::string& param_name(size_t index) const = 0;
 
+  /// True if registered parameters are less than the whole: other ranks hold the rest.
+  virtual bool is_cut() const = 0;
+
   /// The compute handle of parameter `index`; undefined once its module is gone.
   virtual at::Tensor handle(size_t index) const = 0;
   /// The registered parameter's identity.
