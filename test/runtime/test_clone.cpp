@@ -63,6 +63,15 @@ TEST_CASE("a clone is sharded like its original and independent of it", "[runtim
       rank.check(copy->embed->weight.is_same(copy->head->weight), "tied");
       rank.check(copy->lin->weight.scalar_type() == model->lin->weight.scalar_type(), "mixed precision");
 
+      if (!casts) {  // and the controls came along: the divide factor shows in the gradients
+        for (auto* net : {&model, &copy}) {
+          Inputs in(0, 0);
+          (*net)->eval();
+          (*net)->loss(in).backward();
+        }
+        for (size_t i = 0; i < copies.size(); ++i)
+          rank.check_close(copies[i].second.grad(), parameters[i].second.grad(), copies[i].first + ": gradient");
+      }
       auto before = state_dict(model);
       at::NoGradGuard no_grad;
       for (auto& parameter : copy->parameters()) parameter.zero_();
