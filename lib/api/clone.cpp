@@ -10,6 +10,7 @@
 #include "api/named_states.hpp"
 #include "base/require.hpp"
 #include "module/module_access.hpp"
+#include "module/module_path.hpp"
 #include "module/module_table.hpp"
 
 // A copy in two steps: LibTorch's clone() makes the structure, plain and of full size, out of stand-ins;

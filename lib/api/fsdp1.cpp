@@ -3,6 +3,7 @@
 #include "base/require.hpp"
 #include "fsdp/process_group.hpp"
 #include "mesh/default_mesh.hpp"
+#include "module/module_path.hpp"
 
 namespace fsdp {
 
@@ -55,20 +56,6 @@ void check_device(const c10::Device& asked, const DeviceMesh& mesh) {
       asked.str(), device.str());
 }
 
-/// Where this version has the option, it is set; asked in a template, so that both compile.
-template <class Options>
-void set_sync_from_rank0(Options& options) {
-  if constexpr (requires { options.sync_from_rank0; })
-    options.sync_from_rank0 = true;
-  else
-    throw UsageError(
-        "from_fsdp1: sync_module_states needs FullyShardOptions::sync_from_rank0, which this "
-        "version "
-        "of libfsdp does not have; give all ranks the same parameters, by the same seed or by "
-        "loading "
-        "them");
-}
-
 bool has_meta(const torch::nn::Module& module) {
   auto is_meta = [](const auto& item) { return item.value().defined() && item.value().is_meta(); };
   const auto parameters = module.named_parameters(/*recurse=*/false);
@@ -83,7 +70,7 @@ void for_modules(torch::nn::Module& module, const std::string& path,
   visit(module, path);
   for (const auto& child : module.named_children())
     if (child.value())
-      for_modules(*child.value(), path.empty() ? child.key() : path + "." + child.key(), visit);
+      for_modules(*child.value(), join_path(path, child.key()), visit);
 }
 
 }  // namespace
@@ -93,7 +80,7 @@ Fsdp1Translation from_fsdp1(const Fsdp1Options& options) {
   name_of(strategy);
   Fsdp1Translation translation;
   auto& own = translation.options;
-  if (options.sync_module_states) set_sync_from_rank0(own);
+  own.sync_from_rank0 = options.sync_module_states;
   if (options.mesh.defined())
     own.mesh = options.mesh;
   else

@@ -5,6 +5,7 @@
 #include "api/find_param.hpp"
 #include "base/require.hpp"
 #include "module/module_access.hpp"
+#include "module/module_path.hpp"
 #include "module/module_table.hpp"
 
 namespace fsdp {
@@ -12,10 +13,6 @@ namespace fsdp {
 namespace {
 
 using torch::nn::Module;
-
-std::string join(const std::string& path, const std::string& key) {
-  return path.empty() ? key : path + "." + key;
-}
 
 void collect_modules(Module& module, const std::string& path, ModuleTree& tree,
                      std::unordered_set<const Module*>& seen) {
@@ -26,7 +23,7 @@ void collect_modules(Module& module, const std::string& path, ModuleTree& tree,
     if (std::find(tree.states.begin(), tree.states.end(), state) == tree.states.end())
       tree.states.push_back(std::move(state));
   for (const auto& child : module.named_children())
-    if (child.value()) collect_modules(*child.value(), join(path, child.key()), tree, seen);
+    if (child.value()) collect_modules(*child.value(), join_path(path, child.key()), tree, seen);
   tree.innermost_first.push_back(position);
 }
 
@@ -80,7 +77,7 @@ ModuleTree walk_tree(Module& module, const char* caller) {
     for (size_t slot = 0; slot < table.size(); ++slot) {
       const auto& tensor = table[slot].value();
       if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-      TreeEntry entry{tensor, join(path, table[slot].key()), owner, nullptr};
+      TreeEntry entry{tensor, join_path(path, table[slot].key()), owner, nullptr};
       const auto place = std::find_if(places.begin(), places.end(), [&](const auto& known) {
         return known.first->module == node && known.first->slot == slot;
       });
@@ -94,7 +91,7 @@ ModuleTree walk_tree(Module& module, const char* caller) {
     }
     for (const auto& buffer : node->named_buffers(/*recurse=*/false))
       if (buffer.value().defined() && seen.insert(buffer.value().unsafeGetTensorImpl()).second)
-        tree.buffers.push_back({buffer.value(), join(path, buffer.key()), owner, nullptr});
+        tree.buffers.push_back({buffer.value(), join_path(path, buffer.key()), owner, nullptr});
   }
   return tree;
 }
