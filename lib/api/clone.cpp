@@ -9,6 +9,7 @@
 
 #include "api/named_states.hpp"
 #include "base/require.hpp"
+#include "module/attach.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/module_table.hpp"
@@ -221,10 +222,12 @@ class ShardLike {
     for (const auto& ignored : state.ignored_modules)
       if (const auto module = ignored.lock(); module && pairs_.modules.contains(module.get()))
         options.ignored_modules.push_back(pairs_.modules.at(module.get()));
-    std::vector<std::shared_ptr<Module>> modules;
-    for (const auto& unit : state.units) modules.push_back(pairs_.modules.at(unit.module));
-    const auto copy = fully_shard(modules, options);
-    copy_controls(state, copy.state());
+    std::vector<Module*> modules;
+    for (const auto& unit : state.units) modules.push_back(pairs_.modules.at(unit.module).get());
+    // The same cut, even where the options would now give another: parameters have been frozen, or
+    // converted, since.
+    const auto copy = attach(modules, options, state.group.lock().get());
+    copy_controls(state, *copy);
   }
 
  private:
@@ -256,6 +259,10 @@ void copy_shards(const Pairs& pairs) {
 
 std::shared_ptr<Module> clone(Module& module, const CloneOptions& options) {
   require_not_shown(module, "clone");
+  for (const auto& root : roots(module))
+    for (const auto* group : root.state().root()->context->groups())
+      require_state(!group->config().device.is_meta(),
+                    "clone: '{}' is on the meta device and has no values; materialise the module first", group->name());
   at::NoGradGuard no_grad;
   auto copy = clone_plain(module);
   if (options.prepare) {

@@ -84,7 +84,10 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
 
 void FSDPModule::set_reshard_after_backward(bool value, Recurse recurse) {
   for_groups(*state_, recurse,
-             [&](ParamGroup& group) { group.policy().reshard_after_backward = value; });
+             [&](ParamGroup& group) {
+               group.policy().reshard_after_backward = value;
+               group.context->budget().invalidate();
+             });
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {

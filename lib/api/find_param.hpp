@@ -21,6 +21,9 @@ struct FoundParam {
 /// nullopt for any other tensor, views of parameters among them.
 std::optional<FoundParam> find_param(const at::Tensor& tensor);
 
+/// The placements of a parameter that is not in a flat layout.
+std::vector<Placement> placements_of(const FoundParam& found);
+
 /// `local`, spread over the ranks as the registered parameter is, joined with its mesh.
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local);
 

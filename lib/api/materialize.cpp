@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "api/init_run.hpp"
+#include "api/named_states.hpp"
 #include "base/require.hpp"
 #include "param/replace_tensor.hpp"
 
@@ -46,6 +47,7 @@ void to_empty(torch::nn::Module& module, std::optional<c10::Device> device) {
 }
 
 void init_parameters(torch::nn::Module& module, const InitOptions& options) {
+  require_not_shown(module, "fsdp::init_parameters");
   auto tree = walk_tree(module, "fsdp::init_parameters");
   for (const auto& entry : tree.parameters)
     require(!entry.tensor.is_meta(),

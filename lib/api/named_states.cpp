@@ -75,11 +75,19 @@ class Walk {
 std::vector<NamedState> named_states(const Module& module) { return Walk().run(module); }
 
 void require_not_shown(const Module& module, std::string_view caller) {
-  for (const auto& root : roots(module))
-    require_state(!root.state().root()->context->steps_are_held(),
+  for (const auto& root : roots(module)) {
+    auto& context = *root.state().root()->context;
+    require_state(!context.steps_are_held(),
                   "{}: not while the module shows full parameters (fsdp::FullParameters); end that "
                   "scope first",
                   caller);
+    bring_home(context);
+  }
+}
+
+void bring_home(RootContext& context) {
+  std::lock_guard lock(context.mutex());
+  for (auto* group : context.groups()) group->audit();
 }
 
 }  // namespace fsdp

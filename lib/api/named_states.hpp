@@ -23,7 +23,13 @@ struct NamedState {
 /// Each tensor once, tied ones with their names in modules whose table no longer lists them.
 std::vector<NamedState> named_states(const torch::nn::Module& module);
 
+/// Registered parameters whose storage was replaced since the last step (torch::load, set_data) are
+/// recognised again: their values go where they belong. Throws StateError, naming the parameter, where
+/// that cannot be.
+void bring_home(RootContext& context);
+
 /// Throws StateError, beginning with `caller`, while FullParameters shows parameters of the module.
+/// Brings home what was replaced.
 void require_not_shown(const torch::nn::Module& module, std::string_view caller);
 
 }  // namespace fsdp

@@ -33,6 +33,13 @@ FoundParam expect_param(const at::Tensor& tensor, const char* caller) {
 
 }  // namespace
 
+std::vector<Placement> placements_of(const FoundParam& found) {
+  auto placements = found.group->config().mesh_info.placements();
+  for (auto& placement : placements)
+    if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = found.param().layout().dim();
+  return placements;
+}
+
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
   const auto& param = found.param();
   const auto& layout = param.layout();
@@ -40,11 +47,8 @@ DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
           "{}: is in a flat layout, which cuts no dimension, so it is no DTensor; use full_tensor or full_grad "
           "for the whole, local_ranges for this rank's elements",
           param.name());
-  const auto& info = found.group->config().mesh_info;
-  auto placements = info.placements();
-  for (auto& placement : placements)
-    if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = layout.dim();
-  return DTensor::from_local(local, info.mesh, std::move(placements), param.sizes(), param.strides());
+  return DTensor::from_local(local, found.group->config().mesh_info.mesh, placements_of(found), param.sizes(),
+                             param.strides());
 }
 
 at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().registered(); }

@@ -54,6 +54,8 @@ ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
           "{}: rank0_only with writeback would leave the ranks with different values; set writeback "
           "to false",
           kCaller);
+  for (const auto& root : roots(module))
+    if (auto& context = *root.state().root()->context; !context.steps_are_held()) bring_home(context);
   collect(module, which, /*is_start=*/true);
   const auto already = shown_handles(module);
   for (const auto& param : module.parameters(/*recurse=*/which != ShowWhich::kOwn))

@@ -24,7 +24,9 @@ bool is_spread_alike(const StateEntry& entry, const StateTensor& tensor) {
   if (!tensor.param) return false;
   if (!entry.dtensor.defined()) return entry.ranges == ranges_of(*tensor.param);
   const auto& info = tensor.param->group->config().mesh_info;
-  return entry.dtensor.mesh() == info.mesh && entry.dtensor.placements() == info.placements();
+  const auto& layout = tensor.param->param().layout();
+  return !layout.is_flat() && entry.dtensor.mesh() == info.mesh &&
+         entry.dtensor.placements() == placements_of(*tensor.param);
 }
 
 void write_own(const StateTensor& tensor, const at::Tensor& whole) {

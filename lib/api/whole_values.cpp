@@ -66,6 +66,11 @@ at::Tensor assemble(const at::Tensor& gathered, const std::vector<std::vector<El
   return flat;
 }
 
+/// A flat part of one rank, all elements in the order of memory, as the parameter.
+at::Tensor in_memory(const at::Tensor& flat, const ShardedParam& param) {
+  return flat.as_strided(param.sizes(), param.strides(), flat.storage_offset());
+}
+
 }  // namespace
 
 at::Tensor gather_values(const FoundParam& found, const at::Tensor& local) {
@@ -74,9 +79,12 @@ at::Tensor gather_values(const FoundParam& found, const at::Tensor& local) {
   const auto& param = found.param();
   const auto options = at::TensorOptions().dtype(local.scalar_type()).device(info.mesh.device());
   const int ranks = info.shard_size();
-  if (ranks == 1)
-    return at::empty_strided(param.sizes(), param.strides(), options)
-        .copy_(local.reshape(param.sizes()));
+  if (ranks == 1) {
+    // A flat part lies in the order of memory, whatever the parameter's strides are.
+    const auto whole = param.layout().is_flat() ? in_memory(local.contiguous(), param)
+                                                : local.reshape(param.sizes());
+    return at::empty_strided(param.sizes(), param.strides(), options).copy_(whole);
+  }
   std::vector<std::vector<ElementRange>> parts;
   int64_t padded = 0, numel = 0;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -44,6 +44,12 @@ void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup>
       handle, std::make_unique<GradientHook>(std::move(group), index, std::move(user)));
 }
 
+bool has_gradient_hook(const at::Tensor& tensor) {
+  namespace autograd_impl = torch::autograd::impl;
+  if (autograd_impl::get_autograd_meta(tensor) == nullptr) return false;
+  return dynamic_cast<const GradientHook*>(autograd_impl::post_acc_grad_hooks(tensor).get()) != nullptr;
+}
+
 void take_over_gradient(ShardedParam& param, int shard_rank) {
   const auto handle = param.handle();
   if (!handle.grad().defined()) return;

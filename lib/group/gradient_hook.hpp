@@ -14,6 +14,9 @@ class ShardedParam;
 void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup> group,
                            size_t index);
 
+/// True for a handle, even while it is set aside and shows other memory.
+bool has_gradient_hook(const at::Tensor& tensor);
+
 /// A gradient that the handle already has moves to the registered parameter: this rank's rows of it.
 void take_over_gradient(ShardedParam& param, int shard_rank);
 

@@ -35,6 +35,10 @@ struct ParamGroup::Remade {
 void ParamGroup::check_convertible() const {
   const bool is_busy =
       context->in_step() || context->is_in_scope() || context->has_reductions_under_way();
+  require_state(!context->steps_are_held(),
+                "'{}' shows full parameters (fsdp::FullParameters); end that scope before changing its dtype "
+                "or device",
+                name());
   // Parameters without values take part in no step, though a use of them may have begun one.
   require_state(
       !is_busy || config_.device.is_meta(),
@@ -134,6 +138,8 @@ void ParamGroup::convert(const GroupConversion& to) {
   shard_ = std::move(made.shard);
   pieces_ = std::move(made.pieces);
   convert_waiting_gradients(config_.device);
+  count_trainable();  // converting took over what had been toggled
+  root->budget().invalidate();
   is_unsharded_ = is_never_released() && !config_.device.is_meta();
   for (size_t i = 0; i < params_.size() && is_unsharded_; ++i)
     if (auto* storage = params_[i].storage()) storage->fill(pieces_[i].mutable_data_ptr());

@@ -28,6 +28,14 @@ LayoutParam layout_param(const GroupParam& param) {
           .run_key = 4 * dtypes + 2 * param.has_param_dtype + !handle.requires_grad()};
 }
 
+GroupLayout lay_out(std::span<const LayoutParam> params, const GroupConfig& config) {
+  const auto& group = *config.mesh_info.shard_group;
+  if (!config.cut_like) return GroupLayout(params, config.layout, group);
+  std::vector<GroupLayout::Itemsizes> itemsizes;
+  for (const auto& param : params) itemsizes.push_back({param.stored_itemsize, param.gathered_itemsize});
+  return config.cut_like->with_itemsizes(itemsizes, group);
+}
+
 }  // namespace
 
 ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params)
@@ -36,7 +44,7 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
   const auto& info = config_.mesh_info;
   std::vector<LayoutParam> laid;
   for (const auto& param : params) laid.push_back(layout_param(param));
-  layout_ = GroupLayout(laid, config_.layout, *info.shard_group);
+  layout_ = lay_out(laid, config_);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
     params_.emplace_back(param.name, param.handle, param.param_dtype, layout_.shard(i), info.shard_rank());

@@ -26,6 +26,7 @@ struct GroupConfig {
   c10::Device device;
   MixedPrecisionPolicy mp_policy = {};
   ParamLayout layout = ParamLayout::kPerParameter;
+  std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
   int warn_after_reductions = 16;    ///< A7; 0: never
 };

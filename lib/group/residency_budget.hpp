@@ -31,7 +31,6 @@ class ResidencyBudget {
 
   bool has_plan() const { return plan_.has_value(); }
   const ResidencyPlan& plan() const { return *plan_; }
-  int64_t bytes() const { return *options_.bytes; }
   bool keeps_after_forward_use(size_t use) const { return plan_->keeps[use]; }
   bool keeps_after_backward_use(size_t use) const { return plan_->keeps[forward_uses_ + use]; }
 
@@ -42,5 +41,9 @@ class ResidencyBudget {
   int forward_lessons_ = -1, backward_lessons_ = -1;
   bool is_current_ = false;
 };
+
+/// The learned order and the groups' bytes and options, with `options.bytes` (set) as the budget.
+ResidencyProblem residency_problem(const ResidencyBudget::Options& options, const UseTrace& forward,
+                                   const UseTrace& backward, std::span<ParamGroup* const> groups);
 
 }  // namespace fsdp

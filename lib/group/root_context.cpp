@@ -169,9 +169,10 @@ bool RootContext::counts_for_limit(const ParamGroup& group,
 }
 
 bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate) {
-  if (!trace_->follows()) return true;  // what is not needed at once has been released already
-  if (follows_plan())
-    return candidate == nullptr || unsharded_bytes_ + candidate->unsharded_bytes() <= budget_.bytes();
+  // What the budget has no room for is gathered when it is used, with or without a plan.
+  const auto& budget = options_.unsharded_byte_budget;
+  if (candidate != nullptr && budget && unsharded_bytes_ + candidate->unsharded_bytes() > *budget) return false;
+  if (!trace_->follows() || follows_plan()) return true;  // what is not needed at once has been released already
   const size_t limit = static_cast<size_t>(std::max(2, 1 + options_.prefetch_distance));
   const size_t wanted = 1 + (candidate != nullptr);
   while (true) {

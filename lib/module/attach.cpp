@@ -115,7 +115,7 @@ GroupParam group_param(const ManagedParam& param, const FullyShardOptions& optio
 
 /// The group, complete but not attached: the modules are as they were.
 std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const ModuleState& state,
-                                       const FullyShardOptions& options) {
+                                       const FullyShardOptions& options, const ParamGroup* cut_like) {
   std::vector<GroupParam> params;
   for (const auto& param : states.params) params.push_back(group_param(param, options));
   // The values come from the first rank, so it does not matter whether there are any here.
@@ -136,6 +136,7 @@ std::shared_ptr<ParamGroup> make_group(const ManagedStates& states, const Module
                      .throws_outside_step =
                          options.fault_outside_step == FaultOutsideStep::kThrow,
                      .warn_after_reductions = options.warn_after_unused_gradients};
+  if (cut_like != nullptr) config.cut_like = cut_like->layout();
   return std::make_shared<ParamGroup>(std::move(config), params);
 }
 
@@ -177,16 +178,17 @@ void replace_registrations(const ManagedStates& states, ParamGroup& group, Modul
 
 /// What fully_shard is about to change; nothing has changed yet.
 struct Prepared {
-  std::vector<Module*> modules;
-  ModuleWalk walk;
-  ManagedStates states;
-  std::shared_ptr<ParamGroup> group;  ///< none if there is nothing to shard
+  std::vector<Module*> modules = {};
+  ModuleWalk walk = {};
+  ManagedStates states = {};
+  std::shared_ptr<ParamGroup> group = {};  ///< none if there is nothing to shard
+  const ParamGroup* cut_like = nullptr;
 };
 
 /// Everything that one rank can do by itself, and all of its checks.
 void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleState& state,
              const FullyShardOptions& options) {
-  auto& [modules, walk, states, group] = prepared;
+  auto& [modules, walk, states, group, cut_like] = prepared;
   check_layout(options);
   modules = checked_modules(requested);
   walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
@@ -200,7 +202,7 @@ void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleSt
     state.param_units.push_back(param.unit);
   }
   if (options.sync_from_rank0) check_source(states, state.mesh_info);
-  if (!states.params.empty()) group = make_group(states, state, options);
+  if (!states.params.empty()) group = make_group(states, state, options, cut_like);
 }
 
 /// The same on all ranks or on none.
@@ -243,7 +245,7 @@ void refuse_container(const Module& module) {
 }
 
 std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
-                                    const FullyShardOptions& options) {
+                                    const FullyShardOptions& options, const ParamGroup* cut_like) {
   auto state = std::make_shared<ModuleState>();
   const auto mesh = options.mesh ? options.mesh : default_device_mesh();
   state->mesh_info = make_mesh_info(
@@ -254,12 +256,12 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   state->options.ignored_params.clear();  // which must not live on for the state
   state->options.ignored_modules.clear();
   state->ignored_modules.assign(options.ignored_modules.begin(), options.ignored_modules.end());
-  Prepared prepared;
+  Prepared prepared{.cut_like = cut_like};
   if (options.sync_from_rank0)
     prepare_together(prepared, requested, *state, options);
   else
     prepare(prepared, requested, *state, options);
-  const auto& [modules, walk, states, group] = prepared;
+  const auto& [modules, walk, states, group, like] = prepared;
   if (options.reshard_after_forward.is_integer())
     state->integer_plan = state->plan_reshard(options.reshard_after_forward);
   if (options.sync_from_rank0) send_states(states, group.get(), state->mesh_info);

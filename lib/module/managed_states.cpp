@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "base/require.hpp"
+#include "group/gradient_hook.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "param/managed_storage.hpp"
@@ -13,7 +14,7 @@ namespace fsdp {
 namespace {
 
 void check_param(const at::Tensor& param, const std::string& name, c10::Device device) {
-  require(!has_residency_key(param.unsafeGetTensorImpl()),
+  require(!has_residency_key(param.unsafeGetTensorImpl()) && !has_gradient_hook(param),
           "{}: this parameter belongs to another sharded group already; shard inner modules "
           "before outer ones, put modules that share a parameter in one group, or name it in "
           "ignored_params",

@@ -240,6 +240,66 @@ TEST_CASE("mixed precision in other layouts equals that of rows", "[runtime][lay
     });
 }
 
+TEST_CASE("whole parameters, state dicts and clones are right in every layout and on every mesh", "[runtime][layouts]") {
+  for (bool is_flat : {false, true})
+    for (int64_t replicas : {0, 1, 4})
+      on_ranks(4, [=](Rank& rank) {
+        auto net = seeded(3, [] { return Mixture(); });
+        auto plain = seeded(3, [] { return Mixture(); });
+        FullyShardOptions options{.mesh = replicas > 0 ? rank.hybrid(replicas, 4 / replicas) : rank.mesh()};
+        is_flat ? flat(options) : cut_last(options);
+        fully_shard(net, options);
+        auto expected = plain->named_parameters();
+        for (auto& entry : net->named_parameters()) {
+          rank.check_identical(full_tensor(entry.value()), expected[entry.key()].detach(), entry.key() + " gathered");
+        }
+        {
+          FullParameters scope(*net);
+          for (auto& entry : net->named_parameters())
+            rank.check_identical(entry.value().detach(), expected[entry.key()].detach(), entry.key() + " shown");
+        }
+        for (auto& entry : net->named_parameters())
+          rank.check_identical(entry.value().detach().reshape({-1}),
+                               local_elements(entry.value(), expected[entry.key()].detach()), entry.key() + " afterwards");
+        const auto full = state_dict(*net, {.kind = StateDictKind::kFull});
+        for (const auto& entry : full.entries)
+          rank.check_identical(entry.value().value, expected[entry.key()].detach(), entry.key() + " in the full dict");
+        auto sharded_dict = state_dict(*net, {.kind = StateDictKind::kSharded});
+        rank.log().clear();
+        load_state_dict(*net, sharded_dict);
+        rank.check_equal(rank.subjects_of("all_gather").size(), size_t{0}, "no gather for its own kind");
+        for (auto& entry : net->named_parameters())
+          rank.check_identical(full_tensor(entry.value()), expected[entry.key()].detach(), entry.key() + " loaded");
+      });
+}
+
+TEST_CASE("a clone holds what its original holds, also after parameters were frozen or converted", "[runtime][layouts]") {
+  struct TwoImpl : nn::Cloneable<TwoImpl> {
+    TwoImpl() { reset(); }
+    void reset() override {
+      a = register_parameter("a", torch::randn({4}));
+      b = register_parameter("b", torch::randn({20}));
+    }
+    Tensor a, b;
+  };
+  for (bool converts : {false, true})
+    on_ranks(2, [converts](Rank& rank) {
+      auto net = seeded(3, [] { return std::make_shared<TwoImpl>(); });
+      fully_shard(*net, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
+      if (converts)
+        to(*net, at::kDouble);
+      else
+        net->a.set_requires_grad(false);
+      auto copy = std::dynamic_pointer_cast<TwoImpl>(fsdp::clone(*net));
+      rank.check(copy != nullptr, "of the same class");
+      for (auto name : {"a", "b"}) {
+        const auto original = net->named_parameters()[name], cloned = copy->named_parameters()[name];
+        rank.check(local_ranges(original) == local_ranges(cloned), std::string(name) + ": the same elements");
+        rank.check_identical(cloned.detach(), original.detach(), name);
+      }
+    });
+}
+
 TEST_CASE("a dimension that is not there, and options of the other layout, are refused by name",
           "[runtime][layouts]") {
   on_ranks(2, [](Rank& rank) {
