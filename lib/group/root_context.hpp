@@ -43,6 +43,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void add(const std::shared_ptr<ParamGroup>& group);
   void remove(ParamGroup& group);
   const std::vector<ParamGroup*>& groups() const { return groups_; }
+  /// Null where one is gone.
+  const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }
   /// True once a step has begun: then the set of groups is fixed (S9).
   bool has_started() const { return has_started_; }
   /// Called at the start of every step, for what only the module tree shows (replaced entries).
@@ -78,6 +80,10 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   int64_t unsharded_bytes() const { return unsharded_bytes_; }
   int64_t peak_unsharded_bytes() const { return peak_unsharded_bytes_; }
   StepStatistics& statistics() { return statistics_; }
+  /// Of the last step that came to its end.
+  const StepStatistics& last_step() const { return last_step_; }
+  const UseTrace& forward_order() const { return forward_; }
+  const UseTrace& backward_order() const { return backward_; }
   ResidencyBudget& budget() { return budget_; }
   StepObserver& observer() { return observer_; }
 
@@ -140,7 +146,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;
   std::vector<GradientReduction> reductions_;  // under way, oldest first
-  StepStatistics statistics_;
+  StepStatistics statistics_, before_step_, last_step_;
   StepObserver observer_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;
 };

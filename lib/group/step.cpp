@@ -29,6 +29,17 @@ class RootContext::BackwardEnd {
   bool has_run_ = false;
 };
 
+namespace {
+/// What came between two moments.
+StepStatistics difference(const StepStatistics& now, const StepStatistics& before) {
+  return {.all_gathers = now.all_gathers - before.all_gathers,
+          .gathered_bytes = now.gathered_bytes - before.gathered_bytes,
+          .reductions = now.reductions - before.reductions,
+          .reduced_bytes = now.reduced_bytes - before.reduced_bytes,
+          .buffer_bytes = now.buffer_bytes - before.buffer_bytes};
+}
+}  // namespace
+
 void RootContext::enter_phase(int64_t task, const OperatorUse& use,
                               std::span<ParamGroup* const> used) {
   if (task != -1) {
@@ -75,6 +86,7 @@ void RootContext::recheck() {
 void RootContext::begin_forward() {
   prepare_step();
   phase_ = Phase::kForward;
+  before_step_ = statistics_;
   records_autograd_ = false;
   trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
   trace_->begin_pass();
@@ -206,6 +218,7 @@ void RootContext::end_backward() {
 
 void RootContext::end_step() {
   trace_->end_pass();
+  last_step_ = difference(statistics_, before_step_);
   phase_ = Phase::kIdle;
   observer_.end_step();
   for (auto* group : held_) {

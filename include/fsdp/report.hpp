@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/fully_shard.hpp"
+#include "fsdp/statistics.hpp"
+
+namespace fsdp {
+
+/// One sharded module of a root, in depth-first order. Bytes are of this rank.
+struct GroupReport {
+  std::string name;  ///< "root", or the path from it
+  int depth = 0;     ///< sharded modules around it
+  size_t parameters = 0;
+  int64_t sharded_bytes = 0;
+  int64_t unsharded_bytes = 0;
+  std::string layout;   ///< "Shard(0)", "Replicate(), Shard(1)", "flat", ...
+  std::string reshard_after_forward;  ///< "true", "false", "2", or what unset comes to: "unset (true)"
+};
+
+/// What a step would gather under a byte budget, the order and explicit options being what they are.
+struct BudgetOutlook {
+  int64_t budget_bytes = 0;
+  int64_t gathered_bytes = 0;
+};
+
+/// What a root does, for a person.
+struct Report {
+  std::vector<GroupReport> groups;
+  /// Names of groups in the order in which a step uses them; empty until one has shown it.
+  std::vector<std::string> forward_order, backward_order;
+  ParameterBytes bytes;
+  StepStatistics last_step;  ///< of the last complete one
+  std::optional<int64_t> budget_bytes;  ///< set_unsharded_byte_budget
+  int64_t planned_peak_bytes = 0;       ///< under that budget; 0 without one
+  int64_t planned_gathered_bytes = 0;
+  /// From the least budget that a step can do with, to the one that gathers everything once.
+  std::vector<BudgetOutlook> outlook;
+
+  std::string to_string() const;
+};
+
+/// Of the root of `module`, outside a step. No communication.
+Report report(const FSDPModule& module);
+
+}  // namespace fsdp

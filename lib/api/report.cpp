@@ -1,0 +1,122 @@
+#include "fsdp/report.hpp"
+
+#include <fmt/ranges.h>
+
+#include <set>
+
+#include "comm/work.hpp"
+#include "group/root_context.hpp"
+#include "module/module_state.hpp"
+
+namespace fsdp {
+
+namespace {
+
+std::string layout_of(const ParamGroup& group) {
+  if (group.config().layout == ParamLayout::kFlat) return "flat";
+  std::set<std::string> kinds;  // parameters may be cut along different dimensions
+  for (const auto& param : group.params()) {
+    auto placements = group.config().mesh_info.placements();
+    for (auto& placement : placements)
+      if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = param.layout().dim();
+    std::string text;
+    for (const auto& placement : placements) text += (text.empty() ? "" : ", ") + to_string(placement);
+    kinds.insert(std::move(text));
+  }
+  return fmt::format("{}", fmt::join(kinds, " or "));
+}
+
+std::string reshard_text(const ParamGroup& group) {
+  const auto& policy = group.policy();
+  const auto& plan = policy.after_forward;
+  const std::string value = plan.post_forward_group ? std::to_string(plan.ranks) : plan.reshard ? "true" : "false";
+  return policy.is_after_forward_unset ? "unset (" + value + ")" : value;
+}
+
+void add_groups(ModuleState& state, int depth, Report& report) {
+  GroupReport group{.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}};
+  if (const auto owned = state.group.lock()) {
+    group.parameters = owned->params().size();
+    group.sharded_bytes = owned->sharded_bytes();
+    group.unsharded_bytes = owned->unsharded_bytes();
+    group.layout = layout_of(*owned);
+    group.reshard_after_forward = reshard_text(*owned);
+  }
+  report.groups.push_back(std::move(group));
+  for (const auto& below : state.nested) add_groups(*below, depth + 1, report);
+}
+
+std::vector<std::string> names_of(const std::vector<int>& uses, std::span<ParamGroup* const> groups) {
+  std::vector<std::string> names;
+  for (const int id : uses) {
+    const auto* group = groups[static_cast<size_t>(id)];
+    names.push_back(group ? group->name() : "(gone)");
+  }
+  return names;
+}
+
+/// Between the smallest budget and the one for everything, as many steps as a table is good for.
+std::vector<BudgetOutlook> outlook_of(ResidencyProblem problem) {
+  constexpr int kRows = 8;
+  problem.budget = 0;
+  const int64_t least = plan_residency(problem).missing_bytes;
+  problem.budget = least;
+  for (const int64_t bytes : problem.bytes) problem.budget += bytes;
+  const int64_t most = plan_residency(problem).peak_bytes;
+  std::vector<BudgetOutlook> outlook;
+  for (int row = 0; row < kRows; ++row) {
+    problem.budget = least + (most - least) * row / (kRows - 1);
+    const BudgetOutlook next{problem.budget, plan_residency(problem).gathered_bytes};
+    if (outlook.empty() || next.budget_bytes > outlook.back().budget_bytes) outlook.push_back(next);
+  }
+  return outlook;
+}
+
+}  // namespace
+
+Report report(const FSDPModule& module) {
+  const auto root = module.state().root();
+  auto& context = *root->context;
+  std::lock_guard lock(context.mutex());
+  Report report;
+  add_groups(*root, 0, report);
+  report.bytes = parameter_bytes(FSDPModule(root));
+  report.last_step = context.last_step();
+  report.budget_bytes = context.options().unsharded_byte_budget;
+  const auto& groups = context.groups_by_id();
+  report.forward_order = names_of(context.forward_order().learned(), groups);
+  report.backward_order = names_of(context.backward_order().learned(), groups);
+  if (report.forward_order.empty() || report.backward_order.empty()) return report;
+  if (context.budget().has_plan()) {
+    report.planned_peak_bytes = context.budget().plan().peak_bytes;
+    report.planned_gathered_bytes = context.budget().plan().gathered_bytes;
+  }
+  report.outlook = outlook_of(residency_problem({.bytes = 0, .prefetch_distance = context.options().prefetch_distance},
+                                                context.forward_order(), context.backward_order(), groups));
+  return report;
+}
+
+std::string Report::to_string() const {
+  const auto shown = &with_separators;
+  std::string text = "sharded modules (parameters; bytes sharded, unsharded; placement; reshard_after_forward):\n";
+  for (const auto& group : groups)
+    text += fmt::format("  {:{}}{}: {}; {}, {}; {}; {}\n", "", 2 * group.depth, group.name, group.parameters,
+                        shown(group.sharded_bytes), shown(group.unsharded_bytes), group.layout,
+                        group.reshard_after_forward);
+  text += fmt::format("bytes on this rank: {} sharded, {} unsharded now, {} at most\n", shown(bytes.sharded),
+                      shown(bytes.unsharded), shown(bytes.peak_unsharded));
+  if (forward_order.empty() || backward_order.empty())
+    return text + "no step has shown the order of use yet\n";
+  text += fmt::format("order of use: forward {}; backward {}\n", fmt::join(forward_order, ", "),
+                      fmt::join(backward_order, ", "));
+  text += fmt::format("last step: {} all-gathers of {} bytes, {} reductions of {} bytes\n", last_step.all_gathers,
+                      shown(last_step.gathered_bytes), last_step.reductions, shown(last_step.reduced_bytes));
+  if (planned_peak_bytes > 0)
+    text += fmt::format("byte budget {}: planned peak {}, planned gathers {} bytes a step\n",
+                        shown(budget_bytes.value_or(0)), shown(planned_peak_bytes), shown(planned_gathered_bytes));
+  text += "under a byte budget of ... a step would gather ... bytes:\n";
+  for (const auto& [budget, gathered] : outlook) text += fmt::format("  {}: {}\n", shown(budget), shown(gathered));
+  return text;
+}
+
+}  // namespace fsdp

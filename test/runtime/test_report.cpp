@@ -1,0 +1,71 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+namespace fsdp::test {
+namespace {
+
+constexpr int64_t kWidth = 8;
+constexpr int64_t kLayerBytes = (kWidth * kWidth + kWidth) * 4;
+
+TEST_CASE("a report shows the tree with its bytes before anything has run", "[runtime][report]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 2, kWidth, false);
+    const auto found = report(chain.root[0]);
+    rank.check_equal(found.groups.size(), size_t{3}, "groups");
+    rank.check_equal(found.groups[0].name, "root", "the root comes first");
+    rank.check_equal(found.groups[1].name, "layer0", "then what is in it");
+    rank.check_equal(found.groups[1].depth, 1, "one below");
+    rank.check_equal(found.groups[1].unsharded_bytes, kLayerBytes, "unsharded bytes");
+    rank.check_equal(found.groups[1].sharded_bytes, kLayerBytes / 2, "sharded bytes");
+    rank.check_equal(found.groups[1].layout, "Shard(0)", "placement");
+    rank.check_equal(found.groups[1].reshard_after_forward, "false", "as asked for");
+    rank.check_equal(found.groups[0].reshard_after_forward, "unset (false)", "what unset comes to");
+    rank.check(found.outlook.empty() && found.forward_order.empty(), "no order yet");
+    rank.check(found.to_string().find("no step has shown") != std::string::npos, found.to_string());
+  });
+}
+
+TEST_CASE("after a step it shows the order, what was communicated, and what a larger budget would save",
+          "[runtime][report]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 4, kWidth);
+    for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
+    rank.log().clear();
+    chain.step(rank.index(), 2);
+    const auto found = report(chain.layers[1]);  // of its root
+    rank.check_equal(found.forward_order, std::vector<std::string>{"layer0", "layer1", "layer2", "layer3", "root"}, "forward");
+    rank.check_equal(found.backward_order.front(), "root", "backward");
+    rank.check_equal(size_t(found.last_step.all_gathers), rank.subjects_of("all_gather").size(), "gathers of the last step");
+    rank.check_equal(size_t(found.last_step.reductions), rank.subjects_of("reduce_scatter").size(), "reductions");
+    rank.check(found.outlook.size() > 1, "an outlook");
+    for (size_t i = 1; i < found.outlook.size(); ++i)
+      rank.check(found.outlook[i].gathered_bytes <= found.outlook[i - 1].gathered_bytes, "more memory, fewer gathers");
+    int64_t once = 0;
+    for (const auto& group : found.groups) once += group.unsharded_bytes;
+    rank.check_equal(found.outlook.back().gathered_bytes, once, "everything once");
+    // What the outlook promises, a budget keeps.
+    const auto promised = found.outlook[found.outlook.size() / 2];
+    chain.root[0].set_unsharded_byte_budget(promised.budget_bytes);
+    for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
+    const auto kept = report(chain.root[0]);
+    rank.check_equal(kept.last_step.gathered_bytes, promised.gathered_bytes, "bytes gathered");
+    rank.check_equal(kept.planned_gathered_bytes, promised.gathered_bytes, "as planned");
+    rank.check(kept.planned_peak_bytes <= promised.budget_bytes, "within the budget");
+    rank.check(kept.to_string().find("layer3, root") != std::string::npos, kept.to_string());
+  });
+}
+
+TEST_CASE("a report names flat groups and every dimension that is cut", "[runtime][report]") {
+  on_ranks(4, [](Rank& rank) {
+    torch::nn::Linear flat(4, 4), cut(4, 4);
+    const auto found = fully_shard(flat, {.mesh = rank.mesh(), .reshard_after_forward = 2, .layout = ParamLayout::kFlat});
+    rank.check_equal(report(found).groups[0].layout, "flat", "flat");
+    rank.check_equal(report(found).groups[0].reshard_after_forward, "2", "integer");
+    const auto other = fully_shard(cut, {.mesh = rank.hybrid(2, 2), .shard_placement_fn = [](auto&, auto&) { return Shard{-1}; }});
+    rank.check_equal(report(other).groups[0].layout, "Replicate(), Shard(0) or Replicate(), Shard(1)", "cut");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test
