@@ -25,7 +25,7 @@ class Outcome:
 
 
 # What Meson's time limits are made for.
-USUAL_DRAWS = 200
+USUAL_DRAWS = 400
 
 
 def has_gpu():

@@ -13,12 +13,12 @@ uint64_t from_environment(const char* name, uint64_t otherwise) {
   return value && *value ? std::strtoull(value, nullptr, 10) : otherwise;
 }
 
-// FSDP_DRAWS: how many (200). FSDP_SEED: of the first; each following is one more. FSDP_DRAW_SECONDS:
+// FSDP_DRAWS: how many (400). FSDP_SEED: of the first; each following is one more. FSDP_DRAW_SECONDS:
 // instead of a number, draw until so much time has passed. FSDP_DRAW_VERBOSE: print each draw before it runs.
 TEST_CASE("random module trees train like the unsharded model", "[property][random_trees]") {
   uint64_t first = from_environment("FSDP_SEED", 1);
   uint64_t seconds = from_environment("FSDP_DRAW_SECONDS", 0);
-  uint64_t draws = from_environment("FSDP_DRAWS", seconds ? ~uint64_t{0} : 200);
+  uint64_t draws = from_environment("FSDP_DRAWS", seconds ? ~uint64_t{0} : 400);
   bool verbose = from_environment("FSDP_DRAW_VERBOSE", 0);
   auto start = std::chrono::steady_clock::now();
   auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
