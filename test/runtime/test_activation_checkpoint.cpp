@@ -216,12 +216,13 @@ TEST_CASE("nested checkpoints compute the same; the deeper, the more often they 
     torch::manual_seed(2);
     return gradients({x, inner.layer->weight, outer.layer->weight}, [&] {
       auto level2 = [&](const at::Tensor& in) { return torch::dropout(inner(in), 0.5, true); };
-      auto level1 = [&](const at::Tensor& in) {
+      // By value: they run again in backward, when this scope has ended.
+      auto level1 = [&, level2](const at::Tensor& in) {
         auto h = torch::exp(in * 0.1);
         h = nested ? checkpoint(level2, torch::cos(h)) : level2(torch::cos(h));
         return outer(torch::dropout(h, 0.5, true));
       };
-      auto level0 = [&](const at::Tensor& in) { return torch::sigmoid(nested ? checkpoint(level1, in) : level1(in)); };
+      auto level0 = [&, level1](const at::Tensor& in) { return torch::sigmoid(nested ? checkpoint(level1, in) : level1(in)); };
       return (nested ? checkpoint(level0, x) : level0(x)).square().sum();
     });
   };
