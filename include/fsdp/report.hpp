@@ -10,7 +10,8 @@
 
 namespace fsdp {
 
-/// One sharded module of a root, in depth-first order. Bytes are of this rank.
+/// One group of a sharded module of a root, in depth-first order; a module without parameters of its own
+/// to shard has one of nothing. Bytes are of this rank.
 struct GroupReport {
   std::string name;  ///< "root", or the path from it
   int depth = 0;     ///< sharded modules around it

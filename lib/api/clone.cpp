@@ -226,7 +226,7 @@ class ShardLike {
     for (const auto& unit : state.units) modules.push_back(pairs_.modules.at(unit.module).get());
     // The same cut, even where the options would now give another: parameters have been frozen, or
     // converted, since.
-    const auto copy = attach(modules, options, state.group.lock().get());
+    const auto copy = attach(modules, options, &state);
     copy_controls(state, *copy);
   }
 
@@ -238,11 +238,12 @@ class ShardLike {
         if (const auto copy = pairs_.buffers.find(buffer.get()); copy != pairs_.buffers.end())
           to.cast_buffers.emplace_back(copy->second).dtype = cast.dtype;
     to.context->options() = from.context->options();
-    const auto group = from.group.lock(), copy = to.group.lock();
-    if (!group || !copy) return;
-    copy->reduction() = group->reduction();
-    copy->policy().reshard_after_backward = group->policy().reshard_after_backward;
-    copy->policy().prefetch_in_backward = group->policy().prefetch_in_backward;
+    const auto groups = from.live_groups(), copies = to.live_groups();
+    for (size_t i = 0; i < std::min(groups.size(), copies.size()); ++i) {
+      copies[i]->reduction() = groups[i]->reduction();
+      copies[i]->policy().reshard_after_backward = groups[i]->policy().reshard_after_backward;
+      copies[i]->policy().prefetch_in_backward = groups[i]->policy().prefetch_in_backward;
+    }
   }
 
   const Pairs& pairs_;

@@ -7,15 +7,16 @@ namespace fsdp {
 
 namespace {
 
+/// The module's own groups.
 template <class Action>
-void for_group(ModuleState& state, Action&& action) {
-  if (const auto group = state.group.lock()) action(*group);
+void for_own(ModuleState& state, Action&& action) {
+  for (const auto& group : state.live_groups()) action(*group);
 }
 
 template <class Action>
 void for_groups(ModuleState& state, Recurse recurse, Action&& action) {
-  if (recurse == Recurse::kNo) return for_group(state, action);
-  state.visit([&](ModuleState& below) { for_group(below, action); });
+  if (recurse == Recurse::kNo) return for_own(state, action);
+  state.visit([&](ModuleState& below) { for_own(below, action); });
 }
 
 RootContext& root_context(ModuleState& state, const char* control) {
@@ -26,7 +27,8 @@ RootContext& root_context(ModuleState& state, const char* control) {
 
 std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& modules) {
   std::vector<std::weak_ptr<ParamGroup>> groups;
-  for (const auto& module : modules) groups.push_back(module.state().group);
+  for (const auto& module : modules)
+    for (const auto& owned : module.state().groups) groups.push_back(owned.group);
   return groups;
 }
 
@@ -34,21 +36,22 @@ std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& 
 
 void UnshardHandle::wait() {
   if (!state_) return;
-  for_group(*state_, [&](ParamGroup& group) { state_->context->wait_for_unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context->wait_for_unshard(group); });
   state_.reset();
 }
 
 void FSDPModule::unshard() {
-  for_group(*state_, [&](ParamGroup& group) { state_->context->unshard(group, UnshardMode::kWait); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context->unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context->wait_for_unshard(group); });
 }
 
 UnshardHandle FSDPModule::unshard_async() {
-  for_group(*state_, [&](ParamGroup& group) { state_->context->unshard(group, UnshardMode::kStart); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context->unshard(group); });
   return UnshardHandle(state_);
 }
 
 void FSDPModule::reshard() {
-  for_group(*state_, [&](ParamGroup& group) { state_->context->reshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context->reshard(group); });
 }
 
 void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {
@@ -67,16 +70,16 @@ void FSDPModule::set_is_last_backward(bool value) {
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse recurse) {
   auto apply = [&](ModuleState& state) {
-    const auto plan = state.plan_reshard(value);
-    for_group(state, [&](ParamGroup& group) {
+    std::vector<ReshardPlan> plans;  // all of them before the first change
+    for (const auto& owned : state.groups) plans.push_back(state.plan_reshard(value, owned.mesh_info));
+    state.requested_reshard = value;
+    for (size_t i = 0; i < plans.size(); ++i)
+      state.groups[i].integer_plan = value.is_integer() ? std::optional(plans[i]) : std::nullopt;
+    state.apply_reshard_policy();
+    for_own(state, [](ParamGroup& group) {
       group.drop_post_forward_shard();
-      group.policy().after_forward = plan;
-      group.policy().is_after_forward_unset = !value.is_set();
       group.context->budget().invalidate();
     });
-    state.requested_reshard = value;
-    state.integer_plan.reset();
-    if (value.is_integer()) state.integer_plan = plan;
   };
   if (recurse == Recurse::kNo) return apply(*state_);
   state_->visit(apply);
@@ -91,11 +94,11 @@ void FSDPModule::set_reshard_after_backward(bool value, Recurse recurse) {
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
-  for_group(*state_, [&](ParamGroup& group) { group.policy().forward_prefetch = groups_of(modules); });
+  for_own(*state_, [&](ParamGroup& group) { group.policy().forward_prefetch = groups_of(modules); });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
-  for_group(*state_,
+  for_own(*state_,
             [&](ParamGroup& group) { group.policy().backward_prefetch = groups_of(modules); });
 }
 
@@ -127,7 +130,7 @@ void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
 }
 
 void FSDPModule::set_unshard_in_backward(bool value) {
-  for_group(*state_, [&](ParamGroup& group) { group.policy().prefetch_in_backward = value; });
+  for_own(*state_, [&](ParamGroup& group) { group.policy().prefetch_in_backward = value; });
 }
 
 void FSDPModule::set_reduce_scatter_unused_params(bool value) {
@@ -142,8 +145,8 @@ void FSDPModule::reset_iter_state() {
 bool FSDPModule::is_root() const { return state_->is_root(); }
 
 bool FSDPModule::is_unsharded() const {
-  const auto group = state_->group.lock();
-  return !group || group->is_unsharded();
+  const auto groups = state_->live_groups();
+  return std::all_of(groups.begin(), groups.end(), [](const auto& group) { return group->is_unsharded(); });
 }
 
 const std::string& FSDPModule::name() const { return state_->name; }

@@ -34,18 +34,20 @@ void collect_sharded(
     std::vector<std::pair<const Registration*, std::shared_ptr<ParamGroup>>>& places,
     const char* caller) {
   for (const auto& state : tree.states) {
-    const auto group = state->group.lock();
-    if (!group) continue;
-    for (const auto& place : state->registrations) {
-      if (place.is_shared && place.alive.expired()) continue;
-      require(
-          modules.contains(place.module),
-          "{}: parameter '{}' belongs to the group of '{}', but not to the module given; name all "
-          "modules of the group, or one around them",
-          caller, group->params()[place.param].name(), state->description);
-      places.emplace_back(&place, group);
+    for (const auto& owned : state->groups) {
+      const auto group = owned.group.lock();
+      if (!group) continue;
+      for (const auto& place : owned.registrations) {
+        if (place.is_shared && place.alive.expired()) continue;
+        require(
+            modules.contains(place.module),
+            "{}: parameter '{}' belongs to the group of '{}', but not to the module given; name all "
+            "modules of the group, or one around them",
+            caller, group->params()[place.param].name(), state->description);
+        places.emplace_back(&place, group);
+      }
+      tree.groups.push_back(group);
     }
-    tree.groups.push_back(group);
   }
 }
 

@@ -34,15 +34,16 @@ std::string reshard_text(const ParamGroup& group) {
 }
 
 void add_groups(ModuleState& state, int depth, Report& report) {
-  GroupReport group{.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}};
-  if (const auto owned = state.group.lock()) {
-    group.parameters = owned->params().size();
-    group.sharded_bytes = owned->sharded_bytes();
-    group.unsharded_bytes = owned->unsharded_bytes();
-    group.layout = layout_of(*owned);
-    group.reshard_after_forward = reshard_text(*owned);
-  }
-  report.groups.push_back(std::move(group));
+  for (const auto& group : state.live_groups())
+    report.groups.push_back({.name = group->name(),
+                             .depth = depth,
+                             .parameters = group->params().size(),
+                             .sharded_bytes = group->sharded_bytes(),
+                             .unsharded_bytes = group->unsharded_bytes(),
+                             .layout = layout_of(*group),
+                             .reshard_after_forward = reshard_text(*group)});
+  if (state.groups.empty())
+    report.groups.push_back({.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}});
   for (const auto& below : state.nested) add_groups(*below, depth + 1, report);
 }
 

@@ -233,13 +233,12 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
   }
 }
 
-void RootContext::unshard(ParamGroup& group, UnshardMode mode) {
+void RootContext::unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   observer_.look_for_listener();
   if (group.is_stale()) group.reshard();
   group.is_kept_by_user = true;
   group.unshard();
-  if (mode == UnshardMode::kWait) group.wait_for_unshard();
 }
 
 void RootContext::wait_for_unshard(ParamGroup& group) {

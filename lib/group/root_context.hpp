@@ -16,8 +16,6 @@
 
 namespace fsdp {
 
-enum class UnshardMode { kStart, kWait };
-
 /// The one scheduler: decides when the groups of one root are gathered, released and reduced.
 ///
 /// A step goes idle -> forward -> backward -> idle. Touches that come from the dispatcher drive it;
@@ -56,7 +54,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& handle);
 
   // --- controls
-  void unshard(ParamGroup& group, UnshardMode mode);
+  void unshard(ParamGroup& group);
   void wait_for_unshard(ParamGroup& group);
   void reshard(ParamGroup& group);
   void reset_iter_state();

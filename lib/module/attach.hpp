@@ -13,9 +13,9 @@ void refuse_container(const torch::nn::Module& module);
 /// What fully_shard does: checks, then copies this rank's rows, then changes the modules. Whatever
 /// throws, throws before the first change.
 ///
-/// cut_like: a group of parameters of the same sizes, whose ranks hold what they are to hold here; null:
+/// like: the state of modules with the same parameters, whose ranks hold what they are to hold here; null:
 /// the options say.
 std::shared_ptr<ModuleState> attach(const std::vector<torch::nn::Module*>& modules,
-                                    const FullyShardOptions& options, const ParamGroup* cut_like = nullptr);
+                                    const FullyShardOptions& options, const ModuleState* like = nullptr);
 
 }  // namespace fsdp

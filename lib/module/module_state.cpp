@@ -17,24 +17,34 @@ void ModuleState::visit(const std::function<void(ModuleState&)>& visitor) {
   for (auto& state : nested) state->visit(visitor);
 }
 
+std::vector<std::shared_ptr<ParamGroup>> ModuleState::live_groups() const {
+  std::vector<std::shared_ptr<ParamGroup>> live;
+  for (const auto& owned : groups)
+    if (auto group = owned.group.lock()) live.push_back(std::move(group));
+  return live;
+}
+
 bool ModuleState::has_group_below() {
   bool found = false;
-  visit([&](ModuleState& state) { found |= !state.group.expired(); });
+  visit([&](ModuleState& state) { found |= !state.live_groups().empty(); });
   return found;
 }
 
-ReshardPlan ModuleState::plan_reshard(ReshardAfterForward request) {
-  const int64_t world = mesh_info.shard_size();
-  if (request.is_integer()) return make_reshard_plan(mesh_info, request.ranks());
+ReshardPlan ModuleState::plan_reshard(ReshardAfterForward request, const MeshInfo& info) const {
+  const int64_t world = info.shard_size();
+  if (request.is_integer()) return make_reshard_plan(info, request.ranks());
   const bool reshard = request.is_set() ? request.value() : !is_root();
   return {.reshard = reshard, .ranks = reshard ? world : 1, .post_forward_group = nullptr};
 }
 
 void ModuleState::apply_reshard_policy() {
-  const auto owned = group.lock();
-  if (!owned) return;
-  owned->policy().after_forward = integer_plan ? *integer_plan : plan_reshard(requested_reshard);
-  owned->policy().is_after_forward_unset = !requested_reshard.is_set();
+  for (const auto& owned : groups) {
+    const auto group = owned.group.lock();
+    if (!group) continue;
+    group->policy().after_forward =
+        owned.integer_plan ? *owned.integer_plan : plan_reshard(requested_reshard, owned.mesh_info);
+    group->policy().is_after_forward_unset = !requested_reshard.is_set();
+  }
 }
 
 void ModuleState::take_root() {
@@ -42,11 +52,11 @@ void ModuleState::take_root() {
   visit([&](ModuleState& state) {
     if (state.context == context) return;
     state.context = context;
-    if (const auto owned = state.group.lock()) {
-      const auto before = owned->context;  // outlives the call that empties it
-      owned->reshard();
-      before->remove(*owned);
-      context->add(owned);
+    for (const auto& group : state.live_groups()) {
+      const auto before = group->context;  // outlives the call that empties it
+      group->reshard();
+      before->remove(*group);
+      context->add(group);
     }
   });
   number(0, "");
@@ -59,34 +69,38 @@ void ModuleState::take_root() {
 int ModuleState::number(int next, const std::string& prefix) {
   name = join_path(prefix, units.front().path);
   description = name.empty() ? "root" : name;
-  const auto owned = group.lock();
-  if (owned) owned->tree_enter = next;
-  ++next;
+  const int enter = next++;
   for (auto& state : nested) next = state->number(next, name);
-  if (owned) {
-    owned->tree_exit = next;
+  for (const auto& owned : groups) {
+    const auto group = owned.group.lock();
+    if (!group) continue;
+    group->tree_enter = enter;
+    group->tree_exit = next;
     std::vector<std::string> full;
-    for (size_t i = 0; i < param_names.size(); ++i)
-      full.push_back(join_path(join_path(prefix, units[param_units[i]].path), param_names[i]));
-    owned->rename(description, full);
+    for (const auto& param : owned.params)
+      full.push_back(join_path(join_path(prefix, units[param.unit].path), param.name));
+    group->rename(description, full);
   }
   apply_reshard_policy();
   return next;
 }
 
 void ModuleState::check_registrations() {
-  const auto owned = group.lock();
-  if (!owned) return;
-  for (const auto& entry : registrations) {
+  for (const auto& owned : groups)
+    if (const auto group = owned.group.lock()) check_entries(owned.registrations, *group);
+}
+
+void ModuleState::check_entries(const std::vector<Registration>& entries, const ParamGroup& group) {
+  for (const auto& entry : entries) {
     if (entry.is_shared && entry.alive.expired()) continue;
     auto& table = ModuleAccess::parameters(*entry.module);
     const bool holds = entry.slot < table.size() &&
                        table[entry.slot].value().unsafeGetTensorImpl() ==
-                           owned->params()[entry.param].registered_impl();
+                           group.params()[entry.param].registered_impl();
     require_state(holds,
                   "{}: the module's parameter table holds another tensor than fully_shard put "
                   "there; write values with copy_ instead of replacing the parameter",
-                  owned->params()[entry.param].name());
+                  group.params()[entry.param].name());
   }
 }
 

@@ -31,6 +31,21 @@ struct Registration {
   size_t param;  ///< index in the group
 };
 
+/// A parameter of a group, as the module tree knows it.
+struct OwnedParam {
+  std::string name;  ///< relative to its unit
+  size_t unit;       ///< which of the modules that share the state
+};
+
+/// One of a state's groups, with what only the module tree knows of it. It does not keep the group alive.
+struct OwnedGroup {
+  std::weak_ptr<ParamGroup> group;
+  MeshInfo mesh_info = {};
+  std::vector<OwnedParam> params = {};            ///< by index in the group
+  std::vector<Registration> registrations = {};   ///< entries that hold a registered parameter
+  std::optional<ReshardPlan> integer_plan = {};   ///< groups of ranks made when an integer was asked for
+};
+
 /// A buffer in another dtype than its module gave it (MixedPrecisionPolicy::buffer_dtype).
 struct CastBuffer {
   explicit CastBuffer(const at::Tensor& tensor)
@@ -46,17 +61,13 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   std::vector<Unit> units;  ///< in the order given to fully_shard
   std::string name;         ///< path from the root; "" for the root itself
   std::string description;  ///< for messages: the name, or "the root module"
-  MeshInfo mesh_info;
+  MeshInfo mesh_info;       ///< of the mesh that fully_shard was given
   ReshardAfterForward requested_reshard;
   MixedPrecisionPolicy mp_policy;
   FullyShardOptions options;  ///< as given, without what was ignored
   std::vector<std::weak_ptr<torch::nn::Module>> ignored_modules;  ///< as given
-  std::optional<ReshardPlan> integer_plan;  ///< groups made when an integer was asked for
-  std::weak_ptr<ParamGroup> group;          ///< none if there was nothing to shard
+  std::vector<OwnedGroup> groups;  ///< none if there was nothing to shard; one for each mesh
   std::shared_ptr<RootContext> context;
-  std::vector<std::string> param_names;     ///< relative to the parameter's unit
-  std::vector<size_t> param_units;
-  std::vector<Registration> registrations;
   std::vector<CastBuffer> cast_buffers;
   std::unordered_set<const c10::TensorImpl*> ignored;  ///< its own and what it inherited
   std::weak_ptr<ModuleState> parent;
@@ -64,14 +75,16 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
 
   bool is_root() const { return parent.expired(); }
   std::shared_ptr<ModuleState> root();
+  /// Its own groups that are alive.
+  std::vector<std::shared_ptr<ParamGroup>> live_groups() const;
   /// A group of this state, or of one below it, is alive.
   bool has_group_below();
   /// This state and all below it, in depth-first order.
   void visit(const std::function<void(ModuleState&)>& visitor);
 
-  /// What an unset, boolean or integer reshard_after_forward comes to here; makes groups for an integer
+  /// What an unset, boolean or integer reshard_after_forward comes to on a mesh; makes groups for an integer
   /// that has none yet (a collective call). Throws UsageError (M4) with nothing changed.
-  ReshardPlan plan_reshard(ReshardAfterForward request);
+  ReshardPlan plan_reshard(ReshardAfterForward request, const MeshInfo& info) const;
   void apply_reshard_policy();
 
   /// After this state became the outermost one: names, numbering and context of all below it.
@@ -82,6 +95,7 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
 
  private:
   int number(int next, const std::string& prefix);
+  static void check_entries(const std::vector<Registration>& entries, const ParamGroup& group);
 };
 
 }  // namespace fsdp

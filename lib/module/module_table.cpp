@@ -90,9 +90,9 @@ void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> stat
   }
   std::weak_ptr<const torch::nn::Module> weak = module.weak_from_this();
   const bool is_shared = !weak.expired();
-  const auto group = state->group.lock();
-  if (group) group->companion = state;
-  entries[&module] = {std::move(weak), is_shared, state, group ? nullptr : state};
+  const auto groups = state->live_groups();
+  for (const auto& group : groups) group->companion = state;
+  entries[&module] = {std::move(weak), is_shared, state, groups.empty() ? state : nullptr};
 }
 
 }  // namespace fsdp

@@ -186,15 +186,16 @@ void agree_on_states(const ManagedStates& states, const MeshInfo& info,
             lines[i]);
 }
 
-void send_states(const ManagedStates& states, ParamGroup* group, const MeshInfo& info) {
+void send_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info) {
   if (info.data_parallel_size() == 1) return;
   BelowResidency below;
   std::vector<Sent> all;
-  for (size_t i = 0; i < states.params.size(); ++i)
-    all.push_back({states.params[i].handle, [&, i](const at::Tensor& whole) {
-                     const auto& param = group->params()[i];
-                     param.registered().copy_(param.layout().part_of(whole, info.shard_rank()));
-                   }});
+  for (const auto& group : groups)
+    for (size_t i = 0; i < group.params.size(); ++i)
+      all.push_back({states.params[group.params[i]].handle, [&group, i](const at::Tensor& whole) {
+                       const auto& param = group.group->params()[i];
+                       param.registered().copy_(param.layout().part_of(whole, group.mesh_info.shard_rank()));
+                     }});
   std::vector<std::pair<at::Tensor, at::Tensor>> received;
   std::vector<at::Tensor> marked;
   for (const auto& buffer : states.buffers) {
