@@ -73,7 +73,8 @@ struct WrapPlan {
 
 /// The dry run. `options` are the root's, and the policy's defaults. No communication.
 /// Throws UsageError if the tree has a sharded module already (the first is named), if a policy
-/// chooses a container that has no forward, or if two units share a parameter that neither contains.
+/// chooses a container that has no forward. A parameter that several units share is listed with the nearest one
+/// around them.
 WrapPlan plan_wrapping(torch::nn::Module& root, const WrapPolicy& policy,
                        const FullyShardOptions& options = {});
 

@@ -2,24 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
-#include <optional>
-
 #include "fsdp/dtensor.hpp"
-#include "group/param_group.hpp"
+#include "group/find_param.hpp"
 
 namespace fsdp {
-
-/// A tensor recognised as a parameter's handle or registered parameter.
-struct FoundParam {
-  std::shared_ptr<ParamGroup> group;
-  size_t index;
-  bool is_handle;
-  ShardedParam& param() const { return group->params()[index]; }
-};
-
-/// nullopt for any other tensor, views of parameters among them.
-std::optional<FoundParam> find_param(const at::Tensor& tensor);
 
 /// The placements of a parameter that is not in a flat layout.
 std::vector<Placement> placements_of(const FoundParam& found);

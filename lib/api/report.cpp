@@ -16,6 +16,7 @@ std::string layout_of(const ParamGroup& group) {
   if (group.config().layout == ParamLayout::kFlat) return "flat";
   std::set<std::string> kinds;  // parameters may be cut along different dimensions
   for (const auto& param : group.params()) {
+    if (param.is_vacant()) continue;
     auto placements = group.config().mesh_info.placements();
     for (auto& placement : placements)
       if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = param.layout().dim();
@@ -33,11 +34,16 @@ std::string reshard_text(const ParamGroup& group) {
   return policy.is_after_forward_unset ? "unset (" + value + ")" : value;
 }
 
+size_t parameters_of(const ParamGroup& group) {
+  return static_cast<size_t>(std::count_if(group.params().begin(), group.params().end(),
+                                           [](const ShardedParam& param) { return !param.is_vacant(); }));
+}
+
 void add_groups(ModuleState& state, int depth, Report& report) {
   for (const auto& group : state.live_groups())
     report.groups.push_back({.name = group->name(),
                              .depth = depth,
-                             .parameters = group->params().size(),
+                             .parameters = parameters_of(*group),
                              .sharded_bytes = group->sharded_bytes(),
                              .unsharded_bytes = group->unsharded_bytes(),
                              .layout = layout_of(*group),

@@ -20,6 +20,13 @@ using torch::nn::Module;
 
 std::string shown(const std::string& name) { return name.empty() ? "the root" : "'" + name + "'"; }
 
+/// The innermost unit around `unit`; null for the root. Inner units stand before outer ones.
+const PlannedUnit* parent_of(const WrapPlan& plan, const PlannedUnit& unit) {
+  for (const auto* other = &unit + 1; other < plan.units.data() + plan.units.size(); ++other)
+    if (other->name.empty() || unit.name.starts_with(other->name + ".")) return other;
+  return nullptr;
+}
+
 class Planner {
  public:
   Planner(const WrapPolicy& policy, const FullyShardOptions& options)
@@ -32,7 +39,7 @@ class Planner {
   WrapPlan run(Module& root) {
     require_unsharded(root, "");
     visit(root, "", /*is_root=*/true);
-    check_ties(root);
+    assign(root);
     return std::move(plan_);
   }
 
@@ -64,7 +71,7 @@ class Planner {
     unit.module = &module;
     unit.name = path;
     unit.options = std::move(*options);
-    claim(module, path, unit);
+    claim(module, path);
     return numel;
   }
 
@@ -79,31 +86,31 @@ class Planner {
   }
 
   /// The parameters of the subtree that no unit below has.
-  void claim(Module& module, const std::string& path, PlannedUnit& unit) {
+  void claim(Module& module, const std::string& path) {
     for (const auto& entry : module.named_parameters()) {
       const auto& param = entry.value();
       const auto* impl = param.unsafeGetTensorImpl();
-      if (ignored_.contains(impl) || owners_.contains(impl)) continue;
-      owners_[impl] = plan_.units.size() - 1;
-      unit.parameters.push_back(join_path(path, entry.key()));
-      unit.bytes += static_cast<int64_t>(param.nbytes());
-      if (!param.requires_grad()) unit.frozen_bytes += static_cast<int64_t>(param.nbytes());
+      if (!ignored_.contains(impl) && claimed_.insert(impl).second)
+        claims_.push_back({param, join_path(path, entry.key()), plan_.units.size() - 1});
     }
   }
 
-  /// A parameter that a unit has taken may be registered in that unit's subtree alone.
-  void check_ties(Module& root) {
-    const auto everywhere = registrations(root);
-    for (size_t i = 0; i < plan_.units.size(); ++i) {
-      const auto& unit = plan_.units[i];
-      if (unit.module == &root) continue;
-      for (const auto& [impl, inside] : registrations(*unit.module))
-        if (const auto owner = owners_.find(impl);
-            owner != owners_.end() && owner->second == i && everywhere.at(impl) != inside)
-          throw UsageError(fmt::format(
-              "wrap policy: parameter '{}' of unit {} is registered outside of it too; leave that "
-              "module to a unit around both",
-              name_of(root, impl), shown(unit.name)));
+  /// Lists every parameter with its unit. One that is registered outside of the unit that has claimed it
+  /// goes to the nearest one around all its places, as fully_shard will have it (S6).
+  void assign(Module& root) {
+    std::vector<Counts> inside;
+    for (const auto& unit : plan_.units) inside.push_back(registrations(*unit.module));
+    for (auto& claim : claims_) {
+      const auto* impl = claim.param.unsafeGetTensorImpl();
+      const size_t everywhere = inside.back().at(impl);  // the root is the last
+      if (inside[claim.unit].at(impl) != everywhere) claim.name = name_of(root, impl);
+      while (inside[claim.unit].at(impl) != everywhere)
+        claim.unit = static_cast<size_t>(parent_of(plan_, plan_.units[claim.unit]) - plan_.units.data());
+      auto& unit = plan_.units[claim.unit];
+      const auto bytes = static_cast<int64_t>(claim.param.nbytes());
+      unit.parameters.push_back(claim.name);
+      unit.bytes += bytes;
+      if (!claim.param.requires_grad()) unit.frozen_bytes += bytes;
     }
   }
 
@@ -131,17 +138,15 @@ class Planner {
   const WrapPolicy& policy_;
   const FullyShardOptions& options_;
   std::unordered_set<const Module*> seen_;
-  std::unordered_set<const c10::TensorImpl*> ignored_;
-  std::unordered_map<const c10::TensorImpl*, size_t> owners_;  // index of the unit
+  struct Claim {
+    at::Tensor param;
+    std::string name;
+    size_t unit;
+  };
+  std::unordered_set<const c10::TensorImpl*> ignored_, claimed_;
+  std::vector<Claim> claims_;
   WrapPlan plan_;
 };
-
-/// The innermost unit around `unit`; null for the root. Inner units stand before outer ones.
-const PlannedUnit* parent_of(const WrapPlan& plan, const PlannedUnit& unit) {
-  for (const auto* other = &unit + 1; other < plan.units.data() + plan.units.size(); ++other)
-    if (other->name.empty() || unit.name.starts_with(other->name + ".")) return other;
-  return nullptr;
-}
 
 void print_tree(const WrapPlan& plan, const PlannedUnit& unit, int depth, std::string& text) {
   const std::string indent(2 * depth, ' ');

@@ -26,11 +26,21 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
   }
 
  private:
+  friend std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
+      std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook);
+
   // The handle keeps its group alive, not the other way round.
   std::shared_ptr<ParamGroup> group_;
   size_t index_;
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> user_;
 };
+
+/// What a user has installed: of a hook that is another group's, which has given the handle up, what it wraps.
+std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
+    std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook) {
+  auto* ours = dynamic_cast<GradientHook*>(hook.get());
+  return ours != nullptr ? std::move(ours->user_) : std::move(hook);
+}
 
 }  // namespace
 
@@ -39,7 +49,7 @@ void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup>
   namespace autograd_impl = torch::autograd::impl;
   // A parameter that never required a gradient has none yet, and may be unfrozen later.
   autograd_impl::materialize_autograd_meta(handle);
-  auto user = std::move(autograd_impl::post_acc_grad_hooks(handle));
+  auto user = users_part(std::move(autograd_impl::post_acc_grad_hooks(handle)));
   autograd_impl::set_post_acc_grad_hooks(
       handle, std::make_unique<GradientHook>(std::move(group), index, std::move(user)));
 }

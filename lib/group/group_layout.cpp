@@ -27,6 +27,17 @@ GroupLayout GroupLayout::with_itemsizes(std::span<const Itemsizes> itemsizes, co
   return other;
 }
 
+GroupLayout GroupLayout::without(std::span<const size_t> params, const Communicator& group) const {
+  GroupLayout other = *this;
+  for (const size_t i : params) {
+    other.shards_[i] = ShardLayout(/*rows=*/int64_t{0}, group.size());
+    other.piece_numels_[other.places_[i].unit] = 0;
+    other.places_[i].local_numel = 0;
+  }
+  other.measure(group);
+  return other;
+}
+
 void GroupLayout::measure(const Communicator& group) {
   std::vector<Piece> stored(piece_numels_.size()), gathered(piece_numels_.size());
   for (size_t i = 0; i < places_.size(); ++i) {

@@ -39,6 +39,9 @@ class GroupLayout {
   /// stay as they are, so their alignment changes with the size of an element.
   GroupLayout with_itemsizes(std::span<const Itemsizes> itemsizes, const Communicator& group) const;
 
+  /// Without these parameters, whose places stay and are empty. Not for the flat layout.
+  GroupLayout without(std::span<const size_t> params, const Communicator& group) const;
+
   const ShardLayout& shard(size_t param) const { return shards_[param]; }
   /// Units in this rank's shard, in the dtypes that parameters are kept in; in those they are gathered in.
   const PieceLayout& stored() const { return stored_; }

@@ -16,12 +16,13 @@ namespace {
 
 LayoutParam layout_param(const GroupParam& param) {
   const auto& handle = param.handle;
+  const auto dtype = param.dtype();
   // Runs of one kind: their dtypes agree, also when they are converted, and what needs no gradient is not
   // reduced with the others.
-  const auto dtypes = static_cast<int64_t>(handle.scalar_type()) * 256 + static_cast<int64_t>(param.param_dtype);
+  const auto dtypes = static_cast<int64_t>(dtype) * 256 + static_cast<int64_t>(param.param_dtype);
   return {.sizes = handle.sizes().vec(),
           .strides = ShardedParam::kept_strides(handle),
-          .stored_itemsize = static_cast<int64_t>(handle.element_size()),
+          .stored_itemsize = static_cast<int64_t>(c10::elementSize(dtype)),
           .gathered_itemsize = static_cast<int64_t>(c10::elementSize(param.param_dtype)),
           .dim = param.dim,
           .block_numel = param.block_numel,
@@ -48,6 +49,10 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
     params_.emplace_back(param.name, param.handle, param.param_dtype, layout_.shard(i), info.shard_rank());
+    if (param.held) {
+      params_.back().take_identity(param.held->group->params_[param.held->index]);
+      taken_.push_back({i, *param.held});
+    }
     output_dtypes_.push_back(param.output_dtype);
     has_param_dtype_.push_back(param.has_param_dtype);
     is_cast_ |= params_.back().is_cast();
@@ -60,6 +65,7 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
 /// The shard with this rank's parts, and the registered parameters on top of it.
 void ParamGroup::make_pieces() {
   for (const auto& param : params_) pieces_.push_back(param.own_memory(config_.device));
+  for (const auto& taken : taken_) pieces_[taken.index] = piece_of(taken);
   const bool all_alias = std::all_of(pieces_.begin(), pieces_.end(),
                                      [](const at::Tensor& piece) { return piece.defined(); });
   if (!all_alias)
@@ -67,12 +73,13 @@ void ParamGroup::make_pieces() {
     shard_ = at::zeros({layout_.stored().rank_bytes()},
                        at::TensorOptions().dtype(at::kByte).device(config_.device));
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (!pieces_[i].defined()) {
-      pieces_[i] = shard_.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i));
-      if (!params_[i].handle().is_meta()) params_[i].copy_part_to(pieces_[i]);
-    }
+    const bool is_new = !pieces_[i].defined();
+    if (is_new) pieces_[i] = shard_.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i));
+    if (params_[i].is_taken()) continue;  // its registered parameter is another group's still
+    if (is_new && !params_[i].handle().is_meta()) params_[i].copy_part_to(pieces_[i], params_[i].handle().detach());
     params_[i].make_registered(link_, i, pieces_[i]);
   }
+  copy_taken_pieces();
 }
 
 ParamGroup::~ParamGroup() {
@@ -82,6 +89,8 @@ ParamGroup::~ParamGroup() {
 
 void ParamGroup::attach() {
   auto self = shared_from_this();
+  const auto all_taken = std::exchange(taken_, {});
+  for (const auto& taken : all_taken) take(taken);
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
     const auto handle = param.handle();
@@ -92,6 +101,7 @@ void ParamGroup::attach() {
       param.storage()->fill(pieces_[i].mutable_data_ptr());
   }
   is_unsharded_ = is_never_released() && !config_.device.is_meta();
+  for (const auto& taken : all_taken) taken.from.group->close_gaps();
 }
 
 void ParamGroup::rename(std::string name, const std::vector<std::string>& param_names) {

@@ -31,6 +31,12 @@ struct GroupConfig {
   int warn_after_reductions = 16;    ///< A7; 0: never
 };
 
+/// A parameter that another group holds already. That one gives it up when the new one is attached (S6).
+struct HeldElsewhere {
+  std::shared_ptr<class ParamGroup> group;
+  size_t index = 0;
+};
+
 /// One parameter that a group is made of.
 struct GroupParam {
   std::string name;
@@ -42,6 +48,9 @@ struct GroupParam {
   int64_t block_numel = 1;  ///< elements that stay together, in the flat layout
   /// param_dtype was asked for: it stays when the parameter's own dtype changes.
   bool has_param_dtype = false;
+  std::optional<HeldElsewhere> held = {};
+  /// That it is kept in.
+  at::ScalarType dtype() const;
 };
 
 /// What `ParamGroup::convert` changes; none: stays.
@@ -71,6 +80,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   ParamGroup(GroupConfig config, const std::vector<GroupParam>& params);
   ~ParamGroup() override;
 
+  /// The values of parameters that another group holds and cuts in another way: a collective call where
+  /// there are such, between the constructor and `attach`. Changes nothing else.
+  void gather_taken();
   /// Turns the tensors into handles. Does not fail halfway: all allocations come before.
   void attach();
 
@@ -173,6 +185,18 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
  private:
   bool was_changed() const;
   void make_pieces();
+  // parameters that go from group to group (taken_params.cpp)
+  struct Taken {
+    size_t index;  // here
+    HeldElsewhere from;
+    at::Tensor gradient = {};  // this rank's part, where it had to be cut anew
+  };
+  bool is_cut_alike(const Taken& taken) const;
+  at::Tensor piece_of(const Taken& taken) const;
+  void copy_taken_pieces();
+  void take(const Taken& taken);
+  void give_up(size_t index);
+  void close_gaps();
   void show(at::Tensor unsharded);
   at::Tensor cast_shard() const;
   void count_trainable();
@@ -186,6 +210,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   GroupPolicy policy_;
   ReductionConfig reduction_;
   std::vector<ShardedParam> params_;
+  std::vector<Taken> taken_;  // until attach
   std::vector<std::optional<at::ScalarType>> output_dtypes_;
   std::vector<bool> has_param_dtype_;
   GroupLayout layout_;

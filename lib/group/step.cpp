@@ -60,9 +60,9 @@ void RootContext::prepare_step() {
   require_state(!steps_are_held(),
                 "full parameters are shown (fsdp::FullParameters), so no forward that records "
                 "autograd, backward or scope of this module can begin; end that first");
-  has_started_ = true;
   release_between_steps();  // what reads have left behind
   recheck();
+  has_started_ = true;  // a step that is refused has not begun
   budget_.update({options_.unsharded_byte_budget, options_.prefetch_distance}, forward_, backward_, groups_by_id_);
 }
 

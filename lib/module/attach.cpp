@@ -16,6 +16,7 @@
 #include "module/module_table.hpp"
 #include "module/module_walk.hpp"
 #include "module/sync_states.hpp"
+#include "module/ties.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -129,6 +130,7 @@ void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleSt
   state.ignored = walk.ignored;
   states = collect_states(walk, state.mesh_info.mesh.device());
   for (auto* module : modules) state.units.push_back({module, ""});
+  claim_ties(states, modules, walk);
   if (options.sync_from_rank0) check_source(states, state.mesh_info);
   groups = make_groups(states, state, options, like);
 }
@@ -196,6 +198,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
       owned.integer_plan = state->plan_reshard(options.reshard_after_forward, owned.mesh_info);
   }
   if (options.sync_from_rank0) send_states(states, groups, state->mesh_info);
+  for (const auto& prepared_group : groups) prepared_group.group->gather_taken();
 
   // From here on the modules change, and nothing fails.
   if (state->mesh_info.data_parallel_size() == 1)
@@ -204,6 +207,8 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   for (size_t i = 0; i < groups.size(); ++i) attach_group(states, groups[i], state->groups[i], *state->context);
   move_buffers(states, mesh.device(), *state);
   adopt_nested(state, walk);
+  state->shared_entries = states.shared;
+  settle_ties(state);
   for (auto* module : modules) remember_state(*module, state);
   state->take_root();
   return state;

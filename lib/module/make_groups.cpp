@@ -8,7 +8,7 @@ namespace {
 
 /// The dtype that a parameter is gathered and computed in, and what its operators return.
 void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecisionPolicy& policy) {
-  const auto own = result.param_dtype = param.handle.scalar_type();
+  const auto own = result.param_dtype = result.dtype();
   if (!at::isFloatingType(own)) return;
   require(!policy.param_dtype || at::isFloatingType(*policy.param_dtype),
           "{}: mp_policy.param_dtype is {}; expected a floating-point dtype", param.name,
@@ -33,6 +33,14 @@ void set_cut(GroupParam& result, const FullyShardOptions& options) {
   if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, handle);
   require(result.block_numel >= 1, "{}: flat_block_numel gave {}; expected 1 element or more", result.name,
           result.block_numel);
+  if (result.held && options.layout == ParamLayout::kPerParameter) {
+    // Its rows stay where they are, and what an optimizer knows of them stays right.
+    const auto& layout = result.held->group->params()[result.held->index].layout();
+    if (!layout.is_flat()) {
+      result.dim = layout.dim();
+      return;
+    }
+  }
   if (!options.shard_placement_fn) return;
   const auto placement = options.shard_placement_fn(result.name, handle);
   if (!placement) return;
@@ -44,7 +52,7 @@ void set_cut(GroupParam& result, const FullyShardOptions& options) {
 }
 
 GroupParam group_param(const ManagedParam& param, const FullyShardOptions& options) {
-  GroupParam result{.name = param.name, .handle = param.handle, .param_dtype = at::kFloat};
+  GroupParam result{.name = param.name, .handle = param.handle, .param_dtype = at::kFloat, .held = param.held};
   set_dtypes(result, param, options.mp_policy);
   set_cut(result, options);
   return result;
@@ -78,6 +86,12 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const Mana
   return std::make_shared<ParamGroup>(std::move(config), params);
 }
 
+/// Parameters that it gave up have left no cut to follow.
+bool has_vacant(const ParamGroup& group) {
+  return std::any_of(group.params().begin(), group.params().end(),
+                     [](const ShardedParam& param) { return param.is_vacant(); });
+}
+
 }  // namespace
 
 void check_options(const FullyShardOptions& options) {
@@ -97,7 +111,7 @@ std::vector<PreparedGroup> make_groups(const ManagedStates& states, const Module
   const auto known = like != nullptr ? like->live_groups() : std::vector<std::shared_ptr<ParamGroup>>();
   for (size_t i = 0; i < groups.size(); ++i)
     groups[i].group = make_group(groups[i], states, state.description, options,
-                                 i < known.size() ? known[i].get() : nullptr);
+                                 i < known.size() && !has_vacant(*known[i]) ? known[i].get() : nullptr);
   return groups;
 }
 

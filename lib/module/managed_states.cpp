@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "base/require.hpp"
+#include "group/find_param.hpp"
 #include "group/gradient_hook.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
@@ -15,9 +16,8 @@ namespace {
 
 void check_param(const at::Tensor& param, const std::string& name, c10::Device device) {
   require(!has_residency_key(param.unsafeGetTensorImpl()) && !has_gradient_hook(param),
-          "{}: this parameter belongs to another sharded group already; shard inner modules "
-          "before outer ones, put modules that share a parameter in one group, or name it in "
-          "ignored_params",
+          "{}: this parameter belongs to the group of a module around this one already; shard inner modules "
+          "before outer ones, or name it in ignored_params",
           name);
   require(param.layout() == at::kStrided, "{}: expected a dense parameter, found layout {}", name,
           c10::str(param.layout()));
@@ -39,15 +39,19 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
       // Linear(bias=false) registers an undefined tensor.
       if (!param.defined() || walk.ignored.contains(param.unsafeGetTensorImpl())) continue;
       const auto name = join_path(walked.path, table[slot].key());
+      auto alive = walked.module->weak_from_this();
+      const bool is_shared = !alive.expired();
+      Registration place{walked.module, std::move(alive), is_shared, table[slot].key(), slot, 0};
+      if (const auto found = find_param(param); found && found->is_handle) {
+        states.shared.push_back({std::move(place), name, walked.unit, found->group});
+        continue;
+      }
       const auto [found, is_new] = known.emplace(param.unsafeGetTensorImpl(), states.params.size());
       if (is_new) {
         check_param(param, name, device);
         states.params.push_back({param, name, walked.unit, {}});
       }
-      auto alive = walked.module->weak_from_this();
-      const bool is_shared = !alive.expired();
-      states.params[found->second].registrations.push_back(
-          {walked.module, std::move(alive), is_shared, table[slot].key(), slot, found->second});
+      states.params[found->second].registrations.push_back(std::move(place));
     }
     for (const auto& buffer : walked.module->named_buffers(/*recurse=*/false))
       if (buffer.value().defined() && known_buffers.insert(buffer.value().unsafeGetTensorImpl()).second) {

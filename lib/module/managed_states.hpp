@@ -15,17 +15,19 @@ struct ManagedParam {
   std::string name;  ///< relative to its unit, its first name in depth-first order
   size_t unit;       ///< which of the modules that share the group
   std::vector<Registration> registrations;
+  std::optional<HeldElsewhere> held = {};  ///< by a sharded module below, which is to give it up (S6)
 };
 
 /// The states of the managed modules, each tensor once, without what is ignored (S2).
 struct ManagedStates {
   std::vector<ManagedParam> params;
+  std::vector<SharedEntry> shared;  ///< entries that hold another group's handle
   std::vector<at::Tensor> buffers;
   std::vector<std::string> buffer_names;  ///< as the parameters' names
 };
 
-/// Changes nothing. Throws UsageError for a parameter that another group has sharded already (a tie across
-/// groups, or fully_shard called on an outer module first), and for devices that do not fit `device` (S4).
+/// Changes nothing. Throws UsageError for a parameter that another group has sharded already (fully_shard
+/// called on an outer module first), and for devices that do not fit `device` (S4).
 ManagedStates collect_states(const ModuleWalk& walk, c10::Device device);
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 #include "module/module_state.hpp"
 
 #include "base/require.hpp"
+#include "group/find_param.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 
@@ -85,7 +86,26 @@ int ModuleState::number(int next, const std::string& prefix) {
   return next;
 }
 
+at::Tensor SharedEntry::handle() const {
+  if (place.is_shared && place.alive.expired()) return {};
+  const auto& table = ModuleAccess::parameters(*place.module);
+  return place.slot < table.size() ? table[place.slot].value() : at::Tensor();
+}
+
+void ModuleState::check_ties() const {
+  for (const auto& entry : shared_entries) {
+    const auto found = find_param(entry.handle());
+    require_state(!found,
+                  "{}: '{}' of {} is the same parameter, but no sharded module contains both; call "
+                  "fully_shard on a module around them, or on the list of them",
+                  found ? found->param().name() : "", entry.name, description);
+  }
+}
+
 void ModuleState::check_registrations() {
+  check_ties();
+  for (const auto& sharer : sharers)
+    if (const auto state = sharer.lock()) state->check_ties();
   for (const auto& owned : groups)
     if (const auto group = owned.group.lock()) check_entries(owned.registrations, *group);
 }

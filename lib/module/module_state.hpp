@@ -46,6 +46,17 @@ struct OwnedGroup {
   std::optional<ReshardPlan> integer_plan = {};   ///< groups of ranks made when an integer was asked for
 };
 
+/// An entry of a module's parameter table that holds the handle of another state's parameter: a tie across
+/// groups that no module around both has settled yet (S6).
+struct SharedEntry {
+  Registration place;  ///< its `param` means nothing
+  std::string name;    ///< relative to its unit
+  size_t unit = 0;
+  std::weak_ptr<ParamGroup> owner;
+  /// Undefined where the module is gone.
+  at::Tensor handle() const;
+};
+
 /// A buffer in another dtype than its module gave it (MixedPrecisionPolicy::buffer_dtype).
 struct CastBuffer {
   explicit CastBuffer(const at::Tensor& tensor)
@@ -67,6 +78,8 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   FullyShardOptions options;  ///< as given, without what was ignored
   std::vector<std::weak_ptr<torch::nn::Module>> ignored_modules;  ///< as given
   std::vector<OwnedGroup> groups;  ///< none if there was nothing to shard; one for each mesh
+  std::vector<SharedEntry> shared_entries;  ///< settled when a module around both is sharded
+  std::vector<std::weak_ptr<ModuleState>> sharers;  ///< states that have such entries of this one's parameters
   std::shared_ptr<RootContext> context;
   std::vector<CastBuffer> cast_buffers;
   std::unordered_set<const c10::TensorImpl*> ignored;  ///< its own and what it inherited
@@ -90,11 +103,13 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   /// After this state became the outermost one: names, numbering and context of all below it.
   void take_root();
 
-  /// Throws StateError if an entry of a parameter table no longer holds its registered parameter.
+  /// Throws StateError if an entry of a parameter table no longer holds its registered parameter, or if a
+  /// tie across groups has not been settled.
   void check_registrations();
 
  private:
   int number(int next, const std::string& prefix);
+  void check_ties() const;
   static void check_entries(const std::vector<Registration>& entries, const ParamGroup& group);
 };
 

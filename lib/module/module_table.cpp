@@ -73,7 +73,9 @@ void remember_tied_entry(const Registration& entry, const std::shared_ptr<ParamG
     std::erase_if(entries->second, [](const Tied& tied) { return !tied.is_alive(); });
     entries = entries->second.empty() ? all.erase(entries) : std::next(entries);
   }
-  all[entry.module].push_back({entry.alive, entry.is_shared, entry.slot, group, entry.param});
+  auto& ours = all[entry.module];
+  std::erase_if(ours, [&](const Tied& tied) { return tied.slot == entry.slot; });
+  ours.push_back({entry.alive, entry.is_shared, entry.slot, group, entry.param});
 }
 
 void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> state) {

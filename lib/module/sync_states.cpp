@@ -144,7 +144,7 @@ void check_source(const ManagedStates& states, const MeshInfo& info) {
   if (!is_first_rank(info)) return;
   for (const auto& param : states.params)
     require(
-        !param.handle.is_meta(),
+        param.held || !param.handle.is_meta(),
         "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
         "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
         param.name);
@@ -191,11 +191,14 @@ void send_states(const ManagedStates& states, std::span<const PreparedGroup> gro
   BelowResidency below;
   std::vector<Sent> all;
   for (const auto& group : groups)
-    for (size_t i = 0; i < group.params.size(); ++i)
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      // What another group held has had its values sent with that one, if it was to have them.
+      if (states.params[group.params[i]].held) continue;
       all.push_back({states.params[group.params[i]].handle, [&group, i](const at::Tensor& whole) {
                        const auto& param = group.group->params()[i];
                        param.registered().copy_(param.layout().part_of(whole, group.mesh_info.shard_rank()));
                      }});
+    }
   std::vector<std::pair<at::Tensor, at::Tensor>> received;
   std::vector<at::Tensor> marked;
   for (const auto& buffer : states.buffers) {

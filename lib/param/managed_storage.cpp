@@ -84,7 +84,7 @@ void HandleStorage::retire(const std::string& name) {
   is_retired_ = true;
   release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
       "fsdp: this is a view, or was saved by autograd, of parameter '{}' as it was before it got "
-      "another dtype or device; run forward again",
+      "another dtype, device or group; run forward again",
       name));
   release();
 }

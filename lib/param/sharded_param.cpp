@@ -80,11 +80,31 @@ at::Tensor ShardedParam::view_of(const at::Tensor& piece) const {
   return values.as_strided(layout_.local_sizes(rank_), layout_.local_strides(rank_), values.storage_offset());
 }
 
-void ShardedParam::copy_part_to(const at::Tensor& piece) const {
+void ShardedParam::take_identity(const ShardedParam& other) {
+  dtype_ = other.dtype_;
+  itemsize_ = other.itemsize_;
+  registered_ = other.registered_;
+  registered_impl_ = other.registered_impl_;
+  requires_grad_ = other.requires_grad_;
+}
+
+void ShardedParam::vacate() {
+  if (storage_ != nullptr) storage_->retire(name_);
+  storage_ = nullptr;
+  const c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> nothing;
+  handle_ = nothing;
+  registered_ = nothing;
+  registered_impl_ = nullptr;
+  layout_ = ShardLayout(/*rows=*/int64_t{0}, layout_.world_size());
+  requires_grad_ = false;
+  is_vacant_ = true;
+}
+
+void ShardedParam::copy_part_to(const at::Tensor& piece, const at::Tensor& whole) const {
   BelowResidency below;
   const int64_t bytes = local_bytes();
   if (bytes < piece.numel()) piece.narrow(0, bytes, piece.numel() - bytes).zero_();
-  if (bytes > 0) view_of(piece).copy_(layout_.part_of(handle().detach(), rank_));
+  if (bytes > 0) view_of(piece).copy_(layout_.part_of(whole, rank_));
 }
 
 at::Tensor ShardedParam::own_memory(c10::Device device) const {

@@ -44,8 +44,18 @@ class ShardedParam {
   /// Bytes of this rank's part, without padding.
   int64_t local_bytes() const { return layout_.local_numel(rank_) * itemsize_; }
 
-  /// Copies this rank's part of the handle to `piece` (1-D bytes, local_bytes() long or more), then zeros.
-  void copy_part_to(const at::Tensor& piece) const;
+  /// Becomes what `other`, of another group, is: its registered tensor, dtype and requires_grad. Nothing of
+  /// `other` changes, nor does the tensor before `make_registered`.
+  void take_identity(const ShardedParam& other);
+  /// Between these two.
+  bool is_taken() const { return registered_impl_ != nullptr && home_ == nullptr; }
+  /// Another group has taken it over: nothing is left here but the place.
+  void vacate();
+  bool is_vacant() const { return is_vacant_; }
+
+  /// Copies this rank's part of `whole`, of sizes(), to `piece` (1-D bytes, local_bytes() long or more), then
+  /// zeros.
+  void copy_part_to(const at::Tensor& piece, const at::Tensor& whole) const;
   /// The handle's own memory as a piece, if it can serve as one (one rank, nothing to rearrange);
   /// else undefined.
   at::Tensor own_memory(c10::Device device) const;
@@ -64,8 +74,10 @@ class ShardedParam {
   at::Tensor handle() const;  ///< undefined once the module is gone
   at::Tensor registered() const;  ///< undefined once nobody can use it any more
   const at::TensorImpl* registered_impl() const { return registered_impl_; }
-  /// Gives up the only strong reference to the new registered parameter: for the module to hold.
-  at::Tensor hand_over_registered() { return std::move(initial_registered_); }
+  /// Gives up the only strong reference to a new registered parameter: for the module to hold.
+  at::Tensor hand_over_registered() {
+    return initial_registered_.defined() ? std::move(initial_registered_) : registered();
+  }
   HandleStorage* storage() const { return storage_; }
   void storage_gone() { storage_ = nullptr; }
   void rename(std::string name);
@@ -121,6 +133,7 @@ class ShardedParam {
   at::Tensor initial_registered_;
   int64_t seen_version_ = 0;
   bool requires_grad_ = false;
+  bool is_vacant_ = false;
   const c10::StorageImpl* home_ = nullptr;  // the storage the registered parameter should have
   size_t index_ = 0;
   OwnerLink owner_;

@@ -128,8 +128,11 @@ TEST_CASE("what a policy cannot do is said before anything changes", "[wrap_poli
       std::shared_ptr<Holder> b = register_module("b", std::make_shared<Holder>(weight));
     };
     Tied tied;
-    rank.check_throws<UsageError>([&] { fully_shard(tied, wrap_class<Holder>(), options); },
-                                  {"a.weight", "'a'"}, "a parameter of two units");
+    const auto plan = plan_wrapping(tied, wrap_class<Holder>(), options);
+    rank.check_equal(plan.units.size(), size_t{3}, "a, b and the root");
+    rank.check(plan.units[0].parameters.empty() && plan.units[0].bytes == 0, "a parameter of two units is neither's");
+    rank.check_equal(plan.units[2].parameters, std::vector<std::string>{"a.weight"}, "but that of the one around them");
+    rank.check_equal(plan.units[2].bytes, int64_t{64}, "with its bytes");
     rank.check(!is_fsdp_parameter(tied.weight) && !find_fsdp_module(*tied.a), "nothing has changed");
     fully_shard(*net->blocks[1], options);
     rank.check_throws<UsageError>([&] { fully_shard(net, wrap_class<EncoderImpl>(), options); }, {"'blocks.1'", "sharded already"},

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+
+#include "group/param_group.hpp"
+
+namespace fsdp {
+
+/// A tensor recognised as a parameter's handle or registered parameter.
+struct FoundParam {
+  std::shared_ptr<ParamGroup> group;
+  size_t index;
+  bool is_handle;
+  ShardedParam& param() const { return group->params()[index]; }
+};
+
+/// nullopt for any other tensor, views of parameters among them.
+std::optional<FoundParam> find_param(const at::Tensor& tensor);
+
+}  // namespace fsdp

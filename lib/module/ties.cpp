@@ -1,0 +1,132 @@
+#include "module/ties.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "group/find_param.hpp"
+#include "module/module_access.hpp"
+#include "module/module_path.hpp"
+#include "module/module_table.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using torch::nn::Module;
+
+std::shared_ptr<ModuleState> state_of(const ParamGroup& group) {
+  return std::static_pointer_cast<ModuleState>(group.companion);
+}
+
+/// The handles of entries in the tree whose owners are in it too, each once.
+std::vector<FoundParam> shared_inside(const ManagedStates& states, const ModuleWalk& walk) {
+  std::vector<FoundParam> inside;
+  std::unordered_set<const c10::TensorImpl*> known;
+  auto consider = [&](const SharedEntry& entry) {
+    const auto handle = entry.handle();
+    auto found = find_param(handle);
+    if (!found || walk.ignored.contains(handle.unsafeGetTensorImpl())) return;
+    const auto owner = state_of(*found->group);
+    const bool is_below = owner && std::any_of(walk.nested.begin(), walk.nested.end(), [&](const auto& nested) {
+                            return nested.state->root() == owner->root();
+                          });
+    if (is_below && known.insert(handle.unsafeGetTensorImpl()).second) inside.push_back(std::move(*found));
+  };
+  for (const auto& entry : states.shared) consider(entry);
+  for (const auto& nested : walk.nested)
+    nested.state->root()->visit([&](ModuleState& state) {
+      for (const auto& entry : state.shared_entries) consider(entry);
+    });
+  return inside;
+}
+
+/// Finds every place that registers one of the parameters, sharded modules included.
+class Places {
+ public:
+  explicit Places(const std::vector<FoundParam>& params) : params_(params), found_(params.size()) {
+    for (size_t i = 0; i < params.size(); ++i) {
+      by_tensor_[params[i].param().handle().unsafeGetTensorImpl()] = i;
+      by_tensor_[params[i].param().registered_impl()] = i;
+    }
+  }
+
+  struct Place {
+    Registration entry;
+    std::string name;
+    size_t unit;
+  };
+
+  void visit(Module& module, const std::string& path, size_t unit) {
+    if (!seen_.insert(&module).second) return;
+    const auto& table = ModuleAccess::parameters(module);
+    for (size_t slot = 0; slot < table.size(); ++slot) {
+      const auto param = param_at(module, slot);
+      if (!param) continue;
+      auto alive = module.weak_from_this();
+      const bool is_shared = !alive.expired();
+      found_[*param].push_back({{&module, std::move(alive), is_shared, table[slot].key(), slot, 0},
+                                join_path(path, table[slot].key()), unit});
+    }
+    for (const auto& child : module.named_children())
+      if (child.value()) visit(*child.value(), join_path(path, child.key()), unit);
+  }
+
+  const std::vector<Place>& of(size_t param) const { return found_[param]; }
+
+ private:
+  std::optional<size_t> param_at(const Module& module, size_t slot) const {
+    const auto& tensor = ModuleAccess::parameters(module)[slot].value();
+    if (tensor.defined()) {
+      const auto known = by_tensor_.find(tensor.unsafeGetTensorImpl());
+      return known != by_tensor_.end() ? std::optional(known->second) : std::nullopt;
+    }
+    const auto tied = find_tied_entry(module, slot);
+    for (size_t i = 0; tied && i < params_.size(); ++i)
+      if (params_[i].group == tied->group && params_[i].index == tied->param) return i;
+    return std::nullopt;
+  }
+
+  const std::vector<FoundParam>& params_;
+  std::vector<std::vector<Place>> found_;
+  std::unordered_map<const c10::TensorImpl*, size_t> by_tensor_;
+  std::unordered_set<const Module*> seen_;
+};
+
+}  // namespace
+
+void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const ModuleWalk& walk) {
+  const auto claimed = shared_inside(states, walk);
+  if (claimed.empty()) return;
+  Places places(claimed);
+  for (size_t unit = 0; unit < units.size(); ++unit) places.visit(*units[unit], "", unit);
+  for (size_t i = 0; i < claimed.size(); ++i) {
+    const auto& found = claimed[i];
+    const auto handle = found.param().handle();
+    const auto& first = places.of(i).front();
+    ManagedParam param{handle, first.name, first.unit, {}, HeldElsewhere{found.group, found.index}};
+    for (const auto& place : places.of(i)) param.registrations.push_back(place.entry);
+    states.params.push_back(std::move(param));
+    std::erase_if(states.shared, [&](const SharedEntry& entry) { return entry.handle().is_same(handle); });
+  }
+}
+
+void settle_ties(const std::shared_ptr<ModuleState>& state) {
+  state->visit([&](ModuleState& below) {
+    if (&below != state.get())
+      // Not settled are those whose table still holds a handle.
+      std::erase_if(below.shared_entries, [](const SharedEntry& entry) {
+        const auto found = find_param(entry.handle());
+        return !found || !found->is_handle;
+      });
+    for (auto& owned : below.groups)
+      if (const auto group = owned.group.lock())
+        std::erase_if(owned.registrations,
+                      [&](const Registration& entry) { return group->params()[entry.param].is_vacant(); });
+  });
+  for (const auto& entry : state->shared_entries)
+    if (const auto owner = entry.owner.lock())
+      if (const auto other = state_of(*owner)) other->sharers.push_back(state);
+}
+
+}  // namespace fsdp

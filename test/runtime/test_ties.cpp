@@ -1,0 +1,272 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+
+// One parameter that modules of several groups register (S6).
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+
+/// The embedding's weight is the output layer's too; each is in a block of its own, with parameters of its own.
+struct InputImpl : nn::Module {
+  InputImpl(int64_t words, int64_t width) {
+    table = register_module("table", nn::Embedding(words, width));
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})));
+  }
+  at::Tensor forward(const at::Tensor& words) { return norm->forward(table->forward(words)); }
+  nn::Embedding table{nullptr};
+  nn::LayerNorm norm{nullptr};
+};
+TORCH_MODULE(Input);
+
+struct OutputImpl : nn::Module {
+  OutputImpl(const at::Tensor& weight, int64_t width) : tied(weight) {
+    mix = register_module("mix", nn::Linear(width, width));
+    register_parameter("tied", weight);
+  }
+  at::Tensor forward(const at::Tensor& x) { return torch::matmul(mix->forward(x), tied.t()); }
+  nn::Linear mix{nullptr};
+  at::Tensor tied;
+};
+TORCH_MODULE(Output);
+
+struct TiedImpl : nn::Module {
+  explicit TiedImpl(int64_t words = 7, int64_t width = 6) : words(words) {
+    input = register_module("input", Input(words, width));
+    between = register_module("between", nn::Linear(width, width));
+    output = register_module("output", Output(input->table->weight, width));
+    last = register_module("last", nn::Linear(words, 3));
+  }
+  at::Tensor forward(const at::Tensor& in) {
+    return last->forward(output->forward(torch::tanh(between->forward(input->forward(in)))));
+  }
+  int64_t words;
+  Input input{nullptr};
+  nn::Linear between{nullptr}, last{nullptr};
+  Output output{nullptr};
+};
+TORCH_MODULE(Tied);
+
+/// Which modules are sharded, inner ones first.
+enum class Units { kBlocks, kOutputFirst, kInputAndRoot, kOutputAndRoot, kOneList };
+
+Workload tied_workload(Units units = Units::kBlocks) {
+  Tied model;
+  return {.module = model.ptr(),
+          .shard =
+              [model, units](const FullyShardOptions& options) {
+                if (units == Units::kOneList) {
+                  fully_shard({model->input.ptr(), model->output.ptr()}, options);
+                } else {
+                  if (units == Units::kOutputFirst) fully_shard(model->output, options);
+                  if (units != Units::kOutputAndRoot) fully_shard(model->input, options);
+                  if (units == Units::kBlocks || units == Units::kOutputAndRoot) fully_shard(model->output, options);
+                  fully_shard(model->between, options);
+                }
+                fully_shard(model, options);
+              },
+          .loss = [model](Inputs& in) mutable {
+            return model->forward(in.integers(model->words, {2, 5})).square().mean();
+          }};
+}
+
+constexpr auto kUnits = {Units::kBlocks, Units::kOutputFirst, Units::kInputAndRoot, Units::kOutputAndRoot,
+                         Units::kOneList};
+
+TEST_CASE("a parameter tied across groups trains like the plain one", "[runtime][ties]") {
+  for (const auto units : kUnits)
+    for (const int world : {1, 2, 3, 4})
+      CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .max_norm = 0.7}));
+}
+
+TEST_CASE("ties across groups hold on hybrid meshes, with accumulation and integer reshard", "[runtime][ties]") {
+  for (const auto units : kUnits) {
+    const auto make = [=] { return tied_workload(units); };
+    CHECK(trains_like_plain(make, {.world_size = 4, .replicas = 2, .micro_batches = 2,
+                                   .accumulation = Accumulation::kAllReduceLast}));
+    CHECK(trains_like_plain(make, {.world_size = 4, .micro_batches = 2, .accumulation = Accumulation::kSyncAtLast,
+                                   .reshard_after_forward = 2}));
+    CHECK(trains_like_plain(make, {.world_size = 2, .replicate_only = true}));
+    CHECK(trains_like_plain(make, {.world_size = 3, .dtype = at::kDouble, .budget_factor = 1.5}));
+  }
+}
+
+TEST_CASE("ties across groups hold in every layout", "[runtime][ties]") {
+  const auto flat = [](FullyShardOptions& options) { options.layout = ParamLayout::kFlat; };
+  const auto columns = [](FullyShardOptions& options) {
+    options.shard_placement_fn = [](const std::string&, const at::Tensor& parameter) {
+      return Shard{parameter.dim() - 1};
+    };
+  };
+  // By a name that differs from unit to unit: the tensor keeps the rows that it has.
+  const auto by_name = [](FullyShardOptions& options) {
+    options.shard_placement_fn = [](const std::string& name, const at::Tensor& parameter) {
+      return Shard{name == "tied" ? parameter.dim() - 1 : 0};
+    };
+  };
+  for (const auto units : kUnits)
+    for (const auto& adjust : std::vector<std::function<void(FullyShardOptions&)>>{flat, columns, by_name})
+      for (const int world : {1, 2, 3})
+        CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .adjust = adjust}));
+}
+
+TEST_CASE("a tied parameter may come from a group of another layout", "[runtime][ties]") {
+  for (const bool is_inner_flat : {false, true})
+    for (const int world : {1, 2, 3}) {
+      const auto make = [=] {
+        Tied model;
+        return Workload{.module = model.ptr(),
+                        .shard =
+                            [=](const FullyShardOptions& given) {
+                              auto flat = given;
+                              flat.layout = ParamLayout::kFlat;
+                              fully_shard(model->input, is_inner_flat ? flat : given);
+                              fully_shard(model->output, is_inner_flat ? flat : given);
+                              fully_shard(model, is_inner_flat ? given : flat);
+                            },
+                        .loss = [=](Inputs& in) mutable {
+                          return model->forward(in.integers(model->words, {2, 5})).square().mean();
+                        }};
+      };
+      CHECK(trains_like_plain(make, {.world_size = world}));
+    }
+}
+
+TEST_CASE("the nearest sharded module around all places owns a tied parameter", "[runtime][ties]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(3, [] { return Tied(); });
+    nn::Sequential around(nn::Identity{}, nn::AnyModule(model));
+    const auto before = model->input->table->weight.detach().clone();
+    const FullyShardOptions options{.mesh = rank.mesh()};
+    auto input = fully_shard(model->input, options);
+    const auto registered = model->input->table->named_parameters()["weight"];
+    auto output = fully_shard(model->output, options);
+    const int64_t inner_bytes = report(input).bytes.sharded;
+    auto middle = fully_shard(model, options);
+    auto root = fully_shard(around, options);
+
+    // 7 x 6 floats over 2 ranks are 4 rows of 24 bytes on each
+    rank.check_equal(report(root).groups[2].parameters, size_t{2}, "the norm stays with the input");
+    rank.check(report(root).groups[2].sharded_bytes <= inner_bytes - 96, "and its group is smaller");
+    input.unshard();
+    rank.check(!middle.is_unsharded(), "the input's own group only");
+    middle.unshard();
+    rank.check_identical(model->input->table->weight.detach(), before, "gathered with the middle");
+    root.reshard(), middle.reshard(), input.reshard();
+
+    rank.check(model->input->table->named_parameters()["weight"].is_same(registered),
+               "the tensor that an optimizer may know already stays");
+    std::vector<std::string> names;
+    for (const auto& parameter : around->named_parameters()) names.push_back(parameter.key());
+    rank.check_equal(std::count(names.begin(), names.end(), "1.input.table.weight"), std::ptrdiff_t{1},
+                     "listed under its first name");
+    rank.check_equal(std::count(names.begin(), names.end(), "1.output.tied"), std::ptrdiff_t{0}, "and under no other");
+    rank.check_identical(full_tensor(registered), before, "its values are what they were");
+
+    const auto saved = state_dict(*around);
+    rank.check(saved.entries.contains("1.input.table.weight") && !saved.entries.contains("1.output.tied"),
+               "saved once");
+    rank.check_equal(saved.other_names.at("1.output.tied"), std::string("1.input.table.weight"), "its other name too");
+    around->forward<at::Tensor>(torch::ones({1, 2}, at::kLong)).sum().backward();
+    rank.check(registered.grad().defined(), "its gradient arrives on it");
+    rank.check_equal(statistics(root).reductions, int64_t{3}, "input, output and middle, reduced once each");
+  }));
+}
+
+TEST_CASE("a tie that no sharded module settles is an error at the first use", "[runtime][ties]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(3, [] { return Tied(); });
+    const FullyShardOptions options{.mesh = rank.mesh()};
+    fully_shard(model->input, options);
+    fully_shard(model->output, options);
+    const auto words = torch::ones({1, 2}, at::kLong);
+    rank.check_throws<StateError>([&] { model->input->forward(words); }, {"table.weight", "'tied'", "around"},
+                                  "by the module that holds it");
+    rank.check_throws<StateError>([&] { model->output->forward(torch::ones({1, 6})); }, {"table.weight", "'tied'"},
+                                  "by the other one");
+    fully_shard(model, options);
+    model->forward(words).sum().backward();
+    rank.check(model->parameters()[0].grad().defined(), "settled");
+  }));
+}
+
+TEST_CASE("mixed precision keeps a tied parameter's own values", "[runtime][ties]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(3, [] { return Tied(); });
+    const auto before = model->input->table->weight.detach().clone();
+    const FullyShardOptions options{.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kBFloat16}};
+    fully_shard(model->input, options);
+    fully_shard(model->output, options);
+    fully_shard(model, options);
+    rank.check_identical(full_tensor(model->input->table->weight), before, "not rounded on the way");
+    rank.check(model->output->tied.scalar_type() == at::kBFloat16, "the handle has the gathered dtype");
+    model->forward(torch::ones({1, 2}, at::kLong)).sum().backward();
+    rank.check(sharded(model->output->tied).grad().scalar_type() == at::kFloat, "reduced to its own dtype");
+  }));
+}
+
+TEST_CASE("a gradient that a tied parameter has already goes with it", "[runtime][ties]") {
+  for (const bool is_flat : {false, true})
+    CHECK(on_ranks(3, [=](Rank& rank) {
+      auto model = seeded(3, [] { return Tied(); });
+      model->forward(torch::ones({1, 2}, at::kLong)).sum().backward();
+      const auto gradient = model->input->table->weight.grad().clone();
+      FullyShardOptions options{.mesh = rank.mesh()};
+      fully_shard(model->input, options);
+      fully_shard(model->output, options);
+      if (is_flat) options.layout = ParamLayout::kFlat;
+      fully_shard(model, options);
+      rank.check_identical(full_grad(model->output->tied), gradient, "whole it is what it was");
+    }));
+}
+
+TEST_CASE("a model with ties across groups can be copied, converted and shown whole", "[runtime][ties]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(3, [] { return Tied(); });
+    const auto before = model->input->table->weight.detach().clone();
+    const FullyShardOptions options{.mesh = rank.mesh()};
+    fully_shard(model->input, options);
+    fully_shard(model->output, options);
+    auto root = fully_shard(model, options);
+    {
+      FullParameters scope(*model);
+      rank.check_identical(model->output->tied.detach(), before, "shown whole");
+      at::NoGradGuard no_grad;
+      model->output->tied.mul_(2);
+    }
+    rank.check_identical(full_tensor(model->input->table->weight), before * 2, "a write reaches the shards");
+    fsdp::to(*model, at::kDouble);
+    rank.check_identical(full_tensor(model->output->tied), (before * 2).to(at::kDouble), "converted");
+    const auto loss = model->forward(torch::ones({1, 2}, at::kLong)).sum();
+    loss.backward();
+    rank.check(sharded(model->output->tied).grad().scalar_type() == at::kDouble, "and trains");
+  }));
+}
+
+TEST_CASE("a model on meta with ties across groups is materialised once for each", "[runtime][ties]") {
+  const auto make = [] {
+    MetaDevice meta;
+    return Tied();
+  };
+  at::Tensor alone;
+  for (const int world : {1, 3})
+    CHECK(on_ranks(world, [&](Rank& rank) {
+      auto model = make();
+      const FullyShardOptions options{.mesh = rank.mesh()};
+      fully_shard(model->input, options);
+      fully_shard(model->output, options);
+      fully_shard(model, options);
+      materialize(*model, {.seed = 4});
+      const auto values = full_tensor(model->output->tied);
+      if (world == 1)
+        alone = values;
+      else
+        rank.check_identical(values, alone, "the same at any number of ranks");
+      model->forward(torch::ones({1, 2}, at::kLong)).sum().backward();
+      rank.check(sharded(model->output->tied).grad().defined(), "and the model trains");
+    }));
+}
+
+}  // namespace
+}  // namespace fsdp::test
