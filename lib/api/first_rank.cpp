@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "module/module_state.hpp"
 
 namespace fsdp {
@@ -62,7 +63,7 @@ void require_same_facts(const std::vector<ParamFact>& facts, const std::string& 
   bool same = true;
   for (const auto& [group, text] : texts) {
     if (group->size() == 1) continue;
-    const auto hash = static_cast<int64_t>(std::hash<std::string>()(text) >> 2);
+    const auto hash = static_cast<int64_t>(stable_hash(text) >> 2);
     const auto largest = at::tensor({hash, -hash}, at::kLong).to(group->device_type());
     group->start_all_reduce(largest, ReduceOp::kMax, "agreement")->wait();
     const auto found = largest.cpu();

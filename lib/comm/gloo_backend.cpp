@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/environment.hpp"
+#include "base/stable_hash.hpp"
 #include "comm/gloo_works.hpp"
 
 namespace fsdp {
@@ -74,13 +75,9 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   // by which messages find each other, says what the collective is: where the ranks disagree, their
   // messages do not meet, both wait, and the schedule check can say in what they disagree.
   static int fingerprint(uint32_t operation, const std::vector<at::Tensor>& tensors) {
-    uint32_t hash = operation;
-    const auto mix = [&](uint64_t value) {
-      hash = (hash ^ static_cast<uint32_t>(value ^ (value >> 32))) * 0x9E3779B1U;
-      hash ^= hash >> 15;
-    };
-    for (const auto& tensor : tensors) mix(tensor.nbytes());
-    return static_cast<int>(hash & 0x7FFF);
+    uint64_t hash = operation;
+    for (const auto& tensor : tensors) hash = mixed_hash(hash, tensor.nbytes());
+    return static_cast<int>(hash >> 49);  // 15 bits, the best mixed ones
   }
 
   WorkPlace next_place(std::chrono::milliseconds timeout, int fingerprint) {

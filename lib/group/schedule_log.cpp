@@ -6,43 +6,25 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/stable_hash.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
 
-namespace {
-
-/// Mixes a value into a hash that all ranks compute alike.
-uint64_t mixed(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15ULL;
-  return hash ^ (hash >> 29);
-}
-
-uint64_t hash_of(const std::string& text) {
-  uint64_t hash = text.size();
-  for (const char c : text) hash = mixed(hash, static_cast<unsigned char>(c));
-  return hash;
-}
-
-}  // namespace
-
-const char* name_of(Operation operation) {
-  switch (operation) {
-    case Operation::kAllGather:
-      return "all_gather";
-    case Operation::kReduceScatter:
-      return "reduce_scatter";
-    case Operation::kAllReduce:
-      return "all_reduce";
-  }
-  return "collective";
+const OperationNames& names_of(Operation operation) {
+  static constexpr OperationNames kNames[] = {
+      {"all_gather", "FSDP::all_gather", "FSDP::all_gather_wait"},
+      {"reduce_scatter", "FSDP::reduce_scatter", "FSDP::reduce_scatter_wait"},
+      {"all_reduce", "FSDP::all_reduce", "FSDP::all_reduce_wait"},
+  };
+  return kNames[static_cast<size_t>(operation)];
 }
 
 void ScheduleLog::introduce(int group, std::string name, std::vector<std::string> params) {
   std::lock_guard lock(mutex_);
   const auto index = static_cast<size_t>(group);
   if (index >= subjects_.size()) subjects_.resize(index + 1);
-  const uint64_t hash = hash_of(name);
+  const uint64_t hash = stable_hash(name);
   subjects_[index] = {std::move(name), hash, std::move(params)};
 }
 
@@ -53,13 +35,13 @@ std::string ScheduleLog::name_of_group(int group) const {
 
 void ScheduleLog::note(const ScheduleEntry& entry) {
   std::lock_guard lock(mutex_);
-  uint64_t hash = mixed(subjects_[static_cast<size_t>(entry.group)].hash,
+  uint64_t hash = mixed_hash(subjects_[static_cast<size_t>(entry.group)].hash,
                         static_cast<uint64_t>(entry.operation) << 32 |
                             static_cast<uint64_t>(entry.dtype) << 24 |
                             static_cast<uint64_t>(entry.ranks));
-  hash = mixed(mixed(hash, static_cast<uint64_t>(entry.bytes)), entry.params);
-  position_.hash = mixed(position_.hash, hash);
-  step_hash_ = mixed(step_hash_, hash) | 1;
+  hash = mixed_hash(mixed_hash(hash, static_cast<uint64_t>(entry.bytes)), entry.params);
+  position_.hash = mixed_hash(position_.hash, hash);
+  step_hash_ = mixed_hash(step_hash_, hash) | 1;
   kept_[position_.count++ % kKept] = {entry, position_.hash};
 }
 
@@ -96,7 +78,7 @@ std::string ScheduleLog::describe(const ScheduleEntry& entry) const {
     of_params = fmt::format(", of {}{} alone", fmt::join(names, ", "),
                             more > 0 ? fmt::format(" and {} more", more) : "");
   }
-  return fmt::format("{} of {} ({} bytes, {}{}) over {} ranks", name_of(entry.operation), subject.name,
+  return fmt::format("{} of {} ({} bytes, {}{}) over {} ranks", names_of(entry.operation).plain, subject.name,
                      with_separators(entry.bytes), c10::toString(entry.dtype), of_params, entry.ranks);
 }
 

@@ -11,7 +11,12 @@
 namespace fsdp {
 
 enum class Operation : uint8_t { kAllGather, kReduceScatter, kAllReduce };
-const char* name_of(Operation operation);
+struct OperationNames {
+  const char* plain;       ///< "all_gather"
+  const char* range;       ///< of its launch, for a profiler: "FSDP::all_gather"
+  const char* wait_range;  ///< of the wait for it: "FSDP::all_gather_wait"
+};
+const OperationNames& names_of(Operation operation);
 
 /// One collective of a root, as all of its ranks should launch it.
 struct ScheduleEntry {

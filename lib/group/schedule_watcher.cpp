@@ -116,7 +116,7 @@ RankReport ScheduleWatcher::own_report() const {
   } else if (activity_.load(std::memory_order_acquire) % 2 == 1) {
     const uint64_t waits_for = waits_for_.load(std::memory_order_relaxed);
     report.state = RankReport::State::kInCollective;
-    report.waits_for = fmt::format("{} of {}", name_of(static_cast<Operation>(waits_for >> 32)),
+    report.waits_for = fmt::format("{} of {}", names_of(static_cast<Operation>(waits_for >> 32)).plain,
                                    log_->name_of_group(static_cast<int>(waits_for & 0xFFFFFFFF)));
   }
   return report;

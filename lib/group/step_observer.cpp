@@ -7,6 +7,7 @@
 
 #include "base/environment.hpp"
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "comm/notice_board.hpp"
 #include "group/param_group.hpp"
 #include "group/schedule_watch.hpp"
@@ -14,18 +15,6 @@
 namespace fsdp {
 
 namespace {
-
-const char* wait_range_name(Operation operation) {
-  switch (operation) {
-    case Operation::kAllGather:
-      return "FSDP::all_gather_wait";
-    case Operation::kReduceScatter:
-      return "FSDP::reduce_scatter_wait";
-    case Operation::kAllReduce:
-      return "FSDP::all_reduce_wait";
-  }
-  return "FSDP::wait";
-}
 
 /// The ranks of the mesh that a group lives on, as ranks of the world that `comm` was split from.
 /// Every rank of the mesh says the same.
@@ -50,9 +39,9 @@ std::vector<int> ranks_of(const MeshInfo& info) {
   return ranks;
 }
 
-uint64_t fingerprint(const std::vector<int>& ranks) {
+uint64_t hash_of(const std::vector<int>& ranks) {
   uint64_t hash = ranks.size();
-  for (const int rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank + 1)) * 0x100000001B3ULL;
+  for (const int rank : ranks) hash = mixed_hash(hash, static_cast<uint64_t>(rank));
   return hash;
 }
 
@@ -71,18 +60,6 @@ std::vector<std::string> param_names(const ParamGroup& group) {
 }
 
 }  // namespace
-
-const char* range_name(Operation operation) {
-  switch (operation) {
-    case Operation::kAllGather:
-      return "FSDP::all_gather";
-    case Operation::kReduceScatter:
-      return "FSDP::reduce_scatter";
-    case Operation::kAllReduce:
-      return "FSDP::all_reduce";
-  }
-  return "FSDP::collective";
-}
 
 void Range::begin(StepObserver& observer, const char* what, const ParamGroup& group) {
   auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
@@ -106,7 +83,7 @@ void StepObserver::start_watch(const CollectiveCall& call) {
   auto ranks = ranks_of(call.group.config().mesh_info);
   const int own = call.comm.ranks()[static_cast<size_t>(call.comm.rank())];
   if (!board || std::find(ranks.begin(), ranks.end(), own) == ranks.end()) return;
-  const auto name = fmt::format("schedule/{}x{:x}", ranks.size(), fingerprint(ranks));
+  const auto name = fmt::format("schedule/{}x{:x}", ranks.size(), hash_of(ranks));
   // Roots are told apart by the order of their first collectives: ranks that begin with different
   // roots disagree, and are told so.
   const int number = board->number(fmt::format("{}/{}", name, own));
@@ -119,7 +96,7 @@ void StepObserver::start_watch(const CollectiveCall& call) {
 
 void StepObserver::begin(const CollectiveCall& call) {
   if (recorder_) [[unlikely]]
-    recorder_->begin_collective({.name = name_of(call.operation),
+    recorder_->begin_collective({.name = names_of(call.operation).plain,
                                  .subject = call.group.name(),
                                  .group = call.comm.name(),
                                  .ranks = call.comm.size(),
@@ -150,7 +127,7 @@ void StepObserver::leave() noexcept {
 
 void StepObserver::wait(Operation operation, ParamGroup& group, const std::shared_ptr<Work>& work) {
   if (work) {
-    const Range range(*this, wait_range_name(operation), group);
+    const Range range(*this, names_of(operation).wait_range, group);
     const InCollective inside(*this);
     if (watch_) (*watch_)->enter(operation, group.id);
     try {
@@ -160,11 +137,11 @@ void StepObserver::wait(Operation operation, ParamGroup& group, const std::share
     }
   }
   if (recorder_) [[unlikely]]
-    recorder_->end_collective(name_of(operation), group.name(), /*is_given_up=*/false);
+    recorder_->end_collective(names_of(operation).plain, group.name(), /*is_given_up=*/false);
 }
 
 void StepObserver::note_given_up(Operation operation, const ParamGroup& group) {
-  if (recorder_) recorder_->end_collective(name_of(operation), group.name(), /*is_given_up=*/true);
+  if (recorder_) recorder_->end_collective(names_of(operation).plain, group.name(), /*is_given_up=*/true);
 }
 
 void StepObserver::explain(const CommError& error) {

@@ -27,9 +27,6 @@ struct CollectiveCall {
   uint64_t params = ScheduleEntry::kAllParams;  ///< see ScheduleEntry
 };
 
-/// "FSDP::all_gather".
-const char* range_name(Operation operation);
-
 /// Sees everything that a root does and decides nothing: it keeps the schedule and has it checked
 /// (ScheduleWatch), shows ranges to a profiler (T19), and records a timeline. Where nobody asks for
 /// the last two they cost a test each.
@@ -124,7 +121,7 @@ class StepObserver::InCollective {
 
 template <class Start>
 auto StepObserver::launch(const CollectiveCall& call, Start&& start) {
-  const Range range(*this, range_name(call.operation), call.group);
+  const Range range(*this, names_of(call.operation).range, call.group);
   const InCollective inside(*this);
   try {
     begin(call);

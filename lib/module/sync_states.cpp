@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "param/replace_tensor.hpp"
 #include "param/residency.hpp"
 
@@ -52,12 +53,7 @@ Spread spread(const std::vector<int64_t>& values, const MeshInfo& info) {
   return result;
 }
 
-/// FNV-1a: the same on every machine, which std::hash does not promise.
-int64_t hash(const std::string& text) {
-  uint64_t value = 14695981039346656037ull;
-  for (const unsigned char letter : text) value = (value ^ letter) * 1099511628211ull;
-  return static_cast<int64_t>(value);
-}
+int64_t hash(const std::string& text) { return static_cast<int64_t>(stable_hash(text)); }
 
 std::string describe(const std::string& name, const at::Tensor& tensor) {
   return fmt::format("'{}' ({}; strides {}; {}{})", name, fmt::join(tensor.sizes(), "x"),
