@@ -5,6 +5,7 @@
 
 #include "api/first_rank.hpp"
 #include "api/whole_values.hpp"
+#include "fsdp/local_ranges.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -15,14 +16,10 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
   return at::empty_like(tensor, tensor.options().device(at::kCPU)).copy_(tensor);
 }
 
-std::vector<ElementRange> ranges_of(const FoundParam& found) {
-  return found.param().layout().element_ranges(found.group->config().mesh_info.shard_rank());
-}
-
 /// The entry's part is the tensor's part: the same on all ranks, or the ranks would part ways.
 bool is_spread_alike(const StateEntry& entry, const StateTensor& tensor) {
   if (!tensor.param) return false;
-  if (!entry.dtensor.defined()) return entry.ranges == ranges_of(*tensor.param);
+  if (!entry.dtensor.defined()) return entry.ranges == local_ranges(tensor.param->param().registered());
   const auto& info = tensor.param->group->config().mesh_info;
   const auto& layout = tensor.param->param().layout();
   return !layout.is_flat() && entry.dtensor.mesh() == info.mesh &&
@@ -51,7 +48,7 @@ StateEntry save_entry(const StateTensor& tensor, const StateDictOptions& options
   entry.value = options.cpu_offload ? on_cpu(local) : is_full ? local.clone() : local;
   if (!tensor.param) return entry;
   entry.is_sharded = true;
-  entry.ranges = ranges_of(*tensor.param);
+  entry.ranges = local_ranges(tensor.param->param().registered());
   const auto& mesh = tensor.param->group->config().mesh_info.mesh;
   // A flat part is no DTensor's; its ranges say what it is.
   const bool is_flat = tensor.param->param().layout().is_flat();

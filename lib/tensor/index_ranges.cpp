@@ -3,15 +3,16 @@
 #include <algorithm>
 
 namespace fsdp {
-namespace {
 
-void append(IndexRanges& ranges, IndexRange next) {
+void append(std::vector<ElementRange>& ranges, ElementRange next) {
   if (next.count() <= 0) return;
   if (!ranges.empty() && ranges.back().end == next.begin)
     ranges.back().end = next.end;
   else
     ranges.push_back(next);
 }
+
+namespace {
 
 /// What stands at positions [begin, end).
 IndexRanges at_positions(const IndexRanges& ranges, int64_t begin, int64_t end) {

@@ -3,15 +3,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "fsdp/local_ranges.hpp"
+
 namespace fsdp {
 
 /// Indices [begin, end) of one dimension of a whole tensor.
-struct IndexRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t count() const { return end - begin; }
-  bool operator==(const IndexRange&) const = default;
-};
+using IndexRange = ElementRange;
 
 /// Which indices of one dimension a piece holds, in the piece's order: ascending, none empty, none
 /// that overlap or touch, so that equal sets are equal lists.
@@ -24,6 +21,9 @@ struct IndexRun {
   int64_t count = 0;
   bool operator==(const IndexRun&) const = default;
 };
+
+/// Adds what lies behind the last range, joined with it where it continues it; nothing if it is empty.
+void append(std::vector<ElementRange>& ranges, ElementRange next);
 
 IndexRanges all_indices(int64_t size);
 int64_t count(const IndexRanges& ranges);

@@ -49,17 +49,10 @@ class RangeWriter {
   void write(size_t dim, int64_t base) {
     for (const IndexRange& range : indices_[dim])
       if (dim == innermost_)
-        append(base + range.begin * strides_[dim], base + range.end * strides_[dim]);
+        append(found_, {base + range.begin * strides_[dim], base + range.end * strides_[dim]});
       else
         for (int64_t index = range.begin; index < range.end; ++index)
           write(dim + 1, base + index * strides_[dim]);
-  }
-
-  void append(int64_t begin, int64_t end) {
-    if (!found_.empty() && found_.back().end == begin)
-      found_.back().end = end;
-    else
-      found_.push_back({begin, end});
   }
 
   const std::vector<IndexRanges>& indices_;

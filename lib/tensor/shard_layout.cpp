@@ -5,20 +5,12 @@
 #include <algorithm>
 
 #include "base/require.hpp"
+#include "tensor/index_ranges.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
 
 namespace {
-
-/// Appends elements [begin, end), joined with what they continue.
-void append(std::vector<ElementRange>& ranges, int64_t begin, int64_t end) {
-  if (begin >= end) return;
-  if (!ranges.empty() && ranges.back().end == begin)
-    ranges.back().end = end;
-  else
-    ranges.push_back({begin, end});
-}
 
 int64_t product(c10::IntArrayRef sizes, size_t first, size_t last) {
   int64_t result = 1;
@@ -112,7 +104,7 @@ std::vector<ElementRange> ShardLayout::box_ranges(RowRange held) const {
   const int64_t before = product(sizes_, 0, dim), inside = product(sizes_, dim + 1, sizes_.size());
   std::vector<ElementRange> ranges;
   for (int64_t i = 0; i < before; ++i)
-    append(ranges, (i * rows_ + held.begin) * inside, (i * rows_ + held.end) * inside);
+    append(ranges, {(i * rows_ + held.begin) * inside, (i * rows_ + held.end) * inside});
   return ranges;
 }
 
@@ -123,7 +115,7 @@ std::vector<ElementRange> ShardLayout::memory_ranges(RowRange elements) const {
   const auto order = in_memory_order(at::arange(rows_, at::kLong).view(sizes_), strides_).contiguous();
   const auto* index = order.const_data_ptr<int64_t>();
   std::vector<ElementRange> ranges;
-  for (int64_t i = elements.begin; i < elements.end; ++i) append(ranges, index[i], index[i] + 1);
+  for (int64_t i = elements.begin; i < elements.end; ++i) append(ranges, {index[i], index[i] + 1});
   return ranges;
 }
 

@@ -10,12 +10,7 @@
 namespace fsdp {
 
 /// Rows [begin, end) of what is cut.
-struct RowRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t count() const { return end - begin; }
-  bool operator==(const RowRange&) const = default;
-};
+using RowRange = ElementRange;
 
 /// Who holds what of one tensor that W ranks share.
 ///

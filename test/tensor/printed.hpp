@@ -10,10 +10,9 @@
 namespace fsdp::test {
 
 /// "[0, 2) [5, 6)"
-template <class Range>
-std::string ranges_text(const std::vector<Range>& ranges) {
+inline std::string ranges_text(const std::vector<ElementRange>& ranges) {
   std::string text;
-  for (const Range& range : ranges) text += fmt::format("[{}, {}) ", range.begin, range.end);
+  for (const ElementRange& range : ranges) text += fmt::format("[{}, {}) ", range.begin, range.end);
   return text.empty() ? "none" : text;
 }
 
@@ -46,13 +45,6 @@ struct StringMaker<std::vector<fsdp::IndexRanges>> {
     std::string text;
     for (const fsdp::IndexRanges& ranges : indices) text += "{ " + fsdp::test::ranges_text(ranges) + "} ";
     return text;
-  }
-};
-
-template <>
-struct StringMaker<std::vector<fsdp::ElementRange>> {
-  static std::string convert(const std::vector<fsdp::ElementRange>& ranges) {
-    return fsdp::test::ranges_text(ranges);
   }
 };
 
