@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "support/error_of.hpp"
 #include "support/counting_allocator.hpp"
 #include "support/models.hpp"
 
@@ -37,17 +38,6 @@ void check_same(const std::vector<at::Tensor>& actual, const std::vector<at::Ten
     REQUIRE(actual[i].defined() == expected[i].defined());
     if (expected[i].defined()) CHECK(at::equal(actual[i], expected[i]));
   }
-}
-
-template <class Error, class Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return message_of(error);
-  }
-  FAIL("nothing was thrown");
-  return {};
 }
 
 /// tanh(linear), counting its runs.

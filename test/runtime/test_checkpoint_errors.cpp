@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "support/error_of.hpp"
 #include "support/models.hpp"
 
 // Activation checkpoints: state that the recomputation must find and leave as it was, writes in
@@ -12,17 +13,6 @@ namespace {
 at::Tensor leaf(at::IntArrayRef sizes, int seed = 0) { return Inputs(0, seed).normal(sizes).requires_grad_(); }
 
 at::Tensor gradient(const at::Tensor& x, const at::Tensor& y) { return torch::autograd::grad({y.sum()}, {x})[0]; }
-
-template <class Error, class Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return message_of(error);
-  }
-  FAIL("nothing was thrown");
-  return {};
-}
 
 bool contains(const std::string& text, const std::string& part) {
   INFO(text);

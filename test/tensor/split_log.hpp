@@ -65,15 +65,4 @@ class SplitLog final : public Communicator {
   std::shared_ptr<Log> log_;
 };
 
-/// The message of the `Expected` that `body` throws; says so if it throws none.
-template <class Expected, class Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Expected& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 }  // namespace fsdp::test

@@ -3,6 +3,7 @@
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/error.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "support/ranks.hpp"
 
 namespace fsdp::test {
@@ -114,18 +115,18 @@ TEST_CASE("a rank outside of the mesh has sub-meshes that it is not a member of"
 
 TEST_CASE("wrong dimensions and names are refused, naming the known ones", "[mesh][device_mesh]") {
   const DeviceMesh mesh = init_device_mesh(SplitLog::world(0, 4), {2, 2}, {"replicate", "shard"});
-  CHECK_THAT(message_of<UsageError>([&] { mesh.dim("tp"); }),
+  CHECK_THAT(error_of<UsageError>([&] { mesh.dim("tp"); }),
              Contains("DeviceMesh(cpu, replicate=2, shard=2)") && Contains("(replicate, shard)") &&
                  Contains("got \"tp\""));
-  CHECK_THAT(message_of<UsageError>([&] { mesh["tp"]; }), Contains("got \"tp\""));
-  CHECK_THAT(message_of<UsageError>([&] { mesh.group("tp"); }), Contains("got \"tp\""));
-  CHECK_THAT(message_of<UsageError>([&] { mesh.submesh({"shard", "shard"}); }), Contains("\"shard\" twice"));
-  CHECK_THAT(message_of<UsageError>([&] { mesh.submesh({}); }), Contains("at least one") && Contains("got none"));
-  CHECK_THAT(message_of<UsageError>([&] { mesh.size(2); }), Contains("[0, 2)") && Contains("got 2"));
-  CHECK_THAT(message_of<UsageError>([&] { mesh.group(-1); }), Contains("got -1"));
-  CHECK_THAT(message_of<UsageError>([] { init_device_mesh(SplitLog::world(0, 2), {2}).dim("shard"); }),
+  CHECK_THAT(error_of<UsageError>([&] { mesh["tp"]; }), Contains("got \"tp\""));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.group("tp"); }), Contains("got \"tp\""));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.submesh({"shard", "shard"}); }), Contains("\"shard\" twice"));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.submesh({}); }), Contains("at least one") && Contains("got none"));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.size(2); }), Contains("[0, 2)") && Contains("got 2"));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.group(-1); }), Contains("got -1"));
+  CHECK_THAT(error_of<UsageError>([] { init_device_mesh(SplitLog::world(0, 2), {2}).dim("shard"); }),
              Contains("it has none"));
-  CHECK_THAT(message_of<UsageError>([] { DeviceMesh().size(); }),
+  CHECK_THAT(error_of<UsageError>([] { DeviceMesh().size(); }),
              Contains("undefined") && Contains("init_device_mesh"));
 }
 
@@ -169,9 +170,9 @@ TEST_CASE("a flattened mesh communicates among all its ranks", "[mesh][device_me
 TEST_CASE("a mesh from groups cannot be flattened, nor any mesh without a name", "[mesh][device_mesh]") {
   const DeviceMesh mesh = init_device_mesh(SplitLog::world(0, 4), {2, 2}, {"replicate", "shard"});
   const DeviceMesh from_groups = mesh_from_groups({mesh.group("shard"), mesh.group("replicate")});
-  CHECK_THAT(message_of<UsageError>([&] { from_groups.flatten("dp"); }),
+  CHECK_THAT(error_of<UsageError>([&] { from_groups.flatten("dp"); }),
              Contains("made from groups") && Contains("init_device_mesh"));
-  CHECK_THAT(message_of<UsageError>([&] { mesh.flatten(""); }), Contains("needs a name"));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.flatten(""); }), Contains("needs a name"));
 }
 
 TEST_CASE("meshes are equal if ranks, shape, names and device type are", "[mesh][device_mesh]") {

@@ -4,6 +4,7 @@
 #include "fsdp/error.hpp"
 #include "printed.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "support/ranks.hpp"
 
 namespace fsdp::test {
@@ -19,7 +20,7 @@ DeviceMesh silent_mesh(int rank, int world_size) {
 
 template <class... Args>
 std::string from_local_error(Args&&... args) {
-  return message_of<UsageError>([&] { DTensor::from_local(std::forward<Args>(args)...); });
+  return error_of<UsageError>([&] { DTensor::from_local(std::forward<Args>(args)...); });
 }
 
 }  // namespace
@@ -100,12 +101,12 @@ TEST_CASE("from_local refuses what is no dense tensor on the mesh's devices", "[
   CHECK_THAT(from_local_error(torch::zeros({}), silent_mesh(0, 2), shard),
              Contains("0-dim") && Contains("empty list"));
   CHECK_THAT(from_local_error(torch::zeros({2}), DeviceMesh(), shard), Contains("undefined") && Contains("mesh"));
-  CHECK_THAT(message_of<UsageError>([] { DTensor().full_tensor(); }), Contains("undefined") && Contains("from_local"));
+  CHECK_THAT(error_of<UsageError>([] { DTensor().full_tensor(); }), Contains("undefined") && Contains("from_local"));
 }
 
 TEST_CASE("a rank outside of the mesh has no piece", "[tensor][dtensor]") {
   const DeviceMesh mesh = init_device_mesh(SplitLog::world(2, 3), {2}, {"shard"}, {.ranks = {0, 1}});
-  CHECK_THAT(message_of<StateError>([&] { DTensor::from_local(torch::zeros({2}), mesh, {Shard{0}}); }),
+  CHECK_THAT(error_of<StateError>([&] { DTensor::from_local(torch::zeros({2}), mesh, {Shard{0}}); }),
              Contains("is_member()"));
 }
 
@@ -153,7 +154,7 @@ TEST_CASE("meta tensors are distributed as meta tensors", "[tensor][dtensor]") {
 
 TEST_CASE("distribute_tensor refuses Partial and what from_local refuses", "[tensor][dtensor]") {
   const auto message = [](const at::Tensor& tensor, std::vector<Placement> placements) {
-    return message_of<UsageError>([&] { distribute_tensor(tensor, silent_mesh(0, 2), placements); });
+    return error_of<UsageError>([&] { distribute_tensor(tensor, silent_mesh(0, 2), placements); });
   };
   CHECK_THAT(message(torch::zeros({2}), {Partial{}}),
              Contains("distribute_tensor") && Contains("got Partial(sum)") && Contains("from_local"));

@@ -3,6 +3,7 @@
 #include "draw.hpp"
 #include "fsdp/error.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "tensor/flat_run.hpp"
 
 namespace fsdp::test {
@@ -62,7 +63,7 @@ TEST_CASE("every element is held once, blocks stay whole, starts and pieces are 
 
 TEST_CASE("a block of no elements is refused by its index", "[tensor][flat_run]") {
   using Catch::Contains;
-  CHECK_THAT(message_of<UsageError>([] { plan_flat_run(std::vector<FlatItem>{{4}, {4, 0}}, 2, 1); }),
+  CHECK_THAT(error_of<UsageError>([] { plan_flat_run(std::vector<FlatItem>{{4}, {4, 0}}, 2, 1); }),
              Contains("item 1") && Contains("block of 0"));
 }
 

@@ -3,6 +3,7 @@
 #include "fsdp/error.hpp"
 #include "printed.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "tensor/local_piece.hpp"
 #include "tensor/piece_map.hpp"
 #include "whole_tensors.hpp"
@@ -192,20 +193,20 @@ TEST_CASE("negative dimensions count from the end", "[tensor][local_piece]") {
 TEST_CASE("placements that do not fit the mesh or the tensor are refused by name", "[tensor][local_piece]") {
   using Catch::Contains;
   const DeviceMesh mesh = silent_mesh({2, 2});
-  CHECK_THAT(message_of<UsageError>([&] { normalised({Shard{0}}, mesh, 2, "from_local"); }),
+  CHECK_THAT(error_of<UsageError>([&] { normalised({Shard{0}}, mesh, 2, "from_local"); }),
              Contains("from_local") && Contains("one placement for each dimension") &&
                  Contains("DeviceMesh(cpu, a=2, b=2)") && Contains("got 1: (Shard(0))"));
-  CHECK_THAT(message_of<UsageError>([&] { normalised({Replicate{}, Shard{2}}, mesh, 2, "from_local"); }),
+  CHECK_THAT(error_of<UsageError>([&] { normalised({Replicate{}, Shard{2}}, mesh, 2, "from_local"); }),
              Contains("Shard(2)") && Contains("2 dimension(s)") && Contains("[-2, 2)"));
-  CHECK_THAT(message_of<UsageError>([&] { normalised({Replicate{}, Shard{-3}}, mesh, 2, "from_local"); }),
+  CHECK_THAT(error_of<UsageError>([&] { normalised({Replicate{}, Shard{-3}}, mesh, 2, "from_local"); }),
              Contains("Shard(-3)"));
-  CHECK_THAT(message_of<UsageError>([&] { normalised({Replicate{}, Shard{1}}, mesh, 0, "from_local"); }),
+  CHECK_THAT(error_of<UsageError>([&] { normalised({Replicate{}, Shard{1}}, mesh, 0, "from_local"); }),
              Contains("0 dimension(s)") && Contains("[-1, 1)"));
-  CHECK_THAT(message_of<UsageError>([&] { normalised({StridedShard{2, 2}, Shard{0}}, mesh, 2, "from_local"); }),
+  CHECK_THAT(error_of<UsageError>([&] { normalised({StridedShard{2, 2}, Shard{0}}, mesh, 2, "from_local"); }),
              Contains("StridedShard(dim=2, split_factor=2)") && Contains("[-2, 2)"));
-  CHECK_THAT(message_of<UsageError>([&] { normalised({StridedShard{0, 0}, Shard{0}}, mesh, 2, "from_local"); }),
+  CHECK_THAT(error_of<UsageError>([&] { normalised({StridedShard{0, 0}, Shard{0}}, mesh, 2, "from_local"); }),
              Contains("split factor of 1 at least") && Contains("got StridedShard(dim=0, split_factor=0)"));
-  CHECK_THAT(message_of<UsageError>(
+  CHECK_THAT(error_of<UsageError>(
                  [&] { normalised({Partial{}, Partial{ReduceOp::kMax}}, mesh, 2, "from_local"); }),
              Contains("one operation") && Contains("(Partial(sum), Partial(max))"));
 }

@@ -4,6 +4,7 @@
 #include "logged_lines.hpp"
 #include "mesh/mesh_device.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 
 namespace fsdp::test {
 
@@ -36,7 +37,7 @@ TEST_CASE("a device type without a device is refused before any group is made", 
   using Catch::Contains;
   // An accelerator that no torch wheel on PyPI is built for.
   const auto world = SplitLog::world(0, 4);
-  CHECK_THAT(message_of<UsageError>([&] {
+  CHECK_THAT(error_of<UsageError>([&] {
                init_device_mesh(world, {2, 2}, {"a", "b"}, {.device_type = c10::DeviceType::HPU});
              }),
              Contains("device type hpu") && Contains("found none") && Contains("use cpu"));

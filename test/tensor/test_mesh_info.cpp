@@ -5,6 +5,7 @@
 #include "mesh/mesh_info.hpp"
 #include "printed.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "support/ranks.hpp"
 #include "support/scoped_environment.hpp"
 
@@ -61,19 +62,19 @@ TEST_CASE("replicating alone shards over one rank", "[mesh][mesh_info]") {
 TEST_CASE("meshes with other dimensions are refused with the way out", "[mesh][mesh_info]") {
   const auto world = SplitLog::world(0, 8);
   const DeviceMesh three = init_device_mesh(world, {2, 2, 2}, {"pp", "replicate", "shard"});
-  CHECK_THAT(message_of<UsageError>([&] { make_mesh_info(three, MeshUse::kShard); }),
+  CHECK_THAT(error_of<UsageError>([&] { make_mesh_info(three, MeshUse::kShard); }),
              Contains("DeviceMesh(cpu, pp=2, replicate=2, shard=2)") && Contains("one dimension (shard) or two") &&
                  Contains("got 3") && Contains("mesh.submesh({...})"));
   const DeviceMesh two = three.submesh({"replicate", "shard"});
-  CHECK_THAT(message_of<UsageError>([&] { make_mesh_info(two, MeshUse::kReplicateOnly); }),
+  CHECK_THAT(error_of<UsageError>([&] { make_mesh_info(two, MeshUse::kReplicateOnly); }),
              Contains("takes one dimension") && Contains("got 2") && Contains("flatten"));
-  CHECK_THAT(message_of<UsageError>([] { make_mesh_info(DeviceMesh(), MeshUse::kShard); }), Contains("undefined"));
+  CHECK_THAT(error_of<UsageError>([] { make_mesh_info(DeviceMesh(), MeshUse::kShard); }), Contains("undefined"));
   CHECK(make_mesh_info(two, MeshUse::kShard).shard_size() == 2);
 }
 
 TEST_CASE("a rank outside of the mesh has no part in it", "[mesh][mesh_info]") {
   const DeviceMesh mesh = init_device_mesh(SplitLog::world(3, 4), {2}, {"shard"}, {.ranks = {0, 1}});
-  CHECK_THAT(message_of<StateError>([&] { make_mesh_info(mesh, MeshUse::kShard); }), Contains("is_member()"));
+  CHECK_THAT(error_of<StateError>([&] { make_mesh_info(mesh, MeshUse::kShard); }), Contains("is_member()"));
 }
 
 TEST_CASE("an integer reshard of n groups n ranks that follow each other", "[mesh][mesh_info]") {
@@ -131,11 +132,11 @@ TEST_CASE("an integer that does not divide the shard size is refused, naming tho
   const auto world = SplitLog::world(0, 12);
   const MeshInfo info = sharded_over(world);
   for (const int64_t ranks : {-1, 0, 5, 7, 8, 13, 24})
-    CHECK_THAT(message_of<UsageError>([&] { make_reshard_plan(info, ranks); }),
+    CHECK_THAT(error_of<UsageError>([&] { make_reshard_plan(info, ranks); }),
                Contains("reshard_after_forward") && Contains("shard size 12") &&
                    Contains(fmt::format("got {};", ranks)) && Contains("1, 2, 3, 4, 6, 12"));
   // The replicas do not count.
-  CHECK_THAT(message_of<UsageError>([&] { make_reshard_plan(hybrid_over(SplitLog::world(0, 12), 2), 4); }),
+  CHECK_THAT(error_of<UsageError>([&] { make_reshard_plan(hybrid_over(SplitLog::world(0, 12), 2), 4); }),
              Contains("shard size 6") && Contains("1, 2, 3, 6"));
   CHECK(world->splits().empty());
 }

@@ -3,6 +3,7 @@
 #include "fsdp/error.hpp"
 #include "mesh/mesh_init.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "support/ranks.hpp"
 
 namespace fsdp::test {
@@ -56,7 +57,7 @@ TEST_CASE("a dimension of one rank needs no group and no communication", "[mesh]
 TEST_CASE("a wrong mesh is refused before any group is made", "[mesh][mesh_init]") {
   const auto world = SplitLog::world(0, 4);
   const auto message = [&](std::vector<int64_t> shape, Names names = {}, std::vector<int> ranks = {}) {
-    return message_of<UsageError>(
+    return error_of<UsageError>(
         [&] { init_device_mesh(world, shape, names, {.ranks = std::move(ranks)}); });
   };
   // Subject, expectation, finding, way out.
@@ -75,7 +76,7 @@ TEST_CASE("a wrong mesh is refused before any group is made", "[mesh][mesh_init]
   CHECK_THAT(message({}), Contains("at least one dimension"));
   CHECK_THAT(message({4, 0}, {"a", "b"}), Contains("at least 1") && Contains("(4, 0)"));
   CHECK_THAT(message({-4}), Contains("at least 1") && Contains("(-4)"));
-  CHECK_THAT(message_of<UsageError>([] { init_device_mesh(nullptr, {1}); }),
+  CHECK_THAT(error_of<UsageError>([] { init_device_mesh(nullptr, {1}); }),
              Contains("got null") && Contains("init_process_group"));
   CHECK(world->splits().empty());
 }
@@ -111,7 +112,7 @@ TEST_CASE("groups that do not make a mesh are refused", "[mesh][mesh_init]") {
   const auto group = world->split(std::vector<int>{0, 1}, "a");
   const auto elsewhere = SplitLog::world(2, 4)->split(std::vector<int>{2, 3}, "b");
   const auto message = [](std::vector<std::shared_ptr<Communicator>> groups, Names names = {}) {
-    return message_of<UsageError>([&] { mesh_from_groups(groups, names); });
+    return error_of<UsageError>([&] { mesh_from_groups(groups, names); });
   };
   CHECK_THAT(message({}), Contains("(shard, replicate)") && Contains("got 0 groups"));
   CHECK_THAT(message({group, group, group}), Contains("got 3 groups") && Contains("init_device_mesh"));

@@ -3,6 +3,7 @@
 #include "fsdp/dtensor.hpp"
 #include "fsdp/error.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "support/ranks.hpp"
 #include "whole_tensors.hpp"
 
@@ -107,7 +108,7 @@ DTensor silent_rows() {
 }
 
 std::string redistribute_error(const DTensor& tensor, const Placements& placements, const Placements& gradient = {}) {
-  return message_of<UsageError>([&] { tensor.redistribute(placements, gradient); });
+  return error_of<UsageError>([&] { tensor.redistribute(placements, gradient); });
 }
 
 }  // namespace
@@ -225,7 +226,7 @@ TEST_CASE("meta tensors stay meta and say nothing", "[tensor][redistribute]") {
 
 TEST_CASE("redistribute refuses what it cannot mean, before it communicates", "[tensor][redistribute]") {
   const DTensor rows = silent_rows();
-  CHECK_THAT(message_of<UsageError>([] { DTensor().redistribute({Replicate{}}); }),
+  CHECK_THAT(error_of<UsageError>([] { DTensor().redistribute({Replicate{}}); }),
              Contains("redistribute") && Contains("undefined") && Contains("from_local"));
   CHECK_THAT(redistribute_error(rows, {}), Contains("redistribute: expected one placement for each dimension"));
   CHECK_THAT(redistribute_error(rows, {Shard{1}}), Contains("redistribute: Shard(1)") && Contains("[-1, 1)"));
@@ -236,7 +237,7 @@ TEST_CASE("redistribute refuses what it cannot mean, before it communicates", "[
   CHECK_THAT(redistribute_error(rows, {Replicate{}}, {Partial{ReduceOp::kMax}}), Contains("got (Partial(max))"));
   CHECK_THAT(redistribute_error(rows, {Replicate{}}, {Replicate{}, Replicate{}}),
              Contains("redistribute: grad_placements: expected one placement"));
-  CHECK_THAT(message_of<UsageError>([&] { rows.full_tensor({Shard{0}}); }), Contains("full_tensor: expected grad_"));
+  CHECK_THAT(error_of<UsageError>([&] { rows.full_tensor({Shard{0}}); }), Contains("full_tensor: expected grad_"));
 }
 
 TEST_CASE("a maximum of complex numbers is refused", "[tensor][redistribute]") {
@@ -253,7 +254,7 @@ TEST_CASE("a maximum that autograd would record is refused with the way out", "[
   const DTensor tensor = DTensor::from_local(leaf, mesh, {Partial{ReduceOp::kMin}});
   CHECK_THAT(redistribute_error(tensor, {Replicate{}}),
              Contains("Partial(min)") && Contains("gradient") && Contains("detach it first"));
-  CHECK_THAT(message_of<UsageError>([&] { tensor.full_tensor(); }), Contains("full_tensor: Partial(min)"));
+  CHECK_THAT(error_of<UsageError>([&] { tensor.full_tensor(); }), Contains("full_tensor: Partial(min)"));
   CHECK(tensor.redistribute({Partial{ReduceOp::kMin}}).to_local().is_same(leaf));
 }
 

@@ -5,6 +5,7 @@
 #include "draw.hpp"
 #include "fsdp/error.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "tensor/shard_layout.hpp"
 
 namespace fsdp::test {
@@ -102,12 +103,12 @@ TEST_CASE("padded pieces one after another are the tensor followed by padding on
 TEST_CASE("a layout of no ranks, negative sizes and a rank outside of the world are refused by name",
           "[tensor][shard_layout]") {
   using Catch::Contains;
-  CHECK_THAT(message_of<UsageError>([] { ShardLayout(3, 0); }), Contains("at least 1") && Contains("got 0"));
-  CHECK_THAT(message_of<UsageError>([] { ShardLayout({2, -1}, 2); }),
+  CHECK_THAT(error_of<UsageError>([] { ShardLayout(3, 0); }), Contains("at least 1") && Contains("got 0"));
+  CHECK_THAT(error_of<UsageError>([] { ShardLayout({2, -1}, 2); }),
              Contains("negative") && Contains("(2, -1)"));
   const ShardLayout layout(3, 2);
-  CHECK_THAT(message_of<UsageError>([&] { layout.range(2); }), Contains("[0, 2)") && Contains("got 2"));
-  CHECK_THAT(message_of<UsageError>([&] { layout.rows(-1); }), Contains("got -1"));
+  CHECK_THAT(error_of<UsageError>([&] { layout.range(2); }), Contains("[0, 2)") && Contains("got 2"));
+  CHECK_THAT(error_of<UsageError>([&] { layout.rows(-1); }), Contains("got -1"));
 }
 
 namespace {
