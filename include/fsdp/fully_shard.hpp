@@ -17,6 +17,7 @@
 namespace fsdp {
 
 class ModuleState;  // lib/module: what is attached to a sharded module
+struct Report;      // fsdp/report.hpp
 
 /// What happens to a group's unsharded parameters between forward and backward (M4).
 ///
@@ -67,7 +68,9 @@ struct FullyShardOptions {
   /// Flat: how many elements of a parameter, counted from its first, no two ranks may share (blocks of a
   /// quantiser, say). Unset: 1. The same on all ranks.
   std::function<int64_t(const std::string& name, const at::Tensor& parameter)> flat_block_numel = {};
-  /// Parameters (as the module's members hold them) to leave alone: not sharded, moved or reduced.
+  /// Parameters (as the module's members hold them) to leave alone: not sharded, moved or reduced. A
+  /// parameter that several modules register is one parameter: where they belong to different groups, the
+  /// nearest sharded module around them all gathers and reduces it (S6).
   std::vector<at::Tensor> ignored_params = {};
   /// Modules whose subtrees are left alone, except units in them that are sharded already.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
@@ -164,6 +167,8 @@ class FSDPModule {
   /// The placements of the group's parameters, such as {Replicate, Shard(0)}.
   std::vector<Placement> placements() const;
   const DeviceMesh& mesh() const;
+  /// What its root holds, gathers and could save: fsdp::report. Its type is in fsdp/report.hpp.
+  Report report() const;
 
   ModuleState& state() const { return *state_; }
   std::shared_ptr<ModuleState> shared_state() const { return state_; }

@@ -26,6 +26,7 @@ struct GroupReport {
 struct BudgetOutlook {
   int64_t budget_bytes = 0;
   int64_t gathered_bytes = 0;
+  int64_t all_gathers = 0;
 };
 
 /// What a root does, for a person.
@@ -35,6 +36,7 @@ struct Report {
   std::vector<std::string> forward_order, backward_order;
   ParameterBytes bytes;
   StepStatistics last_step;  ///< of the last complete one
+  int64_t last_step_peak_bytes = 0;     ///< most unsharded bytes at one time in it
   std::optional<int64_t> budget_bytes;  ///< set_unsharded_byte_budget
   int64_t planned_peak_bytes = 0;       ///< under that budget; 0 without one
   int64_t planned_gathered_bytes = 0;

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "api/find_param.hpp"
 #include "comm/work.hpp"
 #include "group/root_context.hpp"
 #include "module/module_state.hpp"
@@ -12,16 +13,14 @@ namespace fsdp {
 
 namespace {
 
-std::string layout_of(const ParamGroup& group) {
-  if (group.config().layout == ParamLayout::kFlat) return "flat";
+std::string layout_of(const std::shared_ptr<ParamGroup>& group) {
+  if (group->config().layout == ParamLayout::kFlat) return "flat";
   std::set<std::string> kinds;  // parameters may be cut along different dimensions
-  for (const auto& param : group.params()) {
-    if (param.is_vacant()) continue;
-    auto placements = group.config().mesh_info.placements();
-    for (auto& placement : placements)
-      if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = param.layout().dim();
+  for (size_t i = 0; i < group->params().size(); ++i) {
+    if (group->params()[i].is_vacant()) continue;
     std::string text;
-    for (const auto& placement : placements) text += (text.empty() ? "" : ", ") + to_string(placement);
+    for (const auto& placement : placements_of({group, i, /*is_handle=*/false}))
+      text += (text.empty() ? "" : ", ") + to_string(placement);
     kinds.insert(std::move(text));
   }
   return fmt::format("{}", fmt::join(kinds, " or "));
@@ -46,7 +45,7 @@ void add_groups(ModuleState& state, int depth, Report& report) {
                              .parameters = parameters_of(*group),
                              .sharded_bytes = group->sharded_bytes(),
                              .unsharded_bytes = group->unsharded_bytes(),
-                             .layout = layout_of(*group),
+                             .layout = layout_of(group),
                              .reshard_after_forward = reshard_text(*group)});
   if (state.groups.empty())
     report.groups.push_back({.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}});
@@ -73,13 +72,16 @@ std::vector<BudgetOutlook> outlook_of(ResidencyProblem problem) {
   std::vector<BudgetOutlook> outlook;
   for (int row = 0; row < kRows; ++row) {
     problem.budget = least + (most - least) * row / (kRows - 1);
-    const BudgetOutlook next{problem.budget, plan_residency(problem).gathered_bytes};
+    const auto plan = plan_residency(problem);
+    const BudgetOutlook next{problem.budget, plan.gathered_bytes, plan.all_gathers};
     if (outlook.empty() || next.budget_bytes > outlook.back().budget_bytes) outlook.push_back(next);
   }
   return outlook;
 }
 
 }  // namespace
+
+Report FSDPModule::report() const { return fsdp::report(*this); }
 
 Report report(const FSDPModule& module) {
   const auto root = module.state().root();
@@ -89,6 +91,7 @@ Report report(const FSDPModule& module) {
   add_groups(*root, 0, report);
   report.bytes = parameter_bytes(FSDPModule(root));
   report.last_step = context.last_step();
+  report.last_step_peak_bytes = context.last_step_peak_bytes();
   report.budget_bytes = context.options().unsharded_byte_budget;
   const auto& groups = context.groups_by_id();
   report.forward_order = names_of(context.forward_order().learned(), groups);
@@ -116,13 +119,15 @@ std::string Report::to_string() const {
     return text + "no step has shown the order of use yet\n";
   text += fmt::format("order of use: forward {}; backward {}\n", fmt::join(forward_order, ", "),
                       fmt::join(backward_order, ", "));
-  text += fmt::format("last step: {} all-gathers of {} bytes, {} reductions of {} bytes\n", last_step.all_gathers,
-                      shown(last_step.gathered_bytes), last_step.reductions, shown(last_step.reduced_bytes));
+  text += fmt::format("last step: {} all-gathers of {} bytes, {} reductions of {} bytes, at most {} bytes unsharded\n",
+                      last_step.all_gathers, shown(last_step.gathered_bytes), last_step.reductions,
+                      shown(last_step.reduced_bytes), shown(last_step_peak_bytes));
   if (planned_peak_bytes > 0)
     text += fmt::format("byte budget {}: planned peak {}, planned gathers {} bytes a step\n",
                         shown(budget_bytes.value_or(0)), shown(planned_peak_bytes), shown(planned_gathered_bytes));
-  text += "under a byte budget of ... a step would gather ... bytes:\n";
-  for (const auto& [budget, gathered] : outlook) text += fmt::format("  {}: {}\n", shown(budget), shown(gathered));
+  text += "under a byte budget of ... a step would do ... all-gathers of ... bytes:\n";
+  for (const auto& [budget, gathered, gathers] : outlook)
+    text += fmt::format("  {}: {}, {}\n", shown(budget), gathers, shown(gathered));
   return text;
 }
 

@@ -140,7 +140,7 @@ class Planner {
     }
     plan_.missing_bytes = std::max<int64_t>(0, -least_slack());
     plan_.peak_bytes = problem_.budget - least_slack();
-    plan_.gathered_bytes = gathered();
+    count_gathers();
     plan_.bound = plan_.gathered_bytes - bound_saved;
     return std::move(plan_);
   }
@@ -184,15 +184,16 @@ class Planner {
     for (const size_t t : interval.costs) slack_[t] -= interval.bytes;
   }
 
-  int64_t gathered() const {
+  void count_gathers() {
     std::vector<bool> is_there(problem_.bytes.size(), false);
-    int64_t bytes = 0;
     for (size_t t = 0; t < problem_.uses.size(); ++t) {
       const auto group = static_cast<size_t>(problem_.uses[t]);
-      if (!is_there[group]) bytes += problem_.bytes[group];
+      if (!is_there[group]) {
+        plan_.gathered_bytes += problem_.bytes[group];
+        ++plan_.all_gathers;
+      }
       is_there[group] = plan_.keeps[t];
     }
-    return bytes;
   }
 
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();

@@ -27,6 +27,7 @@ struct ResidencyProblem {
 struct ResidencyPlan {
   std::vector<bool> keeps;      ///< by use: the group stays until its next use
   int64_t gathered_bytes = 0;   ///< of one step
+  int64_t all_gathers = 0;      ///< of one step
   int64_t bound = 0;            ///< no plan within the budget gathers less
   int64_t peak_bytes = 0;       ///< most unsharded bytes at any use, with what is gathered ahead
   /// Bytes by which the budget is too small for what must be there (groups in use and those with

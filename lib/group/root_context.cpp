@@ -47,6 +47,7 @@ void RootContext::note_held(ParamGroup& group) {
   held_.push_back(&group);
   unsharded_bytes_ += group.unsharded_bytes();
   peak_unsharded_bytes_ = std::max(peak_unsharded_bytes_, unsharded_bytes_);
+  step_peak_bytes_ = std::max(step_peak_bytes_, unsharded_bytes_);
 }
 
 void RootContext::note_released(ParamGroup& group) {

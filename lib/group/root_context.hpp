@@ -80,6 +80,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   StepStatistics& statistics() { return statistics_; }
   /// Of the last step that came to its end.
   const StepStatistics& last_step() const { return last_step_; }
+  /// Most unsharded bytes at one time in that step.
+  int64_t last_step_peak_bytes() const { return last_step_peak_bytes_; }
   const UseTrace& forward_order() const { return forward_; }
   const UseTrace& backward_order() const { return backward_; }
   ResidencyBudget& budget() { return budget_; }
@@ -147,6 +149,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   StepStatistics statistics_, before_step_, last_step_;
   StepObserver observer_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;
+  int64_t step_peak_bytes_ = 0, last_step_peak_bytes_ = 0;
 };
 
 }  // namespace fsdp

@@ -87,6 +87,7 @@ void RootContext::begin_forward() {
   prepare_step();
   phase_ = Phase::kForward;
   before_step_ = statistics_;
+  step_peak_bytes_ = unsharded_bytes_;
   records_autograd_ = false;
   trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
   trace_->begin_pass();
@@ -219,6 +220,7 @@ void RootContext::end_backward() {
 void RootContext::end_step() {
   trace_->end_pass();
   last_step_ = difference(statistics_, before_step_);
+  last_step_peak_bytes_ = step_peak_bytes_;
   phase_ = Phase::kIdle;
   observer_.end_step();
   for (auto* group : held_) {

@@ -45,13 +45,17 @@ TEST_CASE("after a step it shows the order, what was communicated, and what a la
     for (const auto& group : found.groups) once += group.unsharded_bytes;
     rank.check_equal(found.outlook.back().gathered_bytes, once, "everything once");
     // What the outlook promises, a budget keeps.
+    rank.check_equal(found.outlook.back().all_gathers, int64_t{5}, "each group once");
+    rank.check(found.last_step_peak_bytes > 0 && found.last_step_peak_bytes <= found.bytes.peak_unsharded, "its peak");
     const auto promised = found.outlook[found.outlook.size() / 2];
     chain.root[0].set_unsharded_byte_budget(promised.budget_bytes);
     for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
-    const auto kept = report(chain.root[0]);
+    const auto kept = chain.root[0].report();
     rank.check_equal(kept.last_step.gathered_bytes, promised.gathered_bytes, "bytes gathered");
     rank.check_equal(kept.planned_gathered_bytes, promised.gathered_bytes, "as planned");
+    rank.check_equal(kept.last_step.all_gathers, promised.all_gathers, "so many gathers");
     rank.check(kept.planned_peak_bytes <= promised.budget_bytes, "within the budget");
+    rank.check(kept.last_step_peak_bytes <= kept.planned_peak_bytes, "and no more than planned is held");
     rank.check(kept.to_string().find("layer3, root") != std::string::npos, kept.to_string());
   });
 }
