@@ -80,15 +80,18 @@ def write_text(folder, files=30, words_a_file=400):
         (Path(folder) / f"part{number}.txt").write_text(text + "\n")
 
 
+def run_training(ranks, data, *arguments):
+    """Trains the tiny model."""
+    options = [*TINY, "--data", data, *arguments]
+    result = run([TRAIN, *options] if ranks == 1 else torchrun(ranks, TRAIN, "--ranks", ranks, *options))
+    if result.returncode != 0:
+        raise AssertionError(f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
+    return result
+
+
 def train(ranks, data, *arguments):
     """Trains the tiny model and returns the run's record."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        options = [*TINY, "--data", data, "--json", record, *arguments]
-        if ranks == 1:
-            result = run([TRAIN, *options])
-        else:
-            result = run(torchrun(ranks, TRAIN, "--ranks", ranks, *options))
-        if result.returncode != 0:
-            raise AssertionError(f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
+        run_training(ranks, data, "--json", record, *arguments)
         return json.loads(record.read_text())

@@ -55,6 +55,11 @@ class Options(unittest.TestCase):
         self.expect_refusal(self.check("--ranks", "4", "--reshard-after-forward", "3"),
                             "--reshard-after-forward 3 does not divide 4 ranks")
 
+    def test_what_shows_a_sharded_model_needs_one(self):
+        self.expect_refusal(self.check("--ranks", "1", "--no-shard", "--report"), "--report and --timeline show a sharded")
+        self.expect_refusal(self.check("--timeline", "/no/such/folder/t.json"), "--timeline: there is no folder")
+        self.expect_refusal(self.check("--timeline", "t.json", "--steps", "2"), "--timeline records from the third step")
+
     def test_several_ranks_cannot_leave_sharding_out(self):
         self.expect_refusal(self.check("--ranks", "2", "--no-shard"), "--no-shard runs in one process")
 

@@ -1,8 +1,10 @@
 """The trainer on real processes: however many ranks, the same training."""
 
+import json
 import shutil
 import tempfile
 import unittest
+from pathlib import Path
 
 import launch
 from closing_line import main
@@ -43,6 +45,18 @@ class Training(unittest.TestCase):
         self.assertAlmostEqual(record["sharded_parameter_bytes"], whole / 2, delta=0.01 * whole)
         self.assertGreater(record["peak_unsharded_bytes"], 0)
         self.assertLessEqual(record["peak_unsharded_bytes"], whole * 1.01)
+
+    def test_a_timeline_shows_every_rank_and_a_report_every_group(self):
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            result = launch.run_training(2, self.data, "--steps", 6, "--timeline", file.name, "--report")
+            events = json.loads(Path(file.name).read_text())["traceEvents"]
+        self.assertEqual({event["pid"] for event in events}, {0, 1})
+        forwards = [event for event in events if event["name"] == "forward" and event["pid"] == 1]
+        self.assertEqual(len(forwards), 3, "three steps are recorded")
+        gathered = {event["args"]["module"] for event in events if event["ph"] == "b"}
+        self.assertEqual(gathered, {"root", "blocks.0", "blocks.1"})
+        for words in ("blocks.1", "order of use: forward", "under a byte budget"):
+            self.assertIn(words, result.stdout)
 
     def test_four_ranks_train_as_the_plain_model(self):
         self.expect_equal(launch.train(4, self.data, "--steps", STEPS), self.plain)

@@ -31,12 +31,19 @@ class Execution {
   /// A forward without autograd, by all ranks together.
   virtual torch::Tensor predict(const torch::Tensor& tokens) = 0;
   virtual HeldBytes held_bytes() const = 0;
+
+  // What only a sharded run can show.
+  /// Before each step of the training, all ranks.
+  virtual void begin_step(int64_t) {}
+  /// Writes what `begin_step` has had recorded of all ranks to the file that --timeline names.
+  virtual void write_timeline() {}
+  virtual std::string report() const { return {}; }
 };
 
 /// The model as it is, in this process. Makes no call of libfsdp.
 std::unique_ptr<Execution> run_plain(LanguageModel model, const RankOptions& options);
 
 /// The model sharded over the ranks that the launcher started.
-std::unique_ptr<Execution> run_sharded(LanguageModel model, const RankOptions& options);
+std::unique_ptr<Execution> run_sharded(LanguageModel model, const Options& options);
 
 }  // namespace llama

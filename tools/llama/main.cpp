@@ -78,19 +78,24 @@ void run(const Options& options, const Corpus& corpus) {
   RunRecord record;
   record.parameters = count_parameters(model);
   const auto execution =
-      options.ranks.no_shard ? run_plain(model, options.ranks) : run_sharded(model, options.ranks);
+      options.ranks.no_shard ? run_plain(model, options.ranks) : run_sharded(model, options);
   record.ranks = execution->ranks();
   const bool speaks = execution->rank() == 0;
   if (speaks) announce(record, corpus, *execution, options);
 
   Progress progress(speaks);
   record.training = train(model, *execution, corpus, options.training, progress);
+  const auto shard_report = execution->report();  // of the last training step
   model->eval();
   record.val_bits_per_byte = held_out_bits_per_byte(*execution, model->config(), corpus, options);
   record.sample =
       generate(*execution, model->config(), corpus.held_out, options.output, options.training.seed);
   record.bytes = execution->held_bytes();
-  if (speaks) report(record, options);
+  execution->write_timeline();
+  if (!speaks) return;
+  if (options.output.report) fmt::print("{}", shard_report);
+  if (!options.output.timeline.empty()) fmt::print("timeline: {}\n", options.output.timeline);
+  report(record, options);
 }
 
 int main(int argc, char** argv) {

@@ -146,6 +146,12 @@ void add_output(Group group, OutputOptions& output, bool& check) {
       "Where the run's record goes, one JSON object. tools/train writes train.json in the "
       "build folder unless told otherwise",
       "FILE");
+  group.add_text("--timeline", output.timeline,
+                 "What the ranks did in three steps, from the third on, in the Chrome trace format, which "
+                 "ui.perfetto.dev opens and tools/timeline draws",
+                 "FILE");
+  group.add_flag("--report", output.report,
+                 "Print the tree of groups with its bytes, the order of use, and what a byte budget would save");
   group.add_count("--sample-bytes", output.sample_bytes, 0, "Bytes to generate at the end");
   group.add_number("--temperature", output.temperature,
                    "Of the sample; 0 takes the likeliest byte");
@@ -164,15 +170,15 @@ bool is_reshard_mode(const std::string& mode) {
           mode.find_first_not_of("0123456789") == std::string::npos);
 }
 
-std::string find_record_objection(const std::string& json) {
-  if (json.empty()) return {};
-  const std::filesystem::path path(json);
+/// What stands against writing to the file that an option names; empty if nothing does.
+std::string find_file_objection(const char* option, const std::string& file) {
+  if (file.empty()) return {};
+  const std::filesystem::path path(file);
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  if (std::filesystem::is_directory(path)) return fmt::format("--json {} is a folder", json);
-  if (!std::filesystem::is_directory(folder))
-    return fmt::format("--json: there is no folder {}", folder.string());
+  if (std::filesystem::is_directory(path)) return fmt::format("{} {} is a folder", option, file);
+  if (!std::filesystem::is_directory(folder)) return fmt::format("{}: there is no folder {}", option, folder.string());
   if (access(folder.c_str(), W_OK) != 0)
-    return fmt::format("--json: cannot write to folder {}", folder.string());
+    return fmt::format("{}: cannot write to folder {}", option, folder.string());
   return {};
 }
 
@@ -230,7 +236,12 @@ std::string find_contradiction(const Options& options, int ranks) {
     if (kept_over < 1 || ranks % kept_over != 0)
       return fmt::format("--reshard-after-forward {} does not divide {} ranks", mode, ranks);
   }
-  return find_record_objection(options.output.json);
+  if (!options.output.timeline.empty() && options.training.steps < 3)
+    return "--timeline records from the third step on; take 3 --steps or more";
+  if (options.ranks.no_shard && (options.output.report || !options.output.timeline.empty()))
+    return "--report and --timeline show a sharded model; leave --no-shard out";
+  const auto objection = find_file_objection("--json", options.output.json);
+  return objection.empty() ? find_file_objection("--timeline", options.output.timeline) : objection;
 }
 
 }  // namespace llama

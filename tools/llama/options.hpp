@@ -40,7 +40,9 @@ struct RankOptions {
 };
 
 struct OutputOptions {
-  std::string json;  ///< empty: no record
+  std::string json;      ///< empty: no record
+  std::string timeline;  ///< empty: none is recorded
+  bool report = false;   ///< print fsdp::report at the end
   int64_t sample_bytes = 200;
   double temperature = 0.8;
 };

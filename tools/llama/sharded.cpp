@@ -1,11 +1,16 @@
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fsdp/fsdp.hpp>
+#include <optional>
 
 #include "execution.hpp"
 
 namespace llama {
 namespace {
+
+// The first two steps learn the order of use and follow it for the first time.
+constexpr int64_t kFirstRecorded = 2, kRecorded = 3;
 
 fsdp::ReshardAfterForward reshard_mode(const std::string& mode) {
   if (mode == "auto") return {};
@@ -22,11 +27,12 @@ fsdp::ProcessGroupOptions world_options(const RankOptions& options) {
 
 class Sharded : public Execution {
  public:
-  Sharded(LanguageModel model, const RankOptions& options)
+  Sharded(LanguageModel model, const Options& options)
       : model_(std::move(model)),
-        world_(fsdp::init_process_group(world_options(options))),
+        world_(fsdp::init_process_group(world_options(options.ranks))),
         root_(shard(model_, fsdp::init_device_mesh(world_, {world_->size()}, {"shard"}),
-                    reshard_mode(options.reshard_after_forward))) {}
+                    reshard_mode(options.ranks.reshard_after_forward))),
+        timeline_path_(options.output.timeline) {}
 
   int rank() const override { return world_->rank(); }
   int ranks() const override { return world_->size(); }
@@ -60,6 +66,27 @@ class Sharded : public Execution {
     return {bytes.sharded, std::max(bytes.sharded, bytes.peak_unsharded)};
   }
 
+  void begin_step(int64_t step) override {
+    if (timeline_path_.empty()) return;
+    if (step == kFirstRecorded) fsdp::start_timeline(root_);
+    if (step == kFirstRecorded + kRecorded) recorded_ = fsdp::stop_timeline(root_);
+  }
+
+  void write_timeline() override {
+    if (timeline_path_.empty()) return;
+    if (!recorded_) recorded_ = fsdp::stop_timeline(root_);  // the run ended before
+    const auto part = [&](int rank) { return fmt::format("{}.rank{}", timeline_path_, rank); };
+    recorded_->write(part(rank()));
+    mean_over_ranks(0, "timelines are written");
+    if (rank() != 0) return;
+    std::vector<std::string> parts;
+    for (int rank = 0; rank < ranks(); ++rank) parts.push_back(part(rank));
+    fsdp::merge_timelines(parts, timeline_path_);
+    for (const auto& path : parts) std::filesystem::remove(path);
+  }
+
+  std::string report() const override { return root_.report().to_string(); }
+
  private:
   // All that it takes to shard the model.
   static fsdp::FSDPModule shard(LanguageModel& model, const fsdp::DeviceMesh& mesh,
@@ -72,11 +99,13 @@ class Sharded : public Execution {
   LanguageModel model_;
   std::shared_ptr<fsdp::Communicator> world_;
   fsdp::FSDPModule root_;
+  std::string timeline_path_;
+  std::optional<fsdp::Timeline> recorded_;
 };
 
 }  // namespace
 
-std::unique_ptr<Execution> run_sharded(LanguageModel model, const RankOptions& options) {
+std::unique_ptr<Execution> run_sharded(LanguageModel model, const Options& options) {
   return std::make_unique<Sharded>(std::move(model), options);
 }
 

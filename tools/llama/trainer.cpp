@@ -70,6 +70,7 @@ TrainingResult train(LanguageModel& model, Execution& execution, const Corpus& c
   const auto begin = std::chrono::steady_clock::now();
 
   for (int64_t step = 0; step < options.steps; ++step) {
+    execution.begin_step(step);
     std::vector<int64_t> starts;
     for (int64_t row = rows * execution.rank(); row < rows * (execution.rank() + 1); ++row)
       starts.push_back(sampler.start(step, row, static_cast<int64_t>(corpus.training.size())));
