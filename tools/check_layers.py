@@ -30,6 +30,7 @@ PUBLIC = {
     "launch_environment.hpp": "base",
     "local_ranges.hpp": "base",
     "policy.hpp": "base",
+    "sanitizer.hpp": "base",
     "schedule_check.hpp": "base",
     "statistics.hpp": "base",
     "timeline.hpp": "base",

@@ -23,6 +23,7 @@
 #include "fsdp/policy.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/report.hpp"
+#include "fsdp/sanitizer.hpp"
 #include "fsdp/schedule_check.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "fsdp/state_dict.hpp"

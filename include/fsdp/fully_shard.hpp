@@ -13,6 +13,7 @@
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/policy.hpp"
+#include "fsdp/sanitizer.hpp"
 
 namespace fsdp {
 
@@ -87,6 +88,8 @@ struct FullyShardOptions {
   /// Warn when gradients have been reduced this many times and no optimizer has ever written a
   /// parameter (A7); 0: never.
   int warn_after_unused_gradients = 16;
+  /// Look for memory and order faults. Unset: what FSDP_SANITIZE and FSDP_SANITIZE_SEED say.
+  std::optional<SanitizerOptions> sanitizer = {};
 };
 
 enum class Recurse { kNo, kYes };

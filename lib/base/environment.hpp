@@ -23,6 +23,10 @@ bool debugs_in_detail();
 /// FSDP_SCHEDULE_CHECK; default true. False: ranks never compare their schedules.
 bool checks_schedule();
 
+/// FSDP_SANITIZE and FSDP_SANITIZE_SEED (default 1): see SanitizerOptions.
+bool sanitizes();
+int sanitizer_seed();
+
 /// Where the ranks meet, for init_method "env://".
 struct Rendezvous {
   std::optional<std::string> master_addr;  ///< MASTER_ADDR

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include "collectives/quarantine.hpp"
+
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -26,6 +28,8 @@ void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options) {
   auto buffer = at::empty({numel}, options);
   if (buffer.is_cpu() && buffer.nbytes() > 0) ask_for_huge_pages(buffer.data_ptr(), buffer.nbytes());
+  if (const auto* guarded = GuardedBuffers::current()) [[unlikely]]
+    return guarded->protect(std::move(buffer));
   return buffer;
 }
 

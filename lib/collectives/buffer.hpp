@@ -9,7 +9,7 @@ namespace fsdp {
 ///
 /// A group's buffer is released and made again several times a step, and fresh memory costs a page
 /// fault every 4 KiB, as much time as the copy that fills it. On Linux the kernel is asked for
-/// huge pages (2 MiB) where a large CPU buffer covers them whole.
+/// huge pages (2 MiB) where a large CPU buffer covers them whole. Under GuardedBuffers it is poison.
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options);
 
 }  // namespace fsdp

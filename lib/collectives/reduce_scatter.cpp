@@ -6,7 +6,9 @@
 #include <cstring>
 
 #include "collectives/buffer.hpp"
+#include "collectives/quarantine.hpp"
 #include "collectives/raw_view.hpp"
+#include "comm/poison.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -148,6 +150,7 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<
   ReduceScatter reduction;
   reduction.layout = layout_of(units, entries, itemsize, group);
   const auto& layout = reduction.layout;
+  reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
   reduction.output = make_buffer(layout.rank_bytes() / itemsize, options);
   UnitWalk walk(entries);
   std::vector<at::Tensor> outputs;
@@ -200,6 +203,8 @@ void finish_reduce_scatter(ReduceScatter& reduction) {
   reduction.inputs.clear();
 }
 
+  if (reduction.poisons_inputs) [[unlikely]]
+    for (const auto& input : reduction.inputs) poison_if_last(input);
 at::Tensor reduced_piece(const ReduceScatter& reduction, size_t unit, int64_t first, int64_t numel) {
   const auto offset = reduction.layout.offset(unit) / reduction.output.element_size();
   return raw_view(reduction.output, numel, offset + first);

@@ -32,6 +32,7 @@ struct ReduceScatter {
   at::Tensor output;            ///< 1-D, reduce dtype: this rank's packed pieces, complete once waited for
   std::vector<at::Tensor> inputs;  ///< packed gradients, or gradients themselves where they travel as they are
   std::shared_ptr<Work> work;   ///< null where one rank makes the group
+  bool poisons_inputs = false;  ///< when they are freed: it was started under GuardedBuffers
 };
 
 /// Sums the entries over the group's ranks; each rank receives its own piece of each unit.

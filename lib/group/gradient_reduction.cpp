@@ -6,7 +6,9 @@
 
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
+#include "comm/poison.hpp"
 #include "group/dense_gradient.hpp"
+#include "group/group_sanitizer.hpp"
 #include "group/param_group.hpp"
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
@@ -90,6 +92,7 @@ void run_post_accumulate_hook(const at::Tensor& registered) {
 GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   auto& observer = group.context->observer();
   const Range range(observer, "FSDP::post_backward_reduce", group);
+  const GroupBuffers buffers(group, "reduced gradients");
   BelowResidency below;
   collect();
   const auto& info = group_->config().mesh_info;
@@ -98,7 +101,8 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
     divide_before(part);
     const auto options = at::TensorOptions().dtype(part.dtype).device(group_->config().device);
     part.reduce_scatter = observer.launch(call_of(part, Operation::kReduceScatter, *info.shard_group), [&] {
-      return start_reduce_scatter(part.units, part.entries, options, *info.shard_group, group_->name());
+      return start_reduce_scatter(part.units, part.entries, options, group_->launched_on(*info.shard_group),
+                                  group_->name());
     });
     observer.note_bytes(part.reduce_scatter.layout.total_bytes());
     auto& statistics = group_->context->statistics();
@@ -107,7 +111,10 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
     statistics.buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
     // Free the gradients now, not when the collective is done: where they were packed nothing
     // refers to them any more, and waiting would keep two groups' gradients alive at once.
-    for (auto& entry : part.entries) entry.gradient.reset();
+    for (auto& entry : part.entries) {
+      if (group_->sanitizer() != nullptr) poison_if_last(entry.gradient);
+      entry.gradient.reset();
+    }
   }
 }
 
@@ -179,8 +186,8 @@ void GradientReduction::advance() {
       auto call = call_of(part, Operation::kAllReduce, *info.replicate_group);
       call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
       part.all_reduce = observer.launch(call, [&] {
-        return info.replicate_group->start_all_reduce(part.reduce_scatter.output, ReduceOp::kSum,
-                                                      group_->name());
+        return group_->launched_on(*info.replicate_group)
+            .start_all_reduce(part.reduce_scatter.output, ReduceOp::kSum, group_->name());
       });
     }
   }

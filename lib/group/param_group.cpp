@@ -7,6 +7,7 @@
 #include "base/require.hpp"
 #include "collectives/buffer.hpp"
 #include "group/gradient_hook.hpp"
+#include "group/group_sanitizer.hpp"
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
 
@@ -60,6 +61,9 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
   set_casts_operands(config_.mp_policy.param_dtype && config_.mp_policy.cast_forward_inputs);
   make_pieces();
   count_trainable();
+  if (config_.sanitizer)
+    sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer,
+                                                  info.shard_group->ranks()[info.shard_rank()]);
 }
 
 /// The shard with this rank's parts, and the registered parameters on top of it.
@@ -125,13 +129,15 @@ void ParamGroup::unshard() {
     drop_post_forward_shard();  // made of values from before the write
   }
   needs_gather_ = false;
+  const GroupBuffers buffers(*this, "gathered parameters");
   const bool is_regathered = post_forward_.shard.defined();
   auto& comm = is_regathered ? *policy_.after_forward.post_forward_group : *config_.mesh_info.shard_group;
   gather_ = context->observer().launch(
       {Operation::kAllGather, *this, comm, unsharded_bytes(), params_[0].param_dtype()}, [&] {
+        auto& carrier = launched_on(comm);
         return is_regathered
-                   ? start_all_gather(post_forward_.layout, post_forward_.shard, comm, name())
-                   : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_, comm, name());
+                   ? start_all_gather(post_forward_.layout, post_forward_.shard, carrier, name())
+                   : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_, carrier, name());
       });
   auto& statistics = context->statistics();
   ++statistics.all_gathers;
@@ -149,6 +155,7 @@ void ParamGroup::wait_for_unshard() {
     auto gather = std::exchange(gather_, {});
     context->observer().wait(Operation::kAllGather, *this, gather.work);
     const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
+    const GroupBuffers buffers(*this, "gathered parameters");
     show(finish_all_gather(std::move(gather)));
   } catch (...) {
     context->note_released(*this);
@@ -173,6 +180,19 @@ void ParamGroup::show(at::Tensor unsharded) {
 }
 
 void ParamGroup::reshard() {
+  if (sanitizer_) [[unlikely]]
+    note_shown();
+}
+
+void ParamGroup::note_shown() {
+  std::vector<NamedBytes> shown;
+  for (size_t i = 0; i < params_.size(); ++i)
+    shown.push_back({layout_.unsharded_offset(i), params_[i].unsharded_bytes(), params_[i].name()});
+  sanitizer_->note_shown(unsharded_, std::move(shown));
+}
+
+Communicator& ParamGroup::launched_on(Communicator& comm) const {
+  return sanitizer_ ? sanitizer_->late(comm, name()) : comm;
   mark_not_ready();
   if (is_never_released() || !is_held()) return;
   const Range range(context->observer(), "FSDP::reshard", *this);
@@ -186,6 +206,8 @@ void ParamGroup::reshard() {
   for (auto& param : params_)
     if (auto* storage = param.storage()) storage->release();
   unsharded_.reset();
+  if (sanitizer_) [[unlikely]]
+    sanitizer_->check_shown(unsharded_);
   is_unsharded_ = false;
 }
 
@@ -195,7 +217,8 @@ void ParamGroup::reshard_after_forward() {
     BelowResidency below;
     post_forward_.layout = layout_.gathered().regrouped(group->size());
     const auto& pieces = post_forward_.layout;
-    post_forward_.shard = at::zeros({pieces.rank_bytes()}, unsharded_.options());
+    const GroupBuffers buffers(*this, "parameters kept after forward");
+    post_forward_.shard = make_buffer(pieces.rank_bytes(), unsharded_.options()).zero_();
     context->statistics().buffer_bytes += pieces.rank_bytes();
     for (size_t unit = 0; unit < pieces.count(); ++unit)
       post_forward_.shard.narrow(0, pieces.offset(unit), pieces.piece_bytes(unit))
@@ -240,6 +263,8 @@ void ParamGroup::audit() {
 void ParamGroup::note_reduction() {
   const int limit = config_.warn_after_reductions;
   if (was_written_ || reductions_before_write_ >= limit) return;
+  if (sanitizer_ && !config_.device.is_meta()) [[unlikely]]
+    sanitizer_->check_shards(params_, pieces_);
   if (++reductions_before_write_ == limit)
     warn_once(fmt::format(
         "'{}': gradients were reduced in {} backwards, but no optimizer has written the parameters. One "
@@ -275,6 +300,8 @@ void ParamGroup::carry_write(size_t index) {
   // version that moves makes the next touch gather what all of them hold. Within a step
   // the handle stays as written, or autograd would refuse a legal write before a use.
   if (root->in_step() || is_never_released())
+    if (sanitizer_) [[unlikely]]
+      sanitizer_->note_write(unsharded_, index);
     param.note_own_write();
   else
     param.bump_version();

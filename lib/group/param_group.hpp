@@ -8,6 +8,7 @@
 
 #include "collectives/all_gather.hpp"
 #include "fsdp/policy.hpp"
+#include "fsdp/sanitizer.hpp"
 #include "group/gradient_reduction.hpp"
 #include "group/group_layout.hpp"
 #include "group/reduction_config.hpp"
@@ -17,6 +18,7 @@
 
 namespace fsdp {
 
+class GroupSanitizer;
 class RootContext;
 
 /// What is fixed for a group's lifetime.
@@ -29,6 +31,7 @@ struct GroupConfig {
   std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
   int warn_after_reductions = 16;    ///< A7; 0: never
+  std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
 };
 
 /// A parameter that another group holds already. That one gives it up when the new one is attached (S6).
@@ -122,6 +125,11 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   int64_t sharded_bytes() const { return layout_.stored().rank_bytes(); }
   const GroupLayout& layout() const { return layout_; }
 
+  /// Null unless the sanitizer mode is on.
+  GroupSanitizer* sanitizer() const { return sanitizer_.get(); }
+  /// What the group's collectives are launched on: `comm`, or in the sanitizer mode one that is late.
+  Communicator& launched_on(Communicator& comm) const;
+
   /// Brings replaced storages home and follows versions: before every gather of a stale group, and
   /// instead of it where nothing is ever released.
   void take_changes() {
@@ -198,6 +206,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void give_up(size_t index);
   void close_gaps();
   void show(at::Tensor unsharded);
+  void note_shown();
   at::Tensor cast_shard() const;
   void count_trainable();
   struct Remade;  // what convert makes before it changes anything
@@ -228,6 +237,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool needs_gather_ = false;  // versions have been followed since, values not
   bool was_written_ = false;  // by anybody but through a handle, ever
   int reductions_before_write_ = 0;
+  std::unique_ptr<GroupSanitizer> sanitizer_;
 };
 
 }  // namespace fsdp

@@ -86,6 +86,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   const UseTrace& backward_order() const { return backward_; }
   ResidencyBudget& budget() { return budget_; }
   StepObserver& observer() { return observer_; }
+  /// Between steps: throws StateError if the sanitizer mode has found something since the last call.
+  void throw_faults();
 
  private:
   enum class Phase { kIdle, kForward, kBackward };

@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "group/group_sanitizer.hpp"
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
 
@@ -64,6 +65,7 @@ void RootContext::prepare_step() {
   recheck();
   has_started_ = true;  // a step that is refused has not begun
   budget_.update({options_.unsharded_byte_budget, options_.prefetch_distance}, forward_, backward_, groups_by_id_);
+  throw_faults();
 }
 
 void RootContext::release_between_steps() {
@@ -210,11 +212,25 @@ void RootContext::end_backward() {
     phase_ = Phase::kIdle;
     observer_.end_step();
     release_between_steps();
-    return;
+  } else {
+    for (auto& reduction : reductions_) reduction.finish();
+    reductions_.clear();
+    end_step();
   }
-  for (auto& reduction : reductions_) reduction.finish();
-  reductions_.clear();
-  end_step();
+  throw_faults();
+}
+
+void RootContext::throw_faults() {
+  std::lock_guard lock(mutex_);
+  // Not in a step: other ranks wait for what this one still has to launch.
+  if (phase_ != Phase::kIdle) return;
+  std::vector<std::string> faults;
+  for (auto* group : groups_) {
+    if (group->sanitizer() == nullptr) continue;
+    for (auto& fault : group->sanitizer()->take_faults()) faults.push_back(std::move(fault));
+  }
+  require_state(faults.empty(), "the sanitizer found {} fault(s) on this rank:\n  {}", faults.size(),
+                fmt::join(faults, "\n  "));
 }
 
 void RootContext::end_step() {

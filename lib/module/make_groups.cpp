@@ -1,6 +1,7 @@
 #include "module/make_groups.hpp"
 
 #include "base/require.hpp"
+#include "group/group_sanitizer.hpp"
 
 namespace fsdp {
 
@@ -81,7 +82,9 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const Mana
                      .layout = options.layout,
                      .throws_outside_step =
                          options.fault_outside_step == FaultOutsideStep::kThrow,
-                     .warn_after_reductions = options.warn_after_unused_gradients};
+                     .warn_after_reductions = options.warn_after_unused_gradients,
+                     .sanitizer = options.sanitizer ? options.sanitizer : sanitizer_of_environment()};
+  if (config.sanitizer && !config.sanitizer->is_enabled) config.sanitizer.reset();
   if (cut_like != nullptr) config.cut_like = cut_like->layout();
   return std::make_shared<ParamGroup>(std::move(config), params);
 }

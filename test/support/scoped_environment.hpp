@@ -39,6 +39,8 @@ class ScopedEnvironment {
                              "FSDP_LOG_LEVEL",
                              "FSDP_FAKE_ALL_GATHER",
                              "FSDP_FAKE_REDUCE",
+                             "FSDP_SANITIZE",
+                             "FSDP_SANITIZE_SEED",
                              "FSDP_SCHEDULE_CHECK",
                              "TORCH_DISTRIBUTED_DEBUG"})
       set(name, std::nullopt);
