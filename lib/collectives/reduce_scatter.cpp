@@ -25,10 +25,12 @@ bool is_cast(const ReduceEntry& entry, caffe2::TypeMeta to) {
   return entry.gradient.defined() && entry.gradient.dtype() != to;
 }
 
-/// True unless the unit is one gradient that travels from where it is: what the ranks do not divide
-/// needs padding, and so a copy, as does what is cast.
-bool needs_copy(Entries unit, int64_t tensor_numel, caffe2::TypeMeta to) {
-  return unit.size() != 1 || unit[0].layout->numel() != tensor_numel || is_cast(unit[0], to);
+/// True if the unit is one gradient that travels from where it is: what the ranks do not divide needs
+/// padding, and so a copy, as does what is cast, is not there, or lies otherwise in memory.
+bool travels_as_it_is(Entries unit, int64_t tensor_numel, caffe2::TypeMeta to) {
+  const auto& first = unit[0];
+  return unit.size() == 1 && first.gradient.defined() && first.layout->numel() == tensor_numel &&
+         !is_cast(first, to) && lies_as_layout(first);
 }
 
 /// Elements [first, last) of the entry's gradient, as they lie in memory, to `to` (1-D, as long).
@@ -122,7 +124,7 @@ at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const at::Tenso
 /// Tensor-major: one unit's pieces side by side, the gradient itself where that is what it is.
 at::Tensor whole(Entries unit, int64_t numel, const at::TensorOptions& options) {
   const auto& gradient = unit[0].gradient;
-  if (gradient.defined() && lies_as_layout(unit[0]) && !needs_copy(unit, numel, options.dtype()))
+  if (travels_as_it_is(unit, numel, options.dtype()))
     return raw_view(gradient, numel, gradient.storage_offset());
   auto input = make_buffer(numel, options);
   write_range(unit, 0, numel, input);
@@ -148,9 +150,9 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<
   const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
   const int world = group.size();
   ReduceScatter reduction;
+  reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
   reduction.layout = layout_of(units, entries, itemsize, group);
   const auto& layout = reduction.layout;
-  reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
   reduction.output = make_buffer(layout.rank_bytes() / itemsize, options);
   UnitWalk walk(entries);
   std::vector<at::Tensor> outputs;
@@ -191,7 +193,8 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i) {
     const auto unit = walk.next();
-    if (layout.is_direct(i) && needs_copy(unit, layout.tensor_bytes(i) / itemsize, reduction.output.dtype()))
+    if (layout.is_direct(i) &&
+        !travels_as_it_is(unit, layout.tensor_bytes(i) / itemsize, reduction.output.dtype()))
       bytes += layout.tensor_bytes(i);
   }
   return bytes;
@@ -200,11 +203,11 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
 void finish_reduce_scatter(ReduceScatter& reduction) {
   if (reduction.work) reduction.work->wait();
   reduction.work.reset();
+  if (reduction.poisons_inputs) [[unlikely]]
+    for (const auto& input : reduction.inputs) poison_if_last(input);
   reduction.inputs.clear();
 }
 
-  if (reduction.poisons_inputs) [[unlikely]]
-    for (const auto& input : reduction.inputs) poison_if_last(input);
 at::Tensor reduced_piece(const ReduceScatter& reduction, size_t unit, int64_t first, int64_t numel) {
   const auto offset = reduction.layout.offset(unit) / reduction.output.element_size();
   return raw_view(reduction.output, numel, offset + first);

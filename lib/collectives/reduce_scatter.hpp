@@ -48,8 +48,7 @@ struct ReduceScatter {
                                                  const at::TensorOptions& options, Communicator& group,
                                                  std::string_view subject);
 
-/// The bytes that a started reduction of these entries allocates, by its layout, if every gradient
-/// is there and lies in memory as its layout says.
+/// The bytes that a started reduction of these entries allocates, by its layout and the gradients'.
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);
 
 /// Waits and frees the inputs; `output` is complete. Throws CommError if the collective failed.

@@ -108,6 +108,7 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
     auto& statistics = group_->context->statistics();
     ++statistics.reductions;
     statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
+    statistics.communicated_bytes += (info.shard_size() - 1) * part.reduce_scatter.layout.rank_bytes();
     statistics.buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
     // Free the gradients now, not when the collective is done: where they were packed nothing
     // refers to them any more, and waiting would keep two groups' gradients alive at once.
@@ -185,6 +186,8 @@ void GradientReduction::advance() {
       add_partial_sums(part);
       auto call = call_of(part, Operation::kAllReduce, *info.replicate_group);
       call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
+      const int64_t replicas = info.replicate_size();
+      group_->context->statistics().communicated_bytes += 2 * (replicas - 1) * call.bytes / replicas;
       part.all_reduce = observer.launch(call, [&] {
         return group_->launched_on(*info.replicate_group)
             .start_all_reduce(part.reduce_scatter.output, ReduceOp::kSum, group_->name());

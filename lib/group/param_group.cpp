@@ -142,7 +142,8 @@ void ParamGroup::unshard() {
   auto& statistics = context->statistics();
   ++statistics.all_gathers;
   statistics.gathered_bytes += unsharded_bytes();
-  statistics.buffer_bytes += gather_.layout->gather_bytes();
+  statistics.communicated_bytes += (comm.size() - 1) * gather_.layout->rank_bytes();
+  statistics.buffer_bytes += gather_.layout->gather_bytes() - gather_.layout->unpacked_bytes();
   if (is_cast_ && !post_forward_.shard.defined()) statistics.buffer_bytes += layout_.gathered().rank_bytes();
   context->note_held(*this);
 }
@@ -156,6 +157,7 @@ void ParamGroup::wait_for_unshard() {
     context->observer().wait(Operation::kAllGather, *this, gather.work);
     const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
     const GroupBuffers buffers(*this, "gathered parameters");
+    context->statistics().buffer_bytes += gather.layout->unpacked_bytes();
     show(finish_all_gather(std::move(gather)));
   } catch (...) {
     context->note_released(*this);
@@ -177,9 +179,6 @@ void ParamGroup::show(at::Tensor unsharded) {
   for (size_t i = 0; i < params_.size(); ++i)
     if (auto* storage = params_[i].storage()) storage->fill(base + layout_.unsharded_offset(i));
   is_unsharded_ = true;
-}
-
-void ParamGroup::reshard() {
   if (sanitizer_) [[unlikely]]
     note_shown();
 }
@@ -193,6 +192,9 @@ void ParamGroup::note_shown() {
 
 Communicator& ParamGroup::launched_on(Communicator& comm) const {
   return sanitizer_ ? sanitizer_->late(comm, name()) : comm;
+}
+
+void ParamGroup::reshard() {
   mark_not_ready();
   if (is_never_released() || !is_held()) return;
   const Range range(context->observer(), "FSDP::reshard", *this);
@@ -203,11 +205,11 @@ Communicator& ParamGroup::launched_on(Communicator& comm) const {
     gather_ = {};
     return;
   }
+  if (sanitizer_) [[unlikely]]
+    sanitizer_->check_shown(unsharded_);
   for (auto& param : params_)
     if (auto* storage = param.storage()) storage->release();
   unsharded_.reset();
-  if (sanitizer_) [[unlikely]]
-    sanitizer_->check_shown(unsharded_);
   is_unsharded_ = false;
 }
 
@@ -217,6 +219,7 @@ void ParamGroup::reshard_after_forward() {
     BelowResidency below;
     post_forward_.layout = layout_.gathered().regrouped(group->size());
     const auto& pieces = post_forward_.layout;
+    const Range copy(context->observer(), "FSDP::post_forward_copy", *this);
     const GroupBuffers buffers(*this, "parameters kept after forward");
     post_forward_.shard = make_buffer(pieces.rank_bytes(), unsharded_.options()).zero_();
     context->statistics().buffer_bytes += pieces.rank_bytes();
@@ -258,13 +261,13 @@ void ParamGroup::audit() {
     params_[i].check_handle();
     if (!config_.device.is_meta()) params_[i].bring_home(pieces_[i]);
   }
+  if (sanitizer_ && !config_.device.is_meta()) [[unlikely]]
+    sanitizer_->check_shards(params_, pieces_);
 }
 
 void ParamGroup::note_reduction() {
   const int limit = config_.warn_after_reductions;
   if (was_written_ || reductions_before_write_ >= limit) return;
-  if (sanitizer_ && !config_.device.is_meta()) [[unlikely]]
-    sanitizer_->check_shards(params_, pieces_);
   if (++reductions_before_write_ == limit)
     warn_once(fmt::format(
         "'{}': gradients were reduced in {} backwards, but no optimizer has written the parameters. One "
@@ -295,13 +298,13 @@ void ParamGroup::carry_write(size_t index) {
   if (!is_never_released() && is_unsharded_) {
     const auto whole = unsharded_.narrow(0, layout_.unsharded_offset(index), param.unsharded_bytes());
     param.write_back(whole, pieces_[index]);
+    if (sanitizer_) [[unlikely]]
+      sanitizer_->note_write(unsharded_, index);
   }
   // Outside a step the ranks may have written different values (each its own random numbers); the
   // version that moves makes the next touch gather what all of them hold. Within a step
   // the handle stays as written, or autograd would refuse a legal write before a use.
   if (root->in_step() || is_never_released())
-    if (sanitizer_) [[unlikely]]
-      sanitizer_->note_write(unsharded_, index);
     param.note_own_write();
   else
     param.bump_version();

@@ -37,6 +37,7 @@ StepStatistics difference(const StepStatistics& now, const StepStatistics& befor
           .gathered_bytes = now.gathered_bytes - before.gathered_bytes,
           .reductions = now.reductions - before.reductions,
           .reduced_bytes = now.reduced_bytes - before.reduced_bytes,
+          .communicated_bytes = now.communicated_bytes - before.communicated_bytes,
           .buffer_bytes = now.buffer_bytes - before.buffer_bytes};
 }
 }  // namespace
@@ -63,9 +64,9 @@ void RootContext::prepare_step() {
                 "autograd, backward or scope of this module can begin; end that first");
   release_between_steps();  // what reads have left behind
   recheck();
+  throw_faults();
   has_started_ = true;  // a step that is refused has not begun
   budget_.update({options_.unsharded_byte_budget, options_.prefetch_distance}, forward_, backward_, groups_by_id_);
-  throw_faults();
 }
 
 void RootContext::release_between_steps() {

@@ -77,8 +77,33 @@ TEST_CASE("gathers, reductions and their bytes are counted as they are launched"
     rank.check_equal(counted.gathered_bytes, gathered, "gathered bytes");
     rank.check_equal(counted.reductions, reductions, "reductions");
     rank.check_equal(counted.reduced_bytes, reduced, "reduced bytes");
+    rank.check_equal(counted.communicated_bytes, (gathered + reduced) / 2, "bytes to and from one other rank");
     rank.check(gathers > 0 && reductions > 0, "the step communicated");
   }));
+}
+
+TEST_CASE("what replicas send each other counts as communicated", "[statistics]") {
+  CHECK(on_ranks(6, [](Rank& rank) {
+    ShardedChain chain(rank.hybrid(3, 2));
+    chain.step(rank.index());
+    const auto counted = statistics(chain.root[0]);
+    // Reduced over 2 ranks, and each half over 3.
+    rank.check_equal(counted.communicated_bytes,
+                     counted.gathered_bytes / 2 + counted.reduced_bytes / 2 + counted.reduced_bytes / 2 * 4 / 3,
+                     "communicated bytes");
+  }));
+}
+
+TEST_CASE("a gather that nobody waits for allocates no place to unpack it to", "[statistics][memory]") {
+  install_counting_allocator();
+  const auto world = simulated_network({.world_size = 4, .launches_batches = false});
+  ShardedChain chain(init_device_mesh(world, {4}, {"shard"}), 3, kWidth);
+  const auto before = statistics(chain.root[0]).buffer_bytes;
+  start_recording();
+  auto gather = chain.layers[1].unshard_async();
+  chain.layers[1].reshard();
+  CHECK(allocated_bytes() == statistics(chain.root[0]).buffer_bytes - before);
+  CHECK(allocated_bytes() > 0);
 }
 
 }  // namespace fsdp::test
