@@ -26,6 +26,7 @@ RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 
 # The layer that a public header belongs to; one that is not here belongs to the last.
 PUBLIC = {
+    "all_gather_extension.hpp": "base",
     "error.hpp": "base",
     "launch_environment.hpp": "base",
     "local_ranges.hpp": "base",
@@ -35,6 +36,7 @@ PUBLIC = {
     "statistics.hpp": "base",
     "timeline.hpp": "base",
     "communicator.hpp": "comm",
+    "custom_comm.hpp": "comm",
     "process_group.hpp": "comm",
     "simulated_network.hpp": "comm",
     "device_mesh.hpp": "mesh",

@@ -3,9 +3,11 @@
 /// The whole public API of libfsdp.
 
 #include "fsdp/activation_checkpoint.hpp"
+#include "fsdp/all_gather_extension.hpp"
 #include "fsdp/clone.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/conversion.hpp"
+#include "fsdp/custom_comm.hpp"
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/dtensor.hpp"
 #include "fsdp/error.hpp"

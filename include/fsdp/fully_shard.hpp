@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/all_gather_extension.hpp"
+#include "fsdp/custom_comm.hpp"
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/policy.hpp"
@@ -69,6 +71,11 @@ struct FullyShardOptions {
   /// Flat: how many elements of a parameter, counted from its first, no two ranks may share (blocks of a
   /// quantiser, say). Unset: 1. The same on all ranks.
   std::function<int64_t(const std::string& name, const at::Tensor& parameter)> flat_block_numel = {};
+  /// In which form a parameter is gathered, by its name in the module and the parameter itself (T15);
+  /// null: as its values. Not for the flat layout, whose pieces hold parts of several parameters. The
+  /// same on all ranks.
+  std::function<std::shared_ptr<AllGatherExtension>(const std::string& name, const at::Tensor& parameter)>
+      all_gather_extension_fn = {};
   /// Parameters (as the module's members hold them) to leave alone: not sharded, moved or reduced. A
   /// parameter that several modules register is one parameter: where they belong to different groups, the
   /// nearest sharded module around them all gathers and reduces it (S6).
@@ -106,7 +113,10 @@ class UnshardHandle {
 };
 
 /// The controls of one sharded module. A cheap handle: copies control the same state, which lives
-/// as long as the module. Not thread-safe: one thread per root.
+/// as long as the module. Not thread-safe: one thread per root. On a module without parameters to
+/// shard, a control does nothing.
+///
+/// FSDP2's register_fsdp_forward_method has no counterpart here: any method of a module may be called.
 class FSDPModule {
  public:
   explicit FSDPModule(std::shared_ptr<ModuleState> state) : state_(std::move(state)) {}
@@ -155,6 +165,25 @@ class FSDPModule {
   /// so that ranks may use different ones (T11). All reductions then come at the end of backward, in
   /// one fixed order.
   void set_reduce_scatter_unused_params(bool value);
+
+  /// Runs this group's all-gathers through `comm`; null: through its communicator again. The same on
+  /// all ranks. Throws StateError inside a step.
+  void set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recurse recurse = Recurse::kNo);
+  /// The same for its reduce-scatters.
+  void set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse = Recurse::kNo);
+  /// True: the buffers of this group's collectives come from the process group's own allocator, where its
+  /// backend has one (NCCL: memory registered for zero-copy transfers); elsewhere from LibTorch's, and
+  /// nothing but a copy into them differs. Throws UsageError with a custom all-gather or
+  /// reduce-scatter, StateError inside a step.
+  void set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse = Recurse::kNo);
+  /// FSDP2's symmetric memory for collectives. No communicator of this version has it: throws UsageError
+  /// that names the backend, with nothing changed.
+  void set_symm_mem_for_comm(const std::string& backend = "NCCL");
+  /// True: the unsharded parameters lie in one buffer that is kept when they are released and filled again
+  /// by the next all-gather, at the same addresses (CUDA graphs want that). Takes their memory
+  /// all the time (ParameterBytes::kept); a byte budget does not count it. A gather that is given up before
+  /// it was used gives up its buffer too.
+  void set_keep_unsharded_storage(bool keep, Recurse recurse = Recurse::kYes);
 
   /// On the root, after an exception: forgets the step under way, drops its gradients, releases
   /// everything unsharded (T16). No communication.
@@ -207,6 +236,7 @@ struct ParameterBytes {
   int64_t sharded = 0;         ///< local shards, with padding
   int64_t unsharded = 0;       ///< gathered now, or being gathered
   int64_t peak_unsharded = 0;  ///< most gathered at one time since fully_shard
+  int64_t kept = 0;  ///< buffers of released groups, with `set_keep_unsharded_storage`
 };
 ParameterBytes parameter_bytes(const FSDPModule& root);
 

@@ -10,14 +10,14 @@ class FSDPModule;
 /// of what was launched: the same on every run, whatever the timing.
 struct StepStatistics {
   int64_t all_gathers = 0;
-  int64_t gathered_bytes = 0;  ///< of unsharded parameters, with padding
+  int64_t gathered_bytes = 0;  ///< of unsharded parameters as they travel, with padding
   int64_t reductions = 0;      ///< one for each group and reduce dtype
   int64_t reduced_bytes = 0;   ///< of unsharded gradients, with padding
   /// Bytes that this rank has to send, and to receive, for these: of W ranks (W-1)/W of what is gathered
   /// or reduced, and of the all-reduce over R replicas 2 (R-1)/R of this rank's sums.
   int64_t communicated_bytes = 0;
   /// Bytes of all buffers made for these: unsharded parameters, packed pieces, reduced gradients.
-  /// The communicator's own are not among them.
+  /// Those of the communicator and of extensions are not among them.
   int64_t buffer_bytes = 0;
 };
 

@@ -243,6 +243,8 @@ class ShardLike {
       copies[i]->reduction() = groups[i]->reduction();
       copies[i]->policy().reshard_after_backward = groups[i]->policy().reshard_after_backward;
       copies[i]->policy().prefetch_in_backward = groups[i]->policy().prefetch_in_backward;
+      copies[i]->set_custom_all_gather(groups[i]->custom_all_gather());
+      copies[i]->set_keep_unsharded_storage(groups[i]->keeps_unsharded_storage());
     }
   }
 

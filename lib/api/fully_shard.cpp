@@ -50,7 +50,10 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
   ParameterBytes bytes{.sharded = 0,
                        .unsharded = context.unsharded_bytes(),
                        .peak_unsharded = context.peak_unsharded_bytes()};
-  for (const auto* group : context.groups()) bytes.sharded += group->sharded_bytes();
+  for (const auto* group : context.groups()) {
+    bytes.sharded += group->sharded_bytes();
+    bytes.kept += group->kept_bytes();
+  }
   return bytes;
 }
 

@@ -98,11 +98,12 @@ Transfers transfers_of(const AllGather& gather, const at::Tensor& local) {
 }  // namespace
 
 AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, Communicator& group,
-                           std::string_view subject) {
+                           std::string_view subject, at::Tensor unsharded) {
   AllGather gather;
   gather.layout = &layout;
   gather.local = local;
-  if (layout.has_direct() || !layout.has_tail())
+  gather.unsharded = std::move(unsharded);
+  if (!gather.unsharded.defined() && (layout.has_direct() || !layout.has_tail()))
     gather.unsharded = make_buffer(layout.total_bytes(), local.options());
   if (layout.has_tail())
     gather.tail = make_buffer(layout.tail_bytes() * layout.world_size(), local.options());

@@ -17,6 +17,7 @@ struct AllGather {
   at::Tensor unsharded;        ///< undefined until `finish_all_gather` where everything is packed
   at::Tensor tail;             ///< rank-major; undefined where nothing is packed
   std::shared_ptr<Work> work;  ///< null where there was nothing to send
+  bool is_packed = false;      ///< all of it in the tail, whatever the layout says (packed_gather.hpp)
   bool in_progress() const { return layout != nullptr; }
 };
 
@@ -26,8 +27,11 @@ struct AllGather {
 /// local: 1-D bytes, layout.rank_bytes() long, untouched until the gather is finished, as `layout`.
 /// Allocates layout.total_bytes() on local's device and, beside direct pieces, the tail's share once
 /// more. Runs on the current stream. Throws CommError if the launch fails.
+///
+/// unsharded: the buffer to gather into, layout.total_bytes() long; undefined: a new one.
 [[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local,
-                                         Communicator& group, std::string_view subject);
+                                         Communicator& group, std::string_view subject,
+                                         at::Tensor unsharded = {});
 
 /// Waits and returns the unsharded tensors, 1-D bytes, tensor-major as the layout says. Where
 /// everything is packed, this allocates them and frees the packed buffer: both live for the moment

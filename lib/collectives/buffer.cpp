@@ -1,6 +1,9 @@
 #include "collectives/buffer.hpp"
 
 #include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+
+#include "base/require.hpp"
 
 #include "collectives/quarantine.hpp"
 
@@ -30,6 +33,20 @@ at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options) {
   if (buffer.is_cpu() && buffer.nbytes() > 0) ask_for_huge_pages(buffer.data_ptr(), buffer.nbytes());
   if (const auto* guarded = GuardedBuffers::current()) [[unlikely]]
     return guarded->protect(std::move(buffer));
+  return buffer;
+}
+
+at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* custom,
+                       std::string_view subject) {
+  if (custom == nullptr) return make_buffer(numel, options);
+  auto buffer = custom->allocate(numel, options);
+  require(buffer.defined(), "{}: allocate of its custom collective gave no tensor; expected {} elements", subject, numel);
+  require(buffer.dim() == 1 && buffer.numel() == numel && buffer.is_contiguous() &&
+              buffer.dtype() == options.dtype() && buffer.device().type() == options.device().type(),
+          "{}: allocate of its custom collective gave a tensor of sizes {}, {} on {}; expected one dimension "
+          "of {} elements, {} on {}, contiguous",
+          subject, fmt::join(buffer.sizes(), "x"), c10::toString(buffer.scalar_type()), buffer.device().str(), numel,
+          c10::toString(c10::typeMetaToScalarType(options.dtype())), options.device().str());
   return buffer;
 }
 

@@ -2,6 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string_view>
+
+#include "fsdp/custom_comm.hpp"
+
 namespace fsdp {
 
 /// Memory for one of the runtime's own buffers: 1-D, contiguous, not initialised. All of them come
@@ -11,5 +15,10 @@ namespace fsdp {
 /// fault every 4 KiB, as much time as the copy that fills it. On Linux the kernel is asked for
 /// huge pages (2 MiB) where a large CPU buffer covers them whole. Under GuardedBuffers it is poison.
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options);
+
+/// The same from a user's allocator; null: ours. Throws UsageError naming `subject`, the group, if what it
+/// gives is something else.
+at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* custom,
+                       std::string_view subject);
 
 }  // namespace fsdp

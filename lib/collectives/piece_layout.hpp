@@ -51,8 +51,6 @@ class PieceLayout {
 
   /// What an all-gather allocates: the unsharded tensors, and the tail once more to unpack it from.
   int64_t gather_bytes() const { return total_bytes() + tail_bytes() * world_size_; }
-  /// Of those, what it allocates only when it is finished: where everything is packed, the tensors.
-  int64_t unpacked_bytes() const { return has_tail() && !has_direct() ? total_bytes() : 0; }
 
   bool is_direct(size_t i) const { return offsets_[i] < tail_begin_; }
   bool has_direct() const { return tail_begin_ > 0; }

@@ -98,12 +98,23 @@ class UnitWalk {
   Entries rest_;
 };
 
+/// Where a reduction's buffers come from.
+struct Allocate {
+  at::TensorOptions options;
+  ReduceScatterComm* custom;
+  std::string_view subject;
+  int64_t itemsize() const { return static_cast<int64_t>(options.dtype().itemsize()); }
+  at::Tensor operator()(int64_t numel) const {
+    return make_buffer(numel, options, custom, subject);
+  }
+};
+
 /// Rank-major: what one collective takes. The tail's units lie in their own order; what is between
 /// and behind their pieces is zero, as it is summed like the rest.
-at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const at::TensorOptions& options) {
-  const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
-  const int64_t numel = layout.tail_bytes() / itemsize;
-  auto input = make_buffer(layout.world_size() * numel, options);
+at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const Allocate& allocate) {
+  const int64_t numel = layout.tail_bytes() / allocate.itemsize();
+  const int64_t itemsize = allocate.itemsize();
+  auto input = allocate(layout.world_size() * numel);
   std::vector<std::pair<size_t, Entries>> units;
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i) {
@@ -122,38 +133,42 @@ at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const at::Tenso
 }
 
 /// Tensor-major: one unit's pieces side by side, the gradient itself where that is what it is.
-at::Tensor whole(Entries unit, int64_t numel, const at::TensorOptions& options) {
+at::Tensor whole(Entries unit, int64_t numel, const Allocate& allocate) {
   const auto& gradient = unit[0].gradient;
-  if (travels_as_it_is(unit, numel, options.dtype()))
+  if (allocate.custom == nullptr && travels_as_it_is(unit, numel, allocate.options.dtype()))
     return raw_view(gradient, numel, gradient.storage_offset());
-  auto input = make_buffer(numel, options);
+  auto input = allocate(numel);
   write_range(unit, 0, numel, input);
   return input;
 }
 
 PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_t itemsize,
-                      const Communicator& group) {
+                      const Communicator& group, bool packs_all) {
   std::vector<Piece> pieces;
   pieces.reserve(units.size());
   UnitWalk walk(entries);
   for (const auto& unit : units)
     pieces.push_back({.bytes = unit.piece_numel * itemsize, .outer = walk.next()[0].layout->outer()});
-  return group.size() == 1 ? PieceLayout(std::move(pieces), /*world_size=*/1)
-                           : PieceLayout(std::move(pieces), group);
+  return packs_all || group.size() == 1 ? PieceLayout(std::move(pieces), group.size())
+                                        : PieceLayout(std::move(pieces), group);
 }
 
 }  // namespace
 
 ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
                                    const at::TensorOptions& options, Communicator& group,
-                                   std::string_view subject) {
-  const int64_t itemsize = static_cast<int64_t>(options.dtype().itemsize());
+                                   std::string_view subject, ReduceScatterComm* custom) {
   const int world = group.size();
+  const Allocate allocate{options, world == 1 ? nullptr : custom, subject};
+  const int64_t itemsize = allocate.itemsize();
   ReduceScatter reduction;
   reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
-  reduction.layout = layout_of(units, entries, itemsize, group);
+  reduction.itemsize = itemsize;
+  reduction.is_custom = allocate.custom != nullptr;
+  reduction.layout = layout_of(units, entries, itemsize, group, reduction.is_custom);
   const auto& layout = reduction.layout;
-  reduction.output = make_buffer(layout.rank_bytes() / itemsize, options);
+  reduction.output = allocate(layout.rank_bytes() / itemsize);
+  const int64_t begin_of_output = reduction.output.storage_offset();
   UnitWalk walk(entries);
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < units.size(); ++i) {
@@ -165,17 +180,20 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<
       write_piece(unit, units[i].piece_numel, /*rank=*/0,
                   reduction.output.narrow(0, begin / itemsize, (end - begin) / itemsize));
     } else if (layout.is_direct(i) && layout.piece_bytes(i) > 0) {
-      reduction.inputs.push_back(whole(unit, units[i].piece_numel * world, options));
-      outputs.push_back(raw_view(reduction.output, units[i].piece_numel, layout.offset(i) / itemsize));
+      reduction.inputs.push_back(whole(unit, units[i].piece_numel * world, allocate));
+      outputs.push_back(raw_view(reduction.output, units[i].piece_numel, begin_of_output + layout.offset(i) / itemsize));
     }
   }
   if (world == 1) return reduction;
   if (layout.has_tail()) {
-    reduction.inputs.push_back(pack_tail(entries, layout, options));
+    reduction.inputs.push_back(pack_tail(entries, layout, allocate));
     outputs.push_back(raw_view(reduction.output, layout.tail_bytes() / itemsize,
-                               layout.tail_begin() / itemsize));
+                               begin_of_output + layout.tail_begin() / itemsize));
   }
-  if (outputs.size() == 1)
+  if (reduction.is_custom && outputs.size() == 1)
+    reduction.work =
+        custom->start_reduce_scatter(outputs[0], reduction.inputs[0], ReduceOp::kSum, group, subject);
+  else if (outputs.size() == 1)
     reduction.work =
         group.start_reduce_scatter(outputs[0], reduction.inputs[0], ReduceOp::kSum, subject);
   else if (!outputs.empty())
@@ -193,8 +211,8 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i) {
     const auto unit = walk.next();
-    if (layout.is_direct(i) &&
-        !travels_as_it_is(unit, layout.tensor_bytes(i) / itemsize, reduction.output.dtype()))
+    const int64_t numel = layout.tensor_bytes(i) / itemsize;
+    if (layout.is_direct(i) && (reduction.is_custom || !travels_as_it_is(unit, numel, reduction.output.dtype())))
       bytes += layout.tensor_bytes(i);
   }
   return bytes;
@@ -209,7 +227,7 @@ void finish_reduce_scatter(ReduceScatter& reduction) {
 }
 
 at::Tensor reduced_piece(const ReduceScatter& reduction, size_t unit, int64_t first, int64_t numel) {
-  const auto offset = reduction.layout.offset(unit) / reduction.output.element_size();
+  const auto offset = reduction.output.storage_offset() + reduction.layout.offset(unit) / reduction.itemsize;
   return raw_view(reduction.output, numel, offset + first);
 }
 

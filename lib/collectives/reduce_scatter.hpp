@@ -9,6 +9,7 @@
 
 #include "collectives/piece_layout.hpp"
 #include "fsdp/communicator.hpp"
+#include "fsdp/custom_comm.hpp"
 #include "tensor/shard_layout.hpp"
 
 namespace fsdp {
@@ -33,6 +34,8 @@ struct ReduceScatter {
   std::vector<at::Tensor> inputs;  ///< packed gradients, or gradients themselves where they travel as they are
   std::shared_ptr<Work> work;   ///< null where one rank makes the group
   bool poisons_inputs = false;  ///< when they are freed: it was started under GuardedBuffers
+  int64_t itemsize = 1;         ///< of the dtype that is summed in
+  bool is_custom = false;       ///< a ReduceScatterComm launched it
 };
 
 /// Sums the entries over the group's ranks; each rank receives its own piece of each unit.
@@ -43,10 +46,12 @@ struct ReduceScatter {
 /// Padding and gaps are zero. One collective, or one batched launch in which large gradients whose
 /// rows the ranks divide travel without being copied.
 /// The caller may drop its gradients as soon as this returns. Runs on the current stream.
+/// custom: allocates and launches the collective, of everything packed; null: the group does.
 [[nodiscard]] ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units,
                                                  std::span<const ReduceEntry> entries,
                                                  const at::TensorOptions& options, Communicator& group,
-                                                 std::string_view subject);
+                                                 std::string_view subject,
+                                                 ReduceScatterComm* custom = nullptr);
 
 /// The bytes that a started reduction of these entries allocates, by its layout and the gradients'.
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);
@@ -54,7 +59,8 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
 /// Waits and frees the inputs; `output` is complete. Throws CommError if the collective failed.
 void finish_reduce_scatter(ReduceScatter& reduction);
 
-/// Of unit `unit`'s piece of this rank inside `output`: 1-D, `numel` elements from `first` on.
+/// Of unit `unit`'s piece of this rank inside `output`, which may have come to another dtype since: 1-D,
+/// `numel` elements from `first` on.
 at::Tensor reduced_piece(const ReduceScatter& reduction, size_t unit, int64_t first, int64_t numel);
 
 }  // namespace fsdp

@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "comm/checks.hpp"
+#include "comm/comm_memory.hpp"
 #include "comm/failure_flag.hpp"
 #include "comm/local_reduce.hpp"
 #include "comm/work.hpp"
@@ -127,7 +128,7 @@ int64_t total_bytes(std::span<const at::Tensor> tensors) {
   return bytes;
 }
 
-class C10dCommunicator final : public Communicator, public HasNoticeBoard {
+class C10dCommunicator final : public Communicator, public HasNoticeBoard, public HasCommMemory {
  public:
   explicit C10dCommunicator(C10dGroup group)
       : Communicator(group.backend->getRank(), std::move(group.world_ranks), std::move(group.name)),
@@ -234,6 +235,12 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard {
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override;
 
   std::shared_ptr<NoticeBoard> notice_board() override { return notices_; }
+
+  at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
+    const auto device = options.device();
+    if (!device.has_index() || !backend_->supportsTensorAlloc(device.index())) return {};
+    return backend_->allocateTensor(static_cast<long>(numel), options);
+  }
 
   void abort(const std::string& reason) override {
     failure_->set(reason);

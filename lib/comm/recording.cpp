@@ -1,4 +1,5 @@
 #include "base/require.hpp"
+#include "comm/comm_memory.hpp"
 #include "comm/notice_board.hpp"
 #include "fsdp/simulated_network.hpp"
 
@@ -11,7 +12,7 @@ int64_t total_bytes(std::span<const at::Tensor> tensors) {
   return bytes;
 }
 
-class RecordingCommunicator final : public Communicator, public HasNoticeBoard {
+class RecordingCommunicator final : public Communicator, public HasNoticeBoard, public HasCommMemory {
  public:
   RecordingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<CallLog> log)
       : Communicator(inner->rank(), inner->ranks(), inner->name()),
@@ -69,6 +70,9 @@ class RecordingCommunicator final : public Communicator, public HasNoticeBoard {
 
   void abort(const std::string& reason) override { inner_->abort(reason); }
   std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
+  at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
+    return fsdp::allocate_for_comm(*inner_, numel, options);
+  }
 
  private:
   void record(const char* operation, std::string_view subject, std::span<const at::Tensor> full) {

@@ -102,7 +102,7 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
     const auto options = at::TensorOptions().dtype(part.dtype).device(group_->config().device);
     part.reduce_scatter = observer.launch(call_of(part, Operation::kReduceScatter, *info.shard_group), [&] {
       return start_reduce_scatter(part.units, part.entries, options, group_->launched_on(*info.shard_group),
-                                  group_->name());
+                                  group_->name(), group_->reduction().custom_reduce_scatter.get());
     });
     observer.note_bytes(part.reduce_scatter.layout.total_bytes());
     auto& statistics = group_->context->statistics();

@@ -24,6 +24,7 @@ struct ParamGroup::Remade {
   c10::Device device;
   std::vector<at::ScalarType> dtypes = {}, param_dtypes = {};
   GroupLayout layout = {};
+  std::unique_ptr<WireGather> wire = {};
   bool is_cast = false;
   bool changes = false;
   at::Tensor shard = {};
@@ -69,6 +70,7 @@ ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
   made.layout = layout_.with_itemsizes(itemsizes, *config_.mesh_info.shard_group);
   made.shard = at::zeros({made.layout.stored().rank_bytes()},
                          at::TensorOptions().dtype(at::kByte).device(made.device));
+  made.wire = make_wire(made.layout, made.dtypes);
   fill(made);
   return made;
 }
@@ -134,6 +136,8 @@ void ParamGroup::convert(const GroupConversion& to) {
   }
   config_.device = made.device;
   layout_ = std::move(made.layout);
+  wire_ = std::move(made.wire);
+  kept_.reset();
   is_cast_ = made.is_cast;
   shard_ = std::move(made.shard);
   pieces_ = std::move(made.pieces);

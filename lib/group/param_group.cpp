@@ -56,10 +56,12 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
     }
     output_dtypes_.push_back(param.output_dtype);
     has_param_dtype_.push_back(param.has_param_dtype);
+    extensions_.push_back(param.extension);
     is_cast_ |= params_.back().is_cast();
   }
   set_casts_operands(config_.mp_policy.param_dtype && config_.mp_policy.cast_forward_inputs);
   make_pieces();
+  wire_ = make_wire(layout_, dtypes());
   count_trainable();
   if (config_.sanitizer)
     sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer,
@@ -131,20 +133,16 @@ void ParamGroup::unshard() {
   needs_gather_ = false;
   const GroupBuffers buffers(*this, "gathered parameters");
   const bool is_regathered = post_forward_.shard.defined();
+  const int64_t buffer_bytes = planned_gather_bytes(is_regathered);
   auto& comm = is_regathered ? *policy_.after_forward.post_forward_group : *config_.mesh_info.shard_group;
   gather_ = context->observer().launch(
-      {Operation::kAllGather, *this, comm, unsharded_bytes(), params_[0].param_dtype()}, [&] {
-        auto& carrier = launched_on(comm);
-        return is_regathered
-                   ? start_all_gather(post_forward_.layout, post_forward_.shard, carrier, name())
-                   : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_, carrier, name());
-      });
+      {Operation::kAllGather, *this, comm, travelling(is_regathered).total_bytes(), params_[0].param_dtype()},
+      [&] { return start_gather(launched_on(comm), is_regathered); });
   auto& statistics = context->statistics();
   ++statistics.all_gathers;
-  statistics.gathered_bytes += unsharded_bytes();
+  statistics.gathered_bytes += gather_.layout->total_bytes();
   statistics.communicated_bytes += (comm.size() - 1) * gather_.layout->rank_bytes();
-  statistics.buffer_bytes += gather_.layout->gather_bytes() - gather_.layout->unpacked_bytes();
-  if (is_cast_ && !post_forward_.shard.defined()) statistics.buffer_bytes += layout_.gathered().rank_bytes();
+  statistics.buffer_bytes += buffer_bytes - unpacked_bytes(gather_);
   context->note_held(*this);
 }
 
@@ -157,8 +155,8 @@ void ParamGroup::wait_for_unshard() {
     context->observer().wait(Operation::kAllGather, *this, gather.work);
     const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
     const GroupBuffers buffers(*this, "gathered parameters");
-    context->statistics().buffer_bytes += gather.layout->unpacked_bytes();
-    show(finish_all_gather(std::move(gather)));
+    context->statistics().buffer_bytes += unpacked_bytes(gather);
+    show(finish_gather(std::move(gather)));
   } catch (...) {
     context->note_released(*this);
     throw;
@@ -209,6 +207,7 @@ void ParamGroup::reshard() {
     sanitizer_->check_shown(unsharded_);
   for (auto& param : params_)
     if (auto* storage = param.storage()) storage->release();
+  if (keeps_storage_) kept_ = std::move(unsharded_);
   unsharded_.reset();
   is_unsharded_ = false;
 }
@@ -297,7 +296,8 @@ void ParamGroup::carry_write(size_t index) {
   auto& param = params_[index];
   if (!is_never_released() && is_unsharded_) {
     const auto whole = unsharded_.narrow(0, layout_.unsharded_offset(index), param.unsharded_bytes());
-    param.write_back(whole, pieces_[index]);
+    param.write_back(whole, pieces_[index],
+                     wire_ ? wire_->shown(wire_group(), index, pieces_[index]) : at::Tensor());
     if (sanitizer_) [[unlikely]]
       sanitizer_->note_write(unsharded_, index);
   }

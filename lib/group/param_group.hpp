@@ -12,6 +12,7 @@
 #include "group/gradient_reduction.hpp"
 #include "group/group_layout.hpp"
 #include "group/reduction_config.hpp"
+#include "group/wire_gather.hpp"
 #include "mesh/mesh_info.hpp"
 #include "param/residency_owner.hpp"
 #include "param/sharded_param.hpp"
@@ -49,6 +50,7 @@ struct GroupParam {
   std::optional<at::ScalarType> output_dtype = {};
   int64_t dim = 0;          ///< that is cut, in the per-parameter layout
   int64_t block_numel = 1;  ///< elements that stay together, in the flat layout
+  std::shared_ptr<AllGatherExtension> extension = {};  ///< in which form it is gathered; none: as its values
   /// param_dtype was asked for: it stays when the parameter's own dtype changes.
   bool has_param_dtype = false;
   std::optional<HeldElsewhere> held = {};
@@ -110,6 +112,13 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void reshard();
   /// Releases after forward: keeps this rank's piece for the smaller gather where the policy says so.
   void reshard_after_forward();
+  /// From the next gather on; not in a step (group_gather.cpp). Null: the group's communicator's own.
+  void set_custom_all_gather(std::shared_ptr<AllGatherComm> comm);
+  const std::shared_ptr<AllGatherComm>& custom_all_gather() const { return custom_all_gather_; }
+  /// Keeps the unsharded buffer when the group is released, and fills it again.
+  void set_keep_unsharded_storage(bool keep);
+  bool keeps_unsharded_storage() const { return keeps_storage_; }
+  int64_t kept_bytes() const { return kept_.defined() ? kept_.numel() : 0; }
   /// Drops what `reshard_after_forward` kept.
   void drop_post_forward_shard() { post_forward_.shard.reset(); }
   bool is_unsharded() const { return is_unsharded_; }
@@ -208,6 +217,14 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void show(at::Tensor unsharded);
   void note_shown();
   at::Tensor cast_shard() const;
+  const PieceLayout& travelling(bool is_regathered) const;
+  AllGather start_gather(Communicator& comm, bool is_regathered);
+  at::Tensor finish_gather(AllGather gather) const;
+  int64_t planned_gather_bytes(bool is_regathered) const;
+  int64_t unpacked_bytes(const AllGather& gather) const;  // of those, what finish_gather allocates
+  std::vector<at::ScalarType> dtypes() const;
+  std::unique_ptr<WireGather> make_wire(const GroupLayout& layout, std::vector<at::ScalarType> dtypes) const;
+  WireGather::Group wire_group() const { return {layout_, params_}; }
   void count_trainable();
   struct Remade;  // what convert makes before it changes anything
   Remade remake(const GroupConversion& to) const;
@@ -230,8 +247,13 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
     PieceLayout layout;
     at::Tensor shard;
   } post_forward_;  // this rank's pieces for the gather over fewer ranks; none: undefined
+  Extensions extensions_;                            // by parameter
+  std::shared_ptr<AllGatherComm> custom_all_gather_;  // none: the communicator's own
+  std::unique_ptr<WireGather> wire_;  // not null: the group does not travel as it lies in the shard
   AllGather gather_;
   at::Tensor unsharded_;
+  at::Tensor kept_;  // the buffer of a released group that keeps it
+  bool keeps_storage_ = false;
   size_t trainable_count_ = 0;
   bool is_unsharded_ = false;
   bool needs_gather_ = false;  // versions have been followed since, values not

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <memory>
 #include <optional>
+
+#include "fsdp/custom_comm.hpp"
 
 namespace fsdp {
 
@@ -13,6 +16,7 @@ struct ReductionConfig {
   /// choice survives a backend that can average inside.
   bool forces_sum = false;
   std::optional<double> divide_factor;  ///< none: the data-parallel size
+  std::shared_ptr<ReduceScatterComm> custom_reduce_scatter;  ///< none: the communicator's own
 };
 
 }  // namespace fsdp

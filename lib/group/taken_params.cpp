@@ -76,6 +76,7 @@ void ParamGroup::give_up(size_t index) {
   root->reshard(*this);
   drop_post_forward_shard();
   params_[index].vacate();
+  extensions_[index].reset();
   tally.reset();
   count_trainable();
   root->budget().invalidate();
@@ -108,6 +109,8 @@ void ParamGroup::close_gaps() {
   layout_ = std::move(layout);
   shard_ = std::move(shard);
   pieces_ = std::move(pieces);
+  wire_ = make_wire(layout_, dtypes());
+  kept_.reset();
   for (size_t i = 0; i < params_.size() && is_unsharded_; ++i)  // one rank
     if (auto* storage = params_[i].storage()) storage->fill(pieces_[i].mutable_data_ptr());
 }

@@ -56,6 +56,7 @@ GroupParam group_param(const ManagedParam& param, const FullyShardOptions& optio
   GroupParam result{.name = param.name, .handle = param.handle, .param_dtype = at::kFloat, .held = param.held};
   set_dtypes(result, param, options.mp_policy);
   set_cut(result, options);
+  if (options.all_gather_extension_fn) result.extension = options.all_gather_extension_fn(result.name, result.handle);
   return result;
 }
 

@@ -239,18 +239,21 @@ void ShardedParam::cast_piece(const at::Tensor& piece, const at::Tensor& gathere
     gathered.copy_(piece);
 }
 
-void ShardedParam::write_back(const at::Tensor& unsharded, const at::Tensor& piece) const {
+void ShardedParam::write_back(const at::Tensor& unsharded, const at::Tensor& piece,
+                              const at::Tensor& shown) const {
   if (local_bytes() == 0) return;
   const auto elements = unsharded.view(param_dtype_);
   const auto whole = elements.as_strided(sizes(), strides(), elements.storage_offset());
   const auto written = layout_.part_of(whole, rank_);
   const auto kept = view_of(piece);
-  if (!is_cast()) {
+  if (!is_cast() && !shown.defined()) {
     kept.copy_(written);
     return;
   }
   // An operator may have written a few elements: the others keep the bits that the cast dropped.
-  const auto is_same = kept.to(param_dtype_).eq(written);
+  const auto before =
+      shown.defined() ? shown.as_strided(layout_.local_sizes(rank_), layout_.local_strides(rank_)) : kept.to(param_dtype_);
+  const auto is_same = before.eq(written).logical_or_(before.isnan().logical_and_(written.isnan()));
   kept.copy_(at::where(is_same, kept, written.to(dtype_)));
 }
 

@@ -85,8 +85,9 @@ class ShardedParam {
   /// Casts a piece (1-D bytes) to what is gathered (1-D bytes, as many elements).
   void cast_piece(const at::Tensor& piece, const at::Tensor& gathered) const;
   /// Takes this rank's part of the unsharded parameter (1-D bytes, unsharded_bytes() long) over into its
-  /// piece.
-  void write_back(const at::Tensor& unsharded, const at::Tensor& piece) const;
+  /// piece. shown: what all ranks saw of the piece (1-D, as long or longer, param_dtype), where that is not
+  /// the piece itself or its cast; elements that still show it keep their value.
+  void write_back(const at::Tensor& unsharded, const at::Tensor& piece, const at::Tensor& shown = {}) const;
 
   /// Once per gather: if the registered parameter has been written since the last one, moves the
   /// handle's version too, so that autograd refuses a backward through stale values as LibTorch does.

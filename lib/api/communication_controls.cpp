@@ -1,0 +1,89 @@
+#include "base/require.hpp"
+#include "comm/comm_memory.hpp"
+#include "fsdp/fully_shard.hpp"
+#include "module/module_state.hpp"
+
+// The controls that say through what a group communicates, and in which memory.
+namespace fsdp {
+
+namespace {
+
+/// The groups that a control is for: checked one by one, then changed one by one.
+std::vector<std::shared_ptr<ParamGroup>> groups_of(ModuleState& state, Recurse recurse) {
+  std::vector<std::shared_ptr<ParamGroup>> groups;
+  auto add = [&](ModuleState& owner) {
+    if (auto group = owner.group.lock()) groups.push_back(std::move(group));
+  };
+  if (recurse == Recurse::kNo)
+    add(state);
+  else
+    state.visit(add);
+  return groups;
+}
+
+void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups, const char* control) {
+  for (const auto& group : groups) {
+    const auto& context = *group->context;
+    require_state(!context.in_step() && !context.is_in_scope() && !context.has_reductions_under_way(),
+                  "{}: '{}' is in the middle of a step; call it before forward or after backward", control,
+                  group->name());
+  }
+}
+
+void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
+  std::lock_guard lock(group.context->mutex());
+  group.context->reshard(group);
+  group.set_custom_all_gather(std::move(comm));
+}
+
+}  // namespace
+
+void FSDPModule::set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recurse recurse) {
+  const auto groups = groups_of(*state_, recurse);
+  check_between_steps(groups, "set_custom_all_gather");
+  for (const auto& group : groups) set_all_gather(*group, comm);
+}
+
+void FSDPModule::set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse) {
+  const auto groups = groups_of(*state_, recurse);
+  check_between_steps(groups, "set_custom_reduce_scatter");
+  for (const auto& group : groups) group->reduction().custom_reduce_scatter = comm;
+}
+
+void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse) {
+  const char* control = "set_allocate_memory_from_process_group_for_comm";
+  const auto groups = groups_of(*state_, recurse);
+  check_between_steps(groups, control);
+  for (const auto& group : groups) {
+    const auto& gather = group->custom_all_gather();
+    const auto& reduce = group->reduction().custom_reduce_scatter;
+    require((!gather || is_process_group_comm(gather.get())) && (!reduce || is_process_group_comm(reduce.get())),
+            "{}: '{}' has a custom {}, which allocates its own buffers; set that to null first", control,
+            group->name(), !gather || is_process_group_comm(gather.get()) ? "reduce-scatter" : "all-gather");
+  }
+  for (const auto& group : groups) {
+    const auto& comm = group->config().mesh_info.shard_group;
+    set_all_gather(*group, enable ? process_group_all_gather(comm) : nullptr);
+    group->reduction().custom_reduce_scatter = enable ? process_group_reduce_scatter(comm) : nullptr;
+  }
+}
+
+void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
+  const auto group = state_->group.lock();
+  if (!group) return;
+  require(backend == "NCCL", "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"",
+          backend);
+  throw UsageError(fmt::format(
+      "set_symm_mem_for_comm: '{}' communicates over {}, which has no symmetric memory here; use "
+      "set_allocate_memory_from_process_group_for_comm, or bring your own with set_custom_all_gather",
+      group->name(), group->config().mesh_info.shard_group->backend()));
+}
+
+void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
+  for (const auto& group : groups_of(*state_, recurse)) {
+    std::lock_guard lock(group->context->mutex());
+    group->set_keep_unsharded_storage(keep);
+  }
+}
+
+}  // namespace fsdp

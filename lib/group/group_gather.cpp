@@ -1,0 +1,95 @@
+#include <ATen/ATen.h>
+
+#include "base/require.hpp"
+#include "collectives/packed_gather.hpp"
+#include "group/param_group.hpp"
+#include "group/root_context.hpp"
+
+// In which form a group travels, and through what: as its shard lies, or packed in one buffer, encoded by
+// extensions or gathered by a user's own collective.
+namespace fsdp {
+
+std::unique_ptr<WireGather> ParamGroup::make_wire(const GroupLayout& layout,
+                                                  std::vector<at::ScalarType> dtypes) const {
+  const int world = config_.mesh_info.shard_size();
+  bool is_encoded = false;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& extension = extensions_[i];
+    if (!extension) continue;
+    is_encoded = true;
+    require(config_.layout != ParamLayout::kFlat,
+            "{}: all_gather_extension_fn gave '{}', but the flat layout's pieces hold parts of several "
+            "parameters; use ParamLayout::kPerParameter, or give null",
+            params_[i].name(), extension->name());
+    require(extension->accepts(dtypes[i]), "{}: all-gather extension '{}' does not take {}; give null for it",
+            params_[i].name(), extension->name(), c10::toString(dtypes[i]));
+  }
+  // One rank gathers nothing, so nothing is rounded either (M3).
+  if (world == 1 || (!is_encoded && !custom_all_gather_)) return nullptr;
+  return std::make_unique<WireGather>(layout, extensions_, std::move(dtypes), world);
+}
+
+std::vector<at::ScalarType> ParamGroup::dtypes() const {
+  std::vector<at::ScalarType> dtypes;
+  for (const auto& param : params_) dtypes.push_back(param.dtype());
+  return dtypes;
+}
+
+void ParamGroup::set_custom_all_gather(std::shared_ptr<AllGatherComm> comm) {
+  custom_all_gather_ = std::move(comm);
+  wire_ = make_wire(layout_, dtypes());
+}
+
+void ParamGroup::set_keep_unsharded_storage(bool keep) {
+  keeps_storage_ = keep;
+  if (!keep) kept_.reset();
+}
+
+const PieceLayout& ParamGroup::travelling(bool is_regathered) const {
+  if (is_regathered) return post_forward_.layout;
+  return wire_ ? wire_->layout() : layout_.gathered();
+}
+
+AllGather ParamGroup::start_gather(Communicator& comm, bool is_regathered) {
+  const bool is_packed = is_regathered ? custom_all_gather_ != nullptr : wire_ != nullptr;
+  auto kept = std::exchange(kept_, {});
+  if (!is_packed)
+    return is_regathered ? start_all_gather(post_forward_.layout, post_forward_.shard, comm, name(), std::move(kept))
+                         : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_, comm, name(),
+                                            std::move(kept));
+  const PackedGatherOptions options{.group = comm,
+                                    .subject = name(),
+                                    .custom = custom_all_gather_.get(),
+                                    .memory = at::TensorOptions().device(config_.mesh_info.mesh.device()),
+                                    .unsharded = std::move(kept)};
+  if (is_regathered)
+    return start_packed_all_gather(post_forward_.layout, options,
+                                   [&](const at::Tensor& part) { part.copy_(post_forward_.shard); });
+  return start_packed_all_gather(wire_->layout(), options,
+                                 [&](const at::Tensor& part) { wire_->write(wire_group(), pieces_, part); });
+}
+
+at::Tensor ParamGroup::finish_gather(AllGather gather) const {
+  if (!gather.is_packed) return finish_all_gather(std::move(gather));
+  if (wire_ && gather.layout == &wire_->layout()) {
+    if (gather.work) gather.work->wait();
+    return wire_->read(wire_group(), gather);
+  }
+  return finish_packed_all_gather(std::move(gather));
+}
+
+int64_t ParamGroup::planned_gather_bytes(bool is_regathered) const {
+  const auto& layout = travelling(is_regathered);
+  const int64_t kept = kept_bytes();
+  if (is_regathered && custom_all_gather_) return layout.total_bytes() + unsharded_bytes() - kept;
+  if (is_regathered || !wire_)
+    return layout.gather_bytes() - kept + (is_cast_ && !is_regathered ? layout.rank_bytes() : 0);
+  return layout.total_bytes() + unsharded_bytes() - kept + wire_->scratch_bytes();
+}
+
+int64_t ParamGroup::unpacked_bytes(const AllGather& gather) const {
+  const bool is_wire = wire_ && gather.layout == &wire_->layout();
+  return (gather.unsharded.defined() ? 0 : unsharded_bytes()) + (is_wire ? wire_->scratch_bytes() : 0);
+}
+
+}  // namespace fsdp
