@@ -35,6 +35,7 @@ PUBLIC = {
     "schedule_check.hpp": "base",
     "statistics.hpp": "base",
     "timeline.hpp": "base",
+    "all_reduce_hook.hpp": "comm",
     "communicator.hpp": "comm",
     "custom_comm.hpp": "comm",
     "process_group.hpp": "comm",

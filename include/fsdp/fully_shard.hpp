@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fsdp/all_gather_extension.hpp"
+#include "fsdp/all_reduce_hook.hpp"
 #include "fsdp/custom_comm.hpp"
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/placement.hpp"
@@ -171,6 +172,9 @@ class FSDPModule {
   void set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recurse recurse = Recurse::kNo);
   /// The same for its reduce-scatters.
   void set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse = Recurse::kNo);
+  /// Runs `hook` in place of this group's all-reduce across replicas; null: the default again. The same
+  /// on all ranks.
+  void set_all_reduce_hook(AllReduceHook hook, Recurse recurse = Recurse::kNo);
   /// True: the buffers of this group's collectives come from the process group's own allocator, where its
   /// backend has one (NCCL: memory registered for zero-copy transfers); elsewhere from LibTorch's, and
   /// nothing but a copy into them differs. Throws UsageError with a custom all-gather or

@@ -17,7 +17,7 @@ struct StepStatistics {
   /// or reduced, and of the all-reduce over R replicas 2 (R-1)/R of this rank's sums.
   int64_t communicated_bytes = 0;
   /// Bytes of all buffers made for these: unsharded parameters, packed pieces, reduced gradients.
-  /// Those of the communicator and of extensions are not among them.
+  /// Those of the communicator, of extensions and of hooks are not among them.
   int64_t buffer_bytes = 0;
 };
 

@@ -50,6 +50,12 @@ void FSDPModule::set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> co
   for (const auto& group : groups) group->reduction().custom_reduce_scatter = comm;
 }
 
+void FSDPModule::set_all_reduce_hook(AllReduceHook hook, Recurse recurse) {
+  const auto groups = groups_of(*state_, recurse);
+  check_between_steps(groups, "set_all_reduce_hook");
+  for (const auto& group : groups) group->reduction().all_reduce_hook = hook;
+}
+
 void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse) {
   const char* control = "set_allocate_memory_from_process_group_for_comm";
   const auto groups = groups_of(*state_, recurse);

@@ -95,20 +95,19 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   const GroupBuffers buffers(group, "reduced gradients");
   BelowResidency below;
   collect();
-  const auto& info = group_->config().mesh_info;
-  if (info.data_parallel_size() == 1) return;
+  auto& comm = *group_->config().mesh_info.shard_group;
   for (auto& part : parts_) {
     divide_before(part);
     const auto options = at::TensorOptions().dtype(part.dtype).device(group_->config().device);
-    part.reduce_scatter = observer.launch(call_of(part, Operation::kReduceScatter, *info.shard_group), [&] {
-      return start_reduce_scatter(part.units, part.entries, options, group_->launched_on(*info.shard_group),
-                                  group_->name(), group_->reduction().custom_reduce_scatter.get());
+    part.reduce_scatter = observer.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
+      return start_reduce_scatter(part.units, part.entries, options, group_->launched_on(comm), group_->name(),
+                                  group_->reduction().custom_reduce_scatter.get());
     });
     observer.note_bytes(part.reduce_scatter.layout.total_bytes());
     auto& statistics = group_->context->statistics();
     ++statistics.reductions;
     statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
-    statistics.communicated_bytes += (info.shard_size() - 1) * part.reduce_scatter.layout.rank_bytes();
+    statistics.communicated_bytes += (comm.size() - 1) * part.reduce_scatter.layout.rank_bytes();
     statistics.buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
     // Free the gradients now, not when the collective is done: where they were packed nothing
     // refers to them any more, and waiting would keep two groups' gradients alive at once.
@@ -117,6 +116,11 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
       entry.gradient.reset();
     }
   }
+}
+
+/// One rank and nobody else to ask: gradients stay where they are.
+bool GradientReduction::is_alone() const {
+  return group_->config().mesh_info.data_parallel_size() == 1 && !group_->reduction().all_reduce_hook;
 }
 
 CollectiveCall GradientReduction::call_of(const Part& part, Operation operation, Communicator& comm) const {
@@ -131,7 +135,7 @@ CollectiveCall GradientReduction::call_of(const Part& part, Operation operation,
 
 void GradientReduction::collect() {
   auto& group = *group_;
-  const bool alone = group.config().mesh_info.data_parallel_size() == 1;
+  const bool alone = is_alone();
   for (const size_t i : group.layout().order()) {
     auto& param = group.params()[i];
     auto handle = param.handle();
@@ -179,21 +183,48 @@ void GradientReduction::advance() {
   for (auto& part : parts_) {
     observer.wait(Operation::kReduceScatter, *group_, part.reduce_scatter.work);
     finish_reduce_scatter(part.reduce_scatter);
-    if (info.replicate_size() == 1) continue;
+    if (info.replicate_size() == 1 && !group_->reduction().all_reduce_hook) continue;
     if (is_partial_) {
       store_partial_sums(part);
     } else {
       add_partial_sums(part);
-      auto call = call_of(part, Operation::kAllReduce, *info.replicate_group);
-      call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
-      const int64_t replicas = info.replicate_size();
-      group_->context->statistics().communicated_bytes += 2 * (replicas - 1) * call.bytes / replicas;
-      part.all_reduce = observer.launch(call, [&] {
-        return group_->launched_on(*info.replicate_group)
-            .start_all_reduce(part.reduce_scatter.output, ReduceOp::kSum, group_->name());
-      });
+      start_all_reduce(part);
     }
   }
+}
+
+void GradientReduction::start_all_reduce(Part& part) {
+  const auto& info = group_->config().mesh_info;
+  // A hook on a mesh that does not replicate sums over ranks we know nothing of; ours all run it.
+  auto& comm = info.replicate_group ? *info.replicate_group : *info.shard_group;
+  if (group_->reduction().all_reduce_hook) return run_hook(part, comm);
+  auto call = call_of(part, Operation::kAllReduce, comm);
+  call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
+  group_->context->statistics().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
+  part.all_reduce = group_->context->observer().launch(call, [&] {
+    return group_->launched_on(comm).start_all_reduce(part.reduce_scatter.output, ReduceOp::kSum, group_->name());
+  });
+}
+
+void GradientReduction::run_hook(Part& part, Communicator& comm) {
+  const auto& input = part.hook_input = part.reduce_scatter.output;
+  auto call = call_of(part, Operation::kAllReduce, comm);
+  call.bytes = static_cast<int64_t>(input.nbytes());
+  const AllReduceCall arguments{.gradients = input,
+                                .replicate_group = group_->config().mesh_info.replicate_group.get(),
+                                .divide_factor = 1 / scale(&part),
+                                .subject = group_->name()};
+  auto result = group_->context->observer().launch(
+      call, [&] { return group_->reduction().all_reduce_hook(arguments); });
+  const auto& output = result.gradients;
+  require(output.defined() && output.dim() == 1 && output.numel() == input.numel() && output.is_contiguous() &&
+              output.device() == input.device() && at::isFloatingType(output.scalar_type()),
+          "{}: the all-reduce hook returned {}; expected one dimension of {} floating-point elements on {}, "
+          "contiguous",
+          group_->name(), output.defined() ? output.toString() : "no tensor", input.numel(), input.device().str());
+  part.reduce_scatter.output = std::move(result.gradients);
+  part.all_reduce = std::move(result.work);
+  part.is_divided = true;
 }
 
 void GradientReduction::finish() {
@@ -208,7 +239,8 @@ void GradientReduction::finish() {
   for (auto& part : parts_) {
     if (part.all_reduce)
       group_->context->observer().wait(Operation::kAllReduce, *group_, part.all_reduce);
-    if (const double factor = scale(&part); factor != 1) part.reduce_scatter.output.mul_(factor);
+    if (const double factor = scale(&part); factor != 1 && !part.is_divided)
+      part.reduce_scatter.output.mul_(factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
       assign(part.indices[i], local_piece(part, i));
   }

@@ -68,6 +68,8 @@ class GradientReduction {
     size_t last_unit = 0;  // the group's unit that is the last of these
     ReduceScatter reduce_scatter;
     std::shared_ptr<Work> all_reduce;
+    at::Tensor hook_input;    // what an all-reduce hook was given: its collective may read it yet
+    bool is_divided = false;  // by the hook
   };
 
   void collect();
@@ -77,6 +79,9 @@ class GradientReduction {
   void store_partial_sums(Part& part);
   at::Tensor local_piece(const Part& part, size_t i) const;
   void assign(size_t index, at::Tensor gradient);
+  void start_all_reduce(Part& part);
+  void run_hook(Part& part, Communicator& comm);
+  bool is_alone() const;
   void divide_before(Part& part) const;
   double scale(const Part* part = nullptr) const;
 

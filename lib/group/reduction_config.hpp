@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "fsdp/all_reduce_hook.hpp"
 #include "fsdp/custom_comm.hpp"
 
 namespace fsdp {
@@ -17,6 +18,7 @@ struct ReductionConfig {
   bool forces_sum = false;
   std::optional<double> divide_factor;  ///< none: the data-parallel size
   std::shared_ptr<ReduceScatterComm> custom_reduce_scatter;  ///< none: the communicator's own
+  AllReduceHook all_reduce_hook;                             ///< none: the replicate group's all-reduce
 };
 
 }  // namespace fsdp

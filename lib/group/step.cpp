@@ -178,7 +178,8 @@ void RootContext::reduce(ParamGroup& group) {
   // One reduction under way at a time (and one all-reduce behind it): two groups' gradients are
   // never packed together.
   free_reduction_inputs();
-  const size_t stays = group.config().mesh_info.replicate_size() > 1 ? 1 : 0;
+  const size_t stays =
+      group.config().mesh_info.replicate_size() > 1 || group.reduction().all_reduce_hook ? 1 : 0;
   while (reductions_.size() > stays) {
     reductions_.front().finish();
     reductions_.erase(reductions_.begin());
