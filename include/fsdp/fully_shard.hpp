@@ -113,6 +113,21 @@ class UnshardHandle {
   std::shared_ptr<ModuleState> state_;
 };
 
+/// What `finalize_backward_async` returns: after wait() the gradients are there.
+class GradientReductionHandle {
+ public:
+  GradientReductionHandle() = default;
+  GradientReductionHandle(std::shared_ptr<ModuleState> root, int64_t ticket)
+      : root_(std::move(root)), ticket_(ticket) {}
+  /// Waiting twice is free. Throws StateError if `reset_iter_state` has dropped the reduction, CommError if
+  /// it failed.
+  void wait();
+
+ private:
+  std::shared_ptr<ModuleState> root_;  // null: nothing to wait for
+  int64_t ticket_ = 0;
+};
+
 /// The controls of one sharded module. A cheap handle: copies control the same state, which lives
 /// as long as the module. Not thread-safe: one thread per root. On a module without parameters to
 /// shard, a control does nothing.
@@ -138,6 +153,19 @@ class FSDPModule {
   /// On the root. False: the end of a backward neither waits for reductions nor resets what the
   /// step has learned so far; more backwards follow. Default true.
   void set_is_last_backward(bool value);
+  /// On the root, true: the end of a backward waits for nothing and reduces only what is complete;
+  /// `finalize_backward`, called after all backwards of a step, does the rest, on the thread that calls it.
+  /// Takes the place of set_is_last_backward. Default false. Throws StateError if it would change while
+  /// a backward runs or is not finalized.
+  void set_manual_backward_finalization(bool value);
+  /// On the root, after backward: reduces what is left, waits for all reductions and ends the step: gradients
+  /// are there. Nothing to do where no backward has come since the last time. A collective call.
+  /// Throws StateError without set_manual_backward_finalization, between a forward and its backward, inside
+  /// a backward, or while the handle of an earlier call has not been waited for.
+  void finalize_backward();
+  /// The same, but does not wait: the handle does. Before that, this root runs no forward and no backward,
+  /// and its gradients are neither read nor cleared.
+  [[nodiscard]] GradientReductionHandle finalize_backward_async();
   void set_reshard_after_forward(ReshardAfterForward value, Recurse recurse = Recurse::kYes);
   /// False: parameters stay unsharded after backward (for the next micro-batch).
   void set_reshard_after_backward(bool value, Recurse recurse = Recurse::kYes);

@@ -67,6 +67,13 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void resume_steps() noexcept;
   bool steps_are_held() const { return steps_held_ > 0; }
 
+  // --- manual finalization of backwards (finalization.cpp)
+  void set_manual_finalization(bool value);
+  /// Reduces what is left of the backwards since the last call and ends the step, but for waiting. Returns
+  /// the ticket of what is to be waited for; 0: nothing.
+  int64_t finalize_backward();
+  void wait_for_gradients(int64_t ticket);
+
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
   /// True from a backward that was not the last one (set_is_last_backward) until that one ends.
@@ -102,7 +109,10 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void end_task(int64_t task);
   void abandon_task(int64_t task) noexcept;
   void end_backward();
+  void leave_for_finalization();
   void end_step();
+  void close_step();
+  void check_can_finalize() const;
   void release_everything();
   void prepare_step();
   void release_between_steps();
@@ -148,6 +158,12 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;
   std::vector<GradientReduction> reductions_;  // under way, oldest first
+  struct {
+    bool is_manual = false;
+    bool is_due = false;       // a backward has ended and is not finalized
+    int64_t ticket = 0;        // of the last finalization
+    bool is_awaited = false;   // it has not been waited for
+  } finalization_;
   StepStatistics statistics_, before_step_, last_step_;
   StepObserver observer_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;

@@ -62,6 +62,9 @@ void RootContext::prepare_step() {
   require_state(!steps_are_held(),
                 "full parameters are shown (fsdp::FullParameters), so no forward that records "
                 "autograd, backward or scope of this module can begin; end that first");
+  require_state(!finalization_.is_awaited,
+                "finalize_backward_async: nobody has waited for its gradients, so no forward, backward or "
+                "scope of this module can begin; call wait() on what it returned");
   release_between_steps();  // what reads have left behind
   recheck();
   throw_faults();
@@ -207,8 +210,11 @@ void RootContext::flush_gradients() {
 
 void RootContext::end_backward() {
   observer_.look_for_listener();
-  flush_gradients();
-  if (!options_.is_last_backward) {
+  if (finalization_.is_manual)
+    leave_for_finalization();
+  else
+    flush_gradients();
+  if (finalization_.is_manual || !options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     trace_->end_pass();
     phase_ = Phase::kIdle;
@@ -237,6 +243,10 @@ void RootContext::throw_faults() {
 
 void RootContext::end_step() {
   trace_->end_pass();
+  close_step();
+}
+
+void RootContext::close_step() {
   last_step_ = difference(statistics_, before_step_);
   last_step_peak_bytes_ = step_peak_bytes_;
   phase_ = Phase::kIdle;
@@ -254,6 +264,7 @@ void RootContext::end_step() {
 
 void RootContext::release_everything() {
   reductions_.clear();
+  finalization_.is_due = finalization_.is_awaited = false;
   tasks_.clear();
   for (auto* trace : {&forward_, &backward_, &inference_}) trace->abandon_pass();
   phase_ = Phase::kIdle;

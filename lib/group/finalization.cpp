@@ -1,0 +1,60 @@
+#include "base/require.hpp"
+#include "group/root_context.hpp"
+
+// Backwards that end when the caller says so: set_manual_backward_finalization.
+namespace fsdp {
+
+void RootContext::set_manual_finalization(bool value) {
+  std::lock_guard lock(mutex_);
+  if (value == finalization_.is_manual) return;
+  require_state(phase_ != Phase::kBackward && tasks_.empty() && !finalization_.is_due && !finalization_.is_awaited,
+                "set_manual_backward_finalization: a backward is under way or not finalized; call "
+                "finalize_backward (and wait for it) or reset_iter_state first");
+  finalization_.is_manual = value;
+}
+
+/// What is complete has been reduced; the rest waits, with the sums of backwards without synchronisation.
+void RootContext::leave_for_finalization() {
+  finalization_.is_due = true;
+  for (auto* group : groups_) {
+    if (!group->reduction().requires_gradient_sync) accumulate_in_reduce_dtype(*group);
+    group->tally.end_backward();
+  }
+}
+
+void RootContext::check_can_finalize() const {
+  require_state(finalization_.is_manual,
+                "finalize_backward: backwards of this root finalize themselves; call "
+                "set_manual_backward_finalization(true) before backward");
+  require_state(tasks_.empty(), "finalize_backward inside a backward; call it after backward() has returned");
+  require_state(!finalization_.is_awaited,
+                "finalize_backward: nobody has waited for the gradients of the last call; call wait() on what "
+                "finalize_backward_async returned");
+  require_state(phase_ != Phase::kForward,
+                "finalize_backward between a forward and its backward; call it after backward()");
+}
+
+int64_t RootContext::finalize_backward() {
+  std::lock_guard lock(mutex_);
+  check_can_finalize();
+  if (!finalization_.is_due) return 0;
+  observer_.look_for_listener();
+  flush_gradients();
+  finalization_.is_due = false;
+  finalization_.is_awaited = true;
+  close_step();
+  return ++finalization_.ticket;
+}
+
+void RootContext::wait_for_gradients(int64_t ticket) {
+  std::lock_guard lock(mutex_);
+  require_state(finalization_.is_awaited && ticket == finalization_.ticket,
+                "GradientReductionHandle: reset_iter_state has dropped the gradients that it was to wait for; "
+                "run the step again");
+  observer_.look_for_listener();
+  for (auto& reduction : reductions_) reduction.finish();
+  reductions_.clear();
+  finalization_.is_awaited = false;
+}
+
+}  // namespace fsdp
