@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Event.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
@@ -186,6 +187,8 @@ class FSDPModule {
   void set_unsharded_byte_budget(std::optional<int64_t> bytes);
   /// Gradients are divided by this instead of by the data-parallel size (T7).
   void set_gradient_divide_factor(double factor);
+  /// FSDP2's older name for it.
+  void set_reduce_scatter_divide_factor(double factor) { set_gradient_divide_factor(factor); }
   /// Sum in the collective, divide outside it, whatever the backend offers.
   void set_force_sum_reduction_for_comms(bool value);
   /// False: a backward does not gather this module's parameters ahead of their use.
@@ -194,6 +197,15 @@ class FSDPModule {
   /// so that ranks may use different ones (T11). All reductions then come at the end of backward, in
   /// one fixed order.
   void set_reduce_scatter_unused_params(bool value);
+
+  /// How many groups' packed gradients may be alive in reduce-scatters under way (default 1): the next
+  /// group's are packed only when there are fewer. More hides reduce-scatters that take longer than the
+  /// backward of one group, and takes their memory.
+  void set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse = Recurse::kYes);
+  /// True: gradients are reduced over a communicator of their own, so that backward's all-gathers need
+  /// not wait for reduce-scatters. False: over the mesh's again. The first time for a mesh's ranks it is a
+  /// collective call over them.
+  void set_separate_reduce_scatter_group(bool enable = true, Recurse recurse = Recurse::kYes);
 
   /// Runs this group's all-gathers through `comm`; null: through its communicator again. The same on
   /// all ranks. Throws StateError inside a step.
@@ -216,6 +228,11 @@ class FSDPModule {
   /// all the time (ParameterBytes::kept); a byte budget does not count it. A gather that is given up before
   /// it was used gives up its buffer too.
   void set_keep_unsharded_storage(bool keep, Recurse recurse = Recurse::kYes);
+  /// On the root, CUDA: until this root's next forward has used a parameter, all-gathers wait for
+  /// `event`, recorded behind the optimizer's writes, instead of for all that is queued on the
+  /// current stream. It is dropped then, so every step wants a new one. On CPU there are no streams, and
+  /// nothing to do.
+  void set_post_optim_event(c10::Event event);
 
   /// On the root, after an exception: forgets the step under way, drops its gradients, releases
   /// everything unsharded (T16). No communication.
@@ -271,6 +288,14 @@ struct ParameterBytes {
   int64_t kept = 0;  ///< buffers of released groups, with `set_keep_unsharded_storage`
 };
 ParameterBytes parameter_bytes(const FSDPModule& root);
+
+/// Lets several roots share their communication's memory (the stages of a pipeline on one rank):
+/// `set_reduce_scatter_max_input_buffers` then counts the packed gradients of all of them together, so that
+/// one root's reductions that nobody has waited for do not lie beside another one's. Streams need no
+/// sharing: collectives run on the process group's. All of them belong to one thread. A root that
+/// joins another set leaves its own.
+/// Throws UsageError if a module is not a root, with nothing changed. No communication.
+void share_comm_ctx(const std::vector<FSDPModule>& roots);
 
 /// The sharded modules that no other sharded module in the tree contains.
 std::vector<FSDPModule> roots(const torch::nn::Module& module);

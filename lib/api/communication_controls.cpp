@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
 #include "base/require.hpp"
 #include "comm/comm_memory.hpp"
 #include "fsdp/fully_shard.hpp"
@@ -85,11 +89,56 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
       group->name(), group->config().mesh_info.shard_group->backend()));
 }
 
+void FSDPModule::set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse) {
+  require(buffers >= 1, "set_reduce_scatter_max_input_buffers: expected 1 buffer or more, found {}", buffers);
+  for (const auto& group : groups_of(*state_, recurse)) group->reduction().max_input_buffers = buffers;
+}
+
+void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse) {
+  const auto groups = groups_of(*state_, recurse);
+  check_between_steps(groups, "set_separate_reduce_scatter_group");
+  // Groups over one communicator share the new one too.
+  std::unordered_map<const Communicator*, std::shared_ptr<Communicator>> made;
+  for (const auto& group : groups)
+    if (const auto& known = group->reduction().separate_group)
+      made[group->config().mesh_info.shard_group.get()] = known;
+  for (const auto& group : groups) {
+    auto& shard_group = *group->config().mesh_info.shard_group;
+    auto& config = group->reduction();
+    config.uses_separate_group = enable && shard_group.size() > 1;
+    if (!config.uses_separate_group) continue;
+    auto& separate = made[&shard_group];
+    if (!separate) {
+      std::vector<int> all(static_cast<size_t>(shard_group.size()));
+      std::iota(all.begin(), all.end(), 0);
+      separate = shard_group.split(all, "reduce_scatter");
+    }
+    config.separate_group = separate;
+  }
+}
+
 void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
   for (const auto& group : groups_of(*state_, recurse)) {
     std::lock_guard lock(group->context->mutex());
     group->set_keep_unsharded_storage(keep);
   }
+}
+
+void FSDPModule::set_post_optim_event(c10::Event event) {
+  require_state(state_->is_root(), "set_post_optim_event: '{}' is not a root; call it on the root module",
+                state_->description);
+  std::lock_guard lock(state_->context->mutex());
+  state_->context->gather_stream().set_event(std::move(event));
+}
+
+void share_comm_ctx(const std::vector<FSDPModule>& roots) {
+  std::vector<std::shared_ptr<RootContext>> contexts;
+  for (const auto& root : roots) {
+    require(root.is_root(), "share_comm_ctx: '{}' is not a root; give the root modules", root.name());
+    const auto& context = root.state().context;
+    if (std::find(contexts.begin(), contexts.end(), context) == contexts.end()) contexts.push_back(context);
+  }
+  RootContext::share_reduction_buffers(contexts);
 }
 
 }  // namespace fsdp

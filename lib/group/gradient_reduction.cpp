@@ -95,7 +95,7 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   const GroupBuffers buffers(group, "reduced gradients");
   BelowResidency below;
   collect();
-  auto& comm = *group_->config().mesh_info.shard_group;
+  auto& comm = shard_comm();
   for (auto& part : parts_) {
     divide_before(part);
     const auto options = at::TensorOptions().dtype(part.dtype).device(group_->config().device);
@@ -121,6 +121,11 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
 /// One rank and nobody else to ask: gradients stay where they are.
 bool GradientReduction::is_alone() const {
   return group_->config().mesh_info.data_parallel_size() == 1 && !group_->reduction().all_reduce_hook;
+}
+
+Communicator& GradientReduction::shard_comm() const {
+  const auto& config = group_->reduction();
+  return config.uses_separate_group ? *config.separate_group : *group_->config().mesh_info.shard_group;
 }
 
 CollectiveCall GradientReduction::call_of(const Part& part, Operation operation, Communicator& comm) const {

@@ -53,6 +53,8 @@ class GradientReduction {
   explicit GradientReduction(ParamGroup& group);
 
   const ParamGroup& group() const { return *group_; }
+  /// Packed gradients are on their way.
+  bool holds_inputs() const { return !advanced_ && !parts_.empty(); }
 
   /// Waits for the reduce-scatter, frees its input; starts the all-reduce where there are replicas.
   void advance();
@@ -82,6 +84,7 @@ class GradientReduction {
   void start_all_reduce(Part& part);
   void run_hook(Part& part, Communicator& comm);
   bool is_alone() const;
+  Communicator& shard_comm() const;
   void divide_before(Part& part) const;
   double scale(const Part* part = nullptr) const;
 

@@ -137,7 +137,12 @@ void ParamGroup::unshard() {
   auto& comm = is_regathered ? *policy_.after_forward.post_forward_group : *config_.mesh_info.shard_group;
   gather_ = context->observer().launch(
       {Operation::kAllGather, *this, comm, travelling(is_regathered).total_bytes(), params_[0].param_dtype()},
-      [&] { return start_gather(launched_on(comm), is_regathered); });
+      [&] {
+        const auto beside = context->gather_stream().enter(config_.mesh_info.mesh.device());
+        auto gather = start_gather(launched_on(comm), is_regathered);
+        beside.hand_over({&gather.local, &gather.tail, &gather.unsharded});
+        return gather;
+      });
   auto& statistics = context->statistics();
   ++statistics.all_gathers;
   statistics.gathered_bytes += gather_.layout->total_bytes();

@@ -17,8 +17,13 @@ struct ReductionConfig {
   /// choice survives a backend that can average inside.
   bool forces_sum = false;
   std::optional<double> divide_factor;  ///< none: the data-parallel size
+  /// Packed inputs of reduce-scatters that may be alive together, this group's among them.
+  int max_input_buffers = 1;
   std::shared_ptr<ReduceScatterComm> custom_reduce_scatter;  ///< none: the communicator's own
   AllReduceHook all_reduce_hook;                             ///< none: the replicate group's all-reduce
+  /// The shard group's ranks over a communicator of their own; made once, kept while it is not used.
+  std::shared_ptr<Communicator> separate_group;
+  bool uses_separate_group = false;
 };
 
 }  // namespace fsdp

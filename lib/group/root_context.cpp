@@ -115,6 +115,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) group->mark_ready(task);
   prefetch(used);
+  gather_stream_.drop_event();
   observer_.begin_use(*used.front());
 }
 

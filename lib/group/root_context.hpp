@@ -11,6 +11,7 @@
 #include "group/param_group.hpp"
 #include "group/step_observer.hpp"
 #include "fsdp/statistics.hpp"
+#include "group/gather_stream.hpp"
 #include "group/residency_budget.hpp"
 #include "group/use_trace.hpp"
 
@@ -74,6 +75,12 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   int64_t finalize_backward();
   void wait_for_gradients(int64_t ticket);
 
+  /// Counts packed gradients together from now on.
+  static void share_reduction_buffers(std::span<const std::shared_ptr<RootContext>> roots);
+
+  /// See FSDPModule::set_post_optim_event.
+  GatherStream& gather_stream() { return gather_stream_; }
+
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
   /// True from a backward that was not the last one (set_is_last_backward) until that one ends.
@@ -136,6 +143,9 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   // gradients (step.cpp)
   void finish_group(ParamGroup& group);
   void reduce(ParamGroup& group);
+  void make_room_for_reduction(const ParamGroup& group);
+  bool free_oldest_reduction_input();
+  size_t reduction_inputs() const;
   void flush_gradients();
   void free_reduction_inputs();
 
@@ -164,6 +174,9 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
     int64_t ticket = 0;        // of the last finalization
     bool is_awaited = false;   // it has not been waited for
   } finalization_;
+  /// Roots that count packed gradients together, this one among them; null: this one alone.
+  std::shared_ptr<std::vector<std::weak_ptr<RootContext>>> sharers_;
+  GatherStream gather_stream_;
   StepStatistics statistics_, before_step_, last_step_;
   StepObserver observer_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;

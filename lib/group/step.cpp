@@ -178,15 +178,7 @@ void RootContext::finish_group(ParamGroup& group) {
 
 void RootContext::reduce(ParamGroup& group) {
   observer_.look_for_listener();
-  // One reduction under way at a time (and one all-reduce behind it): two groups' gradients are
-  // never packed together.
-  free_reduction_inputs();
-  const size_t stays =
-      group.config().mesh_info.replicate_size() > 1 || group.reduction().all_reduce_hook ? 1 : 0;
-  while (reductions_.size() > stays) {
-    reductions_.front().finish();
-    reductions_.erase(reductions_.begin());
-  }
+  make_room_for_reduction(group);
   group.tally.is_reduced = true;
   group.note_reduction();
   reductions_.emplace_back(group);
