@@ -41,6 +41,8 @@ PUBLIC = {
     "process_group.hpp": "comm",
     "simulated_network.hpp": "comm",
     "device_mesh.hpp": "mesh",
+    "mesh_dims.hpp": "mesh",
+    "param_placement.hpp": "mesh",
     "placement.hpp": "mesh",
     "dtensor.hpp": "tensor",
     "fully_shard.hpp": "module",

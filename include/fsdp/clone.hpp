@@ -21,7 +21,8 @@ struct CloneOptions {
 /// The module's class copies its structure: it derives from torch::nn::Cloneable (or overrides clone()),
 /// which builds a plain copy of full size for a moment, by `reset()`, which may draw random numbers. Values
 /// are copied from shard to shard: nothing is communicated, except to make groups where a mesh asks for new ones.
-/// A module without sharded parameters is cloned by LibTorch.
+/// A module without sharded parameters is cloned by LibTorch. Of tensor-parallel parameters the copy has the local
+/// tensors, with what they are a part of.
 ///
 /// Throws UsageError, the original as it was: for a class that has no clone(), a copy of another
 /// structure, a tie that the copy lost, or parameters that belong to a sharded module outside of `module`;

@@ -30,6 +30,9 @@ struct FullParametersOptions {
 /// original dtype, to be read and written by any code. At the end the registered parameters are back, the same
 /// tensors as before, with the elements that this rank owns taken from the whole ones.
 ///
+/// A tensor-parallel parameter is shown as the local tensor that the module holds, and "first rank" is that of
+/// the data-parallel mesh.
+///
 /// All ranks open it together and write the same values: each rank's writes count for the elements it
 /// owns, and replicas (HSDP) each keep their own. The end communicates nothing, so leaving by an
 /// exception hangs nobody; it waits for no one either.

@@ -15,6 +15,8 @@
 #include "fsdp/all_reduce_hook.hpp"
 #include "fsdp/custom_comm.hpp"
 #include "fsdp/device_mesh.hpp"
+#include "fsdp/mesh_dims.hpp"
+#include "fsdp/param_placement.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/policy.hpp"
 #include "fsdp/sanitizer.hpp"
@@ -61,12 +63,25 @@ struct FullyShardOptions {
   /// Undefined: 1-D over the process's default world. One dimension shards (FSDP); of two named
   /// dimensions the first replicates and the second shards (HSDP).
   DeviceMesh mesh = {};
+  /// Set: `mesh` is the full mesh of any number of named dimensions, and these say which of them shard and
+  /// which replicate (M7). Several names for one part make groups of ranks the first time: a collective call.
+  std::optional<DataParallelMeshDims> dp_mesh_dims = {};
   ReshardAfterForward reshard_after_forward = {};
   MixedPrecisionPolicy mp_policy = {};
   /// Along which dimension a parameter is cut, by its name in the module and the parameter itself, any
   /// size of it (P2); negative ones count from the end. None: dimension 0. The same on all ranks.
-  std::function<std::optional<Shard>(const std::string& name, const at::Tensor& parameter)>
+  /// A function that returns a Shard or an optional one will do. A ShardPlacementResult may also name a mesh
+  /// of the parameter's own (M7): parameters of one mesh make one group of the module, gathered over its
+  /// ranks, and their gradients are averaged over its data-parallel size. Groups of other meshes than the
+  /// module's are named with the mesh's dimensions: "blocks.3 [edp]".
+  std::function<std::optional<ShardPlacementResult>(const std::string& name, const at::Tensor& parameter)>
       shard_placement_fn = {};
+  /// Of parameters that are cut already by tensor parallelism: the module holds its local tensor, computes
+  /// with it and communicates as it sees fit; this says what it is a part of (M6). FSDP shards it further,
+  /// strided where both cut one dimension. Handles stay local; dtensor_of, full_tensor, full_grad, norms and
+  /// state dicts see the whole tensor. The same on all ranks of the data-parallel mesh. None: not cut.
+  std::function<std::optional<TensorParallel>(const std::string& name, const at::Tensor& parameter)>
+      tensor_parallel_fn = {};
   /// Flat: registered parameters are 1-D, this rank's elements in the order of memory; `local_ranges`
   /// tells which, `full_tensor` gathers one. Parameters of one dtype, trainable or frozen, make a run.
   ParamLayout layout = ParamLayout::kPerParameter;
@@ -84,6 +99,13 @@ struct FullyShardOptions {
   std::vector<at::Tensor> ignored_params = {};
   /// Modules whose subtrees are left alone, except units in them that are sharded already.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
+  /// Parameters to replicate (S3): whole on every rank, never gathered; their gradients are averaged over
+  /// all data-parallel ranks by one all-reduce with the group's reduction. What this call does not manage is
+  /// passed over; one that is ignored as well is an error. On a mesh of two dimensions that both have several
+  /// ranks the first use of it makes groups over both: a collective call.
+  std::vector<at::Tensor> replicated_params = {};
+  /// The same for all parameters in these subtrees, except units in them that are sharded already.
+  std::vector<std::shared_ptr<torch::nn::Module>> replicated_modules = {};
   /// The mesh replicates only (1-D): the same engine as data parallelism without sharding.
   bool replicate_only = false;
   FaultOutsideStep fault_outside_step = FaultOutsideStep::kGather;
@@ -92,7 +114,8 @@ struct FullyShardOptions {
   /// replicas, 250 MiB at a time. The other ranks' modules may be on the meta device
   /// (fsdp::MetaDevice): only the first rank holds the whole module then. What is ignored is not sent.
   /// Makes fully_shard a collective call: all ranks shard the same modules in the same order. Where they
-  /// differ, or one rank's call is wrong, every rank throws.
+  /// differ, or one rank's call is wrong, every rank throws. Parameters on a mesh of their own take the values
+  /// of that mesh's first rank; tensor-parallel ranks keep their own.
   bool sync_from_rank0 = false;
   /// Warn when gradients have been reduced this many times and no optimizer has ever written a
   /// parameter (A7); 0: never.
@@ -167,6 +190,7 @@ class FSDPModule {
   /// The same, but does not wait: the handle does. Before that, this root runs no forward and no backward,
   /// and its gradients are neither read nor cleared.
   [[nodiscard]] GradientReductionHandle finalize_backward_async();
+  /// An integer has to divide the shard size of every group's mesh.
   void set_reshard_after_forward(ReshardAfterForward value, Recurse recurse = Recurse::kYes);
   /// False: parameters stay unsharded after backward (for the next micro-batch).
   void set_reshard_after_backward(bool value, Recurse recurse = Recurse::kYes);
@@ -245,8 +269,11 @@ class FSDPModule {
   const std::string& name() const;
   /// This module and every sharded module below it, in depth-first order.
   std::vector<FSDPModule> sharded_modules() const;
-  /// The placements of the group's parameters, such as {Replicate, Shard(0)}.
+  /// The placements of the module's parameters on `mesh()`, such as {Replicate, Shard(0)}; not of those
+  /// that a placement function sent to another mesh or along another dimension: ask dtensor_of.
   std::vector<Placement> placements() const;
+  /// The data-parallel mesh that fully_shard was given, of one dimension or two, or cut out of it by
+  /// dp_mesh_dims.
   const DeviceMesh& mesh() const;
   /// What its root holds, gathers and could save: fsdp::report. Its type is in fsdp/report.hpp.
   Report report() const;
@@ -258,10 +285,10 @@ class FSDPModule {
   std::shared_ptr<ModuleState> state_;
 };
 
-/// Shards the parameters of `module` that no sharded submodule has taken yet, as one group that is
-/// gathered and reduced together. The module itself is not wrapped or changed: its members keep
-/// the full shape; `parameters()` holds this rank's rows from now on. Shard inner modules first.
-/// A collective call only where groups have to be made, and with `sync_from_rank0`.
+/// Shards the parameters of `module` that no sharded submodule has taken yet, as one group that is gathered
+/// and reduced together (one for each mesh, where a placement function names several). The module itself is not
+/// wrapped or changed: its members keep the full shape; `parameters()` holds this rank's rows from now on. Shard
+/// inner modules first. A collective call only where groups have to be made, and with `sync_from_rank0`.
 ///
 /// Throws UsageError, with nothing changed, for all that the contract rejects (S9, M4, S3, ...).
 FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});

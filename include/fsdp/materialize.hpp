@@ -29,10 +29,10 @@ struct InitOptions {
 ///     fsdp::materialize(*model, {.seed = 1});
 ///
 /// Modules get their values innermost first, so that an outer class may overrule
-/// (MultiheadAttention, Transformer). The values do not depend on the number of ranks or the
-/// layout; the module need not be sharded at all. What is not on meta keeps its values. Registered
-/// parameters stay the same tensors, so an optimizer that was built before is as good as one built
-/// afterwards.
+/// (MultiheadAttention, Transformer). The values do not depend on the number of ranks or the layout, and those of
+/// tensor-parallel parameters are the plain module's; the module need not be sharded at all. What is not on meta
+/// keeps its values. Registered parameters stay the same tensors, so an optimizer that was built before is as good
+/// as one built afterwards.
 ///
 /// Nothing is communicated; all ranks make the same call. Extra memory: one parameter, this rank's
 /// part or, for orthogonal_, sparse_ and whole_, the whole. Throws UsageError, with nothing

@@ -19,8 +19,9 @@ at::Tensor handle_of(const at::Tensor& handle_or_parameter);
 /// True for a registered parameter of a sharded module, and for its handle.
 bool is_fsdp_parameter(const at::Tensor& tensor);
 
-/// A registered parameter (or its handle) as a DTensor that shares its memory. Throws UsageError for one in a
-/// flat layout, which is no DTensor's: use full_tensor and local_ranges.
+/// A registered parameter (or its handle) as a DTensor that shares its memory, on the data-parallel mesh and, if
+/// it is tensor-parallel, that one's dimensions behind: (dp, tp), with the whole tensor's sizes. Throws UsageError
+/// for one in a flat layout, which is no DTensor's: use full_tensor and local_ranges.
 DTensor dtensor_of(const at::Tensor& handle_or_parameter);
 
 /// The full gradient's DTensor; undefined where the parameter has no gradient.
@@ -28,7 +29,7 @@ DTensor grad_dtensor_of(const at::Tensor& handle_or_parameter);
 
 /// The whole parameter in its original dtype, with its sizes and strides, on every rank, outside
 /// autograd; whatever the layout. Outside a step it may be the memory of the parameter itself at one
-/// rank. A collective call over its shard group.
+/// rank. A collective call over its shard group, and the ranks of tensor parallelism.
 at::Tensor full_tensor(const at::Tensor& handle_or_parameter);
 /// The same of its gradient; undefined where this rank has none, which must be so on all ranks or none.
 at::Tensor full_grad(const at::Tensor& handle_or_parameter);
@@ -38,7 +39,8 @@ at::Tensor full_grad(const at::Tensor& handle_or_parameter);
 int adopt(torch::optim::Optimizer& optimizer);
 
 /// Clips the gradients of `parameters` (sharded, replicated and plain ones together) by their
-/// global norm and returns that norm, equal on every rank. One all-reduce per mesh: a collective call.
+/// global norm and returns that norm, equal on every rank. One all-reduce per mesh and dimension of tensor
+/// parallelism, where what is replicated counts once: a collective call.
 ///
 /// norm_type: 1, 2, ..., infinity. Gradients are scaled by max_norm / (norm + 1e-6), at most 1.
 /// Throws UsageError if `parameters` holds compute handles, whose gradients live elsewhere;

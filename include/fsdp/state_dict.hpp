@@ -23,7 +23,8 @@ enum class StateDictKind {
 
 struct StateDictOptions {
   StateDictKind kind = StateDictKind::kFull;
-  /// kFull: only the first rank of the mesh keeps the values; the others return an empty dict.
+  /// kFull: only the first rank of the mesh keeps the values; the others return an empty dict. A parameter on
+  /// a mesh of its own is kept by that mesh's first rank; a tensor-parallel one by the first of all.
   bool rank0_only = false;
   /// Copies on the CPU, made one tensor at a time.
   bool cpu_offload = false;
@@ -59,7 +60,9 @@ struct StateDict {
 
 /// The module's parameters and buffers. Works for any part of a sharded tree, and for plain modules.
 /// kFull gathers one parameter at a time: a collective call. Gathered values have the original dtype and
-/// strides; buffers that a policy has cast come in the dtype they had before.
+/// strides; buffers that a policy has cast come in the dtype they had before. Tensor-parallel parameters have
+/// the whole tensor's sizes, over all their ranks; other parameters that ranks of another mesh dimension have
+/// (experts) are in these ranks' dicts.
 /// Throws UsageError for rank0_only with another kind than kFull, StateError on the meta device
 /// or while full parameters are shown.
 StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
@@ -67,7 +70,8 @@ StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& op
 struct LoadOptions {
   /// Throw if the dict does not fit exactly; false: load what fits and return the rest.
   bool strict = true;
-  /// Only the first rank of the mesh passes values (kFull); what the others pass is not looked at.
+  /// Only the first rank of the mesh passes values (kFull); what the others pass is not looked at. Not with
+  /// parameters on meshes of their own that are a part of the module's.
   bool broadcast_from_rank0 = false;
 };
 

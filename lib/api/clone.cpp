@@ -213,7 +213,6 @@ class ShardLike {
   void shard(ModuleState& state) const {
     for (const auto& nested : state.nested) shard(*nested);
     auto options = state.options;
-    options.mesh = state.mesh_info.mesh;
     options.reshard_after_forward = state.requested_reshard;
     options.sync_from_rank0 = false;  // the shards are copied from this rank's own
     for (const auto& param : pairs_.params)

@@ -72,6 +72,7 @@ void FSDPModule::set_is_last_backward(bool value) {
 }
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse recurse) {
+  const auto check = [&](const ModuleState& state) { state.check_reshard(value); };
   auto apply = [&](ModuleState& state) {
     std::vector<ReshardPlan> plans;  // all of them before the first change
     for (const auto& owned : state.groups) plans.push_back(state.plan_reshard(value, owned.mesh_info));
@@ -84,7 +85,11 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
       group.context->budget().invalidate();
     });
   };
-  if (recurse == Recurse::kNo) return apply(*state_);
+  if (recurse == Recurse::kNo) {
+    check(*state_);
+    return apply(*state_);
+  }
+  state_->visit(check);
   state_->visit(apply);
 }
 

@@ -7,8 +7,16 @@
 
 namespace fsdp {
 
-/// The placements of a parameter that is not in a flat layout.
+/// The mesh of all that is known of a parameter: the data-parallel dimensions, then the tensor-parallel ones.
+const DeviceMesh& mesh_of(const FoundParam& found);
+/// The placements on it of a parameter that is not in a flat layout.
 std::vector<Placement> placements_of(const FoundParam& found);
+
+/// Sizes and strides of the whole tensor; the handle's but for a tensor-parallel parameter.
+c10::IntArrayRef whole_sizes(const FoundParam& found);
+c10::IntArrayRef whole_strides(const FoundParam& found);
+/// The elements of the whole tensor that the registered parameter holds; see fsdp::local_ranges.
+std::vector<ElementRange> ranges_of(const FoundParam& found);
 
 /// `local`, spread over the ranks as the registered parameter is, joined with its mesh.
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local);

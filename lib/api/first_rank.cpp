@@ -16,10 +16,34 @@ DeviceMesh leading_mesh(const torch::nn::Module& module, const std::optional<Fou
   return first ? first->group->config().mesh_info.mesh : DeviceMesh();
 }
 
-DeviceMesh leading_mesh(const torch::nn::Module& module, const std::vector<NamedState>& states) {
+LeadingMesh leading_mesh(const torch::nn::Module& module, const std::vector<NamedState>& states) {
   const auto sharded = std::find_if(states.begin(), states.end(),
                                     [](const NamedState& state) { return state.param.has_value(); });
-  return leading_mesh(module, sharded == states.end() ? std::nullopt : sharded->param);
+  LeadingMesh leading;
+  leading.all = leading.data = leading_mesh(module, sharded == states.end() ? std::nullopt : sharded->param);
+  for (const auto& state : states)
+    if (leading.is_of_all(state.param) && state.param && mesh_of(*state.param).ndim() > leading.all.ndim())
+      leading.all = mesh_of(*state.param);
+  return leading;
+}
+
+bool LeadingMesh::is_of_all(const std::optional<FoundParam>& param) const {
+  if (!param) return true;
+  const auto& mesh = param->group->config().mesh_info.mesh;
+  return mesh == data || mesh.size() >= all.size();
+}
+
+bool LeadingMesh::keeps(const std::optional<FoundParam>& param) const {
+  return is_first_rank(is_of_all(param) ? all : mesh_of(*param));
+}
+
+void LeadingMesh::require_all(const std::vector<NamedState>& states, std::string_view caller) const {
+  for (const auto& state : states)
+    if (!is_of_all(state.param)) [[unlikely]]
+      throw UsageError(fmt::format(
+          "{}: broadcast_from_rank0, but '{}' is on {} alone, whose values the first rank of {} need not have; "
+          "load a dict on each rank",
+          caller, state.names.front(), mesh_of(*state.param).to_string(), all.to_string()));
 }
 
 bool is_first_rank(const DeviceMesh& mesh) {

@@ -18,9 +18,26 @@ namespace {
 
 /// Gradients that are cut over the same ranks: their powers add up there.
 struct NormPart {
-  std::shared_ptr<Communicator> group;  // null: every rank holds them whole
+  std::vector<std::shared_ptr<Communicator>> groups;  // of several ranks; none: every rank holds them whole
   std::vector<at::Tensor> gradients;
+  at::Tensor power;  // over the ranks seen so far
 };
+
+/// The ranks that a parameter's gradient is cut over: data-parallel ones first, which are last to be added up.
+std::vector<std::shared_ptr<Communicator>> groups_of(const FoundParam& found) {
+  std::vector<std::shared_ptr<Communicator>> groups;
+  const auto& info = found.group->config().mesh_info;
+  if (info.shard_size() > 1) groups.push_back(info.shard_group);
+  const auto& more = found.group->spread(found.index).summed_over;
+  groups.insert(groups.end(), more.begin(), more.end());
+  return groups;
+}
+
+NormPart& part_of(std::vector<NormPart>& parts, const std::vector<std::shared_ptr<Communicator>>& groups) {
+  const auto known = std::find_if(parts.begin(), parts.end(),
+                                  [&](const NormPart& part) { return part.groups == groups; });
+  return known != parts.end() ? *known : parts.emplace_back(groups, std::vector<at::Tensor>(), at::Tensor());
+}
 
 std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
                                      const char* caller) {
@@ -31,14 +48,9 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
             "{}: '{}' is the tensor that a module's member holds; its gradient lives on the "
             "registered parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
             caller, found ? found->param().name() : "");
-    std::shared_ptr<Communicator> group;
-    if (found && found->group->config().mesh_info.shard_size() > 1)
-      group = found->group->config().mesh_info.shard_group;
-    auto part = std::find_if(parts.begin(), parts.end(),
-                             [&](const NormPart& known) { return known.group == group; });
     // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
-    if (part == parts.end()) part = parts.insert(parts.end(), {group, {}});
-    if (parameter.grad().defined()) part->gradients.push_back(parameter.grad());
+    auto& part = part_of(parts, found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>());
+    if (parameter.grad().defined()) part.gradients.push_back(parameter.grad());
   }
   return parts;
 }
@@ -74,13 +86,31 @@ at::Tensor over_ranks(Communicator& group, const at::Tensor& power, double p) {
   return both[0].masked_fill(both[1].gt(0), std::numeric_limits<double>::quiet_NaN());
 }
 
-double total_norm(const std::vector<NormPart>& parts, double p, c10::Device device) {
-  auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-  for (const auto& part : parts) {
-    auto power = local_power(part, p, device);
-    if (part.group) power = over_ranks(*part.group, power, p);
-    total = std::isinf(p) ? at::maximum(total, power) : total + power;
+at::Tensor added(const at::Tensor& one, const at::Tensor& other, double p) {
+  if (!one.defined()) return other;
+  return std::isinf(p) ? at::maximum(one, other) : one + other;
+}
+
+double total_norm(std::vector<NormPart> parts, double p, c10::Device device) {
+  size_t depth = 0;
+  for (auto& part : parts) {
+    part.power = local_power(part, p, device);
+    depth = std::max(depth, part.groups.size());
   }
+  // Parts cut over the most groups first: after their last one they are as cut as others, and join them. So
+  // each group's all-reduce comes once for all, in one order on all ranks.
+  for (; depth > 0; --depth)
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].groups.size() != depth) continue;
+      auto groups = parts[i].groups;
+      const auto power = over_ranks(*groups.back(), parts[i].power, p);
+      groups.pop_back();
+      auto& joined = part_of(parts, groups);
+      joined.power = added(joined.power, power, p);
+    }
+  auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  for (const auto& part : parts)
+    if (part.groups.empty()) total = added(total, part.power, p);
   return std::isinf(p) ? total.item<double>() : std::pow(total.item<double>(), 1 / p);
 }
 

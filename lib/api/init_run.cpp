@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "api/find_param.hpp"
+#include "api/whole_values.hpp"
 #include "base/require.hpp"
 #include "group/root_context.hpp"
 
@@ -17,6 +18,9 @@ uint64_t stream_of(const std::string& name) {
   for (const unsigned char letter : name) value = (value ^ letter) * 1099511628211ull;
   return value;
 }
+
+/// Of an entry that belongs to a group.
+FoundParam param_of(const TreeEntry& entry) { return {entry.group, entry.index, /*is_handle=*/false}; }
 
 at::ScalarType draw_dtype(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -121,14 +125,12 @@ const TreeEntry* InitRun::target(const at::Tensor& tensor) {
 
 c10::IntArrayRef InitRun::sizes(const at::Tensor& tensor) const {
   const auto& known = entry(find(tensor));
-  return known.group ? c10::IntArrayRef(known.group->params()[known.index].sizes())
-                     : known.tensor.sizes();
+  return known.group ? whole_sizes(param_of(known)) : known.tensor.sizes();
 }
 
 std::vector<ElementRange> InitRun::ranges(const TreeEntry& entry) const {
   if (!entry.group) return {{0, entry.tensor.numel()}};
-  return entry.group->params()[entry.index].layout().element_ranges(
-      entry.group->config().mesh_info.shard_rank());
+  return ranges_of(param_of(entry));
 }
 
 at::Tensor InitRun::draw(const TreeEntry& entry, const std::vector<ElementRange>& ranges,
@@ -161,9 +163,7 @@ void InitRun::write_local(const TreeEntry& entry, const at::Tensor& values) cons
 
 void InitRun::write_whole(const TreeEntry& entry, const at::Tensor& whole) const {
   if (!entry.group) return write_local(entry, whole.reshape({-1}));
-  const auto& param = entry.group->params()[entry.index];
-  const auto rank = entry.group->config().mesh_info.shard_rank();
-  write_local(entry, param.layout().part_of(whole, rank).reshape({-1}));
+  write_local(entry, own_of_whole(param_of(entry), whole).reshape({-1}));
 }
 
 uint64_t InitRun::generator_seed(const TreeEntry& entry) const {

@@ -259,7 +259,9 @@ LoadResult load_optimizer_state_dict(const torch::nn::Module& module,
   const auto named = named_states(module);
   const auto params = optimizer_params(named, optimizer, kLoad);
   const auto optimizer_class = fsdp::optimizer_class(optimizer, kLoad);
-  const auto mesh = leading_mesh(module, named);
+  const auto leading = leading_mesh(module, named);
+  const auto& mesh = leading.all;
+  if (options.broadcast_from_rank0) leading.require_all(named, kLoad);
   Planner planner(params, optimizer, dict);
   const auto plan = options.broadcast_from_rank0
                         ? plan_from_first(std::move(planner), dict, optimizer_class, mesh)

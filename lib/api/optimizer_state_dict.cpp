@@ -77,8 +77,11 @@ OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
   std::vector<std::optional<StateFields>> states;
   for (const auto& param : params) states.push_back(fields_at(optimizer, param));
   if (options.values.kind == StateDictKind::kFull) require_same_state(params, states);
-  const bool keeps = !options.values.rank0_only || is_first_rank(leading_mesh(module, named));
+  const auto leading = leading_mesh(module, named);
+  bool keeps_any = false;
   for (size_t i = 0; i < params.size(); ++i) {
+    const bool keeps = !options.values.rank0_only || leading.keeps(params[i].param);
+    keeps_any |= keeps;
     if (!states[i]) continue;
     OptimizerStateDict::ParamState saved;
     if (states[i]->step != nullptr) saved.step = *states[i]->step;
@@ -89,7 +92,7 @@ OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
     }
     if (keeps) dict.state[key_of(params[i], i, options.keys)] = std::move(saved);
   }
-  if (keeps) dict.groups = save_groups(optimizer, params, options.keys);
+  if (keeps_any) dict.groups = save_groups(optimizer, params, options.keys);
   return dict;
 }
 

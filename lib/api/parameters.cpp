@@ -24,18 +24,38 @@ std::vector<Placement> placements_of(const FoundParam& found) {
   auto placements = found.group->config().mesh_info.placements();
   for (auto& placement : placements)
     if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = found.param().layout().dim();
-  return placements;
+  const auto& part = found.group->spread(found.index).part;
+  return part ? part->with(std::move(placements)) : placements;
+}
+
+const DeviceMesh& mesh_of(const FoundParam& found) {
+  const auto& part = found.group->spread(found.index).part;
+  return part ? part->whole_mesh : found.group->config().mesh_info.mesh;
+}
+
+c10::IntArrayRef whole_sizes(const FoundParam& found) {
+  const auto& part = found.group->spread(found.index).part;
+  return part ? part->sizes : found.param().sizes();
+}
+
+c10::IntArrayRef whole_strides(const FoundParam& found) {
+  const auto& part = found.group->spread(found.index).part;
+  return part ? part->strides : found.param().strides();
+}
+
+std::vector<ElementRange> ranges_of(const FoundParam& found) {
+  auto ranges = found.param().layout().element_ranges(found.group->config().mesh_info.shard_rank());
+  const auto& part = found.group->spread(found.index).part;
+  return part ? part->in_whole(ranges) : ranges;
 }
 
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
-  const auto& param = found.param();
-  const auto& layout = param.layout();
-  require(!layout.is_flat(),
+  require(!found.param().layout().is_flat(),
           "{}: is in a flat layout, which cuts no dimension, so it is no DTensor; use full_tensor or full_grad "
           "for the whole, local_ranges for this rank's elements",
-          param.name());
-  return DTensor::from_local(local, found.group->config().mesh_info.mesh, placements_of(found), param.sizes(),
-                             param.strides());
+          found.param().name());
+  return DTensor::from_local(local, mesh_of(found), placements_of(found), whole_sizes(found),
+                             whole_strides(found));
 }
 
 at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().registered(); }
@@ -47,8 +67,7 @@ at::Tensor handle_of(const at::Tensor& tensor) {
 bool is_fsdp_parameter(const at::Tensor& tensor) { return find_param(tensor).has_value(); }
 
 std::vector<ElementRange> local_ranges(const at::Tensor& tensor) {
-  const auto found = expect_param(tensor, "local_ranges");
-  return found.param().layout().element_ranges(found.group->config().mesh_info.shard_rank());
+  return ranges_of(expect_param(tensor, "local_ranges"));
 }
 
 DTensor dtensor_of(const at::Tensor& tensor) {
@@ -64,13 +83,13 @@ DTensor grad_dtensor_of(const at::Tensor& tensor) {
 
 at::Tensor full_tensor(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_tensor");
-  return gather_values(found, plain_view(found.param().registered()));
+  return gather_whole(found, plain_view(found.param().registered()));
 }
 
 at::Tensor full_grad(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_grad");
   const auto gradient = found.param().registered().grad();
-  return gradient.defined() ? gather_values(found, gradient) : at::Tensor();
+  return gradient.defined() ? gather_whole(found, gradient) : at::Tensor();
 }
 
 }  // namespace fsdp

@@ -57,8 +57,10 @@ constexpr auto kLoad = "load_state_dict";
 
 /// The first rank's plan, on all ranks. The sources are there alone.
 LoadResult load_from_first(const std::vector<NamedState>& states, const StateDict& dict,
-                           const LoadOptions& options, const DeviceMesh& mesh) {
+                           const LoadOptions& options, const LeadingMesh& leading) {
+  const auto& mesh = leading.all;
   require(mesh.defined(), "{}: broadcast_from_rank0 needs a module with sharded parameters", kLoad);
+  leading.require_all(states, kLoad);
   LoadPlan plan;
   std::vector<std::string> loads, refusal;
   if (is_first_rank(mesh)) {
@@ -109,10 +111,11 @@ StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& op
   require_not_shown(module, kCaller);
   const auto states = named_states(module);
   require_values(states, kCaller);
-  const bool keeps = !options.rank0_only || is_first_rank(leading_mesh(module, states));
+  const auto leading = leading_mesh(module, states);
   StateDict dict;
   dict.kind = options.kind;
   for (const auto& state : states) {
+    const bool keeps = !options.rank0_only || leading.keeps(state.param);
     auto entry = save_entry(tensor_of(state), options, keeps);
     if (!keeps) continue;
     if (state.dtype_before_cast) entry.value = entry.value.to(*state.dtype_before_cast);

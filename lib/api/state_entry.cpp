@@ -19,17 +19,16 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
 /// The entry's part is the tensor's part: the same on all ranks, or the ranks would part ways.
 bool is_spread_alike(const StateEntry& entry, const StateTensor& tensor) {
   if (!tensor.param) return false;
-  if (!entry.dtensor.defined()) return entry.ranges == local_ranges(tensor.param->param().registered());
-  const auto& info = tensor.param->group->config().mesh_info;
+  if (!entry.dtensor.defined()) return entry.ranges == ranges_of(*tensor.param);
   const auto& layout = tensor.param->param().layout();
-  return !layout.is_flat() && entry.dtensor.mesh() == info.mesh &&
+  return !layout.is_flat() && entry.dtensor.mesh() == mesh_of(*tensor.param) &&
          entry.dtensor.placements() == placements_of(*tensor.param);
 }
 
 void write_own(const StateTensor& tensor, const at::Tensor& whole) {
   at::NoGradGuard no_grad;
   auto local = tensor.local;
-  local.copy_(tensor.param ? own_values(*tensor.param, whole) : whole);
+  local.copy_(tensor.param ? own_of_whole(*tensor.param, whole) : whole);
 }
 
 }  // namespace
@@ -39,7 +38,7 @@ StateEntry save_entry(const StateTensor& tensor, const StateDictOptions& options
   StateEntry entry{.value = {}, .sizes = tensor.sizes().vec()};
   const bool is_full = options.kind == StateDictKind::kFull;
   if (tensor.param && is_full) {
-    auto whole = gather_values(*tensor.param, tensor.local);
+    auto whole = gather_whole(*tensor.param, tensor.local);
     if (keeps) entry.value = options.cpu_offload ? whole.cpu() : whole;
     return entry;
   }

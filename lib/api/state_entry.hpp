@@ -13,7 +13,7 @@ struct StateTensor {
   std::optional<FoundParam> param;  ///< the parameter that it is spread like; none: it is whole here
 
   c10::IntArrayRef sizes() const {
-    return param ? c10::IntArrayRef(param->param().sizes()) : local.sizes();
+    return param ? whole_sizes(*param) : local.sizes();
   }
 };
 

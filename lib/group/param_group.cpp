@@ -57,6 +57,7 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
     output_dtypes_.push_back(param.output_dtype);
     has_param_dtype_.push_back(param.has_param_dtype);
     extensions_.push_back(param.extension);
+    spreads_.push_back(param.spread);
     is_cast_ |= params_.back().is_cast();
   }
   set_casts_operands(config_.mp_policy.param_dtype && config_.mp_policy.cast_forward_inputs);

@@ -16,6 +16,7 @@
 #include "mesh/mesh_info.hpp"
 #include "param/residency_owner.hpp"
 #include "param/sharded_param.hpp"
+#include "tensor/tensor_part.hpp"
 
 namespace fsdp {
 
@@ -53,6 +54,7 @@ struct GroupParam {
   std::shared_ptr<AllGatherExtension> extension = {};  ///< in which form it is gathered; none: as its values
   /// param_dtype was asked for: it stays when the parameter's own dtype changes.
   bool has_param_dtype = false;
+  ParamSpread spread = {};  ///< beyond the group's ranks
   std::optional<HeldElsewhere> held = {};
   /// That it is kept in.
   at::ScalarType dtype() const;
@@ -96,6 +98,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void rename(std::string name, const std::vector<std::string>& param_names);
   std::vector<ShardedParam>& params() { return params_; }
   const std::vector<ShardedParam>& params() const { return params_; }
+  const ParamSpread& spread(size_t index) const { return spreads_[index]; }
   GroupPolicy& policy() { return policy_; }
   const GroupPolicy& policy() const { return policy_; }
   ReductionConfig& reduction() { return reduction_; }
@@ -195,8 +198,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   int tree_enter = 0, tree_exit = 0;  ///< depth-first interval of the owning module
   bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward
   bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
+  /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {
-    return tree_enter < other.tree_enter && other.tree_exit <= tree_exit;
+    return this != &other && tree_enter <= other.tree_enter && other.tree_exit <= tree_exit;
   }
 
  private:
@@ -239,6 +243,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::vector<Taken> taken_;  // until attach
   std::vector<std::optional<at::ScalarType>> output_dtypes_;
   std::vector<bool> has_param_dtype_;
+  std::vector<ParamSpread> spreads_;
   GroupLayout layout_;
   bool is_cast_ = false;           // a parameter is gathered in another dtype than it is kept in
   at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank

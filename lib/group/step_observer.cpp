@@ -89,9 +89,20 @@ void StepObserver::start_watch(const CollectiveCall& call) {
   const int number = board->number(fmt::format("{}/{}", name, own));
   compares_every_entry_ = check_.before_every_collective.value_or(environment::debugs_in_detail());
   const auto times = times_of(check_, board->timeout());
+  watched_ = ranks;
   watch_ = std::make_unique<ScheduleWatch>(
       schedule_, ScheduleBoard(std::move(board), fmt::format("{}/{}", name, number), own, std::move(ranks)),
       times);
+}
+
+void StepObserver::introduce(const ParamGroup& group) {
+  const auto id = static_cast<size_t>(group.id);
+  schedule_->introduce(group.id, group.name(), param_names(group));
+  if (id >= is_apart_.size()) is_apart_.resize(id + 1);
+  const auto ranks = ranks_of(group.config().mesh_info);
+  is_apart_[id] = std::any_of(watched_.begin(), watched_.end(), [&](int rank) {
+    return std::find(ranks.begin(), ranks.end(), rank) == ranks.end();
+  });
 }
 
 void StepObserver::begin(const CollectiveCall& call) {
@@ -105,17 +116,18 @@ void StepObserver::begin(const CollectiveCall& call) {
   if (!schedule_) [[unlikely]]
     start_watch(call);
   if (!schedule_->knows(call.group.id)) [[unlikely]]
-    schedule_->introduce(call.group.id, call.group.name(), param_names(call.group));
+    introduce(call.group);
   if (watch_) {
     (*watch_)->check();
     (*watch_)->add(call.comm);
   }
+  const bool is_apart = is_apart_[static_cast<size_t>(call.group.id)];
   schedule_->note({.operation = call.operation,
                    .dtype = call.dtype,
                    .ranks = call.comm.size(),
                    .group = call.group.id,
-                   .bytes = call.bytes,
-                   .params = call.params});
+                   .bytes = is_apart ? 0 : call.bytes,
+                   .params = is_apart ? ScheduleEntry::kAllParams : call.params});
   if (!watch_) return;
   (*watch_)->enter(call.operation, call.group.id);
   if (compares_every_entry_) (*watch_)->compare_last_entry();

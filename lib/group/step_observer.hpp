@@ -77,11 +77,14 @@ class StepObserver {
   void leave() noexcept;
   [[noreturn]] void explain(const CommError& error);
   void start_watch(const CollectiveCall& call);
+  void introduce(const ParamGroup& group);
 
   ScheduleCheckOptions check_;
   bool compares_every_entry_ = false, has_listener_ = false;
   std::shared_ptr<ScheduleLog> schedule_;  // from the first collective on
   std::unique_ptr<ScheduleWatch> watch_;   // null where there is nobody to compare with
+  std::vector<int> watched_;               // the ranks that it compares with
+  std::vector<bool> is_apart_;             // by group: some of these are not its ranks, and may have other parameters
   std::unique_ptr<TimelineRecorder> recorder_;
 };
 

@@ -13,9 +13,9 @@
 namespace fsdp {
 
 std::vector<Placement> MeshInfo::placements() const {
-  if (mesh.ndim() == 2) return {Replicate{}, Shard{0}};
-  if (replicate_group) return {Replicate{}};
-  return {Shard{0}};
+  std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
+  if (use == MeshUse::kShard) placements.back() = Shard{0};
+  return placements;
 }
 
 MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
@@ -33,11 +33,12 @@ MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
             mesh.to_string(), ndim);
     return {.mesh = mesh,
             .shard_group = single_rank_on(mesh.device_type()),
-            .replicate_group = group(0)};
+            .replicate_group = group(0),
+            .use = MeshUse::kReplicateOnly};
   }
   require(ndim <= 2,
           "{}: sharding takes one dimension (shard) or two (replicate, shard), got {}; pass the "
-          "sub-mesh of the data-parallel ones, mesh.submesh({{...}})",
+          "sub-mesh of the data-parallel ones, mesh.submesh({{...}}), or name them in dp_mesh_dims",
           mesh.to_string(), ndim);
   if (ndim == 1) return {.mesh = mesh, .shard_group = group(0), .replicate_group = nullptr};
   return {.mesh = mesh, .shard_group = group(1), .replicate_group = group(0)};
@@ -65,13 +66,18 @@ std::shared_ptr<Communicator> make_post_forward_groups(Communicator& shard_group
 
 }  // namespace
 
-ReshardPlan make_reshard_plan(const MeshInfo& info, int64_t ranks) {
+void check_reshard_ranks(const MeshInfo& info, int64_t ranks) {
   const int64_t shard_size = info.shard_size();
   if (ranks < 1 || ranks > shard_size || shard_size % ranks != 0)
     throw UsageError(fmt::format(
-        "reshard_after_forward: expected an integer that divides the shard size {}, got {}; use one of "
-        "{}, or true or false",
-        shard_size, ranks, fmt::join(divisors(shard_size), ", ")));
+        "reshard_after_forward: expected an integer that divides the shard size {} of {}, got {}; use one "
+        "of {}, or true or false",
+        shard_size, info.mesh.to_string(), ranks, fmt::join(divisors(shard_size), ", ")));
+}
+
+ReshardPlan make_reshard_plan(const MeshInfo& info, int64_t ranks) {
+  check_reshard_ranks(info, ranks);
+  const int64_t shard_size = info.shard_size();
   if (ranks == 1) {
     warn_once("reshard_after_forward: 1 keeps the parameters unsharded after forward, as false does; "
               "say false if that is meant");

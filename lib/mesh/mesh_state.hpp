@@ -28,6 +28,9 @@ struct RootMesh {
   /// What `make_mesh_info` hands out in the place of a group some of whose collectives are left out
   /// (FSDP_FAKE_...): one for each, as groups are told apart by their identity.
   std::map<std::shared_ptr<Communicator>, std::shared_ptr<Communicator>> left_out;
+
+  /// What `merged_mesh` made, by the root's dimensions that make each of its dimensions.
+  std::map<std::vector<std::vector<int>>, DeviceMesh> merged = {};
 };
 
 struct DeviceMesh::State {

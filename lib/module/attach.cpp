@@ -9,7 +9,6 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "mesh/default_mesh.hpp"
 #include "module/make_groups.hpp"
 #include "module/managed_states.hpp"
 #include "module/module_access.hpp"
@@ -131,8 +130,10 @@ void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleSt
   states = collect_states(walk, state.mesh_info.mesh.device());
   for (auto* module : modules) state.units.push_back({module, ""});
   claim_ties(states, modules, walk);
-  if (options.sync_from_rank0) check_source(states, state.mesh_info);
-  groups = make_groups(states, state, options, like);
+  const auto places = like != nullptr ? places_like(states, *like)
+                                      : place_params(states, state, options, replicated_params(modules, options, walk));
+  groups = make_groups(states, places, state, options, like);
+  if (options.sync_from_rank0) check_source(states, groups, state.mesh_info);
 }
 
 /// The same on all ranks or on none.
@@ -144,7 +145,7 @@ void prepare_together(Prepared& prepared, const std::vector<Module*>& requested,
   } catch (...) {
     failure = std::current_exception();
   }
-  agree_on_states(prepared.states, state.mesh_info, failure);
+  agree_on_states(prepared.states, prepared.groups, state.mesh_info, failure);
 }
 
 /// Puts the states that the walk met below the new one.
@@ -177,14 +178,14 @@ void refuse_container(const Module& module) {
 std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
                                     const FullyShardOptions& options, const ModuleState* like) {
   auto state = std::make_shared<ModuleState>();
-  const auto mesh = options.mesh ? options.mesh : default_device_mesh();
-  state->mesh_info = make_mesh_info(
-      mesh, options.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard);
+  state->mesh_info = like != nullptr ? like->mesh_info : own_mesh_info(options);
   state->requested_reshard = options.reshard_after_forward;
   state->mp_policy = options.mp_policy;
   state->options = options;
   state->options.ignored_params.clear();  // which must not live on for the state
   state->options.ignored_modules.clear();
+  state->options.replicated_params.clear();
+  state->options.replicated_modules.clear();
   state->ignored_modules.assign(options.ignored_modules.begin(), options.ignored_modules.end());
   Prepared prepared{.like = like};
   if (options.sync_from_rank0)
@@ -192,11 +193,11 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   else
     prepare(prepared, requested, *state, options);
   const auto& [modules, walk, states, groups, as] = prepared;
-  for (const auto& prepared_group : groups) {
-    auto& owned = state->groups.emplace_back(prepared_group.group, prepared_group.mesh_info);
+  for (const auto& made : groups) state->groups.emplace_back(made.group, made.mesh_info, made.suffix);
+  state->check_reshard(options.reshard_after_forward);
+  for (auto& owned : state->groups)
     if (options.reshard_after_forward.is_integer())
       owned.integer_plan = state->plan_reshard(options.reshard_after_forward, owned.mesh_info);
-  }
   if (options.sync_from_rank0) send_states(states, groups, state->mesh_info);
   for (const auto& prepared_group : groups) prepared_group.group->gather_taken();
 
@@ -205,7 +206,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
     info_once("one rank: nothing is communicated, copied or released");
   state->context = std::make_shared<RootContext>();
   for (size_t i = 0; i < groups.size(); ++i) attach_group(states, groups[i], state->groups[i], *state->context);
-  move_buffers(states, mesh.device(), *state);
+  move_buffers(states, state->mesh_info.mesh.device(), *state);
   adopt_nested(state, walk);
   state->shared_entries = states.shared;
   settle_ties(state);

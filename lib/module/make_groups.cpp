@@ -28,43 +28,24 @@ void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecis
           c10::toString(result.param_dtype));
 }
 
-/// Where a parameter may be cut (P2, P3).
-void set_cut(GroupParam& result, const FullyShardOptions& options) {
-  const auto& handle = result.handle;
-  if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, handle);
+GroupParam group_param(const ManagedParam& param, const ParamPlace& place, const FullyShardOptions& options) {
+  GroupParam result{.name = param.name,
+                    .handle = param.handle,
+                    .param_dtype = at::kFloat,
+                    .dim = place.dim,
+                    .spread = place.spread,
+                    .held = param.held};
+  set_dtypes(result, param, options.mp_policy);
+  if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, result.handle);
   require(result.block_numel >= 1, "{}: flat_block_numel gave {}; expected 1 element or more", result.name,
           result.block_numel);
-  if (result.held && options.layout == ParamLayout::kPerParameter) {
-    // Its rows stay where they are, and what an optimizer knows of them stays right.
-    const auto& layout = result.held->group->params()[result.held->index].layout();
-    if (!layout.is_flat()) {
-      result.dim = layout.dim();
-      return;
-    }
-  }
-  if (!options.shard_placement_fn) return;
-  const auto placement = options.shard_placement_fn(result.name, handle);
-  if (!placement) return;
-  const int64_t dims = std::max<int64_t>(handle.dim(), 1);
-  require(placement->dim >= -dims && placement->dim < dims,
-          "{}: shard_placement_fn gave Shard({}) for a parameter of {} dimension(s); expected one in [{}, {})",
-          result.name, placement->dim, handle.dim(), -dims, dims);
-  result.dim = placement->dim < 0 ? placement->dim + dims : placement->dim;
-}
-
-GroupParam group_param(const ManagedParam& param, const FullyShardOptions& options) {
-  GroupParam result{.name = param.name, .handle = param.handle, .param_dtype = at::kFloat, .held = param.held};
-  set_dtypes(result, param, options.mp_policy);
-  set_cut(result, options);
   if (options.all_gather_extension_fn) result.extension = options.all_gather_extension_fn(result.name, result.handle);
   return result;
 }
 
-std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const ManagedStates& states,
+std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std::vector<GroupParam>& params,
                                        const std::string& name, const FullyShardOptions& options,
                                        const ParamGroup* cut_like) {
-  std::vector<GroupParam> params;
-  for (const size_t i : prepared.params) params.push_back(group_param(states.params[i], options));
   // The values come from the first rank, so it does not matter whether there are any here.
   const bool on_meta = !options.sync_from_rank0 &&
                        std::all_of(params.begin(), params.end(),
@@ -76,11 +57,12 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const Mana
             param.name, param.handle.device().str(), params.front().name,
             params.front().handle.device().str());
   const auto& info = prepared.mesh_info;
-  GroupConfig config{.name = name,
+  const bool is_beside = info.use == MeshUse::kReplicateBeside;
+  GroupConfig config{.name = name + prepared.suffix,
                      .mesh_info = info,
                      .device = on_meta ? c10::Device(at::kMeta) : info.mesh.device(),
                      .mp_policy = options.mp_policy,
-                     .layout = options.layout,
+                     .layout = is_beside ? ParamLayout::kPerParameter : options.layout,
                      .throws_outside_step =
                          options.fault_outside_step == FaultOutsideStep::kThrow,
                      .warn_after_reductions = options.warn_after_unused_gradients,
@@ -96,6 +78,27 @@ bool has_vacant(const ParamGroup& group) {
                      [](const ShardedParam& param) { return param.is_vacant(); });
 }
 
+/// Parameters of one mesh and one use of it go together.
+std::vector<PreparedGroup> partition(const std::vector<ParamPlace>& places, const MeshInfo& own) {
+  std::vector<PreparedGroup> groups;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto& info = places[i].mesh_info;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const PreparedGroup& known) {
+      return known.mesh_info.mesh == info.mesh && known.mesh_info.use == info.use;
+    });
+    if (group == groups.end()) {
+      auto suffix = suffix_of(info, own);
+      // Meshes of other ranks may have the same names.
+      const auto same = std::count_if(groups.begin(), groups.end(),
+                                      [&](const PreparedGroup& known) { return known.suffix.starts_with(suffix); });
+      if (!suffix.empty() && same > 0) suffix += fmt::format(" {}", same + 1);
+      group = groups.insert(groups.end(), {.mesh_info = info, .suffix = std::move(suffix)});
+    }
+    group->params.push_back(i);
+  }
+  return groups;
+}
+
 }  // namespace
 
 void check_options(const FullyShardOptions& options) {
@@ -107,15 +110,17 @@ void check_options(const FullyShardOptions& options) {
           "fully_shard: flat_block_numel is for the flat layout; use shard_placement_fn, or ParamLayout::kFlat");
 }
 
-std::vector<PreparedGroup> make_groups(const ManagedStates& states, const ModuleState& state,
-                                       const FullyShardOptions& options, const ModuleState* like) {
-  if (states.params.empty()) return {};
-  std::vector<PreparedGroup> groups(1, {.mesh_info = state.mesh_info});
-  for (size_t i = 0; i < states.params.size(); ++i) groups.front().params.push_back(i);
+std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamPlace>& places,
+                                       const ModuleState& state, const FullyShardOptions& options,
+                                       const ModuleState* like) {
+  auto groups = partition(places, state.mesh_info);
   const auto known = like != nullptr ? like->live_groups() : std::vector<std::shared_ptr<ParamGroup>>();
-  for (size_t i = 0; i < groups.size(); ++i)
-    groups[i].group = make_group(groups[i], states, state.description, options,
-                                 i < known.size() && !has_vacant(*known[i]) ? known[i].get() : nullptr);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::vector<GroupParam> params;
+    for (const size_t i : groups[g].params) params.push_back(group_param(states.params[i], places[i], options));
+    groups[g].group = make_group(groups[g], params, state.description, options,
+                                 g < known.size() && !has_vacant(*known[g]) ? known[g].get() : nullptr);
+  }
   return groups;
 }
 

@@ -5,12 +5,14 @@
 
 #include "module/managed_states.hpp"
 #include "module/module_state.hpp"
+#include "module/param_places.hpp"
 
 namespace fsdp {
 
 /// A group that fully_shard is about to attach: the modules are as they were.
 struct PreparedGroup {
   MeshInfo mesh_info;
+  std::string suffix = {};          ///< of its name, behind the module's
   std::vector<size_t> params = {};  ///< of the managed states, by index in the group
   std::shared_ptr<ParamGroup> group = {};
 };
@@ -18,10 +20,12 @@ struct PreparedGroup {
 /// Throws UsageError for options that contradict each other.
 void check_options(const FullyShardOptions& options);
 
-/// The groups that the states make, complete but not attached; none if there are no parameters.
-/// like: a state of modules with the same parameters, whose ranks hold what they are to hold here; null: the
-/// options say.
-std::vector<PreparedGroup> make_groups(const ManagedStates& states, const ModuleState& state,
-                                       const FullyShardOptions& options, const ModuleState* like);
+/// The groups that the states make, complete but not attached: one for each mesh that parameters have, in the
+/// order of their first ones; none if there are no parameters.
+/// places: of the states' parameters. like: a state of modules with the same parameters, whose ranks hold what
+/// they are to hold here; null: the options say.
+std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamPlace>& places,
+                                       const ModuleState& state, const FullyShardOptions& options,
+                                       const ModuleState* like);
 
 }  // namespace fsdp

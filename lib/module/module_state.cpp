@@ -33,9 +33,16 @@ bool ModuleState::has_group_below() {
 
 ReshardPlan ModuleState::plan_reshard(ReshardAfterForward request, const MeshInfo& info) const {
   const int64_t world = info.shard_size();
+  if (info.use == MeshUse::kReplicateBeside) return {.reshard = false, .ranks = 1, .post_forward_group = nullptr};
   if (request.is_integer()) return make_reshard_plan(info, request.ranks());
   const bool reshard = request.is_set() ? request.value() : !is_root();
   return {.reshard = reshard, .ranks = reshard ? world : 1, .post_forward_group = nullptr};
+}
+
+void ModuleState::check_reshard(ReshardAfterForward request) const {
+  for (const auto& owned : groups)
+    if (request.is_integer() && owned.mesh_info.use != MeshUse::kReplicateBeside)
+      check_reshard_ranks(owned.mesh_info, request.ranks());
 }
 
 void ModuleState::apply_reshard_policy() {
@@ -80,7 +87,7 @@ int ModuleState::number(int next, const std::string& prefix) {
     std::vector<std::string> full;
     for (const auto& param : owned.params)
       full.push_back(join_path(join_path(prefix, units[param.unit].path), param.name));
-    group->rename(description, full);
+    group->rename(description + owned.suffix, full);
   }
   apply_reshard_policy();
   return next;

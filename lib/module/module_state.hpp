@@ -41,6 +41,7 @@ struct OwnedParam {
 struct OwnedGroup {
   std::weak_ptr<ParamGroup> group;
   MeshInfo mesh_info = {};
+  std::string suffix = {};                        ///< of its name, behind the module's
   std::vector<OwnedParam> params = {};            ///< by index in the group
   std::vector<Registration> registrations = {};   ///< entries that hold a registered parameter
   std::optional<ReshardPlan> integer_plan = {};   ///< groups of ranks made when an integer was asked for
@@ -98,6 +99,8 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   /// What an unset, boolean or integer reshard_after_forward comes to on a mesh; makes groups for an integer
   /// that has none yet (a collective call). Throws UsageError (M4) with nothing changed.
   ReshardPlan plan_reshard(ReshardAfterForward request, const MeshInfo& info) const;
+  /// Throws UsageError if an integer does not fit every group's mesh. No communication.
+  void check_reshard(ReshardAfterForward request) const;
   void apply_reshard_policy();
 
   /// After this state became the outermost one: names, numbering and context of all below it.

@@ -61,9 +61,24 @@ std::string describe(const std::string& name, const at::Tensor& tensor) {
                      tensor.requires_grad() ? "" : "; frozen");
 }
 
-std::vector<std::string> describe(const ManagedStates& states) {
+/// The group's ranks are the module's: its states are agreed on with the module's.
+bool is_of(const PreparedGroup& group, const MeshInfo& own) { return group.mesh_info.mesh == own.mesh; }
+
+std::vector<std::string> describe(const ManagedStates& states, const PreparedGroup& group) {
   std::vector<std::string> lines;
-  for (const auto& param : states.params) lines.push_back(describe(param.name, param.handle));
+  for (const size_t i : group.params) lines.push_back(describe(states.params[i].name, states.params[i].handle));
+  return lines;
+}
+
+/// What all ranks of the module's own mesh have.
+std::vector<std::string> describe(const ManagedStates& states, std::span<const PreparedGroup> groups,
+                                  const MeshInfo& own) {
+  std::vector<std::string> lines;
+  for (const auto& group : groups) {
+    if (!is_of(group, own)) continue;
+    const auto more = describe(states, group);
+    lines.insert(lines.end(), more.begin(), more.end());
+  }
   for (size_t i = 0; i < states.buffers.size(); ++i)
     lines.push_back(describe(states.buffer_names[i], states.buffers[i]));
   return lines;
@@ -136,14 +151,14 @@ void take_value(const at::Tensor& buffer, const at::Tensor& value) {
 
 }  // namespace
 
-void check_source(const ManagedStates& states, const MeshInfo& info) {
+void check_source(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info) {
+  for (const auto& group : groups)
+    for (const size_t i : group.params)
+      require(states.params[i].held || !states.params[i].handle.is_meta() || !is_first_rank(group.mesh_info),
+              "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
+              "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
+              states.params[i].name);
   if (!is_first_rank(info)) return;
-  for (const auto& param : states.params)
-    require(
-        param.held || !param.handle.is_meta(),
-        "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
-        "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
-        param.name);
   for (size_t i = 0; i < states.buffers.size(); ++i)
     require(!states.buffers[i].is_meta(),
             "{}: this buffer is on the meta device on the first rank, whose values sync_from_rank0 "
@@ -151,14 +166,16 @@ void check_source(const ManagedStates& states, const MeshInfo& info) {
             states.buffer_names[i]);
 }
 
-void agree_on_states(const ManagedStates& states, const MeshInfo& info,
-                     std::exception_ptr failure) {
-  BelowResidency below;
+namespace {
+
+/// Throws unless all ranks of the mesh have the same lines and nobody failed. Returns whether any rank has more
+/// to compare.
+bool agree(const std::vector<std::string>& lines, const MeshInfo& info, std::exception_ptr failure,
+           bool has_more = false) {
   constexpr auto kNobody = std::numeric_limits<int64_t>::max();
-  const auto lines = failure ? std::vector<std::string>() : describe(states);
   const int64_t here = info.replicate_rank() * info.shard_size() + info.shard_rank();
   const auto found = spread({failure ? here : kNobody, static_cast<int64_t>(lines.size()),
-                             hash(fmt::format("{}", fmt::join(lines, "\n")))},
+                             hash(fmt::format("{}", fmt::join(lines, "\n"))), has_more ? 1 : 0},
                             info);
   if (failure) std::rethrow_exception(failure);
   require(found.least[0] == kNobody,
@@ -170,7 +187,7 @@ void agree_on_states(const ManagedStates& states, const MeshInfo& info,
           "buffers "
           "(here {}); shard the same modules in the same order on all ranks",
           found.least[1], found.greatest[1], lines.size());
-  if (found.least[2] == found.greatest[2]) return;
+  if (found.least[2] == found.greatest[2]) return found.greatest[3] > 0;
   std::vector<int64_t> hashes;
   for (const auto& line : lines) hashes.push_back(hash(line));
   const auto each = spread(hashes, info);
@@ -180,21 +197,55 @@ void agree_on_states(const ManagedStates& states, const MeshInfo& info,
             "at {} "
             "here. Shard the same modules in the same order on all ranks",
             lines[i]);
+  return found.greatest[3] > 0;
 }
 
-void send_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info) {
-  if (info.data_parallel_size() == 1) return;
+}  // namespace
+
+void agree_on_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info,
+                     std::exception_ptr failure) {
   BelowResidency below;
-  std::vector<Sent> all;
-  for (const auto& group : groups)
-    for (size_t i = 0; i < group.params.size(); ++i) {
-      // What another group held has had its values sent with that one, if it was to have them.
-      if (states.params[group.params[i]].held) continue;
-      all.push_back({states.params[group.params[i]].handle, [&group, i](const at::Tensor& whole) {
-                       const auto& param = group.group->params()[i];
-                       param.registered().copy_(param.layout().part_of(whole, group.mesh_info.shard_rank()));
-                     }});
+  const auto is_apart = [&](const PreparedGroup& group) { return !is_of(group, info); };
+  const bool has_more = std::any_of(groups.begin(), groups.end(), is_apart);
+  if (!agree(failure ? std::vector<std::string>() : describe(states, groups, info), info, failure, has_more)) return;
+  // The groups of one mesh may differ where those of another do not; then nobody goes on.
+  try {
+    for (const auto& group : groups)
+      if (is_apart(group)) agree(describe(states, group), group.mesh_info, nullptr);
+  } catch (const UsageError&) {
+    failure = std::current_exception();
+  }
+  agree({}, info, failure);
+}
+
+namespace {
+
+void add_params(const ManagedStates& states, const PreparedGroup& group, std::vector<Sent>& all) {
+  for (size_t i = 0; i < group.params.size(); ++i) {
+    // What another group held has had its values sent with that one, if it was to have them.
+    if (states.params[group.params[i]].held) continue;
+    all.push_back({states.params[group.params[i]].handle, [&group, i](const at::Tensor& whole) {
+                     const auto& param = group.group->params()[i];
+                     param.registered().copy_(param.layout().part_of(whole, group.mesh_info.shard_rank()));
+                   }});
+  }
+}
+
+}  // namespace
+
+void send_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info) {
+  BelowResidency below;
+  std::vector<Sent> all;  // over the module's own mesh
+  for (const auto& group : groups) {
+    if (is_of(group, info)) {
+      add_params(states, group, all);
+      continue;
     }
+    std::vector<Sent> apart;
+    add_params(states, group, apart);
+    if (group.mesh_info.data_parallel_size() > 1) send(std::move(apart), group.mesh_info);
+  }
+  if (info.data_parallel_size() == 1) return;
   std::vector<std::pair<at::Tensor, at::Tensor>> received;
   std::vector<at::Tensor> marked;
   for (const auto& buffer : states.buffers) {

@@ -13,12 +13,16 @@ namespace fsdp {
 /// The ranks tell each other whether all have got this far with the same states. `failure`: what
 /// this rank's own checks threw, or null; it is thrown again here. Throws UsageError on every other
 /// rank then, and on all ranks if names, sizes, strides or dtypes differ. A collective call.
-void agree_on_states(const ManagedStates& states, const MeshInfo& info, std::exception_ptr failure);
+/// What is on a mesh of its own is compared over that mesh, the rest over `info`'s, the module's.
+void agree_on_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info,
+                     std::exception_ptr failure);
 
-/// Throws UsageError on the mesh's first rank if one of its states is on the meta device.
-void check_source(const ManagedStates& states, const MeshInfo& info);
+/// Throws UsageError on the first rank of a mesh if one of the states whose values it gives to the others is
+/// on the meta device.
+void check_source(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info);
 
-/// Gives the groups' registered parameters (not attached yet) and the buffers the mesh's first rank's values (A4). Meta buffers become real. A buffer that has been sent
+/// Gives the groups' registered parameters (not attached yet) the values of the first rank of each group's
+/// mesh, and the buffers those of the module's (A4). Meta buffers become real. A buffer that has been sent
 /// already, with another group, is left alone. A collective call. Throws CommError; buffers are
 /// unchanged then.
 void send_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info);

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fsdp/device_mesh.hpp"
+#include "fsdp/local_ranges.hpp"
+#include "fsdp/placement.hpp"
+
+namespace fsdp {
+
+/// What a tensor-parallel tensor, the *local* one here, is a part of (M6).
+struct TensorPart {
+  DeviceMesh mesh;                     ///< of tensor parallelism alone
+  DeviceMesh whole_mesh;               ///< the data-parallel dimensions, then these
+  std::vector<Placement> placements;   ///< on `mesh`: Shard and Replicate, normalised
+  std::vector<int64_t> sizes, strides;  ///< of the whole
+
+  /// The local tensor is all of it.
+  bool is_whole() const;
+  /// On `whole_mesh`, for a local tensor placed so by data parallelism: strided where both cut one dimension.
+  std::vector<Placement> with(std::vector<Placement> data_parallel) const;
+  /// Elements of the local tensor, in row-major order, as elements of the whole.
+  std::vector<ElementRange> in_whole(const std::vector<ElementRange>& local) const;
+  /// The whole, on every rank, from everybody's local tensors: a collective call over `mesh`.
+  at::Tensor gather(const at::Tensor& local) const;
+  /// The local tensor's elements of `whole`; may share its memory.
+  at::Tensor part_of(const at::Tensor& whole) const;
+};
+
+/// What a parameter is beyond its data-parallel ranks.
+struct ParamSpread {
+  std::shared_ptr<const TensorPart> part = {};  ///< null: nothing is known of other ranks
+  /// Along these, ranks hold other elements, which the norm of a gradient adds up. Each has several ranks.
+  std::vector<std::shared_ptr<Communicator>> summed_over = {};
+};
+
+/// Checks and completes what a user says of `local`, whose data-parallel mesh is whole_mesh's first dimensions.
+/// sizes: of the whole; empty: from the local ones. Throws UsageError, beginning with `name`.
+TensorPart make_tensor_part(const at::Tensor& local, DeviceMesh mesh, DeviceMesh whole_mesh,
+                            std::vector<Placement> placements, std::vector<int64_t> sizes,
+                            std::string_view name);
+
+/// The groups of several ranks along which the part is cut.
+std::vector<std::shared_ptr<Communicator>> cut_over(const TensorPart& part);
+/// Those of a mesh.
+std::vector<std::shared_ptr<Communicator>> groups_of(const DeviceMesh& mesh);
+
+}  // namespace fsdp
