@@ -10,6 +10,7 @@ at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
   const auto& part = found.group->spread(found.index).part;
   return part ? part->gather(values) : values;
 }
+
 at::Tensor own_values(const FoundParam& found, const at::Tensor& whole) {
   BelowResidency below;
   return found.param().layout().part_of(whole.detach(), found.group->config().mesh_info.shard_rank());
