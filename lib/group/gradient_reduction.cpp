@@ -52,15 +52,6 @@ at::ScalarType reduce_dtype(const ParamGroup& group, const ShardedParam& param) 
   return at::isFloatingType(own) ? group.config().mp_policy.reduce_dtype.value_or(own) : own;
 }
 
-/// What a gradient in float16 is divided by before it is summed; the rest of the division comes
-/// after. About the square root of the ranks, so that neither the sum nor a small gradient leaves
-/// the dtype's range (the rule is FSDP2's, after FSDP1's default hooks).
-double half_factor(int ranks) {
-  int factor = 1;
-  while (ranks % factor == 0 && factor * factor < ranks) factor *= 2;
-  return factor;
-}
-
 /// The whole gradient since the last reduction, taken off the handle; undefined if there is none.
 at::Tensor take_gradient(ParamGroup& group, size_t index) {
   auto& param = group.params()[index];
@@ -217,7 +208,7 @@ void GradientReduction::run_hook(Part& part, Communicator& comm) {
   call.bytes = static_cast<int64_t>(input.nbytes());
   const AllReduceCall arguments{.gradients = input,
                                 .replicate_group = group_->config().mesh_info.replicate_group.get(),
-                                .divide_factor = 1 / scale(&part),
+                                .divide_factor = division(part.dtype).after,
                                 .subject = group_->name()};
   auto result = group_->context->observer().launch(
       call, [&] { return group_->reduction().all_reduce_hook(arguments); });
@@ -236,33 +227,32 @@ void GradientReduction::finish() {
   advance();
   if (is_partial_) return;
   BelowResidency below;
-  const double alone_scale = scale();
+  const double factor_alone = division(at::kFloat).after;
   for (auto& [index, gradient] : alone_) {
-    if (alone_scale != 1) gradient.mul_(alone_scale);
+    if (factor_alone != 1) gradient.div_(factor_alone);
     assign(index, std::move(gradient));
   }
   for (auto& part : parts_) {
     if (part.all_reduce)
       group_->context->observer().wait(Operation::kAllReduce, *group_, part.all_reduce);
-    if (const double factor = scale(&part); factor != 1 && !part.is_divided)
-      part.reduce_scatter.output.mul_(factor);
+    // A division, not a multiplication by the inverse, which would round thirds twice.
+    if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
+      part.reduce_scatter.output.div_(factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
       assign(part.indices[i], local_piece(part, i));
   }
 }
 
+/// Before it is cast too: what float32 holds need not fit into float16 whole.
 void GradientReduction::divide_before(Part& part) const {
-  if (part.dtype != at::kHalf) return;
-  const double factor = half_factor(group_->config().mesh_info.data_parallel_size());
+  const double factor = division(part.dtype).before;
   for (auto& entry : part.entries)
     if (entry.gradient.defined() && factor != 1) entry.gradient.div_(factor);
 }
 
-double GradientReduction::scale(const Part* part) const {
-  const auto& factor = group_->reduction().divide_factor;
+GradientDivision GradientReduction::division(at::ScalarType dtype) const {
   const int ranks = group_->config().mesh_info.data_parallel_size();
-  const double before = part != nullptr && part->dtype == at::kHalf ? half_factor(ranks) : 1;
-  return before / factor.value_or(ranks);
+  return gradient_division(group_->reduction().divide_factor.value_or(ranks), dtype);
 }
 
 at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {

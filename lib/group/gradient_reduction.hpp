@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collectives/reduce_scatter.hpp"
+#include "group/gradient_division.hpp"
 #include "group/step_observer.hpp"
 
 namespace fsdp {
@@ -86,7 +87,7 @@ class GradientReduction {
   bool is_alone() const;
   Communicator& shard_comm() const;
   void divide_before(Part& part) const;
-  double scale(const Part* part = nullptr) const;
+  GradientDivision division(at::ScalarType dtype) const;
 
   ParamGroup* group_;  // whose root keeps this, until the group goes
   std::vector<Part> parts_;

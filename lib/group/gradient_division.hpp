@@ -1,0 +1,17 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+namespace fsdp {
+
+/// What gradients are divided by: before they are summed over the ranks, and the sum.
+struct GradientDivision {
+  double before = 1, after = 1;
+};
+
+/// Of a division by `factor` (the ranks, by default) of sums in `reduce_dtype` (T7). Only float16, whose
+/// range neither a sum nor a small gradient is to leave, is divided in two parts, about the square root
+/// each: `before` starts at 1 and doubles while it divides `factor` and before * before < factor.
+GradientDivision gradient_division(double factor, at::ScalarType reduce_dtype);
+
+}  // namespace fsdp
