@@ -33,6 +33,16 @@ struct MixedPrecisionPolicy {
   bool cast_forward_inputs = true;
   /// Leave reduced gradients in the reduce dtype instead of the parameter's own.
   bool keep_low_precision_grads = false;
+  /// param_dtype and buffer_dtype are for training only: while the module that fully_shard was called
+  /// on is in eval mode (`is_training()` false; of several in one group, all of them), its parameters
+  /// are gathered and computed in their own dtype, its buffers have theirs, and nothing is cast to
+  /// param_dtype. output_dtype stays. (FSDP1's FSDP_USE_FULL_PREC_IN_EVAL.)
+  ///
+  /// The mode counts as it is when a step, a scope or a read begins; handles have another dtype from
+  /// then on. A use in a forward under way whose mode has changed throws StateError; a backward runs in
+  /// the dtypes of its forward, and autograd refuses one over a graph retained from before a switch, as
+  /// after any write to the parameters. The same mode on all ranks. Needs modules that a shared_ptr owns.
+  bool full_precision_in_eval = false;
   /// Another param_dtype for one parameter, by its name in the module and the parameter itself; must
   /// say the same on all ranks. None: the default.
   std::function<std::optional<at::ScalarType>(const std::string& name, const at::Tensor& parameter)>

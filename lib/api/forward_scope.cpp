@@ -36,7 +36,8 @@ ForwardScope::~ForwardScope() {
 
 at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input) {
   const auto& policy = module.state().mp_policy;
-  return policy.cast_forward_inputs ? cast(input, policy.param_dtype) : input;
+  const bool casts = policy.cast_forward_inputs && !module.state().computes_in_own_dtype;
+  return casts ? cast(input, policy.param_dtype) : input;
 }
 
 at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output) {

@@ -47,11 +47,6 @@ void GradientTally::reset() {
 
 namespace {
 
-at::ScalarType reduce_dtype(const ParamGroup& group, const ShardedParam& param) {
-  const auto own = param.param_dtype();
-  return at::isFloatingType(own) ? group.config().mp_policy.reduce_dtype.value_or(own) : own;
-}
-
 /// The whole gradient since the last reduction, taken off the handle; undefined if there is none.
 at::Tensor take_gradient(ParamGroup& group, size_t index) {
   auto& param = group.params()[index];
@@ -152,7 +147,7 @@ void GradientReduction::collect() {
 void GradientReduction::add(size_t index, at::Tensor gradient) {
   const auto& param = group_->params()[index];
   const auto& layout = group_->layout();
-  const auto dtype = reduce_dtype(*group_, param);
+  const auto dtype = group_->reduce_dtype(index);
   auto part = std::find_if(parts_.begin(), parts_.end(),
                            [&](const Part& known) { return known.dtype == dtype; });
   if (part == parts_.end()) {
@@ -319,7 +314,7 @@ void accumulate_in_reduce_dtype(ParamGroup& group) {
   BelowResidency below;
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto& param = group.params()[i];
-    const auto dtype = reduce_dtype(group, param);
+    const auto dtype = group.reduce_dtype(i);
     const auto handle = param.handle();
     if (dtype == param.param_dtype() || !handle.defined() || !handle.grad().defined()) continue;
     group.tally.accumulated(i) = take_gradient(group, i).to(dtype);

@@ -56,7 +56,7 @@ ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
     const auto& param = params_[i];
     const bool casts = to.dtype && at::isFloatingType(param.dtype());
     const auto dtype = casts ? *to.dtype : param.dtype();
-    const auto param_dtype = has_param_dtype_[i] ? param.param_dtype() : dtype;
+    const auto param_dtype = computes_in_own_dtype_ ? dtype : asked_dtypes_[i].value_or(dtype);
     made.dtypes.push_back(dtype);
     made.param_dtypes.push_back(param_dtype);
     itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(dtype)),
@@ -92,7 +92,7 @@ void ParamGroup::fill(Remade& made) const {
     // One that was left in the reduce dtype stays in it.
     const bool follows = gradient.defined() && gradient.scalar_type() == param.dtype();
     made.gradients.push_back(converted(
-        gradient, made.device, follows || !gradient.defined() ? dtype : gradient.scalar_type()));
+        gradient, made.shard.device(), follows || !gradient.defined() ? dtype : gradient.scalar_type()));
     made.handle_gradients.push_back(converted(handle.defined() ? handle.grad() : at::Tensor(),
                                               made.device, made.param_dtypes[i]));
   }
@@ -129,7 +129,7 @@ void ParamGroup::convert(const GroupConversion& to) {
   drop_post_forward_shard();
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
-    param.convert(made.dtypes[i], made.param_dtypes[i], made.pieces[i], shared_from_this());
+    param.convert(made.dtypes[i], made.param_dtypes[i], made.pieces[i], shared_from_this(), made.device);
     if (made.gradients[i].defined()) param.registered().mutable_grad() = made.gradients[i];
     if (made.handle_gradients[i].defined())
       param.handle().mutable_grad() = made.handle_gradients[i];
@@ -144,9 +144,7 @@ void ParamGroup::convert(const GroupConversion& to) {
   convert_waiting_gradients(config_.device);
   count_trainable();  // converting took over what had been toggled
   root->budget().invalidate();
-  is_unsharded_ = is_never_released() && !config_.device.is_meta();
-  for (size_t i = 0; i < params_.size() && is_unsharded_; ++i)
-    if (auto* storage = params_[i].storage()) storage->fill(pieces_[i].mutable_data_ptr());
+  show_pieces();
   mark_not_ready();
 }
 

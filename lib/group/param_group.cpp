@@ -55,18 +55,24 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
       taken_.push_back({i, *param.held});
     }
     output_dtypes_.push_back(param.output_dtype);
-    has_param_dtype_.push_back(param.has_param_dtype);
     extensions_.push_back(param.extension);
     spreads_.push_back(param.spread);
+    asked_dtypes_.push_back(param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt);
     is_cast_ |= params_.back().is_cast();
   }
   set_casts_operands(config_.mp_policy.param_dtype && config_.mp_policy.cast_forward_inputs);
+  set_follows_mode(config_.mp_policy.full_precision_in_eval);
   make_pieces();
   wire_ = make_wire(layout_, dtypes());
   count_trainable();
   if (config_.sanitizer)
     sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer,
                                                   info.shard_group->ranks()[info.shard_rank()]);
+}
+
+at::ScalarType ParamGroup::reduce_dtype(size_t index) const {
+  const auto own = params_[index].param_dtype();
+  return at::isFloatingType(own) ? config_.mp_policy.reduce_dtype.value_or(own) : own;
 }
 
 /// The shard with this rank's parts, and the registered parameters on top of it.
@@ -104,11 +110,16 @@ void ParamGroup::attach() {
     take_over_gradient(param, config_.mesh_info.shard_rank());
     param.take_over_handle(self, i, config_.device);
     install_gradient_hook(handle, self, i);
-    if (is_never_released() && !config_.device.is_meta())
-      param.storage()->fill(pieces_[i].mutable_data_ptr());
   }
-  is_unsharded_ = is_never_released() && !config_.device.is_meta();
+  show_pieces();
   for (const auto& taken : all_taken) taken.from.group->close_gaps();
+}
+
+/// Where nothing is ever released, handles show this rank's pieces; elsewhere nothing yet.
+void ParamGroup::show_pieces() {
+  is_unsharded_ = is_never_released() && !config_.device.is_meta();
+  for (size_t i = 0; i < params_.size() && is_unsharded_; ++i)
+    if (auto* storage = params_[i].storage()) storage->fill(pieces_[i].mutable_data_ptr());
 }
 
 void ParamGroup::rename(std::string name, const std::vector<std::string>& param_names) {

@@ -167,12 +167,25 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// Throws what `convert` would throw.
   void check_convertible() const;
 
+  /// full_precision_in_eval (compute_dtype.cpp): handles are in the parameters' own dtype, or in the
+  /// policy's. Releases them if that is another one. Nothing else changes; no communication.
+  void compute_in_own_dtype(bool value);
+  bool computes_in_own_dtype() const { return computes_in_own_dtype_; }
+  /// Of the module, now; empty where the policy does not ask for it.
+  std::function<bool()> wants_own_dtype;
+  /// Throws StateError if the module's mode has changed since the step began.
+  void check_mode() const;
+
+  /// What the gradients of parameter `index` are added up in.
+  at::ScalarType reduce_dtype(size_t index) const;
+
   void mark_ready(int64_t task) { set_ready(task); }
   void mark_not_ready() { set_ready(kNotReady); }
 
   // --- ResidencyOwner
   void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) override;
   void carry_write(size_t index) override;
+  void follow_mode() override;
   bool is_in_scope() const override;
   at::Tensor handle(size_t index) const override { return params_[index].handle(); }
   const at::TensorImpl* registered(size_t index) const override {
@@ -186,7 +199,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   const std::string& param_name(size_t index) const override { return params_[index].name(); }
   bool is_cut() const override { return config_.mesh_info.shard_size() > 1; }
   std::optional<at::ScalarType> output_dtype(size_t index) const override {
-    return output_dtypes_[index];
+    return computes_in_own_dtype_ ? std::nullopt : output_dtypes_[index];
   }
 
   GradientTally tally;
@@ -229,6 +242,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::vector<at::ScalarType> dtypes() const;
   std::unique_ptr<WireGather> make_wire(const GroupLayout& layout, std::vector<at::ScalarType> dtypes) const;
   WireGather::Group wire_group() const { return {layout_, params_}; }
+  void show_pieces();
   void count_trainable();
   struct Remade;  // what convert makes before it changes anything
   Remade remake(const GroupConversion& to) const;
@@ -242,9 +256,10 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::vector<ShardedParam> params_;
   std::vector<Taken> taken_;  // until attach
   std::vector<std::optional<at::ScalarType>> output_dtypes_;
-  std::vector<bool> has_param_dtype_;
   std::vector<ParamSpread> spreads_;
+  std::vector<std::optional<at::ScalarType>> asked_dtypes_;  // param_dtype, where the policy has one
   GroupLayout layout_;
+  bool computes_in_own_dtype_ = false;
   bool is_cast_ = false;           // a parameter is gathered in another dtype than it is kept in
   at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank
   std::vector<at::Tensor> pieces_;  // views of it; at one rank the parameters' own memory

@@ -72,6 +72,7 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
 }
 
 void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use) {
+  take_over_modes();
   for (auto* group : used)
     require_state(!group->config().throws_outside_step,
                   "{}: this sharded parameter was read outside a step; use fsdp::forward_scope or "
@@ -91,6 +92,7 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
 
 void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) {
+    if (phase_ == Phase::kForward) group->check_mode();
     if (group == last_used_) continue;
     if (trace_->use(group->id) == UseTrace::Progress::kStartedOver) recheck();
     last_used_ = group;
@@ -238,6 +240,7 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
 void RootContext::unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   observer_.look_for_listener();
+  take_over_modes();
   if (group.is_stale()) group.reshard();
   group.is_kept_by_user = true;
   group.unshard();

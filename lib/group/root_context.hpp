@@ -48,6 +48,10 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool has_started() const { return has_started_; }
   /// Called at the start of every step, for what only the module tree shows (replaced entries).
   std::function<void()> on_step;
+  /// Called before a step or a read begins: groups follow their modules' modes (full_precision_in_eval).
+  std::function<void()> follow_modes;
+  /// Between steps calls follow_modes; within one does nothing.
+  void take_over_modes();
 
   // --- what the dispatcher and autograd report
   /// One operator is about to use `used` (all of this root): they are readable when this returns.

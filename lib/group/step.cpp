@@ -89,7 +89,13 @@ void RootContext::recheck() {
   }
 }
 
+/// Not before a backward: what a forward before it saved is in the dtype of that forward.
+void RootContext::take_over_modes() {
+  if (follow_modes && phase_ == Phase::kIdle && !steps_are_held()) follow_modes();
+}
+
 void RootContext::begin_forward() {
+  take_over_modes();
   prepare_step();
   phase_ = Phase::kForward;
   before_step_ = statistics_;

@@ -111,8 +111,7 @@ void ParamGroup::close_gaps() {
   pieces_ = std::move(pieces);
   wire_ = make_wire(layout_, dtypes());
   kept_.reset();
-  for (size_t i = 0; i < params_.size() && is_unsharded_; ++i)  // one rank
-    if (auto* storage = params_[i].storage()) storage->fill(pieces_[i].mutable_data_ptr());
+  show_pieces();
 }
 
 }  // namespace fsdp

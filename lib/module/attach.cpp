@@ -128,7 +128,12 @@ void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleSt
   state.description = display_name(modules);
   state.ignored = walk.ignored;
   states = collect_states(walk, state.mesh_info.mesh.device());
-  for (auto* module : modules) state.units.push_back({module, ""});
+  for (auto* module : modules) state.units.push_back({module, "", module->weak_from_this()});
+  for (const auto& unit : state.units)
+    require(!options.mp_policy.full_precision_in_eval || !unit.alive.expired(),
+            "fully_shard: full_precision_in_eval needs {} to be owned by a shared_ptr (make_shared, or a module "
+            "holder), as its mode is read later",
+            unit.module->name());
   claim_ties(states, modules, walk);
   const auto places = like != nullptr ? places_like(states, *like)
                                       : place_params(states, state, options, replicated_params(modules, options, walk));
@@ -205,7 +210,14 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   if (state->mesh_info.data_parallel_size() == 1)
     info_once("one rank: nothing is communicated, copied or released");
   state->context = std::make_shared<RootContext>();
-  for (size_t i = 0; i < groups.size(); ++i) attach_group(states, groups[i], state->groups[i], *state->context);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    attach_group(states, groups[i], state->groups[i], *state->context);
+    if (options.mp_policy.full_precision_in_eval)
+      groups[i].group->wants_own_dtype = [weak = std::weak_ptr(state)] {
+        const auto alive = weak.lock();
+        return alive && alive->wants_own_dtype();
+      };
+  }
   move_buffers(states, state->mesh_info.mesh.device(), *state);
   adopt_nested(state, walk);
   state->shared_entries = states.shared;

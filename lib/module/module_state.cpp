@@ -72,6 +72,12 @@ void ModuleState::take_root() {
     if (const auto state = weak.lock())
       state->visit([](ModuleState& below) { below.check_registrations(); });
   };
+  bool has_modes = false;
+  visit([&](ModuleState& below) { has_modes |= below.mp_policy.full_precision_in_eval; });
+  if (!has_modes) return;
+  context->follow_modes = [weak = weak_from_this()] {
+    if (const auto state = weak.lock()) state->visit([](ModuleState& below) { below.follow_mode(); });
+  };
 }
 
 int ModuleState::number(int next, const std::string& prefix) {
@@ -106,6 +112,29 @@ void ModuleState::check_ties() const {
                   "{}: '{}' of {} is the same parameter, but no sharded module contains both; call "
                   "fully_shard on a module around them, or on the list of them",
                   found ? found->param().name() : "", entry.name, description);
+  }
+}
+
+bool ModuleState::wants_own_dtype() const {
+  bool is_any_alive = false;
+  for (const auto& unit : units) {
+    const auto module = unit.alive.lock();
+    if (module && module->is_training()) return false;
+    is_any_alive |= module != nullptr;
+  }
+  return is_any_alive ? mp_policy.full_precision_in_eval : computes_in_own_dtype;
+}
+
+void ModuleState::follow_mode() {
+  if (!mp_policy.full_precision_in_eval) return;
+  const bool own = wants_own_dtype();
+  for (const auto& group : live_groups()) group->compute_in_own_dtype(own);
+  computes_in_own_dtype = own;
+  torch::NoGradGuard no_grad;
+  for (const auto& cast : cast_buffers) {
+    const at::Tensor buffer(cast.buffer.lock());
+    const auto dtype = own ? cast.dtype : mp_policy.buffer_dtype.value_or(cast.dtype);
+    if (buffer.defined() && buffer.scalar_type() != dtype) buffer.set_data(buffer.to(dtype));
   }
 }
 

@@ -19,6 +19,7 @@ namespace fsdp {
 struct Unit {
   const torch::nn::Module* module;  ///< only compared: it may be gone
   std::string path;                 ///< from the parent's module; "" without a parent
+  std::weak_ptr<const torch::nn::Module> alive = {};  ///< for a module that a shared_ptr owns
 };
 
 /// One entry of a module's parameter table that a group's parameter took over.
@@ -87,6 +88,9 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   std::weak_ptr<ModuleState> parent;
   std::vector<std::shared_ptr<ModuleState>> nested;    ///< directly below, in depth-first order
 
+  /// full_precision_in_eval, and its modules were in eval mode when the last step or read began.
+  bool computes_in_own_dtype = false;
+
   bool is_root() const { return parent.expired(); }
   std::shared_ptr<ModuleState> root();
   /// Its own groups that are alive.
@@ -105,6 +109,10 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
 
   /// After this state became the outermost one: names, numbering and context of all below it.
   void take_root();
+
+  /// full_precision_in_eval: what the modules' modes ask for now.
+  bool wants_own_dtype() const;
+  void follow_mode();
 
   /// Throws StateError if an entry of a parameter table no longer holds its registered parameter, or if a
   /// tie across groups has not been settled.

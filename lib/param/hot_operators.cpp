@@ -35,8 +35,8 @@ bool is_settled(const c10::TensorImpl* impl, Needs needs) {
   if (!has_residency_key(impl)) return true;
   const auto* storage = KeyedStorage::of(impl);
   if (storage == nullptr || storage->kind() != KeyedStorage::Kind::kHandle) return false;
-  if (needs == Needs::kMetadata) return true;
   const auto* owner = storage->owner();
+  if (needs == Needs::kMetadata && !owner->follows_mode()) return true;
   const bool may_cast = needs == Needs::kData && owner->casts_operands();
   return !may_cast && owner->is_ready(torch::autograd::get_current_graph_task_id());
 }

@@ -46,6 +46,10 @@ class Operands {
     return true;
   }
   const Owners& owners() const { return owners_; }
+  void follow_modes(int64_t task) const {
+    for (auto* owner : owners_)
+      if (owner->follows_mode() && !owner->is_ready(task)) owner->follow_mode();
+  }
   bool records_autograd() const {
     if (!at::GradMode::is_enabled() || !traits_.is_differentiable) return false;
     for (size_t i = 0; i < count_; ++i)
@@ -56,7 +60,10 @@ class Operands {
   /// T8: the other floating-point operands come in the dtype of the first handle that wants it so.
   /// Recorded by autograd like a cast that the user wrote.
   void cast_operands() {
-    if (!cast_to_) return;
+    if (cast_like_ == nullptr) return;
+    // Asked only now: the handle may have got another dtype with this use.
+    cast_to_ = c10::typeMetaToScalarType(cast_like_->dtype());
+    output_dtype_ = cast_owner_->output_dtype(cast_index_);
     for (size_t i = 0; i < count_; ++i)
       if (!(traits_.statistics >> std::min<size_t>(i, 63) & 1)) cast(arguments_[i]);
   }
@@ -151,8 +158,8 @@ class Operands {
       if (storage == nullptr) return;
     }
     if (owners_.empty()) first_index_ = storage->index();
-    if (!cast_to_ && may_cast_ && owner->casts_operands() && is_floating(value.toTensor()))
-      set_cast(*owner, *storage, value.toTensor().scalar_type());
+    if (cast_like_ == nullptr && may_cast_ && owner->casts_operands() && is_floating(value.toTensor()))
+      set_cast(*owner, *storage, value.unsafeToTensorImpl());
     if (std::find(owners_.begin(), owners_.end(), owner) == owners_.end()) owners_.push_back(owner);
     if (is_written) {
       check_write(*storage, value);
@@ -176,9 +183,10 @@ class Operands {
             storage.owner()->param_name(storage.index()), name);
   }
 
-  void set_cast(const ResidencyOwner& owner, const KeyedStorage& storage, at::ScalarType dtype) {
-    cast_to_ = dtype;
-    output_dtype_ = owner.output_dtype(storage.index());
+  void set_cast(const ResidencyOwner& owner, const KeyedStorage& storage, const c10::TensorImpl* like) {
+    cast_like_ = like;
+    cast_owner_ = &owner;
+    cast_index_ = storage.index();
   }
 
   static bool is_floating(const at::Tensor& tensor) {
@@ -229,6 +237,9 @@ class Operands {
   Owners owners_;
   size_t first_index_ = 0;
   const std::string* cloned_ = nullptr;  // the parameter whose part is cloned
+  const c10::TensorImpl* cast_like_ = nullptr;  // whose dtype the others get; on the stack
+  const ResidencyOwner* cast_owner_ = nullptr;
+  size_t cast_index_ = 0;
   std::optional<at::ScalarType> cast_to_, output_dtype_;
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
 };
@@ -243,6 +254,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   Operands operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
   if (operands.owners().empty()) place_on_meta(op, stack);
+  operands.follow_modes(task);
   if (reads_data && !operands.owners().empty()) {
     if (!operands.touches_all_ready(task)) {
       const auto& owners = operands.owners();

@@ -34,6 +34,10 @@ class ResidencyOwner {
   /// Called for every touch but those for which `is_ready` says yes. Throws what a gather throws.
   virtual void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) = 0;
 
+  /// Handles take the dtype that their module's mode asks for, if no step is under way. Comes before every
+  /// use where `follows_mode()`, those that only look at sizes or make views too, unless `is_ready`.
+  virtual void follow_mode() = 0;
+
   /// An operator has just written to the unsharded storage of parameter `index`.
   virtual void carry_write(size_t index) = 0;
 
@@ -67,15 +71,17 @@ class ResidencyOwner {
 
   /// True if an operator that uses one of its parameters gets its other operands in their dtype.
   bool casts_operands() const { return casts_operands_; }
+  bool follows_mode() const { return follows_mode_; }
 
  protected:
   void set_casts_operands(bool value) { casts_operands_ = value; }
+  void set_follows_mode(bool value) { follows_mode_ = value; }
   void set_ready(int64_t task) { ready_task_.store(task, std::memory_order_release); }
 
  private:
   // Read by any thread that runs operators; OpenMP workers among them.
   std::atomic<int64_t> ready_task_{kNotReady};
-  bool casts_operands_ = false;  // before any handle exists
+  bool casts_operands_ = false, follows_mode_ = false;  // before any handle exists
 };
 
 }  // namespace fsdp

@@ -105,11 +105,15 @@ class ShardedParam {
   /// to `piece`. Accepts this rank's rows or the whole parameter; throws StateError otherwise.
   void bring_home(const at::Tensor& piece);
 
-  /// Both identities go on as the same tensors, with other dtypes, on `piece`'s device (param_conversion.cpp).
+  /// Both identities go on as the same tensors, with other dtypes, on `piece`'s and `handle_device`
+  /// (param_conversion.cpp).
   /// piece: this rank's rows in `dtype`, already there. gradient: of the registered parameter, undefined
   /// if it has none. The handle is released. Values and gradients on the old memory are gone.
   void convert(at::ScalarType dtype, at::ScalarType param_dtype, const at::Tensor& piece,
-               const std::shared_ptr<ResidencyOwner>& owner);
+               const std::shared_ptr<ResidencyOwner>& owner, c10::Device handle_device);
+  /// The handle goes on as the same tensor in another dtype, released; its gradient follows.
+  void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ResidencyOwner>& owner,
+                       c10::Device handle_device);
 
   /// Takes what changed since the last call over to the other side; the registered one wins (T12). Returns whether
   /// anything changed.

@@ -1,0 +1,60 @@
+#include "base/require.hpp"
+#include "group/param_group.hpp"
+#include "group/root_context.hpp"
+#include "param/residency.hpp"
+
+// full_precision_in_eval (T8): a group that computes in param_dtype while its module trains, and in the
+// parameters' own dtype while it does not. Handles stay the same tensors; only between steps do they
+// change, so that what autograd saved in a step is of the step's dtype.
+namespace fsdp {
+
+void ParamGroup::check_mode() const {
+  if (!wants_own_dtype || wants_own_dtype() == computes_in_own_dtype_) return;
+  throw StateError(fmt::format(
+      "'{}' went from {} in the middle of a step, which full_precision_in_eval cannot follow. Run the "
+      "backward of the last forward first, or reset_iter_state(); a forward without backward belongs "
+      "under torch::NoGradGuard or fsdp::forward_scope",
+      name(), computes_in_own_dtype_ ? "eval to training mode" : "training to eval mode"));
+}
+
+void ParamGroup::follow_mode() {
+  const auto root = context;
+  std::lock_guard lock(root->mutex());
+  root->take_over_modes();
+}
+
+void ParamGroup::compute_in_own_dtype(bool value) {
+  if (value == computes_in_own_dtype_) return;
+  BelowResidency below;
+  std::vector<at::ScalarType> dtypes;
+  std::vector<GroupLayout::Itemsizes> itemsizes;
+  bool is_cast = false, changes = false;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto own = params_[i].dtype();
+    dtypes.push_back(value ? own : asked_dtypes_[i].value_or(own));
+    itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(own)),
+                         .gathered = static_cast<int64_t>(c10::elementSize(dtypes.back()))});
+    is_cast |= dtypes.back() != own;
+    changes |= dtypes.back() != params_[i].param_dtype();
+  }
+  mark_not_ready();
+  computes_in_own_dtype_ = value;
+  if (!changes) return;
+
+  take_changes();
+  context->reshard(*this);
+  drop_post_forward_shard();
+  // Sums that wait for a reduction stay in the dtype that they are added up in.
+  accumulate_in_reduce_dtype(*this);
+  layout_ = layout_.with_itemsizes(itemsizes, *config_.mesh_info.shard_group);
+  for (size_t i = 0; i < params_.size(); ++i)
+    if (!params_[i].is_vacant() && dtypes[i] != params_[i].param_dtype())
+      params_[i].set_param_dtype(dtypes[i], shared_from_this(), config_.device);
+  is_cast_ = is_cast;
+  wire_ = make_wire(layout_, this->dtypes());
+  kept_.reset();
+  context->budget().invalidate();
+  show_pieces();
+}
+
+}  // namespace fsdp
