@@ -22,6 +22,7 @@ namespace fsdp {
 ///   `param_dtype` and a `buffer_dtype` of the mixed-precision policy stay: then the dtype that is
 ///   kept (and saved) is what changes.
 /// device: the mesh's; the CPU, to park the parameters there; or meta, to give up the values.
+///   Where CPUOffloadPolicy keeps parameters and gradients on the CPU, they stay; handles and buffers move.
 ///
 /// `module` holds whole groups: the module that fully_shard was called on, or one around it.
 /// No communication, but all ranks make the same call. Needs memory for one group beside what is

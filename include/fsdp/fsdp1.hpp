@@ -50,7 +50,10 @@ namespace fsdp {
 // | ignored_modules,     | given               | options.ignored_modules, ignored_params                 |
 // | ignored_states       |                     |                                                         |
 // | mixed_precision      | given               | options.mp_policy; FSDP1's reduce_dtype defaults to its |
-// |                      |                     | param_dtype, as here                                    |
+// |                      |                     | param_dtype, as here. FSDP_USE_FULL_PREC_IN_EVAL=1 is   |
+// |                      |                     | mp_policy.full_precision_in_eval                        |
+// | cpu_offload          | offload_params=True | offload_policy = CPUOffloadPolicy{}: shards, gradients  |
+// |                      |                     | and optimizer state on the CPU                          |
 
 enum class ShardingStrategy { kFullShard, kShardGradOp, kNoShard, kHybridShard, kHybridShardZero2 };
 enum class BackwardPrefetch { kNone, kPre, kPost };
@@ -67,6 +70,7 @@ struct Fsdp1Options {
   std::function<void(torch::nn::Module&)> param_init_fn = {};
   std::optional<c10::Device> device_id = {};
   bool use_orig_params = false;
+  bool cpu_offload = false;  ///< CPUOffload(offload_params=True)
 };
 
 /// The same said in libfsdp's words: `options` for every call of fully_shard, and what is set on the

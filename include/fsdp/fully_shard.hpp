@@ -68,6 +68,8 @@ struct FullyShardOptions {
   std::optional<DataParallelMeshDims> dp_mesh_dims = {};
   ReshardAfterForward reshard_after_forward = {};
   MixedPrecisionPolicy mp_policy = {};
+  /// `CPUOffloadPolicy{}`: shards and gradients live on the CPU. None: on the mesh's device.
+  OffloadPolicy offload_policy = {};
   /// Along which dimension a parameter is cut, by its name in the module and the parameter itself, any
   /// size of it (P2); negative ones count from the end. None: dimension 0. The same on all ranks.
   /// A function that returns a Shard or an optional one will do. A ShardPlacementResult may also name a mesh

@@ -53,4 +53,17 @@ struct MixedPrecisionPolicy {
   std::function<bool(const torch::nn::Module& module)> is_exempt = &is_batch_norm;
 };
 
+/// Shards, gradients, and with them the optimizer's state, live in the host's memory (T9): registered
+/// parameters and their `.grad` are CPU tensors, the optimizer runs on the CPU.
+///
+/// A gather first copies this rank's shard to the mesh's device, and reduced gradients are copied back:
+/// complete when backward returns. Gradients of backwards without reduction stay on the device. On a
+/// mesh of CPUs nothing is copied and nothing changes.
+struct CPUOffloadPolicy {
+  /// Pin the memory, so that the copies run beside the computation. Only where the mesh's device is a GPU.
+  bool pin_memory = true;
+};
+/// nullopt: they live on the mesh's device.
+using OffloadPolicy = std::optional<CPUOffloadPolicy>;
+
 }  // namespace fsdp

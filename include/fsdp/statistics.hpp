@@ -19,6 +19,9 @@ struct StepStatistics {
   /// Bytes of all buffers made for these: unsharded parameters, packed pieces, reduced gradients.
   /// Those of the communicator, of extensions and of hooks are not among them.
   int64_t buffer_bytes = 0;
+  /// Copied between the device and the host for CPUOffloadPolicy: shards to be gathered, with padding,
+  /// and reduced gradients. 0 on a mesh of CPUs.
+  int64_t offloaded_bytes = 0;
 };
 
 /// `module` or any sharded module below the same root. No communication.

@@ -88,6 +88,7 @@ Fsdp1Translation from_fsdp1(const Fsdp1Options& options) {
   check_mesh(own.mesh, strategy);
   if (options.device_id) check_device(*options.device_id, own.mesh);
   if (keeps_after_forward(strategy)) own.reshard_after_forward = false;
+  if (options.cpu_offload) own.offload_policy = CPUOffloadPolicy{};
   own.replicate_only = strategy == ShardingStrategy::kNoShard;
   translation.prefetch_distance = options.limit_all_gathers ? 1 : 2;
   translation.unshard_in_backward = options.backward_prefetch == BackwardPrefetch::kPre;

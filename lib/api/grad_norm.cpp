@@ -19,6 +19,7 @@ namespace {
 /// Gradients that are cut over the same ranks: their powers add up there.
 struct NormPart {
   std::vector<std::shared_ptr<Communicator>> groups;  // of several ranks; none: every rank holds them whole
+  c10::Device device;  // that they communicate on: gradients may live elsewhere
   std::vector<at::Tensor> gradients;
   at::Tensor power;  // over the ranks seen so far
 };
@@ -33,10 +34,12 @@ std::vector<std::shared_ptr<Communicator>> groups_of(const FoundParam& found) {
   return groups;
 }
 
-NormPart& part_of(std::vector<NormPart>& parts, const std::vector<std::shared_ptr<Communicator>>& groups) {
+NormPart& part_of(std::vector<NormPart>& parts, const std::vector<std::shared_ptr<Communicator>>& groups,
+                  c10::Device device) {
   const auto known = std::find_if(parts.begin(), parts.end(),
                                   [&](const NormPart& part) { return part.groups == groups; });
-  return known != parts.end() ? *known : parts.emplace_back(groups, std::vector<at::Tensor>(), at::Tensor());
+  return known != parts.end() ? *known
+                              : parts.emplace_back(groups, device, std::vector<at::Tensor>(), at::Tensor());
 }
 
 std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
@@ -49,28 +52,27 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
             "registered parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
             caller, found ? found->param().name() : "");
     // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
-    auto& part = part_of(parts, found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>());
+    const auto groups = found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>();
+    const auto device = groups.empty() ? parameter.device() : found->group->config().mesh_info.mesh.device();
+    auto& part = part_of(parts, groups, device);
     if (parameter.grad().defined()) part.gradients.push_back(parameter.grad());
   }
   return parts;
 }
 
 /// |.|_p of all gradients together, to the power of p (of infinity: as it is), in double.
-at::Tensor local_power(const NormPart& part, double p, const c10::Device& device) {
+at::Tensor local_power(const NormPart& part, double p) {
+  const auto device = part.gradients.empty() ? part.device : part.gradients.front().device();
   auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   for (const auto& gradient : part.gradients) {
     if (gradient.numel() == 0) continue;
-    const auto norm = at::linalg_vector_norm(gradient, p).to(at::kDouble);
+    const auto norm = at::linalg_vector_norm(gradient, p).to(device, at::kDouble);
     if (std::isinf(p))
       total = at::maximum(total, norm);
     else
       total += norm.pow(p);
   }
-  return total;
-}
-
-c10::Device device_of(const std::vector<at::Tensor>& parameters) {
-  return parameters.empty() ? c10::Device(at::kCPU) : parameters.front().device();
+  return total.to(part.device);
 }
 
 /// The ranks' powers together. A maximum loses a NaN on some backends, so it travels as a flag.
@@ -91,10 +93,11 @@ at::Tensor added(const at::Tensor& one, const at::Tensor& other, double p) {
   return std::isinf(p) ? at::maximum(one, other) : one + other;
 }
 
-double total_norm(std::vector<NormPart> parts, double p, c10::Device device) {
+double total_norm(std::vector<NormPart> parts, double p) {
+  const auto device = parts.empty() ? c10::Device(at::kCPU) : parts.front().device;
   size_t depth = 0;
   for (auto& part : parts) {
-    part.power = local_power(part, p, device);
+    part.power = local_power(part, p);
     depth = std::max(depth, part.groups.size());
   }
   // Parts cut over the most groups first: after their last one they are as cut as others, and join them. So
@@ -105,12 +108,12 @@ double total_norm(std::vector<NormPart> parts, double p, c10::Device device) {
       auto groups = parts[i].groups;
       const auto power = over_ranks(*groups.back(), parts[i].power, p);
       groups.pop_back();
-      auto& joined = part_of(parts, groups);
-      joined.power = added(joined.power, power, p);
+      auto& joined = part_of(parts, groups, power.device());
+      joined.power = added(joined.power, power.to(joined.device), p);
     }
   auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   for (const auto& part : parts)
-    if (part.groups.empty()) total = added(total, part.power, p);
+    if (part.groups.empty()) total = added(total, part.power.to(device), p);
   return std::isinf(p) ? total.item<double>() : std::pow(total.item<double>(), 1 / p);
 }
 
@@ -124,7 +127,7 @@ void check_norm_type(double norm_type, const char* caller) {
 double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   check_norm_type(norm_type, "get_total_norm");
   BelowResidency below;
-  return total_norm(split_by_group(parameters, "get_total_norm"), norm_type, device_of(parameters));
+  return total_norm(split_by_group(parameters, "get_total_norm"), norm_type);
 }
 
 double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
@@ -133,7 +136,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   require(max_norm >= 0, "clip_grad_norm_: expected a largest norm of 0 or more, found {}", max_norm);
   BelowResidency below;
   const auto parts = split_by_group(parameters, "clip_grad_norm_");
-  const double norm = total_norm(parts, norm_type, device_of(parameters));
+  const double norm = total_norm(parts, norm_type);
   require_state(nonfinite == NonFinite::kAllow || std::isfinite(norm),
                 "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", norm);
   // As torch.nn.utils.clip_grad_norm_: the small constant keeps a zero norm from dividing.

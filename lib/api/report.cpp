@@ -122,6 +122,8 @@ std::string Report::to_string() const {
   text += fmt::format("last step: {} all-gathers of {} bytes, {} reductions of {} bytes, at most {} bytes unsharded\n",
                       last_step.all_gathers, shown(last_step.gathered_bytes), last_step.reductions,
                       shown(last_step.reduced_bytes), shown(last_step_peak_bytes));
+  if (last_step.offloaded_bytes > 0)
+    text += fmt::format("copied between host and device: {} bytes\n", shown(last_step.offloaded_bytes));
   if (planned_peak_bytes > 0)
     text += fmt::format("byte budget {}: planned peak {}, planned gathers {} bytes a step\n",
                         shown(budget_bytes.value_or(0)), shown(planned_peak_bytes), shown(planned_gathered_bytes));

@@ -18,6 +18,9 @@ std::string log_level();
 bool fakes_all_gather();
 bool fakes_reduce();
 
+/// FSDP_COPY_ON_CPU: CPUOffloadPolicy copies on a mesh of CPUs too, as it does where there is a device.
+bool copies_on_cpu();
+
 /// TORCH_DISTRIBUTED_DEBUG=DETAIL, in any case: ranks compare their schedules before every collective.
 bool debugs_in_detail();
 /// FSDP_SCHEDULE_CHECK; default true. False: ranks never compare their schedules.

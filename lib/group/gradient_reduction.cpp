@@ -11,6 +11,7 @@
 #include "group/group_sanitizer.hpp"
 #include "group/param_group.hpp"
 #include "group/root_context.hpp"
+#include "param/handle_keeper.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -58,11 +59,21 @@ at::Tensor take_gradient(ParamGroup& group, size_t index) {
   return std::exchange(accumulated, {});
 }
 
+/// LibTorch puts a user's first hook in the place of what was there, so counting them says nothing.
+bool is_user_hook(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
+  return dynamic_cast<const HandleKeeper*>(hook.get()) == nullptr;
+}
+
+bool has_user_hooks(const at::Tensor& registered) {
+  const auto& hooks = torch::autograd::impl::hooks(registered);
+  return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
+         torch::autograd::impl::post_acc_grad_hooks(registered) != nullptr;
+}
+
 /// User hooks on a registered parameter, which autograd itself never reaches: they see the reduced gradient.
 at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient) {
-  auto& hooks = torch::autograd::impl::hooks(registered);
-  if (hooks.size() <= 1) return gradient;  // the one is ours: it keeps the handle
-  for (auto& hook : hooks) {
+  for (auto& hook : torch::autograd::impl::hooks(registered)) {
+    if (!is_user_hook(hook)) continue;
     auto result = (*hook)({gradient});
     if (!result.empty() && result[0].defined()) gradient = result[0];
   }
@@ -285,8 +296,12 @@ void GradientReduction::assign(size_t index, at::Tensor gradient) {
   if (gradient.scalar_type() != registered.scalar_type() &&
       !group_->config().mp_policy.keep_low_precision_grads)
     gradient = gradient.to(registered.scalar_type());
-  gradient = run_gradient_hooks(registered, std::move(gradient));
   auto& present = registered.mutable_grad();
+  const bool is_first = !present.defined() && !has_user_hooks(registered);
+  // What the host is to read now cannot be on its way.
+  if (!is_first) group_->wait_for_copies();
+  gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking);
+  gradient = run_gradient_hooks(registered, std::move(gradient));
   if (present.defined()) {
     require_state(present.sizes() == registered.sizes(),
                   "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "

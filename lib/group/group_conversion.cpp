@@ -68,8 +68,7 @@ ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
   if (!made.changes) return made;
 
   made.layout = layout_.with_itemsizes(itemsizes, *config_.mesh_info.shard_group);
-  made.shard = at::zeros({made.layout.stored().rank_bytes()},
-                         at::TensorOptions().dtype(at::kByte).device(made.device));
+  made.shard = make_shard(made.layout.stored().rank_bytes(), made.device);
   made.wire = make_wire(made.layout, made.dtypes);
   fill(made);
   return made;

@@ -55,8 +55,7 @@ AllGather ParamGroup::start_gather(Communicator& comm, bool is_regathered) {
   auto kept = std::exchange(kept_, {});
   if (!is_packed)
     return is_regathered ? start_all_gather(post_forward_.layout, post_forward_.shard, comm, name(), std::move(kept))
-                         : start_all_gather(layout_.gathered(), is_cast_ ? cast_shard() : shard_, comm, name(),
-                                            std::move(kept));
+                         : start_all_gather(layout_.gathered(), gather_input(), comm, name(), std::move(kept));
   const PackedGatherOptions options{.group = comm,
                                     .subject = name(),
                                     .custom = custom_all_gather_.get(),
@@ -65,8 +64,14 @@ AllGather ParamGroup::start_gather(Communicator& comm, bool is_regathered) {
   if (is_regathered)
     return start_packed_all_gather(post_forward_.layout, options,
                                    [&](const at::Tensor& part) { part.copy_(post_forward_.shard); });
+  auto pieces = pieces_;
+  if (config_.home) {
+    const auto shard = shard_on_device();
+    for (size_t i = 0; i < pieces.size(); ++i)
+      pieces[i] = shard.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i));
+  }
   return start_packed_all_gather(wire_->layout(), options,
-                                 [&](const at::Tensor& part) { wire_->write(wire_group(), pieces_, part); });
+                                 [&](const at::Tensor& part) { wire_->write(wire_group(), pieces, part); });
 }
 
 at::Tensor ParamGroup::finish_gather(AllGather gather) const {
@@ -82,8 +87,7 @@ int64_t ParamGroup::planned_gather_bytes(bool is_regathered) const {
   const auto& layout = travelling(is_regathered);
   const int64_t kept = kept_bytes();
   if (is_regathered && custom_all_gather_) return layout.total_bytes() + unsharded_bytes() - kept;
-  if (is_regathered || !wire_)
-    return layout.gather_bytes() - kept + (is_cast_ && !is_regathered ? layout.rank_bytes() : 0);
+  if (is_regathered || !wire_) return layout.gather_bytes() - kept;
   return layout.total_bytes() + unsharded_bytes() - kept + wire_->scratch_bytes();
 }
 

@@ -70,21 +70,31 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
                                                   info.shard_group->ranks()[info.shard_rank()]);
 }
 
+c10::Device ParamGroup::home_device() const {
+  return config_.home && !config_.device.is_meta() ? c10::Device(at::kCPU) : config_.device;
+}
+
 at::ScalarType ParamGroup::reduce_dtype(size_t index) const {
   const auto own = params_[index].param_dtype();
   return at::isFloatingType(own) ? config_.mp_policy.reduce_dtype.value_or(own) : own;
 }
 
+/// Zeros, in the home of what is used on `device`. Between pieces lie alignment gaps: they travel, so
+/// they are defined.
+at::Tensor ParamGroup::make_shard(int64_t bytes, c10::Device device) const {
+  const bool is_home = config_.home && !device.is_meta();
+  return at::zeros({bytes}, is_home ? config_.home->options(at::kByte)
+                                    : at::TensorOptions().dtype(at::kByte).device(device));
+}
+
 /// The shard with this rank's parts, and the registered parameters on top of it.
 void ParamGroup::make_pieces() {
-  for (const auto& param : params_) pieces_.push_back(param.own_memory(config_.device));
+  for (const auto& param : params_)
+    pieces_.push_back(config_.home ? at::Tensor() : param.own_memory(config_.device));
   for (const auto& taken : taken_) pieces_[taken.index] = piece_of(taken);
   const bool all_alias = std::all_of(pieces_.begin(), pieces_.end(),
                                      [](const at::Tensor& piece) { return piece.defined(); });
-  if (!all_alias)
-    // Between pieces lie alignment gaps: they travel, so they are defined.
-    shard_ = at::zeros({layout_.stored().rank_bytes()},
-                       at::TensorOptions().dtype(at::kByte).device(config_.device));
+  if (!all_alias) shard_ = make_shard(layout_.stored().rank_bytes(), config_.device);
   for (size_t i = 0; i < params_.size(); ++i) {
     const bool is_new = !pieces_[i].defined();
     if (is_new) pieces_[i] = shard_.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i));
@@ -180,12 +190,45 @@ void ParamGroup::wait_for_unshard() {
   }
 }
 
-at::Tensor ParamGroup::cast_shard() const {
-  auto gathered = make_buffer(layout_.gathered().rank_bytes(), pieces_[0].options());
-  for (size_t i = 0; i < params_.size(); ++i)
-    params_[i].cast_piece(pieces_[i],
-                          gathered.narrow(0, layout_.gathered_offset(i), layout_.gathered_bytes(i)));
+/// This rank's pieces where they are used; undefined where every one is memory of its own.
+at::Tensor ParamGroup::shard_on_device() {
+  if (!config_.home) return shard_;
+  auto shard = make_buffer(shard_.numel(), at::TensorOptions().dtype(at::kByte).device(config_.device));
+  // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
+  copies_.copy(shard_, shard, context->in_step() ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking);
+  auto& statistics = context->statistics();
+  statistics.offloaded_bytes += shard_.numel();
+  statistics.buffer_bytes += shard_.numel();
+  return shard;
+}
+
+/// What this rank sends: on the device, in the dtypes that are gathered.
+at::Tensor ParamGroup::gather_input() {
+  auto shard = shard_on_device();
+  if (!is_cast_) return shard;
+  context->statistics().buffer_bytes += layout_.gathered().rank_bytes();
+  return pack(shard);
+}
+
+/// shard: undefined where every piece is memory of its own.
+at::Tensor ParamGroup::pack(const at::Tensor& shard) const {
+  const auto gathered = make_buffer(layout_.gathered().rank_bytes(),
+                                    at::TensorOptions().dtype(at::kByte).device(config_.device));
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto piece = shard.defined() ? shard.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i)) : pieces_[i];
+    params_[i].cast_piece(piece, gathered.narrow(0, layout_.gathered_offset(i), layout_.gathered_bytes(i)));
+  }
   return gathered;
+}
+
+at::Tensor ParamGroup::bring_home(const at::Tensor& gradient, HomeCopies::Pace pace) {
+  if (!config_.home) return gradient;
+  auto home = at::empty_strided(gradient.sizes(), gradient.strides(), config_.home->options(gradient.scalar_type()));
+  auto& statistics = context->statistics();
+  statistics.buffer_bytes += static_cast<int64_t>(home.nbytes());
+  statistics.offloaded_bytes += static_cast<int64_t>(home.nbytes());
+  copies_.copy(gradient, home, pace);
+  return home;
 }
 
 void ParamGroup::show(at::Tensor unsharded) {

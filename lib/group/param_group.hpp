@@ -11,6 +11,7 @@
 #include "fsdp/sanitizer.hpp"
 #include "group/gradient_reduction.hpp"
 #include "group/group_layout.hpp"
+#include "group/home_copies.hpp"
 #include "group/reduction_config.hpp"
 #include "group/wire_gather.hpp"
 #include "mesh/mesh_info.hpp"
@@ -32,6 +33,8 @@ struct GroupConfig {
   ParamLayout layout = ParamLayout::kPerParameter;
   std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
+  /// Where shards live, if that is other memory than `device`, where handles are (T9).
+  std::optional<Home> home = {};
   int warn_after_reductions = 16;    ///< A7; 0: never
   std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
 };
@@ -131,7 +134,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// last one, if they show nothing).
   bool is_stale() const { return needs_gather_ || was_changed(); }
   /// One rank and no casts: handles alias the registered parameters for ever.
-  bool is_never_released() const { return config_.mesh_info.shard_size() == 1 && !is_cast_; }
+  bool is_never_released() const {
+    return config_.mesh_info.shard_size() == 1 && !is_cast_ && !config_.home;
+  }
   /// Bytes that `unshard` makes live.
   int64_t unsharded_bytes() const { return layout_.gathered().total_bytes(); }
   int64_t sharded_bytes() const { return layout_.stored().rank_bytes(); }
@@ -175,6 +180,13 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::function<bool()> wants_own_dtype;
   /// Throws StateError if the module's mode has changed since the step began.
   void check_mode() const;
+
+  /// Where gradients and shards live: the CPU, where they are offloaded.
+  c10::Device home_device() const;
+  /// A gradient on the device, where the user is to find it.
+  at::Tensor bring_home(const at::Tensor& gradient, HomeCopies::Pace pace);
+  /// All copies are done: the host may read gradients and write shards.
+  void wait_for_copies() { copies_.wait(); }
 
   /// What the gradients of parameter `index` are added up in.
   at::ScalarType reduce_dtype(size_t index) const;
@@ -233,7 +245,10 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void close_gaps();
   void show(at::Tensor unsharded);
   void note_shown();
-  at::Tensor cast_shard() const;
+  at::Tensor make_shard(int64_t bytes, c10::Device device) const;
+  at::Tensor gather_input();
+  at::Tensor shard_on_device();
+  at::Tensor pack(const at::Tensor& shard) const;
   const PieceLayout& travelling(bool is_regathered) const;
   AllGather start_gather(Communicator& comm, bool is_regathered);
   at::Tensor finish_gather(AllGather gather) const;
@@ -259,6 +274,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::vector<ParamSpread> spreads_;
   std::vector<std::optional<at::ScalarType>> asked_dtypes_;  // param_dtype, where the policy has one
   GroupLayout layout_;
+  HomeCopies copies_;
   bool computes_in_own_dtype_ = false;
   bool is_cast_ = false;           // a parameter is gathered in another dtype than it is kept in
   at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank

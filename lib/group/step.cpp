@@ -38,7 +38,8 @@ StepStatistics difference(const StepStatistics& now, const StepStatistics& befor
           .reductions = now.reductions - before.reductions,
           .reduced_bytes = now.reduced_bytes - before.reduced_bytes,
           .communicated_bytes = now.communicated_bytes - before.communicated_bytes,
-          .buffer_bytes = now.buffer_bytes - before.buffer_bytes};
+          .buffer_bytes = now.buffer_bytes - before.buffer_bytes,
+          .offloaded_bytes = now.offloaded_bytes - before.offloaded_bytes};
 }
 }  // namespace
 
@@ -249,6 +250,7 @@ void RootContext::close_step() {
   last_step_peak_bytes_ = step_peak_bytes_;
   phase_ = Phase::kIdle;
   observer_.end_step();
+  for (auto* group : groups_) group->wait_for_copies();
   for (auto* group : held_) {
     group->is_kept_by_user = group->is_listed_prefetch = false;
     group->mark_not_ready();
@@ -272,6 +274,7 @@ void RootContext::release_everything() {
     group->is_kept_by_user = group->is_listed_prefetch = false;
     group->drop_post_forward_shard();
     group->reshard();
+    group->wait_for_copies();
   }
   current_.clear();
   last_used_ = nullptr;

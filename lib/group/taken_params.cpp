@@ -26,7 +26,7 @@ bool ParamGroup::is_cut_alike(const Taken& taken) const {
 /// The other group's memory, where that is the parameter's own (one rank); else undefined.
 at::Tensor ParamGroup::piece_of(const Taken& taken) const {
   const auto& from = *taken.from.group;
-  const bool is_own = !from.shard_.defined() && !from.config_.device.is_meta();
+  const bool is_own = !config_.home && !from.shard_.defined() && !from.config_.device.is_meta();
   return is_own && is_cut_alike(taken) ? from.pieces_[taken.from.index] : at::Tensor();
 }
 
@@ -55,7 +55,7 @@ void ParamGroup::gather_taken() {
     if (registered.grad().defined())
       taken.gradient = param.layout()
                            .part_of(gather_values(there, registered.grad()), config_.mesh_info.shard_rank())
-                           .to(config_.device, /*non_blocking=*/false, /*copy=*/true);
+                           .to(home_device(), /*non_blocking=*/false, /*copy=*/true);
   }
 }
 
@@ -93,7 +93,7 @@ void ParamGroup::close_gaps() {
   auto layout = layout_.without(vacant, *config_.mesh_info.shard_group);
   at::Tensor shard;
   try {
-    shard = at::zeros({layout.stored().rank_bytes()}, shard_.options());
+    shard = make_shard(layout.stored().rank_bytes(), config_.device);
   } catch (const std::exception& error) {
     log().warn("{}: {} parameters now belong to another group, but their memory stays here: {}", name(),
                vacant.size(), error.what());

@@ -1,31 +1,17 @@
 #include "param/sharded_param.hpp"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <numeric>
 
 #include "base/require.hpp"
+#include "param/handle_keeper.hpp"
 #include "param/replace_tensor.hpp"
 #include "param/residency.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
-
-namespace {
-
-/// Lives in the registered parameter's list of gradient hooks, which outlasts any replacement of
-/// its storage, and does nothing there but hold the handle.
-struct HandleKeeper final : torch::autograd::FunctionPreHook {
-  explicit HandleKeeper(at::Tensor handle) : handle(std::move(handle)) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
-    return grads;
-  }
-  at::Tensor handle;
-};
-
-}  // namespace
 
 ShardedParam::ShardedParam(std::string name, const at::Tensor& handle, at::ScalarType param_dtype,
                            ShardLayout layout, int rank)
@@ -244,8 +230,8 @@ void ShardedParam::write_back(const at::Tensor& unsharded, const at::Tensor& pie
   if (local_bytes() == 0) return;
   const auto elements = unsharded.view(param_dtype_);
   const auto whole = elements.as_strided(sizes(), strides(), elements.storage_offset());
-  const auto written = layout_.part_of(whole, rank_);
   const auto kept = view_of(piece);
+  const auto written = layout_.part_of(whole, rank_).to(kept.device());
   if (!is_cast() && !shown.defined()) {
     kept.copy_(written);
     return;

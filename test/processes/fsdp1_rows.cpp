@@ -104,6 +104,7 @@ fsdp::Fsdp1Options options_of(const json& row, const fsdp::DeviceMesh& hybrid) {
   options.limit_all_gathers = row.value("limit_all_gathers", true);
   options.sync_module_states = row.value("sync_module_states", false);
   options.use_orig_params = row.value("use_orig_params", false);
+  options.cpu_offload = row.value("cpu_offload", false);
   if (row.value("device_id", false)) options.device_id = c10::Device(torch::kCPU);
   if (row.value("mesh_2d", false)) options.mesh = hybrid;
   return options;

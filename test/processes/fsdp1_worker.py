@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import (BackwardPrefetch, CPUOffload, FullyShardedDataParallel,
+                                    ShardingStrategy)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 WIDTH, INNER, OUTPUTS, BLOCKS, BATCH = 6, 8, 2, 3, 4
@@ -103,6 +104,7 @@ def train(row, weights, inputs, rank, size):
         # sync_module_states is refused on CPU: all ranks begin alike here, as it would have them.
         param_init_fn=param_init_fn,
         use_orig_params=row.get("use_orig_params", False),
+        cpu_offload=CPUOffload(offload_params=row.get("cpu_offload", False)),
         device_id=torch.device("cpu"),  # FSDP1 on CPU wants it in any case
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

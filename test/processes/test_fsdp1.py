@@ -32,6 +32,7 @@ FLAT = [
     {"name": "sync_module_states", "sync_module_states": True},
     {"name": "param_init_fn", "param_init_fn": True},
     {"name": "device_id", "device_id": True},
+    {"name": "cpu_offload", "cpu_offload": True},
     {"name": "use_orig_params", "use_orig_params": True},
     {"name": "use_orig_params of NO_SHARD", "use_orig_params": True, "sharding_strategy": "NO_SHARD"},
 ]

@@ -42,6 +42,7 @@ class ScopedEnvironment {
                              "FSDP_SANITIZE",
                              "FSDP_SANITIZE_SEED",
                              "FSDP_SCHEDULE_CHECK",
+                             "FSDP_COPY_ON_CPU",
                              "TORCH_DISTRIBUTED_DEBUG"})
       set(name, std::nullopt);
     for (const auto& [name, value] : variables) set(name, value);
