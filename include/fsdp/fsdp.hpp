@@ -18,6 +18,7 @@
 #include "fsdp/fully_shard.hpp"
 #include "fsdp/initializer.hpp"
 #include "fsdp/local_ranges.hpp"
+#include "fsdp/local_shards.hpp"
 #include "fsdp/materialize.hpp"
 #include "fsdp/mesh_dims.hpp"
 #include "fsdp/meta_device.hpp"

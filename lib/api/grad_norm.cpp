@@ -46,12 +46,13 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
                                      const char* caller) {
   std::vector<NormPart> parts;
   for (const auto& parameter : parameters) {
-    const auto found = find_param(parameter);
+    auto found = find_param(parameter);
     require(!found || !found->is_handle,
             "{}: '{}' is the tensor that a module's member holds; its gradient lives on the "
             "registered parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
             caller, found ? found->param().name() : "");
     // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
+    if (!found) found = find_local_shard(parameter);
     const auto groups = found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>();
     const auto device = groups.empty() ? parameter.device() : found->group->config().mesh_info.mesh.device();
     auto& part = part_of(parts, groups, device);

@@ -7,6 +7,7 @@ std::optional<FoundParam> find_param(const at::Tensor& tensor) {
   auto* storage = KeyedStorage::of(tensor.unsafeGetTensorImpl());
   if (storage == nullptr || storage->owner() == nullptr) return std::nullopt;
   auto& group = static_cast<ParamGroup&>(*storage->owner());
+  if (storage->index() >= group.params().size()) return std::nullopt;  // a local shard
   auto& param = group.params()[storage->index()];
   const bool is_handle = storage->kind() == KeyedStorage::Kind::kHandle;
   const auto identity = is_handle ? param.handle() : param.registered();

@@ -233,6 +233,10 @@ void GradientReduction::finish() {
   advance();
   if (is_partial_) return;
   BelowResidency below;
+  if (auto* classes = group_->classes()) {
+    group_->wait_for_copies();
+    classes->take_changes(*group_);
+  }
   const double factor_alone = division(at::kFloat).after;
   for (auto& [index, gradient] : alone_) {
     if (factor_alone != 1) gradient.div_(factor_alone);
@@ -297,10 +301,13 @@ void GradientReduction::assign(size_t index, at::Tensor gradient) {
       !group_->config().mp_policy.keep_low_precision_grads)
     gradient = gradient.to(registered.scalar_type());
   auto& present = registered.mutable_grad();
+  auto* classes = group_->classes();
+  if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
   const bool is_first = !present.defined() && !has_user_hooks(registered);
   // What the host is to read now cannot be on its way.
   if (!is_first) group_->wait_for_copies();
-  gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking);
+  gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking,
+                                is_first && classes ? classes->place(*group_, index) : at::Tensor());
   gradient = run_gradient_hooks(registered, std::move(gradient));
   if (present.defined()) {
     require_state(present.sizes() == registered.sizes(),
@@ -312,6 +319,7 @@ void GradientReduction::assign(size_t index, at::Tensor gradient) {
   } else {
     present = std::move(gradient);
   }
+  if (classes) classes->settle(*group_, index);
   run_post_accumulate_hook(registered);
 }
 

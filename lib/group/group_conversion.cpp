@@ -143,6 +143,7 @@ void ParamGroup::convert(const GroupConversion& to) {
   convert_waiting_gradients(config_.device);
   count_trainable();  // converting took over what had been toggled
   root->budget().invalidate();
+  refresh_classes();
   show_pieces();
   mark_not_ready();
 }

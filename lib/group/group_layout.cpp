@@ -52,8 +52,22 @@ void GroupLayout::measure(const Communicator& group) {
     describe(stored[place.unit], place.stored_itemsize);
     describe(gathered[place.unit], place.gathered_itemsize);
   }
-  stored_ = PieceLayout(std::move(stored), group);
+  // A backend that sends large pieces apart wants them in front; what was put in order stays so.
+  stored_ = is_reordered_ ? PieceLayout(std::move(stored), group.size()) : PieceLayout(std::move(stored), group);
   gathered_ = PieceLayout(std::move(gathered), group);
+  is_repacked_ = is_reordered_ && gathered_.has_direct() && gathered_.has_tail();
+}
+
+GroupLayout GroupLayout::reordered(std::span<const size_t> params, const Communicator& group) const {
+  GroupLayout other = *this;
+  other.is_reordered_ = true;
+  for (size_t unit = 0; unit < params.size(); ++unit) {
+    other.places_[params[unit]].unit = unit;
+    other.piece_numels_[unit] = piece_numels_[places_[params[unit]].unit];
+    other.order_[unit] = params[unit];
+  }
+  other.measure(group);
+  return other;
 }
 
 void GroupLayout::lay_each(std::span<const LayoutParam> params, int world_size) {

@@ -42,6 +42,12 @@ class GroupLayout {
   /// Without these parameters, whose places stay and are empty. Not for the flat layout.
   GroupLayout without(std::span<const size_t> params, const Communicator& group) const;
 
+  /// The same parts of the same parameters on every rank, but one after another in this order, in the
+  /// shard, in what is gathered and in what is reduced. Per-parameter layout only.
+  GroupLayout reordered(std::span<const size_t> params, const Communicator& group) const;
+  /// This rank's parts lie in another order in its shard than they are gathered from.
+  bool is_repacked() const { return is_repacked_; }
+
   const ShardLayout& shard(size_t param) const { return shards_[param]; }
   /// Units in this rank's shard, in the dtypes that parameters are kept in; in those they are gathered in.
   const PieceLayout& stored() const { return stored_; }
@@ -79,6 +85,7 @@ class GroupLayout {
   std::vector<int64_t> piece_numels_;  // by unit
   std::vector<size_t> order_;
   PieceLayout stored_, gathered_;
+  bool is_reordered_ = false, is_repacked_ = false;
 };
 
 }  // namespace fsdp

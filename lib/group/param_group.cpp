@@ -202,10 +202,10 @@ at::Tensor ParamGroup::shard_on_device() {
   return shard;
 }
 
-/// What this rank sends: on the device, in the dtypes that are gathered.
+/// What this rank sends: on the device, in the dtypes and in the order that are gathered.
 at::Tensor ParamGroup::gather_input() {
   auto shard = shard_on_device();
-  if (!is_cast_) return shard;
+  if (!is_cast_ && !layout_.is_repacked()) return shard;
   context->statistics().buffer_bytes += layout_.gathered().rank_bytes();
   return pack(shard);
 }
@@ -221,12 +221,15 @@ at::Tensor ParamGroup::pack(const at::Tensor& shard) const {
   return gathered;
 }
 
-at::Tensor ParamGroup::bring_home(const at::Tensor& gradient, HomeCopies::Pace pace) {
-  if (!config_.home) return gradient;
-  auto home = at::empty_strided(gradient.sizes(), gradient.strides(), config_.home->options(gradient.scalar_type()));
+at::Tensor ParamGroup::bring_home(const at::Tensor& gradient, HomeCopies::Pace pace, const at::Tensor& target) {
+  if (!config_.home && !target.defined()) return gradient;
   auto& statistics = context->statistics();
-  statistics.buffer_bytes += static_cast<int64_t>(home.nbytes());
-  statistics.offloaded_bytes += static_cast<int64_t>(home.nbytes());
+  auto home = target;
+  if (!home.defined()) {
+    home = at::empty_strided(gradient.sizes(), gradient.strides(), config_.home->options(gradient.scalar_type()));
+    statistics.buffer_bytes += static_cast<int64_t>(home.nbytes());
+  }
+  if (config_.home) statistics.offloaded_bytes += static_cast<int64_t>(gradient.nbytes());
   copies_.copy(gradient, home, pace);
   return home;
 }
@@ -304,6 +307,7 @@ void ParamGroup::follow_versions() {
 }
 
 bool ParamGroup::sync_requires_grad() {
+  if (classes_) classes_->check_requires_grad(*this);
   bool changed = false;
   for (auto& param : params_) changed |= param.sync_requires_grad();
   if (changed) count_trainable();

@@ -12,6 +12,7 @@
 #include "group/gradient_reduction.hpp"
 #include "group/group_layout.hpp"
 #include "group/home_copies.hpp"
+#include "group/local_classes.hpp"
 #include "group/reduction_config.hpp"
 #include "group/wire_gather.hpp"
 #include "mesh/mesh_info.hpp"
@@ -183,10 +184,17 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
 
   /// Where gradients and shards live: the CPU, where they are offloaded.
   c10::Device home_device() const;
-  /// A gradient on the device, where the user is to find it.
-  at::Tensor bring_home(const at::Tensor& gradient, HomeCopies::Pace pace);
+  /// A gradient on the device, where the user is to find it. target: write it there; undefined: anywhere.
+  at::Tensor bring_home(const at::Tensor& gradient, HomeCopies::Pace pace, const at::Tensor& target);
   /// All copies are done: the host may read gradients and write shards.
   void wait_for_copies() { copies_.wait(); }
+
+  /// P5 (local_classes.cpp). Null until they are handed out.
+  LocalClasses* classes() { return classes_.get(); }
+  /// Parameters of one class lie side by side in this rank's shard from now on, which the classes alias.
+  /// labels: by parameter. Handed out already: checks that the labels are the same.
+  LocalClasses& hand_out_classes(const std::vector<std::string>& labels);
+  const OwnerLink& link() const { return link_; }
 
   /// What the gradients of parameter `index` are added up in.
   at::ScalarType reduce_dtype(size_t index) const;
@@ -201,14 +209,19 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_in_scope() const override;
   at::Tensor handle(size_t index) const override { return params_[index].handle(); }
   const at::TensorImpl* registered(size_t index) const override {
-    return params_[index].registered_impl();
+    return index < params_.size() ? params_[index].registered_impl() : nullptr;
   }
   void handle_storage_gone(size_t index) noexcept override;
   void note_registered_write(size_t index) override {
-    params_[index].bump_version();
+    if (index < params_.size())
+      params_[index].bump_version();
+    else
+      for (const size_t member : classes_->members(index - params_.size())) params_[member].bump_version();
     mark_not_ready();  // the next touch is to see it
   }
-  const std::string& param_name(size_t index) const override { return params_[index].name(); }
+  const std::string& param_name(size_t index) const override {
+    return index < params_.size() ? params_[index].name() : config_.name;
+  }
   bool is_cut() const override { return config_.mesh_info.shard_size() > 1; }
   std::optional<at::ScalarType> output_dtype(size_t index) const override {
     return computes_in_own_dtype_ ? std::nullopt : output_dtypes_[index];
@@ -258,6 +271,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::unique_ptr<WireGather> make_wire(const GroupLayout& layout, std::vector<at::ScalarType> dtypes) const;
   WireGather::Group wire_group() const { return {layout_, params_}; }
   void show_pieces();
+  void check_class_gradients(const std::vector<LocalClasses::Class>& classes) const;
+  void refresh_classes();
   void count_trainable();
   struct Remade;  // what convert makes before it changes anything
   Remade remake(const GroupConversion& to) const;
@@ -275,6 +290,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::vector<std::optional<at::ScalarType>> asked_dtypes_;  // param_dtype, where the policy has one
   GroupLayout layout_;
   HomeCopies copies_;
+  std::unique_ptr<LocalClasses> classes_;
   bool computes_in_own_dtype_ = false;
   bool is_cast_ = false;           // a parameter is gathered in another dtype than it is kept in
   at::Tensor shard_;               // pieces of this rank, 1-D bytes; undefined at one rank

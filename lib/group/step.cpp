@@ -290,6 +290,7 @@ void RootContext::reset_iter_state() {
     for (auto& param : group->params())
       if (const auto registered = param.registered(); registered.defined())
         registered.mutable_grad().reset();
+    if (auto* classes = group->classes()) classes->drop_gradients();
   }
 }
 

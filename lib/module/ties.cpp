@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/require.hpp"
 #include "group/find_param.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
@@ -103,6 +104,10 @@ void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const 
   for (size_t i = 0; i < claimed.size(); ++i) {
     const auto& found = claimed[i];
     const auto handle = found.param().handle();
+    require_state(found.group->classes() == nullptr,
+                  "fully_shard: {} is shared with another sharded module, but '{}', which held it, has handed out "
+                  "its local shards (fsdp::local_shards); call that after the last fully_shard",
+                  found.param().name(), found.group->name());
     const auto& first = places.of(i).front();
     ManagedParam param{handle, first.name, first.unit, {}, HeldElsewhere{found.group, found.index}};
     for (const auto& place : places.of(i)) param.registrations.push_back(place.entry);

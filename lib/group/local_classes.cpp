@@ -1,0 +1,239 @@
+#include "group/local_classes.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "base/require.hpp"
+#include "collectives/raw_view.hpp"
+#include "group/param_group.hpp"
+#include "group/root_context.hpp"
+#include "param/replace_tensor.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+std::vector<LocalClasses::Class> LocalClasses::plan(const ParamGroup& group,
+                                                    const std::vector<std::string>& labels) {
+  std::vector<Class> classes;
+  for (const size_t i : group.layout().order()) {
+    const auto& param = group.params()[i];
+    if (param.is_vacant()) continue;
+    auto known = std::find_if(classes.begin(), classes.end(), [&](const Class& one) {
+      return one.label == labels[i] && one.dtype == param.dtype() &&
+             one.is_trainable == param.requires_grad() &&
+             group.spread(one.members.front()).summed_over == group.spread(i).summed_over;
+    });
+    if (known == classes.end())
+      known = classes.insert(known, {.label = labels[i], .dtype = param.dtype(),
+                                     .is_trainable = param.requires_grad()});
+    known->members.push_back(i);
+  }
+  return classes;
+}
+
+LocalClasses::LocalClasses(std::vector<Class> classes, std::vector<std::string> labels)
+    : classes_(std::move(classes)), labels_(std::move(labels)), class_of_(labels_.size()) {
+  for (size_t c = 0; c < classes_.size(); ++c)
+    for (const size_t i : classes_[c].members) class_of_[i] = c;
+}
+
+void LocalClasses::point_into(ParamGroup& group, const at::Tensor& memory) {
+  BelowResidency below;
+  const auto link = group.link();
+  for (size_t c = 0; c < classes_.size(); ++c) {
+    auto& one = classes_[c];
+    one.dtype = group.params()[one.members.front()].dtype();
+    int64_t begin = memory.numel(), end = 0;
+    for (const size_t i : one.members) {
+      const int64_t bytes = group.layout().stored_bytes(i);
+      if (bytes == 0) continue;
+      begin = std::min(begin, group.layout().stored_offset(i));
+      end = std::max(end, group.layout().stored_offset(i) + bytes);
+    }
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(one.dtype));
+    one.begin = end > 0 ? begin / itemsize : 0;
+    one.numel = end > 0 ? (end - begin) / itemsize : 0;
+    auto* data = memory.is_meta() ? nullptr
+                                  : static_cast<char*>(memory.mutable_data_ptr()) + one.begin * itemsize;
+    auto storage = c10::make_intrusive<RegisteredStorage>(link, group.params().size() + c, one.numel * itemsize,
+                                                          data, memory.storage(), memory.device());
+    auto shard = at::empty({0}, at::TensorOptions().dtype(one.dtype).device(memory.device()));
+    shard.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+    shard.unsafeGetTensorImpl()->set_sizes_contiguous({one.numel});
+    if (one.shard.defined()) {
+      one.shard.mutable_grad().reset();
+      replace_tensor(one.shard, shard);
+    } else {
+      one.shard = std::move(shard);
+    }
+    one.shard.set_requires_grad(one.is_trainable);
+    add_residency_key(one.shard);
+    one.gradient.reset();
+  }
+}
+
+at::Tensor LocalClasses::place(const ParamGroup& group, size_t param) const {
+  const auto& one = class_of(param);
+  const auto& layout = group.params()[param].layout();
+  const int rank = group.config().mesh_info.shard_rank();
+  const int64_t offset = group.layout().stored_offset(param) / static_cast<int64_t>(c10::elementSize(one.dtype));
+  const bool is_empty = layout.local_numel(rank) == 0;
+  return raw_view(one.gradient, layout.local_sizes(rank), layout.local_strides(rank), is_empty ? 0 : offset - one.begin);
+}
+
+bool LocalClasses::is_in_place(const ParamGroup& group, const Class& one, size_t param) const {
+  const auto gradient = group.params()[param].registered().grad();
+  return gradient.defined() && one.gradient.defined() && gradient.is_alias_of(one.gradient);
+}
+
+void LocalClasses::settle(ParamGroup& group, size_t param) {
+  if (is_in_place(group, class_of(param), param)) return;
+  const auto there = place(group, param);
+  auto& gradient = group.params()[param].registered().mutable_grad();
+  there.copy_(gradient);
+  gradient = there;
+}
+
+void LocalClasses::take_changes(ParamGroup& group) {
+  BelowResidency below;
+  for (auto& one : classes_) {
+    if (!one.is_trainable) continue;
+    const bool is_ours = one.gradient.defined() && one.shard.grad().defined() &&
+                         one.shard.grad().is_alias_of(one.gradient);
+    if (!is_ours) begin_gradient(group, one);
+    for (const size_t i : one.members) {
+      const auto registered = group.params()[i].registered();
+      if (!registered.defined()) continue;
+      if (registered.grad().defined())
+        settle(group, i);
+      else if (is_ours)
+        place(group, i).zero_();  // it was reset
+    }
+  }
+}
+
+void LocalClasses::begin_gradient(ParamGroup& group, Class& one) {
+  // Its views go with a gradient that was reset; what the user gave to a parameter himself stays.
+  for (const size_t i : one.members)
+    if (is_in_place(group, one, i)) group.params()[i].registered().mutable_grad().reset();
+  const auto given = one.shard.grad();
+  const auto& home = group.config().home;
+  auto options = home ? home->options(one.dtype) : one.shard.options().requires_grad(false);
+  if (group.config().mp_policy.keep_low_precision_grads) options = options.dtype(group.reduce_dtype(one.members[0]));
+  one.gradient = at::zeros({one.numel}, options);
+  if (given.defined()) one.gradient.copy_(given);
+  one.shard.mutable_grad() = one.gradient;
+}
+
+void LocalClasses::drop_gradients() {
+  for (auto& one : classes_) {
+    one.shard.mutable_grad().reset();
+    one.gradient.reset();
+  }
+}
+
+void LocalClasses::check_requires_grad(const ParamGroup& group) const {
+  for (const auto& one : classes_)
+    for (const size_t i : one.members) {
+      const auto& param = group.params()[i];
+      const auto handle = param.handle(), registered = param.registered();
+      const bool is_toggled = (handle.defined() && handle.requires_grad() != one.is_trainable) ||
+                              (registered.defined() && registered.requires_grad() != one.is_trainable);
+      require_state(!is_toggled,
+                    "{}: its requires_grad was set to {} after fsdp::local_shards handed it out with others as {}; "
+                    "set it back, or freeze parameters before local_shards",
+                    param.name(), !one.is_trainable, one.is_trainable ? "trainable" : "frozen");
+    }
+}
+
+namespace {
+
+/// Flat runs cannot be put in another order: every rank would hold other elements.
+void check_adjacent(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+  const auto& order = group.layout().order();
+  for (const auto& one : classes) {
+    const auto first = std::find(order.begin(), order.end(), one.members.front());
+    const bool is_run = std::equal(one.members.begin(), one.members.end(), first) &&
+                        group.layout().unit_of(one.members.front()) == group.layout().unit_of(one.members.back());
+    require(is_run,
+            "local_shards: in the flat layout of '{}' the parameters with label '{}' do not follow each other "
+            "in one run; use one label for all, or ParamLayout::kPerParameter",
+            group.name(), one.label);
+  }
+}
+
+std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+  std::vector<size_t> order;
+  for (const auto& one : classes) order.insert(order.end(), one.members.begin(), one.members.end());
+  for (size_t i = 0; i < group.params().size(); ++i)
+    if (group.params()[i].is_vacant()) order.push_back(i);
+  return order;
+}
+
+}  // namespace
+
+LocalClasses& ParamGroup::hand_out_classes(const std::vector<std::string>& labels) {
+  const auto root = context;
+  std::lock_guard lock(root->mutex());
+  if (classes_) {
+    require(classes_->labels() == labels,
+            "local_shards: the parameters of '{}' were handed out with other labels before; they stay as they were",
+            name());
+    return *classes_;
+  }
+  check_convertible();
+  sync_requires_grad();
+  auto classes = LocalClasses::plan(*this, labels);
+  const bool is_flat = config_.layout == ParamLayout::kFlat;
+  if (is_flat) check_adjacent(*this, classes);
+  check_class_gradients(classes);
+
+  BelowResidency below;
+  take_changes();
+  const auto layout = is_flat ? layout_ : layout_.reordered(order_of(*this, classes), *config_.mesh_info.shard_group);
+  const auto shard = make_shard(layout.stored().rank_bytes(), config_.device);
+  std::vector<at::Tensor> pieces;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
+    if (!shard.is_meta()) pieces.back().narrow(0, 0, pieces_[i].numel()).copy_(pieces_[i]);
+  }
+  // From here on nothing fails.
+  root->reshard(*this);
+  drop_post_forward_shard();
+  layout_ = layout;
+  shard_ = shard;
+  pieces_ = std::move(pieces);
+  wire_ = make_wire(layout_, dtypes());
+  kept_.reset();
+  for (size_t i = 0; i < params_.size(); ++i)
+    if (params_[i].registered().defined()) params_[i].make_registered(link_, i, pieces_[i]);
+  classes_ = std::make_unique<LocalClasses>(std::move(classes), labels);
+  refresh_classes();
+  show_pieces();
+  return *classes_;
+}
+
+/// One tensor has one dtype.
+void ParamGroup::check_class_gradients(const std::vector<LocalClasses::Class>& classes) const {
+  if (!config_.mp_policy.keep_low_precision_grads) return;
+  for (const auto& one : classes)
+    for (const size_t i : one.members)
+      require(reduce_dtype(i) == reduce_dtype(one.members[0]),
+              "local_shards: with keep_low_precision_grads the gradients of '{}' would be {} and that of '{}' {}; "
+              "give them different labels, or set reduce_dtype",
+              params_[one.members[0]].name(), c10::toString(reduce_dtype(one.members[0])), params_[i].name(),
+              c10::toString(reduce_dtype(i)));
+}
+
+/// After the shard got other memory: the classes alias it, gradients that are there included.
+void ParamGroup::refresh_classes() {
+  if (!classes_) return;
+  classes_->point_into(*this, shard_);
+  const bool has_gradients = std::any_of(params_.begin(), params_.end(), [](const auto& param) {
+    return param.registered().defined() && param.registered().grad().defined();
+  });
+  if (has_gradients && !shard_.is_meta()) classes_->take_changes(*this);
+}
+
+}  // namespace fsdp
