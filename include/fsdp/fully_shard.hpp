@@ -226,7 +226,8 @@ class FSDPModule {
 
   /// How many groups' packed gradients may be alive in reduce-scatters under way (default 1): the next
   /// group's are packed only when there are fewer. More hides reduce-scatters that take longer than the
-  /// backward of one group, and takes their memory.
+  /// backward of one group, and takes their memory. Not with set_prefetch_distance(0), which frees them at
+  /// the next use of a parameter.
   void set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse = Recurse::kYes);
   /// True: gradients are reduced over a communicator of their own, so that backward's all-gathers need
   /// not wait for reduce-scatters. False: over the mesh's again. The first time for a mesh's ranks it is a
@@ -322,7 +323,8 @@ ParameterBytes parameter_bytes(const FSDPModule& root);
 /// `set_reduce_scatter_max_input_buffers` then counts the packed gradients of all of them together, so that
 /// one root's reductions that nobody has waited for do not lie beside another one's. Streams need no
 /// sharing: collectives run on the process group's. All of them belong to one thread. A root that
-/// joins another set leaves its own.
+/// joins another set leaves its own; one that is sharded as a part of a larger module is a root no more, so
+/// this comes after all calls of fully_shard.
 /// Throws UsageError if a module is not a root, with nothing changed. No communication.
 void share_comm_ctx(const std::vector<FSDPModule>& roots);
 
