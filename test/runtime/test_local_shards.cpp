@@ -304,4 +304,41 @@ TEST_CASE("what was handed out is fixed", "[local_shards]") {
   }));
 }
 
+TEST_CASE("local shards handed out on the meta device get memory and values with their parameters", "[local_shards]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto make = [&] {
+      MetaDevice meta;
+      return Net();
+    };
+    auto model = make(), other = make();
+    fully_shard(model, {.mesh = rank.mesh()});
+    fully_shard(other, {.mesh = rank.mesh()});
+    const auto shards = local_shards(*model, by_name);
+    rank.check(shards[0].shard.is_meta(), "on meta before");
+    materialize(*model, {.seed = 2});
+    materialize(*other, {.seed = 2});
+    for (const auto& local : shards)
+      for (const auto& part : local.parts)
+        rank.check_identical(local.shard.detach().narrow(0, part.offset, part.numel), part.parameter.detach().reshape({-1}), part.name);
+    for (auto& [name, parameter] : other->named_parameters().pairs())
+      rank.check_identical(full_tensor(model->named_parameters()[name]), full_tensor(parameter), name);
+    loss_of(model, rank.index(), 0).backward();
+    rank.check(shards[0].shard.grad().defined(), "a gradient");
+  }));
+}
+
+TEST_CASE("local shards' gradients may stay in the reduce dtype", "[local_shards]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = sharded_net(rank.mesh(), {.mp_policy = {.param_dtype = at::kBFloat16, .keep_low_precision_grads = true}});
+    const auto shards = local_shards(*model);
+    loss_of(model, rank.index(), 0).backward();
+    for (const auto& local : shards) {
+      if (!local.shard.requires_grad()) continue;
+      rank.check(local.shard.grad().scalar_type() == at::kBFloat16, "the dtype");
+      for (const auto& part : local.parts)
+        rank.check_identical(local.shard.grad().narrow(0, part.offset, part.numel), part.parameter.grad().reshape({-1}), part.name);
+    }
+  }));
+}
+
 }  // namespace fsdp::test
