@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -105,6 +106,8 @@ fsdp::Fsdp1Options options_of(const json& row, const fsdp::DeviceMesh& hybrid) {
   options.sync_module_states = row.value("sync_module_states", false);
   options.use_orig_params = row.value("use_orig_params", false);
   options.cpu_offload = row.value("cpu_offload", false);
+  // On a mesh of CPUs nothing would be copied.
+  ::setenv("FSDP_COPY_ON_CPU", options.cpu_offload ? "1" : "0", /*overwrite=*/1);
   if (row.value("device_id", false)) options.device_id = c10::Device(torch::kCPU);
   if (row.value("mesh_2d", false)) options.mesh = hybrid;
   return options;

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (BackwardPrefetch, CPUOffload, FullyShardedDataParallel,
-                                    ShardingStrategy)
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 WIDTH, INNER, OUTPUTS, BLOCKS, BATCH = 6, 8, 2, 3, 4
@@ -102,9 +101,9 @@ def train(row, weights, inputs, rank, size):
         forward_prefetch=row.get("forward_prefetch", False),
         limit_all_gathers=row.get("limit_all_gathers", True),
         # sync_module_states is refused on CPU: all ranks begin alike here, as it would have them.
+        # cpu_offload pins memory, which raises without a GPU: here the same training without it.
         param_init_fn=param_init_fn,
         use_orig_params=row.get("use_orig_params", False),
-        cpu_offload=CPUOffload(offload_params=row.get("cpu_offload", False)),
         device_id=torch.device("cpu"),  # FSDP1 on CPU wants it in any case
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
