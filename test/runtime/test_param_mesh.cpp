@@ -191,6 +191,35 @@ TEST_CASE("experts on a mesh of their own train like the plain model in which ea
   }
 }
 
+TEST_CASE("micro-batches add up in every group, however they are reduced", "[runtime][param_mesh]") {
+  const EpCase c{.replicas = 2};
+  for (const auto accumulation : {Accumulation::kReduceEach, Accumulation::kSyncAtLast, Accumulation::kAllReduceLast, Accumulation::kLastBackward})
+    on_ranks(4, [&](Rank& rank) {
+      EpModel ep(rank, c);
+      auto root = ep.shard(ep.options(c));
+      std::vector<Tensor> expected;
+      for (int micro = 0; micro < 3; ++micro) {
+        const bool is_last = micro == 2;
+        if (accumulation == Accumulation::kSyncAtLast) root.set_requires_gradient_sync(is_last);
+        if (accumulation == Accumulation::kAllReduceLast) root.set_requires_all_reduce(is_last);
+        if (accumulation == Accumulation::kLastBackward) root.set_is_last_backward(is_last);
+        ep.model->loss(rank.index(), micro, 0).backward();
+        plain_backward(ep.plain, c, micro);
+        const auto parameters = ep.plain->parameters();
+        for (size_t i = 0; i < parameters.size(); ++i)
+          if (micro == 0)
+            expected.push_back(parameters[i].grad().clone());
+          else
+            expected[i] += parameters[i].grad();
+      }
+      const auto names = ep.plain->named_parameters();
+      for (const auto& param : ep.model->named_parameters())
+        for (size_t i = 0; i < names.size(); ++i)
+          if (names[i].key() == plain_name(param.key(), ep.expert))
+            rank.check_close(full_grad(param.value()), expected[i], fmt::format("{}: {}", static_cast<int>(accumulation), param.key()));
+    });
+}
+
 TEST_CASE("one module owns a group for each mesh, gathered and reduced apart, by names that differ",
           "[runtime][param_mesh]") {
   const EpCase c;
