@@ -175,6 +175,7 @@ void ShardedParam::take_over_handle(const std::shared_ptr<ResidencyOwner>& owner
                                     c10::Device device) {
   BelowResidency below;
   const auto handle = this->handle();
+  forget_base(handle);
   seen_version_ = current_version();
   auto storage =
       c10::make_intrusive<HandleStorage>(owner, owner_, index, unsharded_bytes(), device, name_);

@@ -84,6 +84,36 @@ TEST_CASE("a tensor hook on a member sees and may change this rank's full gradie
   });
 }
 
+TEST_CASE("a parameter that is a view gets its gradient through views that were taken before its gather",
+          "[runtime][gradients]") {
+  // Such as one that was made non-contiguous: autograd goes on regarding it as a view of what it was made of.
+  struct Transposed : torch::nn::Module {
+    Transposed() { weight = register_parameter("weight", torch::arange(12.).view({3, 4}).t()); }
+    Tensor forward(const Tensor& x) {
+      const auto rows = weight.t();  // gathers nothing; the optimizer's write is noticed only after it
+      return torch::mm(x, rows);
+    }
+    Tensor weight;
+  };
+  for (const int ranks : {1, 2, 3})
+    on_ranks(ranks, [](Rank& rank) {
+      auto model = std::make_shared<Transposed>();
+      int hooked = 0;
+      model->weight.register_hook([&](const Tensor&) { ++hooked; });
+      fully_shard(*model, {.mesh = rank.mesh()});
+      const auto weight = model->parameters()[0];
+      rank.check(!model->weight.is_view(), "the handle is a view of nothing");
+      torch::optim::SGD sgd({weight}, 0.1);
+      for (int step = 0; step < 3; ++step) {
+        sgd.zero_grad();
+        model->forward(torch::ones({2, 3})).sum().backward();
+        rank.check(weight.grad().defined() && weight.grad().eq(2).all().item<bool>(), fmt::format("step {}", step));
+        sgd.step();
+      }
+      rank.check_equal(hooked, 3, "a hook of before fully_shard");
+    });
+}
+
 TEST_CASE("uneven and short shards hold no padding", "[runtime][gradients]") {
   on_ranks(4, [](Rank& rank) {
     torch::nn::Linear net(3, 5);  // rows 2, 2, 1, 0
