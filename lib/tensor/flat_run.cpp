@@ -23,8 +23,8 @@ std::optional<int64_t> place(const FlatItem& item, int64_t cursor, int64_t piece
     const int64_t end = start + item.numel;
     const bool reaches_second = end > cut + piece;
     if (end <= cut) return start;
-    if (reaches_second && piece % item.block_numel != 0) return std::nullopt;
-    if ((cut - start) % item.block_numel == 0) return start;
+    const bool leaves_later_whole = !reaches_second || piece % item.block_numel == 0;
+    if (leaves_later_whole && (cut - start) % item.block_numel == 0) return start;
     // From one cut to the next every residue that the alignment allows has come by.
     if (start >= round_up(cursor, piece) + piece) return std::nullopt;
   }

@@ -24,6 +24,13 @@ TEST_CASE("a cut never falls within a block", "[tensor][flat_run]") {
   CHECK(run.piece_numel == 7);
 }
 
+TEST_CASE("a tensor begins later if that spares it a cut", "[tensor][flat_run]") {
+  // From 2 to 7 it would be cut at 3 and at 6, within a block; from 4 to 9 only at 6, between two.
+  const auto run = plan_flat_run(std::vector<FlatItem>{{2}, {5, 2}}, 3, 1);
+  CHECK(run.starts == std::vector<int64_t>{0, 4});
+  CHECK(run.piece_numel == 3);
+}
+
 TEST_CASE("every element is held once, blocks stay whole, starts and pieces are aligned", "[tensor][flat_run]") {
   const uint64_t seed = draw_seed();
   INFO("FSDP_TEST_SEED=" << seed);
