@@ -205,6 +205,7 @@ void RootContext::prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& 
     const auto group = listed.lock();
     if (!group || group->is_held()) continue;
     group->is_listed_prefetch = true;
+    if (group->context.get() != this) group->context->observer().look_for_listener();
     group->unshard();
   }
 }

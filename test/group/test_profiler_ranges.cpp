@@ -84,4 +84,17 @@ TEST_CASE("without a profiler there is no range", "[group][profiler_ranges]") {
   }));
 }
 
+TEST_CASE("a profiler sees the gather of another root's group that a list asks for", "[group][profiler_ranges]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(5, [] { return Chain(2); });
+    std::vector<FSDPModule> roots;
+    for (auto& layer : model->layers) roots.push_back(fully_shard(layer, {.mesh = rank.mesh()}));
+    roots[0].set_modules_to_forward_prefetch({roots[1]});
+    Profiler profiler;
+    model->layers[0]->forward(torch::ones({2, 6}));
+    rank.check(!roots[1].is_unsharded(), "it has only begun");
+    rank.check_equal(count("FSDP::all_gather (root)"), 2, "gathers");
+  }));
+}
+
 }  // namespace fsdp::test
