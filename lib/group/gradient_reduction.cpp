@@ -70,6 +70,16 @@ bool has_user_hooks(const at::Tensor& registered) {
          torch::autograd::impl::post_acc_grad_hooks(registered) != nullptr;
 }
 
+/// What `take_gradient` allocates: before the CPU's kernel adds a gradient to a sum of another dtype, it
+/// casts all of it.
+int64_t bytes_to_take(ParamGroup& group, size_t index) {
+  const auto& sum = group.tally.accumulated(index);
+  if (!sum.defined() || !sum.is_cpu()) return 0;
+  const auto handle = group.params()[index].handle();
+  if (!handle.defined() || !handle.grad().defined()) return 0;
+  return handle.grad().scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
+}
+
 /// User hooks on a registered parameter, which autograd itself never reaches: they see the reduced gradient.
 at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient) {
   for (auto& hook : torch::autograd::impl::hooks(registered)) {
@@ -141,6 +151,7 @@ void GradientReduction::collect() {
   for (const size_t i : group.layout().order()) {
     auto& param = group.params()[i];
     auto handle = param.handle();
+    group.context->statistics().buffer_bytes += bytes_to_take(group, i);
     auto gradient = handle.defined() ? take_gradient(group, i) : at::Tensor();
     const bool takes_part = gradient.defined() || group.tally.partial_sum(i).defined() ||
                             (group.reduction().reduces_unused_params && param.requires_grad());
