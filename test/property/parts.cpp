@@ -1,5 +1,7 @@
 #include "property/parts.hpp"
 
+#include "support/odd_model.hpp"
+
 namespace fsdp::test {
 namespace {
 
@@ -111,6 +113,43 @@ struct Tied : Node {
   }
   Tensor run(Tensor x, Inputs&) override { return torch::matmul(torch::tanh(F::linear(x, into)), back); }
   Tensor into, back;
+};
+
+/// One tensor that two modules hold.
+struct Shared : Node {
+  explicit Shared(const Part& p) {
+    into = register_module("into", nn::Linear(nn::LinearOptions(p.width, p.width).bias(p.flag)));
+    back = register_module("back", Head(nn::LinearOptions(p.width, p.width).bias(!p.flag)));
+    back->tie(into->weight);
+  }
+  Tensor run(Tensor x, Inputs&) override { return back->forward(torch::tanh(into->forward(x))); }
+  bool is_one_group() const override { return true; }
+  nn::Linear into{nullptr};
+  Head back{nullptr};
+};
+
+/// Parameters without dimensions.
+struct Scalars : Node {
+  explicit Scalars(const Part& p) : has_shift(p.flag) {
+    gain = register_parameter("gain", torch::full({}, 0.8));
+    if (has_shift) shift = register_parameter("shift", torch::full({}, 0.1));
+  }
+  Tensor run(Tensor x, Inputs&) override { return has_shift ? x * gain + shift : x * gain; }
+  bool has_shift;
+  Tensor gain, shift;
+};
+
+/// Parameters that are not contiguous: transposed, and with gaps between their elements.
+struct Strided : Node {
+  explicit Strided(const Part& p) {
+    weight = register_parameter("weight", (torch::randn({p.width, p.inner}) * 0.4).t());
+    with_gaps = register_parameter("with_gaps", (torch::randn({p.width, 2 * p.inner}) * 0.4).slice(1, 0, 2 * p.inner, 2));
+    cube = register_parameter("cube", (torch::randn({2, p.width, 3}) * 0.4).permute({2, 0, 1}));
+  }
+  Tensor run(Tensor x, Inputs&) override {
+    return torch::matmul(torch::tanh(F::linear(x, weight)), with_gaps.t()) * cube.sum({0, 1});
+  }
+  Tensor weight, with_gaps, cube;
 };
 
 /// Operators whose operands belong to two modules, so maybe to two groups.
@@ -228,6 +267,7 @@ const std::vector<Entry>& entries() {
       {"lstm", false, make<Lstm>},     {"gru", false, make<Gru>},             {"conv1d", false, make<Conv1>},
       {"conv2d", false, make<Conv2>},  {"embedding", false, make<Lookup>},    {"attention", false, make<Attention>},
       {"lists", false, make<Lists>},   {"tied", false, make<Tied>},           {"cross", false, make<Cross>},
+      {"shared", false, make<Shared>}, {"scalars", false, make<Scalars>},     {"strided", false, make<Strided>},
       {"borrow", false, make<Borrow>}, {"choice", false, make<Choice>},       {"sequence", true, make<Sequence>},
       {"around", true, make<Around>},  {"twice", true, make<Twice>},
       {"checkpoint", true, make<Checkpoint>},

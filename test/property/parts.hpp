@@ -9,6 +9,8 @@ namespace fsdp::test {
 /// What every part of a random model is: not called through `forward`, on purpose.
 struct Node : torch::nn::Module {
   virtual at::Tensor run(at::Tensor x, Inputs& in) = 0;
+  /// Its children hold one tensor together, so that none of them may be a group of its own.
+  virtual bool is_one_group() const { return false; }
 };
 
 /// From now on the parts of kind "checkpoint" below `module` are checkpoints; before they just run.

@@ -3,7 +3,9 @@
 #include <functional>
 #include <set>
 
+#include "property/byte_formula.hpp"
 #include "property/parts.hpp"
+#include "property/run_watch.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -78,6 +80,12 @@ bool is_container(const nn::Module& module) {
   return module.as<nn::ModuleList>() || module.as<nn::ParameterList>() || module.as<nn::ParameterDict>();
 }
 
+/// Compute in float what is kept in double. Sums are added up in either.
+void draw_policy(Draw& draw, Training& training) {
+  training.param_dtype = at::kFloat;
+  if (draw.chance(0.7)) training.reduce_dtype = draw.one_of<at::ScalarType>({at::kFloat, at::kDouble});
+}
+
 /// One of the layouts, with any dimension for each parameter, whatever its name may be.
 void draw_layout(Draw& draw, FullyShardOptions& options) {
   if (draw.chance(0.5)) {
@@ -92,24 +100,62 @@ void draw_layout(Draw& draw, FullyShardOptions& options) {
   };
 }
 
+bool is_among(const at::Tensor& tensor, const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const auto& known) { return known.is_same(tensor); });
+}
+
+/// What a call of fully_shard on `module` is about to take, in its order.
+std::vector<PlainParam> left_in(const nn::Module& module, const FullyShardOptions& options) {
+  std::vector<PlainParam> params;
+  for (auto& [name, parameter] : unique_parameters(module)) {
+    if (is_fsdp_parameter(parameter) || is_among(parameter, options.ignored_params)) continue;
+    PlainParam param{.name = name, .tensor = parameter};
+    if (options.shard_placement_fn) param.dim = options.shard_placement_fn(name, parameter)->dim;
+    if (options.flat_block_numel) param.block = options.flat_block_numel(name, parameter);
+    param.stored_itemsize = static_cast<int64_t>(parameter.element_size());
+    param.itemsize = static_cast<int64_t>(
+        c10::elementSize(options.mp_policy.param_dtype.value_or(parameter.scalar_type())));
+    params.push_back(std::move(param));
+  }
+  return params;
+}
+
 struct Sharder {
   const RandomTree& tree;
   const FullyShardOptions& options;
+  const std::vector<at::Tensor>& ignored;
   Draw draw;
   std::set<const nn::Module*> visited;
-  std::vector<FSDPModule> modules;
+  std::vector<PlainGroup>& groups;
 
   void shard(nn::Module& module) {
     auto with = options;
     if (!tree.training.budget_factor) with.reshard_after_forward = draw_reshard(draw, tree.training);
     if (draw.chance(tree.other_layout_probability)) draw_layout(draw, with);
-    modules.push_back(fully_shard(module, with));
+    for (auto& parameter : module.parameters())
+      if (is_among(parameter, ignored)) with.ignored_params.push_back(parameter);
+    // CPU offload: draw with.offload_policy here.
+    auto params = left_in(module, with);
+    PlainGroup group{.module = fully_shard(module, with), .params = std::move(params)};
+    const auto& training = tree.training;
+    group.is_flat = with.layout == ParamLayout::kFlat;
+    group.ranks = training.shard_ranks();
+    group.replicas = training.world_size / group.ranks;
+    if (with.reshard_after_forward.is_integer()) group.ranks_after_forward = with.reshard_after_forward.ranks();
+    group.launches_batches = training.launches_batches;
+    group.packs_below = training.packs_below;
+    group.reduce_itemsize =
+        static_cast<int64_t>(c10::elementSize(training.reduce_dtype.value_or(training.param_dtype.value_or(training.dtype))));
+    groups.push_back(std::move(group));
   }
 
   /// Inner modules first; `forced` where an unsharded root would leave parameters without an owner.
   void visit(nn::Module& module, bool forced) {
     if (!visited.insert(&module).second) return;
-    for (auto& child : module.children()) visit(*child, forced && is_container(module));
+    const auto* node = dynamic_cast<const Node*>(&module);
+    // Ties across groups: visit the children of these, too.
+    if (node == nullptr || !node->is_one_group())
+      for (auto& child : module.children()) visit(*child, forced && is_container(module));
     if (!is_container(module) && (forced || draw.chance(tree.shard_probability))) shard(module);
   }
 };
@@ -127,10 +173,11 @@ struct Model : nn::Module {
   nn::Linear out{nullptr};
 };
 
-void prefetch_by_list(Draw& draw, std::vector<FSDPModule>& modules) {
-  for (size_t i = 0; i + 1 < modules.size(); ++i) {
-    if (draw.chance(0.3)) modules[i].set_modules_to_forward_prefetch({modules[i + 1]});
-    if (draw.chance(0.3)) modules[i + 1].set_modules_to_backward_prefetch({modules[i]});
+void prefetch_by_list(Draw& draw, std::vector<PlainGroup>& groups) {
+  for (size_t i = 0; i + 1 < groups.size(); ++i) {
+    auto &inner = groups[i].module, &outer = groups[i + 1].module;
+    if (draw.chance(0.3)) inner.set_modules_to_forward_prefetch({outer});
+    if (draw.chance(0.3)) outer.set_modules_to_backward_prefetch({inner});
   }
 }
 
@@ -167,7 +214,11 @@ RandomTree draw_tree(uint64_t seed) {
     tree.root.parts.push_back(draw_part(draw, width, 2, training.reduce_unused));
     if (draw.chance(0.15)) tree.root.parts.back().skip_period = draw.number(2, 3);
   }
-  if (contains(tree.root, normalises)) training.dtype = at::kDouble;
+  const bool is_delicate = contains(tree.root, normalises);
+  if (is_delicate) training.dtype = at::kDouble;
+  if (!is_delicate && training.dtype == at::kDouble && draw.chance(0.4)) draw_policy(draw, training);
+  // Nobody casts the operands of what is ignored.
+  if (!training.param_dtype && draw.chance(0.2)) tree.ignored_probability = draw.one_of<double>({0.1, 0.5});
   // A root hears only of backwards that reach it: one that is left out of the last micro-batch
   // would keep what it was told to hold back.
   if (!tree.root_is_sharded && contains(tree.root, may_be_skipped)) training.accumulation = Accumulation::kReduceEach;
@@ -177,6 +228,7 @@ RandomTree draw_tree(uint64_t seed) {
 Workload build(const RandomTree& tree) {
   auto model = std::make_shared<Model>(tree.root);
   Draw draw(tree.seed + 5);
+  std::vector<at::Tensor> ignored;
   for (auto& [name, parameter] : unique_parameters(*model->body)) {
     // What a list or dict hands out is the registered parameter: frozen, and with a batch that needs
     // no gradient, no operator records autograd on it, so it is the shard (T20).
@@ -185,18 +237,23 @@ Workload build(const RandomTree& tree) {
     // it what the parts in front of it gather in backward.
     bool is_choice = tree.training.reduce_unused && (name.ends_with(".odd") || name.ends_with(".even"));
     if (!in_container && !is_choice && draw.chance(tree.frozen_probability)) parameter.set_requires_grad(false);
+    if (!in_container && !is_choice && draw.chance(tree.ignored_probability)) ignored.push_back(parameter);
   }
-  auto shard = [model, tree](const FullyShardOptions& options) {
-    Sharder sharder{tree, options, Draw(tree.seed + 6), {}, {}};
+  auto groups = std::make_shared<std::vector<PlainGroup>>();
+  auto shard = [model, tree, ignored, groups](const FullyShardOptions& options) {
+    Sharder sharder{tree, options, ignored, Draw(tree.seed + 6), {}, *groups};
     bool everything = !tree.root_is_sharded;
     sharder.visit(*model->out, everything);
     sharder.visit(*model->body, everything);
     if (tree.root_is_sharded) sharder.shard(*model);
-    if (tree.explicit_prefetch) prefetch_by_list(sharder.draw, sharder.modules);
+    if (tree.explicit_prefetch) prefetch_by_list(sharder.draw, *groups);
     use_checkpoints(*model->body);  // the plain model keeps its activations
   };
   return {.module = model, .shard = shard, .loss = [model, width = tree.root.width](Inputs& in) {
             return model->loss(in, width);
+          },
+          .watch = [model, groups, training = tree.training](Rank& rank) {
+            return watch_run(rank, model, groups, training);
           }};
 }
 
@@ -214,14 +271,17 @@ std::string describe(const Part& part) {
 
 std::string describe(const RandomTree& tree) {
   auto& t = tree.training;
+  const auto name_of = [](std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "own"; };
   return fmt::format(
       "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{} max norm {}{}{}\n"
-      "sharded with probability {}, root {}, frozen with probability {}, other layouts with {}, budget {}\n{}",
+      "sharded with probability {}, root {}, frozen with probability {}, ignored with {}, other layouts with {}, "
+      "budget {}\ncomputed in {}, reduced in {}\n{}",
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
       t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
-      tree.other_layout_probability, t.budget_factor.value_or(0), describe(tree.root));
+      tree.ignored_probability, tree.other_layout_probability, t.budget_factor.value_or(0), name_of(t.param_dtype),
+      name_of(t.reduce_dtype), describe(tree.root));
 }
 
 }  // namespace fsdp::test

@@ -41,6 +41,7 @@ struct RandomTree {
   Training training;
   double shard_probability = 0.4;
   double frozen_probability = 0;
+  double ignored_probability = 0;  ///< of a parameter
   bool root_is_sharded = true;
   double other_layout_probability = 0;  ///< of a unit to be cut along other dimensions, or flat
   bool explicit_prefetch = false;

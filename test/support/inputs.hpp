@@ -3,28 +3,32 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
+#include <optional>
+
 namespace fsdp::test {
 
 /// The batch of one rank, step and micro-batch: the same numbers for the plain and the sharded
 /// model, drawn from a generator of its own because ranks that are threads share LibTorch's.
 class Inputs {
  public:
-  Inputs(int rank, int step, int micro_batch = 0, at::ScalarType dtype = at::kFloat)
-      : rank(rank), step(step), micro_batch(micro_batch), dtype_(dtype),
+  /// given_in: the dtype that they are cast to; none: the one they are drawn in.
+  Inputs(int rank, int step, int micro_batch = 0, at::ScalarType dtype = at::kFloat,
+         std::optional<at::ScalarType> given_in = {})
+      : rank(rank), step(step), micro_batch(micro_batch), dtype_(dtype), given_in_(given_in.value_or(dtype)),
         generator_(at::make_generator<at::CPUGeneratorImpl>(1 + rank + 100 * step + 10000 * micro_batch)) {}
 
-  at::Tensor normal(at::IntArrayRef sizes) { return torch::randn(sizes, generator_, at::TensorOptions(dtype_)); }
+  at::Tensor normal(at::IntArrayRef sizes) { return torch::randn(sizes, generator_, at::TensorOptions(dtype_)).to(given_in_); }
   at::Tensor integers(int64_t high, at::IntArrayRef sizes) {
     return torch::randint(0, high, sizes, generator_, at::TensorOptions(at::kLong));
   }
-  at::ScalarType dtype() const { return dtype_; }
+  at::ScalarType dtype() const { return given_in_; }
   /// What they are drawn from: to be preserved where a part that draws is recomputed.
   const at::Generator& generator() const { return generator_; }
 
   const int rank, step, micro_batch;
 
  private:
-  at::ScalarType dtype_;
+  at::ScalarType dtype_, given_in_;
   at::Generator generator_;
 };
 

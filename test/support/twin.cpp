@@ -155,6 +155,20 @@ void check_part(const Rank& rank, const Training& training, const at::Tensor& pa
   rank.check_close(actual.defined() ? actual.reshape({-1}) : actual, part, what, tolerance);
 }
 
+/// The gradients of what fully_shard was told to ignore are the user's to average.
+void average_ignored(const Rank& rank, const NamedTensors& parameters, const Training& training) {
+  at::NoGradGuard no_grad;
+  for (auto& [name, parameter] : parameters) {
+    if (is_fsdp_parameter(parameter) || !parameter.requires_grad()) continue;
+    auto& gradient = parameter.mutable_grad();
+    if (!gradient.defined() && training.reduce_unused) gradient = at::zeros_like(parameter);
+    if (!gradient.defined()) continue;
+    gradient = gradient.contiguous();
+    rank.world()->start_all_reduce(gradient, ReduceOp::kSum, "an ignored parameter")->wait();
+    gradient.div_(training.world_size);
+  }
+}
+
 void compare_gradients(const Rank& rank, const Training& training, const NamedTensors& parameters,
                        const PlainRecord::Step& expected, int step) {
   rank.check_equal(parameters.size(), expected.gradients.size(), "number of parameters");
@@ -194,9 +208,11 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
   FullyShardOptions options{
       .mesh = training.replicas > 0 ? rank.hybrid(training.replicas, training.shard_ranks()) : rank.mesh(),
       .reshard_after_forward = training.reshard_after_forward,
+      .mp_policy = {.param_dtype = training.param_dtype, .reduce_dtype = training.reduce_dtype},
       .replicate_only = training.replicate_only};
   if (training.adjust) training.adjust(options);
   workload.shard(options);
+  const auto at_end = workload.watch ? workload.watch(rank) : std::function<void()>();
   auto top = roots(*workload.module);
   for (auto& root : top) {
     if (training.prefetch_distance != 1) root.set_prefetch_distance(training.prefetch_distance);
@@ -210,12 +226,13 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
     optimizer->zero_grad();
     for (int micro = 0; micro < training.micro_batches; ++micro) {
       for (auto& root : top) prepare_micro_batch(root, training, micro);
-      Inputs inputs(rank.index(), step, micro, training.dtype);
+      Inputs inputs(rank.index(), step, micro, training.dtype, training.param_dtype);
       auto loss = workload.loss(inputs);
       loss.backward();
       rank.check_close(loss.detach(), expected.losses[rank.index()][micro], fmt::format("step {}: loss", step),
                        training.tolerance());
     }
+    average_ignored(rank, parameters, training);
     compare_gradients(rank, training, parameters, expected, step);
     if (training.max_norm) {
       double norm = clip_grad_norm_(tensors_of(parameters), *training.max_norm);
@@ -230,6 +247,7 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
   auto buffers = workload.module->buffers();
   for (size_t i = 0; i < buffers.size(); ++i)
     rank.check_close(buffers[i], plain.buffers[rank.index()][i], fmt::format("buffer {}", i), training.tolerance());
+  if (at_end) at_end();
 }
 
 bool trains_like_plain(const MakeWorkload& make, const Training& training) {

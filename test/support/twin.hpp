@@ -19,6 +19,8 @@ struct Workload {
   /// Calls fully_shard where the user would, with these options (the mesh among them).
   std::function<void(const FullyShardOptions&)> shard;
   std::function<at::Tensor(Inputs&)> loss;
+  /// Called on a rank once the model is sharded; what it returns, after the last step.
+  std::function<std::function<void()>(Rank&)> watch = {};
 };
 using MakeWorkload = std::function<Workload()>;
 
@@ -60,11 +62,14 @@ struct Training {
   int64_t packs_below = 0;        ///< of those launches
   /// The smallest byte budget that the root accepts, times this.
   std::optional<double> budget_factor = {};
+  /// The policy's; with another param_dtype the batches come in that one.
+  std::optional<at::ScalarType> param_dtype = {}, reduce_dtype = {};
   /// The rest of the options, such as the layout.
   std::function<void(FullyShardOptions&)> adjust = {};
 
   int64_t shard_ranks() const { return replicate_only ? 1 : replicas > 0 ? world_size / replicas : world_size; }
-  double tolerance() const { return dtype == at::kDouble ? 1e-11 : 1e-5; }
+  /// A policy that computes in float is compared with a model that does not.
+  double tolerance() const { return param_dtype ? 1e-4 : dtype == at::kDouble ? 1e-11 : 1e-5; }
 };
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;

@@ -1,0 +1,106 @@
+#include "property/byte_formula.hpp"
+
+#include <algorithm>
+
+namespace fsdp::test {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/// What each rank holds of one tensor, or of one flat run.
+struct Held {
+  int64_t bytes = 0;       ///< padded
+  bool side_by_side = true;  ///< the ranks' pieces lie one after another in the whole
+};
+
+Moved moved(const PlainGroup& group, const std::vector<Held>& held) {
+  Moved result;
+  if (held.size() == 1) {
+    // One alone has no neighbour to be aligned for.
+    result.padded = result.launched = group.ranks * held[0].bytes;
+    return result;
+  }
+  for (const auto& piece : held) {
+    const int64_t aligned = round_up(piece.bytes, 16);
+    const bool is_packed = !group.launches_batches || !piece.side_by_side || piece.bytes < group.packs_below;
+    result.padded += group.ranks * aligned;
+    result.launched += group.ranks * (is_packed ? aligned : piece.bytes);
+  }
+  return result;
+}
+
+/// ceil(n / W) of the rows, each of numel / n elements.
+Held held_of(const PlainParam& param, int64_t ranks, int64_t itemsize) {
+  const auto& tensor = param.tensor;
+  if (tensor.dim() == 0) return {.bytes = itemsize};
+  const int64_t rows = tensor.size(param.dim);
+  if (rows <= 1 || ranks == 1) return {.bytes = tensor.numel() * itemsize};
+  int64_t outside = 1;  // dimensions that lie further apart in memory than the rows
+  for (int64_t d = 0; d < tensor.dim(); ++d)
+    if (tensor.stride(d) > tensor.stride(param.dim)) outside *= tensor.size(d);
+  return {.bytes = ceil_div(rows, ranks) * (tensor.numel() / rows) * itemsize, .side_by_side = outside == 1};
+}
+
+/// True if the items, one after another, fit in W pieces of so many elements with no block cut.
+bool fits(const std::vector<const PlainParam*>& run, int64_t piece, int64_t ranks, int64_t alignment) {
+  int64_t cursor = 0;
+  for (const auto* param : run) {
+    const int64_t numel = param->tensor.numel();
+    const auto cuts_a_block = [&](int64_t start) {
+      for (int64_t cut = (start / piece + 1) * piece; cut < start + numel; cut += piece)
+        if ((cut - start) % param->block != 0) return true;
+      return false;
+    };
+    int64_t start = round_up(cursor, alignment);
+    while (start + numel <= piece * ranks && cuts_a_block(start)) start += alignment;
+    if (start + numel > piece * ranks) return false;
+    cursor = start + numel;
+  }
+  return true;
+}
+
+/// The least aligned piece that will do.
+int64_t flat_piece(const std::vector<const PlainParam*>& run, int64_t ranks) {
+  const int64_t itemsize = std::min(run.front()->itemsize, run.front()->stored_itemsize);
+  const int64_t alignment = std::max<int64_t>(1, 16 / itemsize);
+  int64_t total = 0;
+  for (const auto* param : run) total = round_up(total, alignment) + param->tensor.numel();
+  int64_t piece = round_up(ceil_div(total, ranks), alignment);
+  while (!fits(run, piece, ranks, alignment)) piece += alignment;
+  return piece;
+}
+
+std::vector<const PlainParam*> run_of(const PlainGroup& group, bool trainable) {
+  std::vector<const PlainParam*> run;
+  for (const auto& param : group.params)
+    if (param.tensor.requires_grad() == trainable) run.push_back(&param);
+  return run;
+}
+
+}  // namespace
+
+Moved gathered_by(const PlainGroup& group) {
+  std::vector<Held> held;
+  if (!group.is_flat) {
+    for (const auto& param : group.params) held.push_back(held_of(param, group.ranks, param.itemsize));
+    return moved(group, held);
+  }
+  for (const bool trainable : {true, false})
+    if (const auto run = run_of(group, trainable); !run.empty())
+      held.push_back({.bytes = flat_piece(run, group.ranks) * run.front()->itemsize});
+  return moved(group, held);
+}
+
+Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part) {
+  std::vector<Held> held;
+  if (group.is_flat) {
+    held.push_back({.bytes = flat_piece(run_of(group, true), group.ranks) * group.reduce_itemsize});
+  } else {
+    for (size_t i = 0; i < group.params.size(); ++i)
+      if (takes_part(i)) held.push_back(held_of(group.params[i], group.ranks, group.reduce_itemsize));
+  }
+  return moved(group, held);
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,197 @@
+#include "property/run_watch.hpp"
+
+#include <cstdlib>
+#include <set>
+#include <span>
+
+#include "property/runtime_allocations.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using Groups = std::vector<PlainGroup>;
+// In the log, besides the collectives: a gradient has arrived at a handle, a group begins to reduce.
+constexpr auto kGradient = "gradient", kReduction = "reduction";
+
+StepStatistics& operator+=(StepStatistics& sum, const StepStatistics& more) {
+  sum.all_gathers += more.all_gathers;
+  sum.gathered_bytes += more.gathered_bytes;
+  sum.reductions += more.reductions;
+  sum.reduced_bytes += more.reduced_bytes;
+  sum.communicated_bytes += more.communicated_bytes;
+  sum.buffer_bytes += more.buffer_bytes;
+  return sum;
+}
+
+StepStatistics statistics_of_roots(const torch::nn::Module& module) {
+  StepStatistics sum;
+  for (const auto& root : roots(module)) sum += statistics(root);
+  return sum;
+}
+
+/// What its collectives are called.
+std::string subject_of(const PlainGroup& group) {
+  const auto& name = group.module.name();
+  return name.empty() ? "root" : name;
+}
+
+/// Writes between the collectives of the log when gradients arrive, and when a reduction takes them.
+void log_gradients(const Groups& groups, CallLog& log) {
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t p = 0; p < groups[g].params.size(); ++p) {
+      const auto& handle = groups[g].params[p].tensor;
+      if (!handle.requires_grad()) continue;
+      handle.register_hook([&log, g, p](const at::Tensor&) {
+        log.calls.push_back({.operation = kGradient, .subject = {}, .group = {}, .bytes = static_cast<int64_t>(g),
+                             .tensors = static_cast<int>(p)});
+      });
+    }
+  listen_to_ranges([&log](std::string_view name) {
+    constexpr std::string_view kRange = "FSDP::post_backward_reduce (";
+    if (!name.starts_with(kRange)) return;
+    const auto subject = name.substr(kRange.size(), name.size() - kRange.size() - 1);
+    log.calls.push_back({.operation = kReduction, .subject = std::string(subject), .group = {}});
+  });
+}
+
+/// Reads the log and adds up what the formula says.
+class Replay {
+ public:
+  Replay(const Rank& rank, const Groups& groups, const Training& training)
+      : rank_(rank), groups_(groups), training_(training), waiting_(groups.size()), taken_(groups.size()) {}
+
+  StepStatistics run(std::span<const RecordedCall> calls) {
+    for (const auto& call : calls) {
+      if (call.operation == kGradient) {
+        last_ = static_cast<size_t>(call.bytes);
+        waiting_[last_].insert(call.tensors);
+      }
+      if (call.operation == kReduction) note_reduction(call);
+      if (call.operation == "all_gather") note_gather(call);
+      if (call.operation == "reduce_scatter") find(call, [&](size_t g) { return reduced(g).launched; });
+      if (call.operation == "all_reduce") note_all_reduce(call);
+    }
+    return sum_;
+  }
+
+ private:
+  /// By index, of the call's subject. Several roots may have groups of one name.
+  std::vector<size_t> candidates(const RecordedCall& call) const {
+    std::vector<size_t> found;
+    for (size_t g = 0; g < groups_.size(); ++g)
+      if (subject_of(groups_[g]) == call.subject) found.push_back(g);
+    return found;
+  }
+
+  /// The group that moves as many bytes.
+  template <class Formula>
+  std::optional<size_t> find(const RecordedCall& call, Formula&& formula) const {
+    std::vector<int64_t> expected;
+    for (const size_t g : candidates(call)) {
+      expected.push_back(formula(g));
+      if (expected.back() == call.bytes) return g;
+    }
+    rank_.check(false, fmt::format("{} of '{}' moved {} bytes, the formula says {}", call.operation, call.subject,
+                                   call.bytes, fmt::join(expected, " or ")));
+    return std::nullopt;
+  }
+
+  /// What the group's last reduction moves.
+  Moved reduced(size_t g) const {
+    if (taken_[g].empty()) return {};
+    return reduced_by(groups_[g], [&](size_t p) { return taken_[g].count(static_cast<int>(p)) > 0; });
+  }
+
+  void note_gather(const RecordedCall& call) {
+    const auto g = find(call, [&](size_t i) { return gathered_by(groups_[i]).launched; });
+    if (!g) return;
+    const auto& group = groups_[*g];
+    const int64_t padded = gathered_by(group).padded;
+    const auto& mesh = group.module.mesh();
+    const bool is_whole = call.group == mesh.group(mesh.ndim() - 1)->name();
+    const int64_t ranks = is_whole ? group.ranks : group.ranks_after_forward;
+    rank_.check(ranks > 0, "a gather over other ranks was asked for");
+    ++sum_.all_gathers;
+    sum_.gathered_bytes += padded;
+    sum_.communicated_bytes += padded / ranks * (ranks - 1);
+  }
+
+  /// The group that takes its gradients now: the one that has some, the last one that got any first.
+  std::optional<size_t> reducing(const RecordedCall& call) const {
+    std::optional<size_t> found;
+    for (const size_t g : candidates(call)) {
+      const bool has_sums = groups_[g].replicas > 1 && !taken_[g].empty();
+      const bool owes = training_.reduce_unused || !waiting_[g].empty() || has_sums;
+      if (owes && (!found || g == last_)) found = g;
+    }
+    return found;
+  }
+
+  void note_reduction(const RecordedCall& call) {
+    const auto g = reducing(call);
+    if (!g) return;  // nothing is left to take; if something moves after all, the formula says 0
+    const auto& group = groups_[*g];
+    // Sums that wait for an all-reduce take part again.
+    if (group.replicas == 1) taken_[*g].clear();
+    taken_[*g].merge(waiting_[*g]);
+    waiting_[*g].clear();
+    for (size_t p = 0; training_.reduce_unused && p < group.params.size(); ++p)
+      if (group.params[p].tensor.requires_grad()) taken_[*g].insert(static_cast<int>(p));
+    if (group.ranks * group.replicas == 1) return;
+    const int64_t padded = reduced(*g).padded;
+    ++sum_.reductions;
+    sum_.reduced_bytes += padded;
+    sum_.communicated_bytes += padded / group.ranks * (group.ranks - 1);
+  }
+
+  void note_all_reduce(const RecordedCall& call) {
+    if (candidates(call).empty()) return;  // a norm's, say
+    const auto g = find(call, [&](size_t i) { return reduced(i).padded / groups_[i].ranks; });
+    if (!g) return;
+    const int64_t replicas = groups_[*g].replicas;
+    sum_.communicated_bytes += 2 * (replicas - 1) * call.bytes / replicas;
+    taken_[*g].clear();
+  }
+
+  const Rank& rank_;
+  const Groups& groups_;
+  const Training& training_;
+  std::vector<std::set<int>> waiting_, taken_;  // by group: gradients since its last reduction, and in it
+  size_t last_ = 0;                             // group that got a gradient
+  StepStatistics sum_;
+};
+
+void check_sums(const Rank& rank, const Training& training, const StepStatistics& found, const StepStatistics& expected) {
+  // A rank that shards with nobody and casts gathers alone, which no log shows.
+  if (training.shard_ranks() > 1 || !training.param_dtype) {
+    rank.check_equal(found.all_gathers, expected.all_gathers, "all-gathers");
+    rank.check_equal(found.gathered_bytes, expected.gathered_bytes, "gathered bytes");
+  }
+  rank.check_equal(found.communicated_bytes, expected.communicated_bytes, "communicated bytes");
+  rank.check_equal(found.reductions, expected.reductions, "reductions");
+  rank.check_equal(found.reduced_bytes, expected.reduced_bytes, "reduced bytes");
+}
+
+}  // namespace
+
+std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,
+                                std::shared_ptr<const Groups> groups, const Training& training) {
+  watch_runtime_allocations();
+  log_gradients(*groups, rank.log());
+  const size_t first = rank.log().calls.size();
+  const auto before = statistics_of_roots(*module);
+  const int64_t allocated = runtime_allocated_bytes();
+  return [&rank, &training, module, groups, first, before, allocated] {
+    listen_to_ranges({});
+    const auto all = statistics_of_roots(*module);
+    const auto calls = std::span<const RecordedCall>(rank.log().calls).subspan(first);
+    auto expected = before;
+    expected += Replay(rank, *groups, training).run(calls);
+    check_sums(rank, training, all, expected);
+    if (const char* sanitizes = std::getenv("FSDP_SANITIZE"); sanitizes == nullptr || *sanitizes == '\0')
+      rank.check_equal(runtime_allocated_bytes() - allocated, all.buffer_bytes - before.buffer_bytes,
+                       "bytes that the runtime allocated");
+  };
+}
+
+}  // namespace fsdp::test

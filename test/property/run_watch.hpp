@@ -1,0 +1,21 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "property/byte_formula.hpp"
+#include "support/twin.hpp"
+
+namespace fsdp::test {
+
+/// Follows one rank's run from after fully_shard on; what it returns checks, after the last step:
+///
+/// - each gather and reduction moved what the formula says, for the parameters that got gradients
+/// - the statistics are the sums of those, and of (W-1)/W and 2 (R-1)/R of them
+/// - the runtime allocated what its statistics planned, to the byte (not under FSDP_SANITIZE, whose late
+///   delivery needs memory of its own)
+std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,
+                                std::shared_ptr<const std::vector<PlainGroup>> groups, const Training& training);
+
+}  // namespace fsdp::test

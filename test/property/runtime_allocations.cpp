@@ -1,0 +1,61 @@
+#include "property/runtime_allocations.hpp"
+
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+#include <string_view>
+
+namespace fsdp::test {
+namespace {
+
+thread_local int open_ranges = 0;
+thread_local int64_t allocated_bytes = 0;
+thread_local std::function<void(std::string_view)> listener;
+
+class RangeCountingAllocator final : public c10::Allocator {
+ public:
+  explicit RangeCountingAllocator(c10::Allocator* inner) : inner_(inner) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (open_ranges > 0) allocated_bytes += static_cast<int64_t>(bytes);
+    return inner_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
+  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
+    std::memcpy(destination, source, bytes);
+  }
+
+ private:
+  c10::Allocator* inner_;
+};
+
+struct OpenRange final : at::ObserverContext {
+  OpenRange() { ++open_ranges; }
+  ~OpenRange() override { --open_ranges; }
+};
+
+std::unique_ptr<at::ObserverContext> on_range(const at::RecordFunction& range) {
+  if (!std::string_view(range.name()).starts_with("FSDP::")) return nullptr;
+  if (listener) listener(range.name());
+  return std::make_unique<OpenRange>();
+}
+
+}  // namespace
+
+void watch_runtime_allocations() {
+  static const bool is_done = [] {
+    static RangeCountingAllocator allocator(c10::GetDefaultCPUAllocator());
+    c10::SetAllocator(c10::DeviceType::CPU, &allocator, /*priority=*/255);
+    at::addGlobalCallback(at::RecordFunctionCallback(&on_range).scopes({at::RecordScope::USER_SCOPE}));
+    return true;
+  }();
+  static_cast<void>(is_done);
+}
+
+void listen_to_ranges(std::function<void(std::string_view)> on_start) { listener = std::move(on_start); }
+
+int64_t runtime_allocated_bytes() { return allocated_bytes; }
+
+}  // namespace fsdp::test
