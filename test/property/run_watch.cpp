@@ -119,8 +119,11 @@ class Replay {
   /// The group that takes its gradients now: the one that has some, the last one that got any first.
   std::optional<size_t> reducing(const RecordedCall& call) const {
     std::optional<size_t> found;
-    for (const size_t g : candidates(call)) {
-      const bool has_sums = groups_[g].replicas > 1 && !taken_[g].empty();
+    const auto known = candidates(call);
+    for (const size_t g : known) {
+      // Sums alone are reduced where a part was left out of the last micro-batch, which draws with several
+      // roots do not have: there it is another root's group that finds nothing to take.
+      const bool has_sums = known.size() == 1 && groups_[g].replicas > 1 && !taken_[g].empty();
       const bool owes = training_.reduce_unused || !waiting_[g].empty() || has_sums;
       if (owes && (!found || g == last_)) found = g;
     }
