@@ -77,7 +77,7 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   MeshInfo mesh_info;       ///< of the mesh that fully_shard was given
   ReshardAfterForward requested_reshard;
   MixedPrecisionPolicy mp_policy;
-  FullyShardOptions options;  ///< as given, without what was ignored
+  FullyShardOptions options;  ///< as given, without what was ignored or replicated
   std::vector<std::weak_ptr<torch::nn::Module>> ignored_modules;  ///< as given
   std::vector<OwnedGroup> groups;  ///< none if there was nothing to shard; one for each mesh
   std::vector<SharedEntry> shared_entries;  ///< settled when a module around both is sharded
