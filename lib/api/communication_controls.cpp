@@ -16,7 +16,7 @@ namespace {
 std::vector<std::shared_ptr<ParamGroup>> groups_of(ModuleState& state, Recurse recurse) {
   std::vector<std::shared_ptr<ParamGroup>> groups;
   auto add = [&](ModuleState& owner) {
-    if (auto group = owner.group.lock()) groups.push_back(std::move(group));
+    for (auto& group : owner.live_groups()) groups.push_back(std::move(group));
   };
   if (recurse == Recurse::kNo)
     add(state);
@@ -79,14 +79,14 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
 }
 
 void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
-  const auto group = state_->group.lock();
-  if (!group) return;
+  const auto groups = state_->live_groups();
+  if (groups.empty()) return;
   require(backend == "NCCL", "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"",
           backend);
   throw UsageError(fmt::format(
       "set_symm_mem_for_comm: '{}' communicates over {}, which has no symmetric memory here; use "
       "set_allocate_memory_from_process_group_for_comm, or bring your own with set_custom_all_gather",
-      group->name(), group->config().mesh_info.shard_group->backend()));
+      groups.front()->name(), groups.front()->config().mesh_info.shard_group->backend()));
 }
 
 void FSDPModule::set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse) {
