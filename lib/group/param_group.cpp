@@ -223,6 +223,7 @@ at::Tensor ParamGroup::pack(const at::Tensor& shard) const {
 
 at::Tensor ParamGroup::bring_home(const at::Tensor& gradient, HomeCopies::Pace pace, const at::Tensor& target) {
   if (!config_.home && !target.defined()) return gradient;
+  const Range range(context->observer(), "FSDP::gradient_copy", *this);
   auto& statistics = context->statistics();
   auto home = target;
   if (!home.defined()) {

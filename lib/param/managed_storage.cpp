@@ -84,8 +84,8 @@ void HandleStorage::retire(const std::string& name) {
   is_retired_ = true;
   release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
       "fsdp: this is a view, or was saved by autograd, of parameter '{}' as it was before it got "
-      "another group, dtype or device (by fsdp::to, or by train() or eval() with full_precision_in_eval); "
-      "run forward again",
+      "another dtype or device (by fsdp::to, or by train() or eval() with full_precision_in_eval) or another "
+      "group; run forward again",
       name));
   release();
 }

@@ -78,19 +78,25 @@ std::vector<const PlainParam*> run_of(const PlainGroup& group, bool trainable) {
   return run;
 }
 
-}  // namespace
-
-Moved gathered_by(const PlainGroup& group) {
+Moved all_of(const PlainGroup& group, int64_t PlainParam::*itemsize) {
   std::vector<Held> held;
   if (!group.is_flat) {
-    for (const auto& param : group.params) held.push_back(held_of(param, group.ranks, param.itemsize));
+    for (const auto& param : group.params)
+      held.push_back(param.is_gone ? Held{} : held_of(param, group.ranks, param.*itemsize));
     return moved(group, held);
   }
+  // A run stays as it is when a parameter leaves it.
   for (const bool trainable : {true, false})
     if (const auto run = run_of(group, trainable); !run.empty())
-      held.push_back({.bytes = flat_piece(run, group.ranks) * run.front()->itemsize});
+      held.push_back({.bytes = flat_piece(run, group.ranks) * (run.front()->*itemsize)});
   return moved(group, held);
 }
+
+}  // namespace
+
+Moved gathered_by(const PlainGroup& group) { return all_of(group, &PlainParam::itemsize); }
+
+int64_t stored_by(const PlainGroup& group) { return all_of(group, &PlainParam::stored_itemsize).padded; }
 
 Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part) {
   std::vector<Held> held;

@@ -19,6 +19,7 @@ struct PlainParam {
   int64_t block = 1;  ///< flat: elements that stay together
   int64_t itemsize = 4;  ///< gathered
   int64_t stored_itemsize = 4;
+  bool is_gone = false;  ///< to the group of a module around all that register it
 };
 
 /// One group, as the formula sees it: from sizes alone, nothing of it is asked of the library.
@@ -32,6 +33,7 @@ struct PlainGroup {
   bool launches_batches = false;
   int64_t packs_below = 0;
   int64_t reduce_itemsize = 4;
+  bool is_offloaded = false;
 };
 
 /// What moves in one gather or reduction of `ranks` ranks.
@@ -43,6 +45,9 @@ struct Moved {
 
 /// Of all parameters.
 Moved gathered_by(const PlainGroup& group);
+
+/// What all ranks hold between steps, with what aligns it.
+int64_t stored_by(const PlainGroup& group);
 
 /// Of the parameters for which `takes_part`, at least one. Flat: of the run, whichever of it they are.
 Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part);

@@ -1,6 +1,7 @@
 #include "property/random_tree.hpp"
 
 #include <functional>
+#include <map>
 #include <set>
 
 #include "property/byte_formula.hpp"
@@ -110,7 +111,7 @@ std::vector<PlainParam> left_in(const nn::Module& module, const FullyShardOption
   for (auto& [name, parameter] : unique_parameters(module)) {
     if (is_fsdp_parameter(parameter) || is_among(parameter, options.ignored_params)) continue;
     PlainParam param{.name = name, .tensor = parameter};
-    if (options.shard_placement_fn) param.dim = options.shard_placement_fn(name, parameter)->dim;
+    if (options.shard_placement_fn) param.dim = options.shard_placement_fn(name, parameter)->placement.dim;
     if (options.flat_block_numel) param.block = options.flat_block_numel(name, parameter);
     param.stored_itemsize = static_cast<int64_t>(parameter.element_size());
     param.itemsize = static_cast<int64_t>(
@@ -127,6 +128,8 @@ struct Sharder {
   Draw draw;
   std::set<const nn::Module*> visited;
   std::vector<PlainGroup>& groups;
+  std::map<const c10::TensorImpl*, std::vector<const nn::Module*>> registering;  ///< before anything is sharded
+  std::vector<const nn::Module*> owners = {};                                    ///< by group
 
   void shard(nn::Module& module) {
     auto with = options;
@@ -134,11 +137,13 @@ struct Sharder {
     if (draw.chance(tree.other_layout_probability)) draw_layout(draw, with);
     for (auto& parameter : module.parameters())
       if (is_among(parameter, ignored)) with.ignored_params.push_back(parameter);
-    // CPU offload: draw with.offload_policy here.
+    if (draw.chance(tree.offload_probability)) with.offload_policy = CPUOffloadPolicy{};
     auto params = left_in(module, with);
     PlainGroup group{.module = fully_shard(module, with), .params = std::move(params)};
     const auto& training = tree.training;
     group.is_flat = with.layout == ParamLayout::kFlat;
+    group.is_offloaded = with.offload_policy.has_value();
+    take_ties(module, with, group);
     group.ranks = training.shard_ranks();
     group.replicas = training.world_size / group.ranks;
     if (with.reshard_after_forward.is_integer()) group.ranks_after_forward = with.reshard_after_forward.ranks();
@@ -147,14 +152,39 @@ struct Sharder {
     group.reduce_itemsize =
         static_cast<int64_t>(c10::elementSize(training.reduce_dtype.value_or(training.param_dtype.value_or(training.dtype))));
     groups.push_back(std::move(group));
+    owners.push_back(&module);
+  }
+
+  /// A parameter that several modules register goes to the first group around them all.
+  void take_ties(nn::Module& module, const FullyShardOptions& with, PlainGroup& group) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (!is_inside(owners[g], module)) continue;
+      for (auto& param : groups[g].params) {
+        const auto& places = registering.at(param.tensor.unsafeGetTensorImpl());
+        const auto all_inside = [&](const nn::Module& around) {
+          return std::all_of(places.begin(), places.end(), [&](const auto* place) { return is_inside(place, around); });
+        };
+        if (param.is_gone || !all_inside(module) || all_inside(*owners[g])) continue;
+        auto taken = param;
+        if (groups[g].is_flat) taken.dim = 0;
+        taken.block = with.flat_block_numel ? with.flat_block_numel(taken.name, taken.tensor) : 1;
+        group.params.push_back(std::move(taken));
+        param.is_gone = true;
+      }
+    }
+  }
+
+  static bool is_inside(const nn::Module* module, const nn::Module& around) {
+    const auto modules = around.modules();
+    return module == &around ||
+           std::any_of(modules.begin(), modules.end(), [&](const auto& below) { return below.get() == module; });
   }
 
   /// Inner modules first; `forced` where an unsharded root would leave parameters without an owner.
   void visit(nn::Module& module, bool forced) {
     if (!visited.insert(&module).second) return;
     const auto* node = dynamic_cast<const Node*>(&module);
-    // Ties across groups: visit the children of these, too.
-    if (node == nullptr || !node->is_one_group())
+    if (node == nullptr || !node->is_one_group() || tree.splits_ties)
       for (auto& child : module.children()) visit(*child, forced && is_container(module));
     if (!is_container(module) && (forced || draw.chance(tree.shard_probability))) shard(module);
   }
@@ -172,6 +202,16 @@ struct Model : nn::Module {
   std::shared_ptr<Node> body;
   nn::Linear out{nullptr};
 };
+
+std::map<const c10::TensorImpl*, std::vector<const nn::Module*>> registrations(const nn::Module& model) {
+  std::map<const c10::TensorImpl*, std::vector<const nn::Module*>> found;
+  for (const auto& parameter : model.named_parameters(/*recurse=*/false))
+    found[parameter.value().unsafeGetTensorImpl()].push_back(&model);
+  for (const auto& module : model.modules(/*include_self=*/false))
+    for (const auto& parameter : module->named_parameters(/*recurse=*/false))
+      found[parameter.value().unsafeGetTensorImpl()].push_back(module.get());
+  return found;
+}
 
 void prefetch_by_list(Draw& draw, std::vector<PlainGroup>& groups) {
   for (size_t i = 0; i + 1 < groups.size(); ++i) {
@@ -208,6 +248,8 @@ RandomTree draw_tree(uint64_t seed) {
   tree.explicit_prefetch = draw.chance(0.15);
   tree.other_layout_probability = draw.one_of<double>({0.0, 0.3, 1.0});
   if (draw.chance(0.25)) training.budget_factor = draw.one_of<double>({1.0, 1.5, 2.5, 6.0});
+  if (draw.chance(0.2)) tree.offload_probability = draw.one_of<double>({0.4, 1.0});
+  tree.splits_ties = draw.chance(0.6);
   tree.root.kind = "sequence";
   tree.root.width = width;
   for (int64_t i = draw.number(1, 4); i > 0; --i) {
@@ -241,7 +283,7 @@ Workload build(const RandomTree& tree) {
   }
   auto groups = std::make_shared<std::vector<PlainGroup>>();
   auto shard = [model, tree, ignored, groups](const FullyShardOptions& options) {
-    Sharder sharder{tree, options, ignored, Draw(tree.seed + 6), {}, *groups};
+    Sharder sharder{tree, options, ignored, Draw(tree.seed + 6), {}, *groups, registrations(*model)};
     bool everything = !tree.root_is_sharded;
     sharder.visit(*model->out, everything);
     sharder.visit(*model->body, everything);
@@ -275,12 +317,12 @@ std::string describe(const RandomTree& tree) {
   return fmt::format(
       "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{} max norm {}{}{}\n"
       "sharded with probability {}, root {}, frozen with probability {}, ignored with {}, other layouts with {}, "
-      "budget {}\ncomputed in {}, reduced in {}\n{}",
+      "budget {}, offloaded with {}{}\ncomputed in {}, reduced in {}\n{}",
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
       t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
-      tree.ignored_probability, tree.other_layout_probability, t.budget_factor.value_or(0), name_of(t.param_dtype),
+      tree.ignored_probability, tree.other_layout_probability, t.budget_factor.value_or(0), tree.offload_probability, tree.splits_ties ? ", ties split" : "", name_of(t.param_dtype),
       name_of(t.reduce_dtype), describe(tree.root));
 }
 

@@ -42,6 +42,8 @@ struct RandomTree {
   double shard_probability = 0.4;
   double frozen_probability = 0;
   double ignored_probability = 0;  ///< of a parameter
+  double offload_probability = 0;  ///< of a unit
+  bool splits_ties = false;        ///< parts that share a parameter may be groups of their own
   bool root_is_sharded = true;
   double other_layout_probability = 0;  ///< of a unit to be cut along other dimensions, or flat
   bool explicit_prefetch = false;

@@ -20,6 +20,7 @@ StepStatistics& operator+=(StepStatistics& sum, const StepStatistics& more) {
   sum.reduced_bytes += more.reduced_bytes;
   sum.communicated_bytes += more.communicated_bytes;
   sum.buffer_bytes += more.buffer_bytes;
+  sum.offloaded_bytes += more.offloaded_bytes;
   return sum;
 }
 
@@ -40,7 +41,7 @@ void log_gradients(const Groups& groups, CallLog& log) {
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t p = 0; p < groups[g].params.size(); ++p) {
       const auto& handle = groups[g].params[p].tensor;
-      if (!handle.requires_grad()) continue;
+      if (!handle.requires_grad() || groups[g].params[p].is_gone) continue;
       handle.register_hook([&log, g, p](const at::Tensor&) {
         log.calls.push_back({.operation = kGradient, .subject = {}, .group = {}, .bytes = static_cast<int64_t>(g),
                              .tensors = static_cast<int>(p)});
@@ -114,6 +115,17 @@ class Replay {
     ++sum_.all_gathers;
     sum_.gathered_bytes += padded;
     sum_.communicated_bytes += padded / ranks * (ranks - 1);
+    // What is kept after forward stays on the device.
+    if (group.is_offloaded && is_whole) sum_.offloaded_bytes += stored_by(group) / group.ranks;
+  }
+
+  /// The gradients that arrive on this rank's registered parameters.
+  void note_assigned(size_t g) {
+    const auto& group = groups_[g];
+    for (const int p : taken_[g]) {
+      const auto& param = group.params[static_cast<size_t>(p)];
+      if (group.is_offloaded) sum_.offloaded_bytes += sharded(param.tensor).numel() * param.stored_itemsize;
+    }
   }
 
   /// The group that takes its gradients now: the one that has some, the last one that got any first.
@@ -139,7 +151,8 @@ class Replay {
     taken_[*g].merge(waiting_[*g]);
     waiting_[*g].clear();
     for (size_t p = 0; training_.reduce_unused && p < group.params.size(); ++p)
-      if (group.params[p].tensor.requires_grad()) taken_[*g].insert(static_cast<int>(p));
+      if (group.params[p].tensor.requires_grad() && !group.params[p].is_gone) taken_[*g].insert(static_cast<int>(p));
+    if (group.replicas == 1) note_assigned(*g);
     if (group.ranks * group.replicas == 1) return;
     const int64_t padded = reduced(*g).padded;
     ++sum_.reductions;
@@ -153,6 +166,7 @@ class Replay {
     if (!g) return;
     const int64_t replicas = groups_[*g].replicas;
     sum_.communicated_bytes += 2 * (replicas - 1) * call.bytes / replicas;
+    note_assigned(*g);
     taken_[*g].clear();
   }
 
@@ -164,9 +178,11 @@ class Replay {
   StepStatistics sum_;
 };
 
-void check_sums(const Rank& rank, const Training& training, const StepStatistics& found, const StepStatistics& expected) {
-  // A rank that shards with nobody and casts gathers alone, which no log shows.
-  if (training.shard_ranks() > 1 || !training.param_dtype) {
+void check_sums(const Rank& rank, const Training& training, bool is_offloaded, const StepStatistics& found,
+                const StepStatistics& expected) {
+  // A rank that shards with nobody, and casts or copies, gathers alone, which no log shows.
+  if (training.shard_ranks() > 1) rank.check_equal(found.offloaded_bytes, expected.offloaded_bytes, "offloaded bytes");
+  if (training.shard_ranks() > 1 || !(training.param_dtype || is_offloaded)) {
     rank.check_equal(found.all_gathers, expected.all_gathers, "all-gathers");
     rank.check_equal(found.gathered_bytes, expected.gathered_bytes, "gathered bytes");
   }
@@ -190,7 +206,8 @@ std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Mod
     const auto calls = std::span<const RecordedCall>(rank.log().calls).subspan(first);
     auto expected = before;
     expected += Replay(rank, *groups, training).run(calls);
-    check_sums(rank, training, all, expected);
+    const bool is_offloaded = std::any_of(groups->begin(), groups->end(), [](const auto& group) { return group.is_offloaded; });
+    check_sums(rank, training, is_offloaded, all, expected);
     if (const char* sanitizes = std::getenv("FSDP_SANITIZE"); sanitizes == nullptr || *sanitizes == '\0')
       rank.check_equal(runtime_allocated_bytes() - allocated, all.buffer_bytes - before.buffer_bytes,
                        "bytes that the runtime allocated");

@@ -26,6 +26,7 @@ void print_record(uint64_t first, uint64_t done, double seconds, const std::vect
 // each following is one more. FSDP_DRAW_SECONDS: instead of a number, draw until so much time has passed.
 // FSDP_DRAW_VERBOSE: print each draw before it runs.
 TEST_CASE("random module trees train like the unsharded model", "[property][random_trees]") {
+  setenv("FSDP_COPY_ON_CPU", "1", /*overwrite=*/1);  // offloaded shards are copied here, too
   uint64_t first = from_environment("FSDP_SEED", is_sanitized() ? 1'000'001 : 1);
   uint64_t seconds = from_environment("FSDP_DRAW_SECONDS", 0);
   uint64_t draws = from_environment("FSDP_DRAWS", seconds ? ~uint64_t{0} : is_sanitized() ? 200 : 400);

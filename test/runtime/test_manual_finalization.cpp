@@ -188,7 +188,7 @@ TEST_CASE("finalize_backward at the wrong time is an error, without a backward i
     auto loss = chain.loss(rank.index(), 0);
     rank.check_throws<StateError>([&] { chain.root[0].finalize_backward(); }, {"between a forward"}, "after forward");
     bool was_refused = false;
-    auto hook = chain.model->head->weight.register_hook([&](const at::Tensor& gradient) {
+    [[maybe_unused]] const auto hook = chain.model->head->weight.register_hook([&](const at::Tensor& gradient) {
       try {
         chain.root[0].finalize_backward();
       } catch (const StateError&) {

@@ -5,6 +5,7 @@
 #include "mesh/mesh_info.hpp"
 #include "printed.hpp"
 #include "split_log.hpp"
+#include "support/error_of.hpp"
 #include "support/ranks.hpp"
 
 namespace fsdp::test {
@@ -52,8 +53,8 @@ TEST_CASE("parts of one mesh join", "[mesh][merged_mesh]") {
   }
   const auto world = SplitLog::world(0, 8);
   const DeviceMesh mesh = three(world);
-  CHECK_THAT(message_of<UsageError>([&] { joined_mesh(mesh["dp"], three(world)["tp"]); }), Contains("not cut from one mesh"));
-  CHECK_THAT(message_of<UsageError>([&] { joined_mesh(mesh["dp"], mesh.submesh({"tp", "dp"})); }), Contains("in common"));
+  CHECK_THAT(error_of<UsageError>([&] { joined_mesh(mesh["dp"], three(world)["tp"]); }), Contains("not cut from one mesh"));
+  CHECK_THAT(error_of<UsageError>([&] { joined_mesh(mesh["dp"], mesh.submesh({"tp", "dp"})); }), Contains("in common"));
 }
 
 TEST_CASE("names give dimensions their parts", "[mesh][merged_mesh]") {
