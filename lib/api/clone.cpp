@@ -10,6 +10,7 @@
 #include "api/named_states.hpp"
 #include "base/require.hpp"
 #include "module/attach.hpp"
+#include "module/make_groups.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/module_table.hpp"
@@ -237,13 +238,14 @@ class ShardLike {
         if (const auto copy = pairs_.buffers.find(buffer.get()); copy != pairs_.buffers.end())
           to.cast_buffers.emplace_back(copy->second).dtype = cast.dtype;
     to.context->options() = from.context->options();
-    const auto groups = from.live_groups(), copies = to.live_groups();
-    for (size_t i = 0; i < std::min(groups.size(), copies.size()); ++i) {
-      copies[i]->reduction() = groups[i]->reduction();
-      copies[i]->policy().reshard_after_backward = groups[i]->policy().reshard_after_backward;
-      copies[i]->policy().prefetch_in_backward = groups[i]->policy().prefetch_in_backward;
-      copies[i]->set_custom_all_gather(groups[i]->custom_all_gather());
-      copies[i]->set_keep_unsharded_storage(groups[i]->keeps_unsharded_storage());
+    for (const auto& copy : to.live_groups()) {
+      const auto group = find_group(from, copy->config().mesh_info);
+      if (!group) continue;
+      copy->reduction() = group->reduction();
+      copy->policy().reshard_after_backward = group->policy().reshard_after_backward;
+      copy->policy().prefetch_in_backward = group->policy().prefetch_in_backward;
+      copy->set_custom_all_gather(group->custom_all_gather());
+      copy->set_keep_unsharded_storage(group->keeps_unsharded_storage());
     }
   }
 

@@ -51,10 +51,8 @@ UnshardHandle FSDPModule::unshard_async() {
 }
 
 void FSDPModule::reshard() {
-  for_own(*state_, [&](ParamGroup& group) {
-    state_->context->reshard(group);
-    state_->context->throw_faults();
-  });
+  for_own(*state_, [&](ParamGroup& group) { state_->context->reshard(group); });
+  state_->context->throw_faults();
 }
 
 void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {

@@ -72,7 +72,7 @@ void convert(torch::nn::Module& module, GroupConversion target) {
   check_target(tree, target);
   check_has_values(tree.parameters, target);
   check_has_values(tree.buffers, target);
-  for (const auto& group : tree.groups) group->check_convertible();
+  for (const auto& group : tree.groups) group->check_convertible(target);
 
   for (const auto& group : tree.groups) group->convert(target);
   torch::NoGradGuard no_grad;

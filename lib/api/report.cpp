@@ -47,7 +47,7 @@ void add_groups(ModuleState& state, int depth, Report& report) {
                              .unsharded_bytes = group->unsharded_bytes(),
                              .layout = layout_of(group),
                              .reshard_after_forward = reshard_text(*group)});
-  if (state.groups.empty())
+  if (state.live_groups().empty())
     report.groups.push_back({.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}});
   for (const auto& below : state.nested) add_groups(*below, depth + 1, report);
 }

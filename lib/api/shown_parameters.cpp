@@ -190,7 +190,9 @@ void ShownParameters::write_back(Shown& shown) const {
   const auto own = own_values(shown.found, shown.handle).to(registered.options());
   // A write that changes nothing would have everything gathered again.
   if (!at::equal(as_bytes(own), as_bytes(registered))) registered.copy_(own);
-  if (options_.with_grads) write_back_gradient(shown);
+  if (!options_.with_grads) return;
+  write_back_gradient(shown);
+  if (auto* classes = shown.found.group->classes()) classes->take_changes(*shown.found.group);
 }
 
 void ShownParameters::write_back_gradient(Shown& shown) {

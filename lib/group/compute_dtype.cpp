@@ -48,7 +48,7 @@ void ParamGroup::compute_in_own_dtype(bool value) {
   accumulate_in_reduce_dtype(*this);
   layout_ = layout_.with_itemsizes(itemsizes, *config_.mesh_info.shard_group);
   for (size_t i = 0; i < params_.size(); ++i)
-    if (!params_[i].is_vacant() && dtypes[i] != params_[i].param_dtype())
+    if (dtypes[i] != params_[i].param_dtype())
       params_[i].set_param_dtype(dtypes[i], shared_from_this(), config_.device);
   is_cast_ = is_cast;
   wire_ = make_wire(layout_, this->dtypes());

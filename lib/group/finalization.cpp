@@ -54,6 +54,8 @@ void RootContext::wait_for_gradients(int64_t ticket) {
   observer_.look_for_listener();
   for (auto& reduction : reductions_) reduction.finish();
   reductions_.clear();
+  for (auto* group : groups_) group->wait_for_copies();
+  measure_step();  // what the reductions launched and copied is the step's
   finalization_.is_awaited = false;
 }
 

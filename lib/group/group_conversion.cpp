@@ -33,7 +33,7 @@ struct ParamGroup::Remade {
   std::vector<at::Tensor> handle_gradients = {};  // not reduced yet
 };
 
-void ParamGroup::check_convertible() const {
+void ParamGroup::check_convertible(const GroupConversion& to) const {
   const bool is_busy =
       context->in_step() || context->is_in_scope() || context->has_reductions_under_way();
   require_state(!context->steps_are_held(),
@@ -47,6 +47,11 @@ void ParamGroup::check_convertible() const {
       "backward (after an exception, call reset_iter_state() on the root first)",
       name());
   for (const auto& param : params_) param.check_handle();
+  if (!to.dtype) return;
+  auto dtypes = this->dtypes();
+  for (auto& dtype : dtypes)
+    if (at::isFloatingType(dtype)) dtype = *to.dtype;
+  check_extensions(dtypes);
 }
 
 ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
@@ -110,7 +115,7 @@ void ParamGroup::convert_waiting_gradients(c10::Device device) {
 void ParamGroup::convert(const GroupConversion& to) {
   const auto root = context;
   std::lock_guard lock(root->mutex());
-  check_convertible();
+  check_convertible(to);
   BelowResidency below;
   for (size_t i = 0; i < params_.size() && !config_.device.is_meta(); ++i) {
     try {

@@ -9,14 +9,10 @@
 // extensions or gathered by a user's own collective.
 namespace fsdp {
 
-std::unique_ptr<WireGather> ParamGroup::make_wire(const GroupLayout& layout,
-                                                  std::vector<at::ScalarType> dtypes) const {
-  const int world = config_.mesh_info.shard_size();
-  bool is_encoded = false;
+void ParamGroup::check_extensions(const std::vector<at::ScalarType>& dtypes) const {
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto& extension = extensions_[i];
     if (!extension) continue;
-    is_encoded = true;
     require(config_.layout != ParamLayout::kFlat,
             "{}: all_gather_extension_fn gave '{}', but the flat layout's pieces hold parts of several "
             "parameters; use ParamLayout::kPerParameter, or give null",
@@ -24,6 +20,14 @@ std::unique_ptr<WireGather> ParamGroup::make_wire(const GroupLayout& layout,
     require(extension->accepts(dtypes[i]), "{}: all-gather extension '{}' does not take {}; give null for it",
             params_[i].name(), extension->name(), c10::toString(dtypes[i]));
   }
+}
+
+std::unique_ptr<WireGather> ParamGroup::make_wire(const GroupLayout& layout,
+                                                  std::vector<at::ScalarType> dtypes) const {
+  check_extensions(dtypes);
+  const int world = config_.mesh_info.shard_size();
+  const bool is_encoded = std::any_of(extensions_.begin(), extensions_.end(),
+                                      [](const auto& extension) { return extension != nullptr; });
   // One rank gathers nothing, so nothing is rounded either (M3).
   if (world == 1 || (!is_encoded && !custom_all_gather_)) return nullptr;
   return std::make_unique<WireGather>(layout, extensions_, std::move(dtypes), world);

@@ -151,7 +151,8 @@ namespace {
 
 /// Flat runs cannot be put in another order: every rank would hold other elements.
 void check_adjacent(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
-  const auto& order = group.layout().order();
+  auto order = group.layout().order();
+  std::erase_if(order, [&](size_t i) { return group.params()[i].is_vacant(); });
   for (const auto& one : classes) {
     const auto first = std::find(order.begin(), order.end(), one.members.front());
     const bool is_run = std::equal(one.members.begin(), one.members.end(), first) &&
@@ -196,7 +197,8 @@ LocalClasses& ParamGroup::hand_out_classes(const std::vector<std::string>& label
   std::vector<at::Tensor> pieces;
   for (size_t i = 0; i < params_.size(); ++i) {
     pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
-    if (!shard.is_meta()) pieces.back().narrow(0, 0, pieces_[i].numel()).copy_(pieces_[i]);
+    // What a parameter left behind in a flat run is padding from now on: zero.
+    if (!shard.is_meta() && !params_[i].is_vacant()) pieces.back().narrow(0, 0, pieces_[i].numel()).copy_(pieces_[i]);
   }
   // From here on nothing fails.
   root->reshard(*this);

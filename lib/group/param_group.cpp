@@ -66,8 +66,10 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
   wire_ = make_wire(layout_, dtypes());
   count_trainable();
   if (config_.sanitizer)
-    sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer,
-                                                  info.shard_group->ranks()[info.shard_rank()]);
+    sanitizer_ = std::make_unique<GroupSanitizer>(
+        *config_.sanitizer, info.shard_size() == 1 && info.replicate_group
+                                ? info.replicate_group->ranks()[static_cast<size_t>(info.replicate_rank())]
+                                : info.shard_group->ranks()[static_cast<size_t>(info.shard_rank())]);
 }
 
 c10::Device ParamGroup::home_device() const {

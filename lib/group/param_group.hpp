@@ -171,7 +171,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// Throws StateError inside a step or a scope.
   void convert(const GroupConversion& to);
   /// Throws what `convert` would throw.
-  void check_convertible() const;
+  void check_convertible(const GroupConversion& to = {}) const;
 
   /// full_precision_in_eval (compute_dtype.cpp): handles are in the parameters' own dtype, or in the
   /// policy's. Releases them if that is another one. Nothing else changes; no communication.
@@ -268,6 +268,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   int64_t planned_gather_bytes(bool is_regathered) const;
   int64_t unpacked_bytes(const AllGather& gather) const;  // of those, what finish_gather allocates
   std::vector<at::ScalarType> dtypes() const;
+  void check_extensions(const std::vector<at::ScalarType>& dtypes) const;
   std::unique_ptr<WireGather> make_wire(const GroupLayout& layout, std::vector<at::ScalarType> dtypes) const;
   WireGather::Group wire_group() const { return {layout_, params_}; }
   void show_pieces();

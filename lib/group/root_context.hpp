@@ -123,6 +123,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void leave_for_finalization();
   void end_step();
   void close_step();
+  void measure_step();
   void check_can_finalize() const;
   void release_everything();
   void prepare_step();

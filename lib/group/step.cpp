@@ -245,9 +245,13 @@ void RootContext::end_step() {
   close_step();
 }
 
-void RootContext::close_step() {
+void RootContext::measure_step() {
   last_step_ = difference(statistics_, before_step_);
   last_step_peak_bytes_ = step_peak_bytes_;
+}
+
+void RootContext::close_step() {
+  measure_step();
   phase_ = Phase::kIdle;
   observer_.end_step();
   for (auto* group : groups_) group->wait_for_copies();

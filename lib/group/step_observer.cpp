@@ -10,6 +10,7 @@
 #include "base/stable_hash.hpp"
 #include "comm/notice_board.hpp"
 #include "group/param_group.hpp"
+#include "group/root_context.hpp"
 #include "group/schedule_watch.hpp"
 
 namespace fsdp {
@@ -79,9 +80,18 @@ StepObserver::~StepObserver() = default;
 void StepObserver::start_watch(const CollectiveCall& call) {
   schedule_ = std::make_shared<ScheduleLog>();
   if (!check_.is_enabled || !environment::checks_schedule()) return;
-  auto board = notice_board_of(call.comm);
-  auto ranks = ranks_of(call.group.config().mesh_info);
-  const int own = call.comm.ranks()[static_cast<size_t>(call.comm.rank())];
+  // Groups of one root may live on different meshes (experts): all ranks of the widest are watched.
+  const auto* widest = &call.group.config().mesh_info;
+  auto ranks = ranks_of(*widest);
+  for (const auto* group : call.group.context->groups())
+    if (auto others = ranks_of(group->config().mesh_info); others.size() > ranks.size()) {
+      widest = &group->config().mesh_info;
+      ranks = std::move(others);
+    }
+  const bool is_own = widest == &call.group.config().mesh_info;
+  auto& comm = is_own ? call.comm : widest->shard_size() > 1 ? *widest->shard_group : *widest->replicate_group;
+  auto board = notice_board_of(comm);
+  const int own = comm.ranks()[static_cast<size_t>(comm.rank())];
   if (!board || std::find(ranks.begin(), ranks.end(), own) == ranks.end()) return;
   const auto name = fmt::format("schedule/{}x{:x}", ranks.size(), hash_of(ranks));
   // Roots are told apart by the order of their first collectives: ranks that begin with different

@@ -19,7 +19,8 @@ bool ParamGroup::is_cut_alike(const Taken& taken) const {
   const auto& here = params_[taken.index].layout();
   const auto& there = taken.from.group->params_[taken.from.index].layout();
   return !here.is_flat() && !there.is_flat() && here.dim() == there.dim() && here.strides() == there.strides() &&
-         config_.mesh_info.shard_group == taken.from.group->config_.mesh_info.shard_group &&
+         config_.mesh_info.mesh == taken.from.group->config_.mesh_info.mesh &&
+         config_.mesh_info.shard_size() == taken.from.group->config_.mesh_info.shard_size() &&
          config_.device == taken.from.group->config_.device;
 }
 
@@ -104,7 +105,7 @@ void ParamGroup::close_gaps() {
     pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
     if (params_[i].is_vacant()) continue;
     if (!config_.device.is_meta()) pieces[i].copy_(pieces_[i]);
-    params_[i].make_registered(link_, i, pieces[i]);
+    if (params_[i].registered().defined()) params_[i].make_registered(link_, i, pieces[i]);
   }
   layout_ = std::move(layout);
   shard_ = std::move(shard);

@@ -193,6 +193,9 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   state->options.replicated_modules.clear();
   state->ignored_modules.assign(options.ignored_modules.begin(), options.ignored_modules.end());
   Prepared prepared{.like = like};
+  // Groups of ranks are made before a rank's own mistake can keep it from that.
+  const bool replicates = !options.replicated_params.empty() || !options.replicated_modules.empty();
+  if (options.sync_from_rank0 && replicates) static_cast<void>(replicate_beside(state->mesh_info));
   if (options.sync_from_rank0)
     prepare_together(prepared, requested, *state, options);
   else

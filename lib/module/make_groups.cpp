@@ -75,10 +75,16 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
   return std::make_shared<ParamGroup>(std::move(config), params);
 }
 
-/// Parameters that it gave up have left no cut to follow.
-bool has_vacant(const ParamGroup& group) {
-  return std::any_of(group.params().begin(), group.params().end(),
-                     [](const ShardedParam& param) { return param.is_vacant(); });
+/// The group that a copy of it is to be cut like; null where it has given up parameters, or taken others
+/// over, and so has no cut to follow for these.
+std::shared_ptr<ParamGroup> cut_to_follow(const ModuleState* like, const MeshInfo& info,
+                                          const std::vector<GroupParam>& params) {
+  auto group = like != nullptr ? find_group(*like, info) : nullptr;
+  if (!group || group->params().size() != params.size()) return nullptr;
+  for (size_t i = 0; i < params.size(); ++i)
+    if (group->params()[i].is_vacant() || params[i].handle.sizes() != c10::IntArrayRef(group->params()[i].sizes()))
+      return nullptr;
+  return group;
 }
 
 /// Parameters of one mesh and one use of it go together.
@@ -113,16 +119,21 @@ void check_options(const FullyShardOptions& options) {
           "fully_shard: flat_block_numel is for the flat layout; use shard_placement_fn, or ParamLayout::kFlat");
 }
 
+std::shared_ptr<ParamGroup> find_group(const ModuleState& state, const MeshInfo& info) {
+  for (const auto& owned : state.groups)
+    if (owned.mesh_info.mesh == info.mesh && owned.mesh_info.use == info.use) return owned.group.lock();
+  return nullptr;
+}
+
 std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamPlace>& places,
                                        const ModuleState& state, const FullyShardOptions& options,
                                        const ModuleState* like) {
   auto groups = partition(places, state.mesh_info);
-  const auto known = like != nullptr ? like->live_groups() : std::vector<std::shared_ptr<ParamGroup>>();
   for (size_t g = 0; g < groups.size(); ++g) {
     std::vector<GroupParam> params;
     for (const size_t i : groups[g].params) params.push_back(group_param(states.params[i], places[i], options));
     groups[g].group = make_group(groups[g], params, state.description, options,
-                                 g < known.size() && !has_vacant(*known[g]) ? known[g].get() : nullptr);
+                                 cut_to_follow(like, groups[g].mesh_info, params).get());
   }
   return groups;
 }

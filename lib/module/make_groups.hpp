@@ -20,6 +20,9 @@ struct PreparedGroup {
 /// Throws UsageError for options that contradict each other.
 void check_options(const FullyShardOptions& options);
 
+/// The state's group on that mesh, with that use of it; null if it has none, or it is gone.
+std::shared_ptr<ParamGroup> find_group(const ModuleState& state, const MeshInfo& info);
+
 /// The groups that the states make, complete but not attached: one for each mesh that parameters have, in the
 /// order of their first ones; none if there are no parameters.
 /// places: of the states' parameters. like: a state of modules with the same parameters, whose ranks hold what

@@ -37,7 +37,13 @@ class Placer {
       : own_(state.mesh_info), options_(options), replicated_(replicated) {}
 
   ParamPlace place(const ManagedParam& param) {
-    if (param.held) return place_of(*param.held);
+    if (param.held) {
+      require(!replicated_.contains(param.handle.unsafeGetTensorImpl()),
+              "{}: is to be replicated, but '{}' holds it sharded already; name it in replicated_params of that call, "
+              "which comes first",
+              param.name, param.held->group->name());
+      return place_of(*param.held);
+    }
     ParamPlace result{.mesh_info = own_};
     std::optional<ShardPlacementResult> asked;
     if (options_.shard_placement_fn) asked = options_.shard_placement_fn(param.name, param.handle);
@@ -169,8 +175,8 @@ std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleSta
         places.push_back({owned.mesh_info, layout.is_flat() ? 0 : layout.dim(), group->spread(i)});
       }
     }
-    require(places.size() > before, "{}: the module that this one is to be sharded like has no such parameter",
-            param.name);
+    // Tied, and a module around this one has it: that one's copy will take it over again.
+    if (places.size() == before) places.push_back({.mesh_info = like.mesh_info});
   }
   return places;
 }

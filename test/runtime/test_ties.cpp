@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "support/models.hpp"
+#include "support/odd_model.hpp"
 
 // One parameter that modules of several groups register (S6).
 namespace fsdp::test {
@@ -242,6 +243,35 @@ TEST_CASE("a model with ties across groups can be copied, converted and shown wh
     loss.backward();
     rank.check(sharded(model->output->tied).grad().scalar_type() == at::kDouble, "and trains");
   }));
+}
+
+TEST_CASE("a copy of a model with ties across groups is sharded and tied like it", "[runtime][ties]") {
+  for (const bool is_head_first : {false, true})
+    for (const auto layout : {ParamLayout::kPerParameter, ParamLayout::kFlat})
+      CHECK(on_ranks(3, [=](Rank& rank) {
+        auto model = plain_odd();
+        const FullyShardOptions options{.mesh = rank.mesh(), .layout = layout};
+        if (is_head_first) fully_shard(model->head, options);
+        fully_shard(model->embed, options);
+        if (!is_head_first) fully_shard(model->head, options);
+        fully_shard(model, options);
+        auto copy = Odd(clone(model));  // ties may have to be cut anew together
+        rank.check(copy->embed->weight.is_same(copy->head->weight), "tied");
+        rank.check_equal(find_fsdp_module(*copy)->sharded_modules().size(), size_t{3}, "as many units");
+        const auto parameters = unique_parameters(*model), copies = unique_parameters(*copy);
+        rank.check_equal(copies.size(), parameters.size(), "as many parameters");
+        for (size_t i = 0; i < std::min(copies.size(), parameters.size()); ++i) {
+          rank.check_equal(copies[i].first, parameters[i].first, "name of a parameter");
+          rank.check_identical(copies[i].second.detach(), parameters[i].second.detach(), copies[i].first);
+        }
+        for (auto* net : {&model, &copy}) {
+          (*net)->eval();
+          Inputs in(rank.index(), 0);
+          (*net)->loss(in).backward();
+        }
+        for (size_t i = 0; i < std::min(copies.size(), parameters.size()); ++i)
+          rank.check_close(copies[i].second.grad(), parameters[i].second.grad(), copies[i].first + ": gradient");
+      }));
 }
 
 TEST_CASE("a model on meta with ties across groups is materialised once for each", "[runtime][ties]") {
