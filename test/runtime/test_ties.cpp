@@ -262,7 +262,7 @@ TEST_CASE("a copy of a model with ties across groups is sharded and tied like it
         rank.check_equal(copies.size(), parameters.size(), "as many parameters");
         for (size_t i = 0; i < std::min(copies.size(), parameters.size()); ++i) {
           rank.check_equal(copies[i].first, parameters[i].first, "name of a parameter");
-          rank.check_identical(copies[i].second.detach(), parameters[i].second.detach(), copies[i].first);
+          rank.check_identical(full_tensor(copies[i].second), full_tensor(parameters[i].second), copies[i].first);
         }
         for (auto* net : {&model, &copy}) {
           (*net)->eval();
@@ -270,7 +270,7 @@ TEST_CASE("a copy of a model with ties across groups is sharded and tied like it
           (*net)->loss(in).backward();
         }
         for (size_t i = 0; i < std::min(copies.size(), parameters.size()); ++i)
-          rank.check_close(copies[i].second.grad(), parameters[i].second.grad(), copies[i].first + ": gradient");
+          rank.check_close(full_grad(copies[i].second), full_grad(parameters[i].second), copies[i].first + ": gradient");
       }));
 }
 
