@@ -34,8 +34,8 @@ struct AllReduceResult {
 
 /// Takes the place of the all-reduce across replicas (HSDP, replicate-only) and of the division after it
 /// (`FSDPModule::set_all_reduce_hook`). On a mesh that does not replicate it is called all the same, with
-/// the reduce-scatter's output: for a sum over ranks that the mesh knows nothing of. It is not called for a
-/// backward without all-reduce (set_requires_all_reduce).
+/// the reduce-scatter's output: for a sum over ranks that the mesh knows nothing of. Where the mesh
+/// replicates, it is not called for a backward without all-reduce (set_requires_all_reduce).
 ///
 /// All ranks of a group call it in the same order, so it may communicate. It runs below autograd, on
 /// CUDA on the current stream.

@@ -20,7 +20,8 @@ struct CloneOptions {
 ///
 /// The module's class copies its structure: it derives from torch::nn::Cloneable (or overrides clone()),
 /// which builds a plain copy of full size for a moment, by `reset()`, which may draw random numbers. Values
-/// are copied from shard to shard: nothing is communicated, except to make groups where a mesh asks for new ones.
+/// are copied from shard to shard: nothing is communicated, except to make groups where a mesh asks for new ones,
+/// and for parameters tied across groups that the copy has to cut in another way first.
 /// A module without sharded parameters is cloned by LibTorch. Of tensor-parallel parameters the copy has the local
 /// tensors, with what they are a part of.
 ///

@@ -163,7 +163,7 @@ class FSDPModule {
  public:
   explicit FSDPModule(std::shared_ptr<ModuleState> state) : state_(std::move(state)) {}
 
-  /// Gathers the module's own group (not its sharded submodules') and keeps it until `reshard` or
+  /// Gathers the module's own groups (not its sharded submodules') and keeps it until `reshard` or
   /// the end of a backward. A collective call.
   void unshard();
   /// Starts the gather; the handle waits for it. A touch of a parameter waits by itself.
@@ -266,7 +266,7 @@ class FSDPModule {
   void reset_iter_state();
 
   bool is_root() const;
-  /// True if the module's own group is unsharded now (also if it has no parameters).
+  /// True if the module's own groups are unsharded now (also if it has none).
   bool is_unsharded() const;
   /// "" for a root, else the path from the root, such as "blocks.3".
   const std::string& name() const;
@@ -291,7 +291,9 @@ class FSDPModule {
 /// Shards the parameters of `module` that no sharded submodule has taken yet, as one group that is gathered
 /// and reduced together (one for each mesh, where a placement function names several). The module itself is not
 /// wrapped or changed: its members keep the full shape; `parameters()` holds this rank's rows from now on. Shard
-/// inner modules first. A collective call only where groups have to be made, and with `sync_from_rank0`.
+/// inner modules first. A collective call only where groups have to be made, with `sync_from_rank0`, and where a
+/// tied parameter comes from a group that is cut in another way. Functions among the options stay with the module:
+/// fsdp::clone asks them again.
 ///
 /// Throws UsageError, with nothing changed, for all that the contract rejects (S9, M4, S3, ...).
 FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});

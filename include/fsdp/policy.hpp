@@ -57,7 +57,8 @@ struct MixedPrecisionPolicy {
 /// parameters and their `.grad` are CPU tensors, the optimizer runs on the CPU.
 ///
 /// A gather first copies this rank's shard to the mesh's device, and reduced gradients are copied back:
-/// complete when backward returns. Gradients of backwards without reduction stay on the device. On a
+/// complete when backward returns (with set_is_last_backward(false) or manual finalization: when the step
+/// ends). Gradients of backwards without reduction stay on the device. On a
 /// mesh of CPUs nothing is copied and nothing changes.
 struct CPUOffloadPolicy {
   /// Pin the memory, so that the copies run beside the computation. Only where the mesh's device is a GPU.
