@@ -45,6 +45,7 @@ bool normalises(const Part& part) {
 }
 
 bool may_be_skipped(const Part& part) { return part.skip_period > 0; }
+bool chooses(const Part& part) { return part.kind == "choice"; }
 
 void draw_mesh(Draw& draw, Training& training) {
   training.world_size = static_cast<int>(draw.one_of<int64_t>({1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 6, 7, 8}));
@@ -263,7 +264,10 @@ RandomTree draw_tree(uint64_t seed) {
   if (!training.param_dtype && draw.chance(0.2)) tree.ignored_probability = draw.one_of<double>({0.1, 0.5});
   // A root hears only of backwards that reach it: one that is left out of the last micro-batch
   // would keep what it was told to hold back.
-  if (!tree.root_is_sharded && contains(tree.root, may_be_skipped)) training.accumulation = Accumulation::kReduceEach;
+  // A part that chooses among frozen parameters leaves one out, too.
+  const bool may_miss_last =
+      contains(tree.root, may_be_skipped) || (tree.frozen_probability > 0 && contains(tree.root, chooses));
+  if (!tree.root_is_sharded && may_miss_last) training.accumulation = Accumulation::kReduceEach;
   return tree;
 }
 
