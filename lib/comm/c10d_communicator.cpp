@@ -139,11 +139,13 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard, publi
         device_type_(group.device_type),
         store_(std::move(group.store)),
         make_backend_(std::move(group.make_backend)),
+        is_borrowed_(group.is_borrowed),
         notices_(std::move(group.notices)) {
     if (!notices_ && store_) notices_ = store_notice_board(store_);
   }
 
   ~C10dCommunicator() override {
+    if (is_borrowed_ && !failure_->is_set()) return;
     try {
       // A backend finishes what is pending before it goes. Where the group has failed, or an
       // exception ends this rank, the peers may never do their part.
@@ -280,6 +282,7 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard, publi
   c10::DeviceType device_type_;
   c10::intrusive_ptr<c10d::Store> store_;
   BackendFactory make_backend_;
+  bool is_borrowed_;
   std::shared_ptr<NoticeBoard> notices_;
   std::shared_ptr<FailureFlag> failure_ = std::make_shared<FailureFlag>();
   int splits_ = 0;

@@ -28,6 +28,8 @@ struct C10dGroup {
   /// The backend has c10d's coalesced all-gather and reduce-scatter of tensors.
   bool launches_batches = false;
   int64_t packs_below = 0;  ///< see Communicator::packs_below
+  /// Others use the backend too: it is not shut down when the group goes.
+  bool is_borrowed = false;
   /// Of the world that the group was split from; null: a world itself, whose board its store makes.
   std::shared_ptr<NoticeBoard> notices = {};
 };

@@ -1,0 +1,95 @@
+#include "comm/borrowed_group.hpp"
+
+#include <fmt/format.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/require.hpp"
+#include "comm/c10d_communicator.hpp"
+#include "comm/gloo_backend.hpp"
+#include "comm/nccl_backend.hpp"
+#include "comm/single_rank.hpp"
+
+namespace fsdp {
+namespace {
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// A process group that is no set of backends but does its collectives itself: a class derived in Python.
+class SelfMadeBackend final : public c10d::Backend {
+ public:
+  explicit SelfMadeBackend(ProcessGroupPtr group)
+      : Backend(group->getRank(), group->getSize()), group_(std::move(group)) {}
+
+  const std::string getBackendName() const override { return group_->getBackendName(); }
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return group_->_allgather_base(output, input, options);
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    return group_->_reduce_scatter_base(output, input, options);
+  }
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    return group_->allreduce(tensors, options);
+  }
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    return group_->broadcast(tensors, options);
+  }
+
+ private:
+  ProcessGroupPtr group_;
+};
+
+c10::intrusive_ptr<c10d::Backend> backend_of(const ProcessGroupPtr& group, c10::DeviceType device_type) {
+  if (!group->hasBackends()) return c10::make_intrusive<SelfMadeBackend>(group);
+  try {
+    return group->getBackend(device_type);
+  } catch (const std::exception&) {
+    throw UsageError(fmt::format("process group '{}' has no backend for {}; make it with one, or a mesh of "
+                                 "another device type",
+                                 group->getGroupDesc(), c10::DeviceTypeName(device_type, /*lower_case=*/true)));
+  }
+}
+
+BackendFactory factory_like(const std::string& backend, const BorrowedGroupOptions& options) {
+  const auto timeout = options.timeout;
+  if (backend == "gloo")
+    return [timeout](const auto& store, int rank, int size) {
+      return make_gloo_backend(store, rank, size, {.timeout = timeout});
+    };
+  if (backend == "nccl")
+    return [timeout](const auto& store, int rank, int size) {
+      return make_nccl_backend(store, rank, size, timeout);
+    };
+  return {};
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> borrowed_group(const ProcessGroupPtr& group, BorrowedGroupOptions options) {
+  require(group != nullptr, "expected a process group, found none");
+  if (group->getSize() == 1) return single_rank_on(options.device_type);
+  const auto own = backend_of(group, options.device_type);
+  const std::string kind = own->getBackendName();
+  C10dGroup made{.backend = own,
+                 .world_ranks = std::move(options.world_ranks),
+                 .name = group->getGroupDesc().empty() ? group->getGroupName() : group->getGroupDesc(),
+                 .device_type = options.device_type,
+                 .make_backend = factory_like(kind, options),
+                 .launches_batches = kind == "nccl",
+                 .is_borrowed = true};
+  // Of other kinds we do not know whether there is a store, or what it does (the fake one's keeps nothing).
+  if (!made.make_backend) return c10d_communicator(std::move(made));
+  made.store = c10::make_intrusive<c10d::PrefixStore>("fsdp", group->getStore());
+  if (kind == "gloo") {
+    made.backend = made.make_backend(c10::make_intrusive<c10d::PrefixStore>("beside", made.store),
+                                     group->getRank(), group->getSize());
+    made.launches_batches = true;
+    made.packs_below = kGlooPacksBelow;
+    made.is_borrowed = false;
+  }
+  return c10d_communicator(std::move(made));
+}
+
+}  // namespace fsdp
