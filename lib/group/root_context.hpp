@@ -9,6 +9,7 @@
 
 #include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
+#include "group/step_follower.hpp"
 #include "group/step_observer.hpp"
 #include "fsdp/statistics.hpp"
 #include "group/gather_stream.hpp"
@@ -50,6 +51,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   std::function<void()> on_step;
   /// Called before a step or a read begins: groups follow their modules' modes (full_precision_in_eval).
   std::function<void()> follow_modes;
+  /// Who shows parameters in a form of its own; may be gone.
+  std::weak_ptr<StepFollower> follower;
   /// Between steps calls follow_modes; within one does nothing.
   void take_over_modes();
 
@@ -128,6 +131,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void release_everything();
   void prepare_step();
   void release_between_steps();
+  void tell_of_beginning() const;
+  void tell_of_end() const;
 
   // gather and release (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);

@@ -59,6 +59,14 @@ void RootContext::enter_phase(int64_t task, const OperatorUse& use,
   records_autograd_ |= records;
 }
 
+void RootContext::tell_of_beginning() const {
+  if (const auto shows = follower.lock()) shows->take_over();
+}
+
+void RootContext::tell_of_end() const {
+  if (const auto shows = follower.lock()) shows->show();
+}
+
 void RootContext::prepare_step() {
   require_state(!steps_are_held(),
                 "full parameters are shown (fsdp::FullParameters), so no forward that records "
@@ -67,6 +75,7 @@ void RootContext::prepare_step() {
                 "finalize_backward_async: nobody has waited for its gradients, so no forward, backward or "
                 "scope of this module can begin; call wait() on what it returned");
   release_between_steps();  // what reads have left behind
+  tell_of_beginning();
   recheck();
   throw_faults();
   has_started_ = true;  // a step that is refused has not begun
@@ -111,8 +120,10 @@ void RootContext::begin_forward() {
 void RootContext::begin_backward(int64_t task) {
   if (phase_ == Phase::kIdle)
     prepare_step();  // a second backward over a retained graph
-  else
+  else {
+    tell_of_beginning();  // gradients may have been dropped since the forward
     trace_->end_pass();
+  }
   phase_ = Phase::kBackward;
   observer_.begin_phase(StepObserver::Phase::kBackward);
   trace_ = &backward_;
@@ -219,6 +230,7 @@ void RootContext::end_backward() {
     phase_ = Phase::kIdle;
     observer_.end_step();
     release_between_steps();
+    tell_of_end();
   } else {
     for (auto& reduction : reductions_) reduction.finish();
     reductions_.clear();
@@ -264,6 +276,7 @@ void RootContext::close_step() {
   for (auto* group : current_) group->mark_not_ready();
   current_.clear();
   last_used_ = nullptr;
+  tell_of_end();
 }
 
 void RootContext::release_everything() {
@@ -282,6 +295,7 @@ void RootContext::release_everything() {
   }
   current_.clear();
   last_used_ = nullptr;
+  tell_of_end();
 }
 
 void RootContext::reset_iter_state() {
@@ -296,6 +310,7 @@ void RootContext::reset_iter_state() {
         registered.mutable_grad().reset();
     if (auto* classes = group->classes()) classes->drop_gradients();
   }
+  tell_of_end();
 }
 
 void RootContext::enter_scope() {
