@@ -1,0 +1,233 @@
+"""fully_shard and the functions beside it."""
+
+import functools
+from typing import Any, Callable
+
+import torch
+import torch.nn as nn
+from torch.distributed._composable import contract
+from torch.distributed._composable_state import _State
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.utils import _apply_to_tensors
+
+from . import _C, _dtensors
+from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
+from ._meshes import core_mesh, default_mesh
+from ._module import FSDPModule, _cores_of
+
+_dtensors.install()
+_sharded_classes: dict[type, type] = {}
+
+
+class FSDPState(_State):
+    """What `fully_shard.state(module)` returns; modules of one call share it."""
+
+    core: Any = None  # the C++ side, once the call has succeeded
+
+
+def _check_module(module):
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
+        raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"fully_shard: expected an nn.Module or a list of them, got {type(module)}")
+
+
+def _check_mesh(mesh):
+    if not isinstance(mesh, DeviceMesh):
+        raise ValueError(f"fully_shard: expected a DeviceMesh, got {type(mesh)}")
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise AssertionError("fully_shard: a mesh of two dimensions (replicate, shard) needs mesh_dim_names")
+
+
+def _check_reshard(reshard_after_forward, shard_size):
+    if reshard_after_forward is None or isinstance(reshard_after_forward, bool):
+        return
+    if not isinstance(reshard_after_forward, int):
+        raise ValueError("reshard_after_forward should be a bool or an int representing the group size to "
+                         f"reshard to, not {reshard_after_forward}")
+    if reshard_after_forward < 1 or shard_size % reshard_after_forward != 0:
+        raise ValueError(f"If passing reshard_after_forward as an int, it should be a factor of {shard_size}, not "
+                         f"{reshard_after_forward}")
+
+
+def _managed_modules(modules, ignored):
+    """Depth-first, without what is sharded already or belongs to another composable API."""
+    managed, seen = [], set()
+
+    def visit(module, is_given):
+        if module in seen or (not is_given and (isinstance(module, FSDPModule) or _dtensors._is_left_out(module))):
+            return
+        seen.add(module)
+        for child in module.children():
+            visit(child, child in given)
+        managed.append(module)
+
+    given = set(modules)
+    for module in modules:
+        visit(module, True)
+    return managed
+
+
+def _own_params(managed, ignored):
+    return {param for module in managed for param in module._parameters.values()
+            if param is not None and param not in ignored}
+
+
+def _check_params(params):
+    for param in params:
+        if isinstance(param, DTensor):
+            raise NotImplementedError(
+                "fully_shard: a parameter is a DTensor (tensor parallelism), which this version of fsdp does not "
+                "take yet")
+
+
+def _reduce_dtype(policy, params):
+    """torch 2.15's rule, 'the parameters' own dtype', or that of the versions before it."""
+    if policy.reduce_dtype is not None or policy.param_dtype is None:
+        return policy.reduce_dtype
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
+        return None
+    dtypes = {param.dtype for param in params if param.is_floating_point()}
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
+
+
+def _shard_dim_fn(shard_placement_fn):
+    if shard_placement_fn is None:
+        return None
+
+    def shard_dim(parameter):
+        placement = shard_placement_fn(parameter)
+        if placement is None:
+            return None
+        if not hasattr(placement, "dim"):
+            raise NotImplementedError("fully_shard: shard_placement_fn returned a placement with a mesh of its own "
+                                      f"({placement}), which this version of fsdp does not take yet")
+        return placement.dim
+
+    return shard_dim
+
+
+def _put_class_in_front(module):
+    own = type(module)
+    if own not in _sharded_classes:
+        _sharded_classes[own] = type(f"FSDP{own.__name__}", (FSDPModule, own), {"__deepcopy__": _refuse_deepcopy})
+    module.__class__ = _sharded_classes[own]
+
+
+def _refuse_deepcopy(*args, **kwargs):
+    raise AssertionError("fsdp does not support deepcopy of sharded modules yet; use a state dict")
+
+
+def _register_hooks(core, modules):
+    for index, module in enumerate(modules):
+        pre, post = _hooks(core, index)
+        module.register_forward_pre_hook(pre, prepend=True, with_kwargs=True)
+        module.register_forward_hook(post, prepend=False, always_call=True)
+        module.register_state_dict_pre_hook(lambda *_, core=core: core.reshard())
+        module._register_load_state_dict_pre_hook(lambda *_, core=core: core.reshard())
+        module.register_load_state_dict_post_hook(lambda *_, core=core: core.applied())
+
+
+def _hooks(core, index):
+    pre_forward, post_forward = core.pre_forward, core.post_forward
+
+    @torch._dynamo.disable(reason="fsdp's hooks")
+    def pre(module, args, kwargs):
+        return pre_forward(index, args, kwargs)
+
+    @torch._dynamo.disable(reason="fsdp's hooks")
+    def post(module, args, output):
+        return post_forward(output)
+
+    return pre, post
+
+
+@contract(state_cls=FSDPState)
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
+):
+    """Shards the parameters of `module` that no sharded module below it has taken yet, as one group that is
+    gathered and reduced together. The module keeps its class, with FSDPModule in front. Shard inner modules first.
+
+    module: or a list of modules that share a group. mesh: of one dimension (FSDP), or two named ones (HSDP:
+    replicate, shard); None: all ranks. reshard_after_forward: whether parameters are released between forward and
+    backward (None: yes, but for the root); an int: kept as shards of so many ranks, which divide the shard size.
+    shard_placement_fn: (parameter) -> Shard(dim), or None for Shard(0). mp_policy, offload_policy: torch's own
+    classes. ignored_params: left alone.
+
+    Raises what torch's fully_shard raises for wrong arguments, before anything has changed.
+    """
+    modules = [module] if isinstance(module, nn.Module) else list(module)
+    for each in modules:
+        _check_module(each)
+    if dp_mesh_dims is not None:
+        raise NotImplementedError("fully_shard: dp_mesh_dims is not in this version of fsdp yet")
+    mesh = mesh if mesh is not None else default_mesh()
+    _check_mesh(mesh)
+    _check_reshard(reshard_after_forward, mesh.size(mesh.ndim - 1))
+    ignored = set(ignored_params or ())
+    managed = _managed_modules(modules, ignored)
+    params = _own_params(managed, ignored)
+    _check_params(param for param in params if not any(isinstance(m, FSDPModule) for m in managed))
+    core = _C.fully_shard(modules, mesh, core_mesh(mesh), {
+        "reshard_after_forward": reshard_after_forward,
+        "replicate_only": False,
+        "ignored_params": list(ignored),
+        "replicated_params": [param for param in params if param.dim() == 0],
+        "param_dtype": mp_policy.param_dtype,
+        "reduce_dtype": _reduce_dtype(mp_policy, params),
+        "output_dtype": mp_policy.output_dtype,
+        "cast_forward_inputs": mp_policy.cast_forward_inputs,
+        "param_dtype_override_fn": getattr(mp_policy, "param_dtype_override_fn", None),
+        "apply_to_tensors": _apply_to_tensors,
+        "offloads": isinstance(offload_policy, CPUOffloadPolicy),
+        "pin_memory": getattr(offload_policy, "pin_memory", False),
+        "shard_dim_fn": _shard_dim_fn(shard_placement_fn),
+    })
+    fully_shard.state(modules[0]).core = core
+    _register_hooks(core, modules)
+    for each in managed:
+        # What Dynamo asks.
+        each._is_fsdp_managed_module = True
+        each._fsdp_use_orig_params = True
+    for each in modules:
+        _put_class_in_front(each)
+    return module
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """`method_name` gathers and releases the module's parameters as its forward does."""
+    if not isinstance(module, FSDPModule):
+        return
+    method = getattr(module, method_name)
+    core = module._core()
+
+    @functools.wraps(method)
+    def wrapped(self, *args, **kwargs):
+        replaced = core.pre_forward(0, args, kwargs)
+        if replaced is not None:
+            args, kwargs = replaced
+        output = None
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            cast = core.post_forward(output)
+        return output if cast is None else cast
+
+    setattr(module, method_name, wrapped.__get__(module, type(module)))
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Several roots (the stages of a pipeline on one rank) count packed gradients together."""
+    _C.share_comm_ctx(_cores_of(modules))

@@ -1,0 +1,47 @@
+"""torch's device meshes as the core's."""
+
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from . import _C
+
+# By process group, which may be made anew under the same name.
+_groups = weakref.WeakKeyDictionary()
+_meshes = weakref.WeakKeyDictionary()
+
+
+def default_mesh():
+    """A mesh of one dimension over the default process group, which is made if there is none."""
+    if not dist.is_initialized():
+        dist.init_process_group()
+    device_type = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+    return init_device_mesh(device_type, (dist.get_world_size(),))
+
+
+def _timeout_s(group, device_type):
+    try:
+        return group._get_backend(torch.device(device_type)).options._timeout.total_seconds()
+    except (AttributeError, RuntimeError):
+        return 600.0
+
+
+def _communicator(group, device_type):
+    by_type = _groups.setdefault(group, {})
+    if device_type not in by_type:
+        by_type[device_type] = _C.borrowed_group(group, dist.get_process_group_ranks(group), device_type,
+                                                 _timeout_s(group, device_type))
+    return by_type[device_type]
+
+
+def core_mesh(mesh: DeviceMesh):
+    """The core's mesh over the groups of a mesh of one (shard) or two (replicate, shard) dimensions."""
+    groups = [mesh.get_group(dim) for dim in reversed(range(mesh.ndim))]
+    names = list(mesh.mesh_dim_names or ())
+    key = (mesh.device_type, tuple(names), tuple(id(group) for group in groups))
+    known = _meshes.setdefault(groups[0], {})
+    if key not in known:
+        known[key] = _C.mesh_from_groups([_communicator(group, mesh.device_type) for group in groups], names)
+    return known[key]

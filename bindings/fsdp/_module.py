@@ -1,0 +1,211 @@
+"""What a sharded module is and can do: FSDPModule's controls and the handles that they return."""
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed.fsdp
+from typing_extensions import deprecated
+
+
+class UnshardHandle:
+    """What `FSDPModule.unshard(async_op=True)` returns."""
+
+    def __init__(self, core=None):
+        self._core = core
+
+    def wait(self) -> None:
+        """Waits until the parameters are there, and registers them. Waiting twice is free."""
+        if self._core is not None:
+            self._core.unshard_done()
+            self._core = None
+
+
+class GradientReductionHandle:
+    """What `FSDPModule.finalize_backward(async_op=True)` returns."""
+
+    def __init__(self, core=None):
+        self._core = core
+
+    def wait(self) -> None:
+        """Waits until all gradients are there. RuntimeError if `reset_iter_state` has dropped the reduction."""
+        if self._core is not None:
+            self._core.wait()
+            self._core = None
+
+
+class FSDPModule(torch.distributed.fsdp.FSDPModule):
+    """The class that `fully_shard` puts in front of a module's own, with the controls of the sharded module.
+
+    `isinstance(module, torch.distributed.fsdp.FSDPModule)` holds for it, too.
+    """
+
+    def __new__(cls, *args, **kwargs):
+        # The module's own class: what indexing a container, say, makes a new one of.
+        own = next(base for base in cls.__mro__[1:] if not issubclass(base, torch.distributed.fsdp.FSDPModule))
+        module = own.__new__(own)
+        module.__init__(*args, **kwargs)
+        return module
+
+    def _core(self):
+        from ._fully_shard import fully_shard
+
+        state = fully_shard.state(self)
+        if state is None:
+            raise AssertionError(f"No FSDP state found on {self}")
+        return state.core
+
+    def _get_fsdp_state(self):
+        from ._fully_shard import fully_shard
+
+        return fully_shard.state(self)
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gathers this module's own parameters, not those of sharded modules below it, and registers them.
+
+        With `async_op` it returns at once, and the handle's `wait`, or the module's forward, waits.
+        A collective call.
+        """
+        core = self._core()
+        core.unshard()
+        if async_op:
+            return UnshardHandle(core)
+        core.unshard_done()
+        return None
+
+    def reshard(self) -> None:
+        """Releases this module's unsharded parameters and registers the sharded ones."""
+        self._core().reshard()
+
+    def reset_iter_state(self) -> None:
+        """On the root, after an exception in forward or backward: drops the iteration and its gradients."""
+        self._core().reset_iter_state()
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """On the root. False: more backwards follow, so the end of a backward waits for no reduction."""
+        self._core().set_is_last_backward(is_last_backward)
+
+    def set_manual_backward_finalization(self, enabled: bool) -> None:
+        """On the root. True: `finalize_backward` ends the step, not the end of a backward."""
+        self._core().set_manual_backward_finalization(enabled)
+
+    def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
+        """Reduces what the backwards have left, and waits, or, with `async_op`, leaves that to the handle."""
+        if async_op:
+            return GradientReductionHandle(self._core().finalize_backward_async())
+        self._core().finalize_backward()
+        return None
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """False: backward leaves gradients unsharded on this rank, to be reduced by a later one."""
+        self._core().set_requires_gradient_sync(requires_gradient_sync, recurse)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """HSDP. False: backward reduces within the shard group only."""
+        self._core().set_requires_all_reduce(requires_all_reduce, recurse)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether parameters are released after forward; an int as for `fully_shard`."""
+        if not isinstance(reshard_after_forward, (bool, int)):
+            raise ValueError("set_reshard_after_forward: expected a bool or an int that divides the shard size, "
+                             f"got {reshard_after_forward!r}")
+        self._core().set_reshard_after_forward(reshard_after_forward, recurse)
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """False: parameters stay unsharded after backward."""
+        self._core().set_reshard_after_backward(reshard_after_backward, recurse)
+
+    def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
+        """True: released parameters keep their memory, at the same addresses."""
+        self._core().set_keep_unsharded_storage(keep, recurse)
+
+    def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
+        """Gathers these when this module's forward begins, instead of along the learned order."""
+        self._core().set_modules_to_forward_prefetch(_cores_of(modules))
+
+    def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
+        """Gathers these when this module's backward begins, instead of along the learned order."""
+        self._core().set_modules_to_backward_prefetch(_cores_of(modules))
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divides gradients by this instead of by the data-parallel size."""
+        self._core().set_gradient_divide_factor(factor)
+
+    @deprecated("Use `set_gradient_divide_factor` instead")
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The older name of `set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """True: collectives only add up; what has to be divided is divided outside them."""
+        self._core().set_force_sum_reduction_for_comms(enable)
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """False: backward does not gather this module's parameters ahead of their use."""
+        self._core().set_unshard_in_backward(unshard_in_backward)
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """True: parameters without a gradient take part in every reduction with zeros."""
+        self._core().set_reduce_scatter_unused_params(reduce_scatter_unused_params)
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """How many groups' packed gradients may be alive in reduce-scatters under way."""
+        self._core().set_reduce_scatter_max_input_buffers(max_input_buffers, recurse)
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """True: reduce-scatters have a communicator of their own. A collective call the first time."""
+        self._core().set_separate_reduce_scatter_group(enable, recurse)
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """True: buffers of collectives come from the process group's allocator, where it has one."""
+        self._core().set_allocate_memory_from_process_group_for_comm(enable)
+
+    def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL") -> None:
+        """Symmetric memory for collectives: refused, as no backend of this version has it."""
+        self._core().set_symm_mem_for_comm(backend)
+
+    def set_prefetch_distance(self, groups: int) -> None:
+        """On the root: how many groups ahead the learned order is gathered (1); 0: none. Ours alone."""
+        self._core().set_prefetch_distance(groups)
+
+    def set_unsharded_byte_budget(self, bytes: int | None) -> None:
+        """On the root: the memory that unsharded parameters may take. Ours alone."""
+        self._core().set_unsharded_byte_budget(bytes)
+
+    def report(self) -> str:
+        """The tree of groups with their bytes, the learned order and what the last step did. Ours alone."""
+        return self._core().report()
+
+    def statistics(self) -> dict[str, int]:
+        """Collectives and bytes of this module's root since it was sharded. Ours alone."""
+        return self._core().statistics()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # to(), to_empty(), float()...: on the sharded parameters.
+        core = self._core()
+        core.reshard()
+        applied = super(torch.distributed.fsdp.FSDPModule, self)._apply(fn, recurse=recurse)
+        core.applied()
+        return applied
+
+
+# What torch's class has and this one does not must not be taken from there: it knows another state.
+def _refuse(name):
+    def refused(self, *args, **kwargs):
+        raise NotImplementedError(f"FSDPModule.{name} is not in this version of fsdp yet")
+
+    refused.__name__ = name
+    refused.__doc__ = "Not in this version yet: raises NotImplementedError."
+    return refused
+
+
+for _name in vars(torch.distributed.fsdp.FSDPModule):
+    if not _name.startswith("__") and callable(getattr(torch.distributed.fsdp.FSDPModule, _name)):
+        if _name not in vars(FSDPModule):
+            setattr(FSDPModule, _name, _refuse(_name))
+
+
+def _cores_of(modules):
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"Expects FSDPModule but got {type(module)}: {module}")
+    return [module._core() for module in modules]

@@ -1,0 +1,78 @@
+#include "mirror.hpp"
+
+#include "shown_param.hpp"
+
+namespace fsdp::python {
+
+namespace {
+
+// torch::nn::Module has no way to put another tensor in the place of a buffer, which `module.to()` does in
+// Python. An explicit instantiation may name a private member.
+template <auto kBuffers>
+struct BufferTable {
+  friend auto& buffers_of(torch::nn::Module& module) { return module.*kBuffers; }
+};
+auto& buffers_of(torch::nn::Module& module);
+template struct BufferTable<&torch::nn::Module::buffers_>;
+
+}  // namespace
+
+Mirror::Mirror(py::handle module)
+    : Module(py::str(py::type::of(module).attr("__name__")).cast<std::string>()),
+      table_(py::object(module.attr("_parameters"))) {}
+
+std::vector<std::pair<Place, py::object>> Mirror::entries() const {
+  std::vector<std::pair<Place, py::object>> found;
+  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get()))
+    found.emplace_back(Place{table_.get(), key.cast<std::string>()}, py::reinterpret_borrow<py::object>(value));
+  return found;
+}
+
+void Mirror::follow_parameters() {
+  // An entry never goes: the core knows entries by their position.
+  std::unordered_set<std::string> names;
+  for (const auto& [place, value] : entries()) {
+    names.insert(place.name);
+    const auto tensor = tensor_of(value);
+    auto* known = parameters_.find(place.name);
+    if (tensor.defined() && ShownParam::shows_at(tensor, place)) continue;
+    if (known == nullptr)
+      parameters_.insert(place.name, tensor);
+    else
+      *known = tensor;
+  }
+  for (auto& entry : parameters_)
+    if (!names.contains(entry.key())) entry.value() = at::Tensor();
+}
+
+void Mirror::follow_buffers(py::handle module) {
+  auto& buffers = buffers_of(*this);
+  buffers.clear();
+  for (const auto& [key, value] : module.attr("_buffers").cast<py::dict>())
+    buffers.insert(key.cast<std::string>(), tensor_of(value));
+}
+
+std::shared_ptr<Mirror> Mirrors::mirror_of(py::handle module) {
+  py::object known = mirrors_.attr("get")(module);
+  if (!known.is_none()) return known.cast<std::shared_ptr<Mirror>>();
+  auto mirror = std::make_shared<Mirror>(module);
+  mirrors_.attr("__setitem__")(module, mirror);
+  return mirror;
+}
+
+std::shared_ptr<Mirror> Mirrors::follow(py::handle module, std::vector<std::shared_ptr<Mirror>>& visited) {
+  auto mirror = mirror_of(module);
+  if (!seen_.insert(module.ptr()).second) return mirror;
+  visited.push_back(mirror);
+  mirror->follow_parameters();
+  mirror->follow_buffers(module);
+  mirror->train(module.attr("training").cast<bool>());
+  for (const auto& name : mirror->named_children().keys()) mirror->unregister_module(name);
+  for (const auto& [key, child] : module.attr("_modules").cast<py::dict>()) {
+    if (child.is_none() || is_left_out_(child).cast<bool>()) continue;
+    mirror->register_module(key.cast<std::string>(), follow(child, visited));
+  }
+  return mirror;
+}
+
+}  // namespace fsdp::python

@@ -1,0 +1,255 @@
+#include "sharded_module.hpp"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/log.hpp"
+#include "group/root_context.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp::python {
+
+namespace {
+
+/// Guarded by the interpreter's lock.
+auto& by_state() {
+  static auto* all = new std::unordered_map<const ModuleState*, std::weak_ptr<ShardedModule>>;
+  return *all;
+}
+
+at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.defined() && at::isFloatingType(tensor.scalar_type()) ? tensor.to(dtype) : tensor;
+}
+
+/// Calls `visit` with every tensor in a module's output.
+template <class Visit>
+void for_tensors(const BoundaryCasts& casts, py::handle value, const Visit& visit) {
+  if (THPVariable_Check(value.ptr())) {
+    visit(THPVariable_Unpack(value.ptr()));
+  } else if (PyTuple_Check(value.ptr()) || PyList_Check(value.ptr())) {
+    for (const auto& element : value) for_tensors(casts, element, visit);
+  } else if (PyDict_Check(value.ptr())) {
+    for (const auto& [key, element] : py::reinterpret_borrow<py::dict>(value)) for_tensors(casts, element, visit);
+  } else if (py::hasattr(value, "__dataclass_fields__")) {
+    casts.apply(py::cpp_function([&visit](py::object tensor) {
+                  visit(tensor_of(tensor));
+                  return tensor;
+                }),
+                value);
+  }
+}
+
+/// Every floating-point tensor in `value`, however deep, in `dtype`.
+py::object cast_all(const BoundaryCasts& casts, py::object value, at::ScalarType dtype) {
+  if (THPVariable_Check(value.ptr())) return py::cast(cast(tensor_of(value), dtype));
+  return casts.apply(py::cpp_function([dtype](const at::Tensor& tensor) { return cast(tensor, dtype); }), value);
+}
+
+}  // namespace
+
+ShardedModule::ShardedModule(FSDPModule controls, std::vector<std::shared_ptr<Mirror>> modules, BoundaryCasts casts)
+    : controls_(std::move(controls)),
+      modules_(std::move(modules)),
+      casts_(std::move(casts)),
+      waits_for_(modules_.size(), true) {}
+
+ShardedModule::~ShardedModule() {
+  py::gil_scoped_acquire gil;
+  by_state().erase(&controls_.state());
+  params_.clear();
+  casts_.apply = py::object();
+}
+
+std::shared_ptr<ShardedModule> ShardedModule::of(const ModuleState& state) {
+  const auto found = by_state().find(&state);
+  return found == by_state().end() ? nullptr : found->second.lock();
+}
+
+void ShardedModule::find_params() {
+  by_state()[&controls_.state()] = weak_from_this();
+  std::vector<std::shared_ptr<ShownParam>> found;
+  for (const auto& group : controls_.state().live_groups())
+    for (const auto& param : group->params())
+      if (!param.is_vacant())
+        if (auto shown = ShownParam::find(param.registered())) found.push_back(std::move(shown));
+  params_ = std::move(found);  // only now: nothing else keeps those that stay
+}
+
+void ShardedModule::follow_root() {
+  auto root = controls_.state().root();
+  if (context_ == root->context.get()) return;
+  context_ = root->context.get();
+  if (const auto shown = of(*root); shown && shown.get() != this) return shown->follow_root();
+  followed_.clear();
+  root->visit([&](ModuleState& state) {
+    if (auto shown = of(state)) followed_.push_back(shown);
+  });
+  root->context->follower = weak_from_this();
+}
+
+void ShardedModule::show_as(bool unsharded) {
+  shows_unsharded_ = unsharded;
+  for (const auto& param : params_) unsharded ? param->show_unsharded() : param->show_sharded();
+}
+
+bool ShardedModule::is_kept() const {
+  const auto groups = controls_.state().live_groups();
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    return group->is_held() && (group->is_kept_by_user || !group->policy().reshard_after_backward);
+  });
+}
+
+bool ShardedModule::reshards_after_forward() const {
+  const auto groups = controls_.state().live_groups();
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const auto& group) { return group->policy().after_forward.reshard && !group->is_kept_by_user; });
+}
+
+bool ShardedModule::records_autograd(const py::tuple& args) const {
+  if (!at::GradMode::is_enabled()) return false;
+  const auto needs = [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); };
+  for (const auto& param : params_)
+    if (needs(param->registered())) return true;
+  for (const auto& arg : args)
+    if (THPVariable_Check(arg.ptr()) && needs(THPVariable_Unpack(arg.ptr()))) return true;
+  return false;
+}
+
+/// As an operator on one of its parameters would.
+void ShardedModule::use(bool records_autograd) {
+  std::vector<ResidencyOwner*> owners;
+  const auto groups = controls_.state().live_groups();
+  for (const auto& group : groups) owners.push_back(group.get());
+  controls_.state().context->enter_scope();
+  try {
+    if (!owners.empty()) owners[0]->make_resident(owners, {.records_autograd = records_autograd});
+  } catch (...) {
+    controls_.state().context->leave_scope();
+    throw;
+  }
+}
+
+py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
+  follow_root();
+  const bool records = records_autograd(args);
+  {
+    py::gil_scoped_release no_gil;
+    use(records);
+  }
+  ++depth_;
+  waits_for_[index] = false;
+  if (!shows_unsharded_) show_as(/*unsharded=*/true);
+  if (!casts_.inputs) return py::none();
+  return py::make_tuple(cast_all(casts_, args, *casts_.inputs), cast_all(casts_, kwargs, *casts_.inputs));
+}
+
+py::object ShardedModule::post_forward(py::object output) {
+  if (depth_ == 0) return py::none();  // its pre_forward has thrown
+  --depth_;
+  const bool have_all_run = std::none_of(waits_for_.begin(), waits_for_.end(), [](bool waits) { return waits; });
+  if (have_all_run && depth_ == 0) {
+    waits_for_.assign(modules_.size(), true);
+    if (shows_unsharded_ && reshards_after_forward()) show_as(/*unsharded=*/false);
+  }
+  if (at::GradMode::is_enabled()) watch_backward(output);
+  {
+    py::gil_scoped_release no_gil;
+    controls_.state().context->leave_scope();
+  }
+  if (!casts_.outputs || output.is_none()) return py::none();
+  return cast_all(casts_, std::move(output), *casts_.outputs);
+}
+
+/// A part of the forward that runs again in backward (activation checkpointing) may do so without this
+/// module's hooks, and is to find the parameters.
+void ShardedModule::watch_backward(const py::object& output) {
+  for_tensors(casts_, output, [this](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.requires_grad()) return;
+    tensor.register_hook([weak = weak_from_this()](const at::Tensor&) {
+      const auto self = weak.lock();
+      if (!self) return;
+      py::gil_scoped_acquire gil;
+      if (!self->shows_unsharded_) self->show_as(/*unsharded=*/true);
+    });
+  });
+}
+
+void ShardedModule::unshard() {
+  follow_root();
+  py::gil_scoped_release no_gil;
+  for (const auto& group : controls_.state().live_groups()) controls_.state().context->unshard(*group);
+}
+
+void ShardedModule::unshard_done() {
+  {
+    py::gil_scoped_release no_gil;
+    for (const auto& group : controls_.state().live_groups()) controls_.state().context->wait_for_unshard(*group);
+  }
+  show_as(/*unsharded=*/true);
+}
+
+void ShardedModule::reshard() {
+  {
+    py::gil_scoped_release no_gil;
+    controls_.reshard();
+  }
+  show_as(/*unsharded=*/false);
+}
+
+void ShardedModule::reset_iter_state() {
+  follow_root();
+  {
+    py::gil_scoped_release no_gil;
+    while (controls_.state().context->is_in_scope()) controls_.state().context->leave_scope();
+    controls_.reset_iter_state();
+  }
+  for (const auto& weak : followed_)
+    if (const auto shown = weak.lock()) {
+      shown->depth_ = 0;
+      shown->waits_for_.assign(shown->modules_.size(), true);
+      shown->show_as(/*unsharded=*/false);
+    }
+}
+
+void ShardedModule::applied() {
+  std::vector<at::Tensor> locals;
+  for (const auto& param : params_) locals.push_back(param->applied_local());
+  size_t next = 0;
+  for (const auto& group : controls_.state().live_groups()) {
+    const auto& like = locals[next];
+    const auto& now = group->params()[0];
+    py::gil_scoped_release no_gil;
+    if (like.device() != now.registered().device()) group->convert({.device = like.device()});
+    if (at::isFloatingType(like.scalar_type()) && like.scalar_type() != now.dtype())
+      group->convert({.dtype = like.scalar_type()});
+    next += group->params().size();
+  }
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& home = params_[i]->registered();
+    if (!home.is_meta() && !locals[i].is_alias_of(home)) home.copy_(locals[i]);
+    params_[i]->point_home();
+  }
+}
+
+void ShardedModule::take_over() {
+  py::gil_scoped_acquire gil;
+  for (const auto& weak : followed_)
+    if (const auto shown = weak.lock())
+      for (const auto& param : shown->params_) param->take_over();
+}
+
+void ShardedModule::show() {
+  py::gil_scoped_acquire gil;
+  for (const auto& weak : followed_) {
+    const auto shown = weak.lock();
+    if (!shown) continue;
+    const bool is_kept = shown->is_kept();
+    if (shown->shows_unsharded_ != is_kept && shown->depth_ == 0) shown->show_as(is_kept);
+    for (const auto& param : shown->params_) param->show_gradient();
+  }
+}
+
+}  // namespace fsdp::python

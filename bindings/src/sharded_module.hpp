@@ -1,0 +1,73 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fsdp/fully_shard.hpp"
+#include "group/step_follower.hpp"
+#include "module/module_state.hpp"
+#include "shown_param.hpp"
+
+namespace fsdp::python {
+
+/// What happens at the boundary of a module's forward beside the core's work (T8).
+struct BoundaryCasts {
+  std::optional<at::ScalarType> inputs, outputs;
+  py::object apply;  ///< torch's own walk through nested containers: (function, value) -> value
+};
+
+/// A call of fully_shard in Python: the core's state, the parameters as Python shows them, and the hooks
+/// around forward. Several modules of one call share it. The root's also follows the steps.
+///
+/// Every public function is called with the interpreter's lock and gives it up while the core works, which
+/// may wait for other ranks; `take_over` and `show` come from the core without it.
+class ShardedModule final : public StepFollower, public std::enable_shared_from_this<ShardedModule> {
+ public:
+  ShardedModule(FSDPModule controls, std::vector<std::shared_ptr<Mirror>> modules, BoundaryCasts casts);
+  ~ShardedModule() override;
+
+  /// The groups' parameters have changed: after fully_shard, also of a module around this one.
+  void find_params();
+  const std::vector<std::shared_ptr<ShownParam>>& params() const { return params_; }
+  FSDPModule& controls() { return controls_; }
+  const FSDPModule& controls() const { return controls_; }
+  static std::shared_ptr<ShardedModule> of(const ModuleState& state);
+
+  /// The hook before the forward of module `index`. Returns (args, kwargs), or None where nothing changes.
+  py::object pre_forward(size_t index, py::tuple args, py::dict kwargs);
+  /// The hook behind a forward, which also comes after an exception, with None then.
+  py::object post_forward(py::object output);
+
+  void unshard();
+  void unshard_done();
+  void reshard();
+  void reset_iter_state();
+  /// After nn.Module._apply on the module: takes the parameters' new values, device or dtype over.
+  void applied();
+
+  // --- StepFollower
+  void take_over() override;
+  void show() override;
+
+ private:
+  void follow_root();
+  void show_as(bool unsharded);
+  bool is_kept() const;
+  bool reshards_after_forward() const;
+  void watch_backward(const py::object& output);
+  void use(bool records_autograd);
+  bool records_autograd(const py::tuple& args) const;
+
+  FSDPModule controls_;
+  std::vector<std::shared_ptr<Mirror>> modules_;
+  BoundaryCasts casts_;
+  std::vector<std::shared_ptr<ShownParam>> params_;
+  std::vector<std::weak_ptr<ShardedModule>> followed_;  ///< of a root: itself and all below
+  const RootContext* context_ = nullptr;                ///< when the root was last looked for
+  bool shows_unsharded_ = false;
+  int depth_ = 0;                 ///< forwards under way
+  std::vector<bool> waits_for_;   ///< by module: it has not run yet in this pass; several modules only
+};
+
+}  // namespace fsdp::python

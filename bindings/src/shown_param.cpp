@@ -1,0 +1,153 @@
+#include "shown_param.hpp"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "param/residency.hpp"
+
+namespace fsdp::python {
+
+namespace {
+
+/// By registered parameter; guarded by the interpreter's lock. Never destroyed: parameters may outlive it.
+auto& by_registered() {
+  static auto* all = new std::unordered_map<const c10::TensorImpl*, std::weak_ptr<ShownParam>>;
+  return *all;
+}
+
+auto& by_place() {
+  static auto* all = new std::map<Place, const ShownParam*>;
+  return *all;
+}
+
+PyObject* local_tensor_name() {
+  static PyObject* name = PyUnicode_InternFromString("_local_tensor");
+  return name;
+}
+
+void check(int status) {
+  if (status != 0) throw py::error_already_set();
+}
+
+}  // namespace
+
+ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker)
+    : registered_(std::move(registered)),
+      unsharded_(std::move(unsharded)),
+      sharded_(std::move(sharded)),
+      maker_(maker) {}
+
+ShownParam::~ShownParam() {
+  py::gil_scoped_acquire gil;
+  by_registered().erase(registered_.unsafeGetTensorImpl());
+  for (const auto& [place, key] : places_) by_place().erase(place);
+}
+
+std::shared_ptr<ShownParam> ShownParam::find(const at::Tensor& registered) {
+  const auto found = by_registered().find(registered.unsafeGetTensorImpl());
+  return found == by_registered().end() ? nullptr : found->second.lock();
+}
+
+void ShownParam::remember(const std::shared_ptr<ShownParam>& self) {
+  by_registered()[registered_.unsafeGetTensorImpl()] = self;
+}
+
+bool ShownParam::shows_at(const at::Tensor& tensor, const Place& place) {
+  const auto found = by_place().find(place);
+  if (found == by_place().end()) return false;
+  return tensor.is_same(tensor_of(found->second->sharded_.get())) ||
+         tensor.is_same(tensor_of(found->second->unsharded_.get()));
+}
+
+void ShownParam::add_place(const Place& place, bool as_unsharded) {
+  places_.emplace_back(place, PyRef(py::str(place.name)));
+  by_place()[place] = this;
+  check(PyDict_SetItem(place.table, places_.back().second.get(), (as_unsharded ? unsharded_ : sharded_).get()));
+}
+
+void ShownParam::show(const PyRef& parameter) const {
+  for (const auto& [place, key] : places_) check(PyDict_SetItem(place.table, key.get(), parameter.get()));
+}
+
+at::Tensor ShownParam::local_alias(const at::Tensor& tensor) const {
+  // Another tensor than the registered one, so that operators inside forward do not take it for the whole;
+  // with the same memory and version counter, so that an optimizer's writes are seen.
+  return tensor.detach();
+}
+
+void ShownParam::take_over() {
+  const auto& shown = THPVariable_Unpack(sharded_.get());
+  if (shown.requires_grad() != registered_.requires_grad()) registered_.set_requires_grad(shown.requires_grad());
+  const auto& gradient = shown.grad();
+  if (!gradient.defined()) {
+    // Where none was shown, what is there waits for the end of its step.
+    if (shown_gradient_ != nullptr) registered_.mutable_grad().reset();
+    shown_gradient_ = nullptr;
+    return;
+  }
+  if (gradient_ && gradient.is_same(THPVariable_Unpack(gradient_.get()))) return;
+  // The user's own.
+  py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
+  const auto local = tensor_of(object.attr("_local_tensor"));
+  registered_.mutable_grad() = local;
+  shown_gradient_ = local.unsafeGetTensorImpl();
+  gradient_ = PyRef(std::move(object));
+}
+
+bool ShownParam::is_ours_alone(const at::Tensor& gradient) const {
+  const auto& mine = THPVariable_Unpack(gradient_.get());
+  if (gradient.defined() && gradient.is_same(mine)) return true;  // it is the parameter's, added up
+  return Py_REFCNT(gradient_.get()) == 1 && mine.use_count() == 1;
+}
+
+void ShownParam::show_gradient() {
+  const auto& shown = THPVariable_Unpack(sharded_.get());
+  if (shown.requires_grad() != registered_.requires_grad()) shown.set_requires_grad(registered_.requires_grad());
+  const auto gradient = registered_.grad();
+  if (!gradient.defined()) {
+    if (shown_gradient_ != nullptr) shown.mutable_grad().reset();
+    shown_gradient_ = nullptr;
+    return;
+  }
+  if (gradient.unsafeGetTensorImpl() == shown_gradient_ && shown.grad().defined()) return;
+  if (gradient_ && is_ours_alone(shown.grad()) && THPVariable_Unpack(gradient_.get()).dtype() == gradient.dtype()) {
+    const auto local = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
+    check(PyObject_SetAttr(gradient_.get(), local_tensor_name(), local.ptr()));
+  } else {
+    gradient_ = PyRef(maker_.make_gradient(gradient, sharded_.object()));
+  }
+  shown.mutable_grad() = THPVariable_Unpack(gradient_.get());
+  shown_gradient_ = gradient.unsafeGetTensorImpl();
+  run_hooks();
+}
+
+/// Those of `register_post_accumulate_grad_hook` on the DTensor, which autograd does not accumulate into.
+void ShownParam::run_hooks() const {
+  const auto hooks = py::getattr(sharded_.get(), "_post_accumulate_grad_hooks", py::none());
+  if (hooks.is_none()) return;
+  for (const auto& hook : py::list(hooks.attr("values")())) hook(sharded_.object());
+}
+
+at::Tensor ShownParam::applied_local() {
+  // `_apply` swaps the tensor behind the parameter, or puts another parameter into the table.
+  const auto& [place, key] = places_.front();
+  PyObject* now = PyDict_GetItemWithError(place.table, key.get());
+  if (now == nullptr) throw py::error_already_set();
+  if (now != sharded_.get()) {
+    sharded_ = PyRef(py::reinterpret_borrow<py::object>(now));
+    show_sharded();
+  }
+  return tensor_of(sharded_.object().attr("_local_tensor"));
+}
+
+void ShownParam::point_home() {
+  py::object local = py::cast(local_alias(registered_));
+  check(PyObject_SetAttr(sharded_.get(), local_tensor_name(), local.ptr()));
+  shown_gradient_ = nullptr;
+  gradient_ = PyRef();
+}
+
+}  // namespace fsdp::python

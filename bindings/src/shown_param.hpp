@@ -1,0 +1,73 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mirror.hpp"
+#include "py_ref.hpp"
+
+namespace fsdp::python {
+
+/// How DTensors are made; functions of the Python side, as DTensor's constructor is.
+struct DTensorMaker {
+  py::object make_parameter;  ///< (local, mesh, placements, sizes, strides, requires_grad) -> nn.Parameter
+  py::object make_gradient;   ///< (local, parameter) -> DTensor
+};
+
+/// A sharded parameter as Python shows it: its modules' tables hold the DTensor over the registered
+/// parameter's memory, or, inside forward, the parameter that was there before, which is the core's handle.
+/// Gradients of the registered parameter appear as the DTensor parameter's `.grad`.
+///
+/// Every function needs the interpreter's lock.
+class ShownParam {
+ public:
+  /// unsharded: the nn.Parameter that is the handle. sharded: the DTensor parameter.
+  ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker);
+  ~ShownParam();
+  ShownParam(const ShownParam&) = delete;
+  ShownParam& operator=(const ShownParam&) = delete;
+
+  /// By its registered tensor; null if there is none.
+  static std::shared_ptr<ShownParam> find(const at::Tensor& registered);
+  void remember(const std::shared_ptr<ShownParam>& self);
+  /// True if `tensor` is what one of them shows, or may show, at that entry.
+  static bool shows_at(const at::Tensor& tensor, const Place& place);
+
+  /// `place` shows this parameter from now on.
+  void add_place(const Place& place, bool as_unsharded);
+  void show_sharded() const { show(sharded_); }
+  void show_unsharded() const { show(unsharded_); }
+
+  /// Takes over what the user has changed on the DTensor since the last call: requires_grad, a gradient that
+  /// was dropped or replaced.
+  void take_over();
+  /// Puts the registered parameter's gradient on the DTensor.
+  void show_gradient();
+  /// After `nn.Module._apply` (to, to_empty, float...): the DTensor parameter that stands in the table now may
+  /// have another local tensor, on another device or in another dtype.
+  at::Tensor applied_local();
+  /// The registered parameter holds the values: the DTensor shows its memory again.
+  void point_home();
+
+  const at::Tensor& registered() const { return registered_; }
+  py::object sharded() const { return sharded_.object(); }
+  py::object unsharded() const { return unsharded_.object(); }
+
+ private:
+  void show(const PyRef& parameter) const;
+  void run_hooks() const;
+  at::Tensor local_alias(const at::Tensor& tensor) const;
+  bool is_ours_alone(const at::Tensor& gradient) const;
+
+  at::Tensor registered_;
+  PyRef unsharded_, sharded_;
+  PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
+  const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
+  const DTensorMaker& maker_;
+  std::vector<std::pair<Place, PyRef>> places_;  ///< with the key as a Python string
+};
+
+}  // namespace fsdp::python
