@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "collectives/buffer.hpp"
+#include "collectives/copy_pieces.hpp"
 #include "collectives/raw_view.hpp"
 
 namespace fsdp {
@@ -53,10 +53,8 @@ void copy_run(const Run& run, const at::Tensor& tail, const at::Tensor& unsharde
     view(unsharded, run.to, run.to_step).copy_(view(tail, run.from, run.from_step), /*non_blocking=*/true);
     return;
   }
-  auto* to = unsharded.mutable_data_ptr<uint8_t>() + run.to;
-  const auto* from = tail.const_data_ptr<uint8_t>() + run.from;
-  for (int64_t i = 0; i < run.count; ++i)
-    std::memcpy(to + i * run.to_step, from + i * run.from_step, static_cast<size_t>(run.bytes));
+  copy_pieces(unsharded.mutable_data_ptr<uint8_t>() + run.to, tail.const_data_ptr<uint8_t>() + run.from,
+              {.count = run.count, .bytes = run.bytes, .to_step = run.to_step, .from_step = run.from_step});
 }
 
 /// Tensor-major from rank-major.

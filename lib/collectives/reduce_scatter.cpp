@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "collectives/buffer.hpp"
+#include "collectives/copy_pieces.hpp"
 #include "collectives/quarantine.hpp"
 #include "collectives/raw_view.hpp"
 #include "comm/poison.hpp"
@@ -109,6 +110,61 @@ struct Allocate {
   }
 };
 
+/// One gradient's place in a rank-major buffer: elements from the start of each rank's part.
+struct TailPlace {
+  int64_t begin = 0, end = 0;  ///< of the piece, with the gap behind it
+  int64_t piece_numel = 0;
+  int64_t rank_numel = 0;      ///< of all that one rank gets
+};
+
+/// True if the unit is one gradient whose pieces, as they lie in memory, are the ranks' one after another.
+bool is_in_rank_order(Entries unit) {
+  const auto& first = unit[0];
+  return unit.size() == 1 && first.start == 0 && first.layout->outer() == 1 &&
+         (!first.gradient.defined() || lies_as_layout(first));
+}
+
+/// All ranks' pieces of such a unit in two or three copies, however many ranks there are; on CPU, without
+/// a cast, in as many memcpys.
+void write_all_pieces(const ReduceEntry& entry, const TailPlace& place, int world, const at::Tensor& input) {
+  const int64_t numel = entry.gradient.defined() ? entry.layout->numel() : 0;
+  const int64_t full = place.piece_numel > 0 ? numel / place.piece_numel : 0;  // ranks that get a whole piece
+  const int64_t rest = numel - full * place.piece_numel;
+  const int64_t width = place.end - place.begin;
+  auto part = [&](int64_t rank, int64_t count, int64_t first, int64_t columns) {
+    return raw_view(input, {count, columns}, {place.rank_numel, 1},
+                    input.storage_offset() + rank * place.rank_numel + place.begin + first);
+  };
+  if (input.is_cpu() && !is_cast(entry, input.dtype())) {
+    const auto itemsize = static_cast<int64_t>(input.element_size());
+    auto* to = static_cast<char*>(input.mutable_data_ptr()) + place.begin * itemsize;
+    const int64_t step = place.rank_numel * itemsize, bytes = place.piece_numel * itemsize;
+    const auto zero_behind = [&](int64_t rank, int64_t used) {
+      if (width * itemsize > used) std::memset(to + rank * step + used, 0, static_cast<size_t>(width * itemsize - used));
+    };
+    if (numel > 0) {
+      const auto* from = static_cast<const char*>(entry.gradient.const_data_ptr());
+      copy_pieces(to, from, {.count = full, .bytes = bytes, .to_step = step, .from_step = bytes});
+      if (rest > 0) std::memcpy(to + full * step, from + full * bytes, static_cast<size_t>(rest * itemsize));
+    }
+    if (width > place.piece_numel)
+      for (int64_t rank = 0; rank < full; ++rank) zero_behind(rank, bytes);
+    for (int64_t rank = full; rank < world; ++rank) zero_behind(rank, rank == full ? rest * itemsize : 0);
+    return;
+  }
+  const auto begin_of_gradient = numel > 0 ? entry.gradient.storage_offset() : 0;
+  if (full > 0)
+    part(0, full, 0, place.piece_numel)
+        .copy_(raw_view(entry.gradient, {full, place.piece_numel}, {place.piece_numel, 1}, begin_of_gradient));
+  if (full > 0 && width > place.piece_numel) part(0, full, place.piece_numel, width - place.piece_numel).zero_();
+  if (rest > 0)
+    part(full, 1, 0, rest)
+        .copy_(raw_view(entry.gradient, {1, rest}, {rest, 1}, begin_of_gradient + full * place.piece_numel));
+  if (rest > 0) part(full, 1, rest, width - rest).zero_();
+  const int64_t empty = full + (rest > 0 ? 1 : 0);
+  if (empty < world) part(empty, world - empty, 0, width).zero_();
+}
+
 /// Rank-major: what one collective takes. The tail's units lie in their own order; what is between
 /// and behind their pieces is zero, as it is summed like the rest.
 at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const Allocate& allocate) {
@@ -121,14 +177,21 @@ at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const Allocate&
     const auto unit = walk.next();
     if (!layout.is_direct(i)) units.emplace_back(i, unit);
   }
-  for (int rank = 0; rank < layout.world_size(); ++rank)
-    for (size_t u = 0; u < units.size(); ++u) {
-      const auto& [i, unit] = units[u];
-      const int64_t begin = layout.tail_offset(i) / itemsize;
-      const int64_t end = u + 1 < units.size() ? layout.tail_offset(units[u + 1].first) / itemsize : numel;
-      write_piece(unit, layout.piece_bytes(i) / itemsize, rank,
-                  input.narrow(0, rank * numel + begin, end - begin));
+  for (size_t u = 0; u < units.size(); ++u) {
+    const auto& [i, unit] = units[u];
+    const TailPlace place{
+        .begin = layout.tail_offset(i) / itemsize,
+        .end = u + 1 < units.size() ? layout.tail_offset(units[u + 1].first) / itemsize : numel,
+        .piece_numel = layout.piece_bytes(i) / itemsize,
+        .rank_numel = numel};
+    if (is_in_rank_order(unit)) {
+      write_all_pieces(unit[0], place, layout.world_size(), input);
+      continue;
     }
+    for (int rank = 0; rank < layout.world_size(); ++rank)
+      write_piece(unit, place.piece_numel, rank,
+                  input.narrow(0, rank * numel + place.begin, place.end - place.begin));
+  }
   return input;
 }
 
