@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 EXTENSION = "bench/fsdp_bench_extension" + sysconfig.get_config_var("EXT_SUFFIX")
 PROGRAM = "bench/fsdp_bench"
+PACKAGE = "bindings/fsdp/_C" + sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def add_common_options(parser):
@@ -40,7 +41,8 @@ def build(options, targets):
 
 def targets_for(impls):
     """What has to be built to measure these implementations."""
-    return ([PROGRAM] if "fsdp" in impls else []) + ([EXTENSION] if set(impls) != {"fsdp"} else [])
+    return (([PROGRAM] if "fsdp" in impls else []) + ([EXTENSION] if set(impls) != {"fsdp"} else [])
+            + ([PACKAGE] if "python" in impls else []))
 
 
 def percentile(samples, fraction):

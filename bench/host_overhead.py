@@ -15,9 +15,9 @@ from pathlib import Path
 import conductor
 import harness
 
-IMPLS = ("fsdp", "fsdp2")
+IMPLS = ("fsdp", "python", "fsdp2")  # the library, its Python extension, torch's
 # For orientation, instructions a block: FSDP2 of torch 2.11 was found to add 1.72 M + 0.254 M x P; the aim here is
-# 60 k + 8 k x P.
+# 60 k + 8 k x P in C++, and 250 k + 20 k x P in Python.
 
 
 def integers(text):
@@ -51,11 +51,11 @@ def shapes(options):
     return [(params, 8) for params in (1, 4, 9, 32)] + [(9, 1024)], blocks
 
 
-def requests(options):
+def requests(impl, options):
     pairs, blocks = shapes(options)
     for (params, world), count, sharded in product(pairs, blocks, (False, True)):
         yield {
-            "blocks": count, "params_per_block": params, "world": world, "sharded": sharded,
+            "impl": impl, "blocks": count, "params_per_block": params, "world": world, "sharded": sharded,
             "operator": options.operator, "warmup": options.warmup, "steps": options.steps,
             "label": f"blocks{count}-params{params}-world{world}-{'sharded' if sharded else 'plain'}",
         }
@@ -74,7 +74,7 @@ def count_instructions(impl, options):
                     f"--callgrind-out-file={folder}/out"]
         with conductor.Workers() as workers:
             worker = workers.start(f"{impl} under callgrind", valgrind + command(impl), timeout_s=900)
-            for request in requests(options):
+            for request in requests(impl, options):
                 worker.ask(request)
             worker.close(wait_s=120)
         counts = dict(read_dump(path) for path in Path(folder).glob("out.*"))
@@ -94,12 +94,12 @@ def read_dump(path):
 
 def time_steps(impls, options):
     """{impl: {label: [CPU seconds of each step]}}, the implementations taking turns."""
-    times = {impl: {request["label"]: [] for request in requests(options)} for impl in impls}
+    times = {impl: {request["label"]: [] for request in requests(impl, options)} for impl in impls}
     with conductor.Workers() as workers:
         started = {impl: workers.start(impl, command(impl)) for impl in impls}
         for _ in range(options.repeats):
-            for request in requests(options):
-                for impl in impls:
+            for turn in zip(*(requests(impl, options) for impl in impls)):
+                for impl, request in zip(impls, turn):
                     times[impl][request["label"]] += started[impl].ask(request)["cpu_seconds"]
     return times
 
@@ -151,12 +151,12 @@ def report_impl(impl, options, report, instructions, times):
 
 def ratios(rows):
     """Rows for people: how many times more FSDP2 adds."""
-    ours = {(row[1], row[2]): row for row in rows if row[0] == "fsdp"}
-    for row in rows:
-        mine = ours.get((row[1], row[2]))
-        if row[0] == "fsdp2" and mine:
+    theirs = {(row[1], row[2]): row for row in rows if row[0] == "fsdp2"}
+    for mine in rows:
+        row = theirs.get((mine[1], mine[2]))
+        if mine[0] != "fsdp2" and row:
             times = [row[3] / mine[3] if mine[3] != "-" else "-", row[5] / mine[5]]
-            yield ["fsdp2 / fsdp", row[1], row[2], times[0], "", times[1], ""]
+            yield [f"fsdp2 / {mine[0]}", row[1], row[2], times[0], "", times[1], ""]
 
 
 def run(options, report):
@@ -181,6 +181,6 @@ def run(options, report):
     rows = []
     for impl in impls:
         rows += report_impl(impl, options, report, counts.get(impl), times[impl])
-    rows += ratios(rows)
+    rows += list(ratios(rows))
     report.note("\nadded a step: per block (slope) and once (intercept)")
     report.table(["impl", "params", "world", "instructions/block", "instructions once", "us/block", "us once"], rows)

@@ -1,6 +1,6 @@
-"""PyTorch's side of host_overhead: the plain model and FSDP2 over collectives that move nothing.
+"""Python's side of host_overhead: the plain model, FSDP2 and the extension over collectives that move nothing.
 
-A request names blocks, params_per_block, world, operator, sharded, warmup, steps and label; the reply holds the
+A request names impl (fsdp2, python), blocks, params_per_block, world, operator, sharded, warmup, steps and label; the reply holds the
 CPU seconds of each step. Under callgrind the steps' instructions are dumped under `label`.
 """
 
@@ -9,7 +9,6 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import worker
 
@@ -61,6 +60,7 @@ def make_model(request):
     model = Model(blocks, params, world, request["operator"])
     if request["sharded"]:
         mesh = start_world(world)
+        fully_shard = worker.fully_shard_of(request["impl"])
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)

@@ -25,6 +25,14 @@ def extension():
     return importlib.import_module("fsdp_bench_extension")
 
 
+def fully_shard_of(impl):
+    """FSDP2's function, or that of the extension in the build folder (`python`)."""
+    if impl == "python":
+        sys.path.insert(0, str(Path(os.environ["FSDP_BUILD_DIR"]) / "bindings"))
+        return importlib.import_module("fsdp").fully_shard
+    return importlib.import_module("torch.distributed.fsdp").fully_shard
+
+
 def quiet_collector():
     """No garbage collection inside a measurement."""
     gc.collect()
