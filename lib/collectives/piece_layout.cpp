@@ -1,5 +1,7 @@
 #include "collectives/piece_layout.hpp"
 
+#include <algorithm>
+
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -12,7 +14,10 @@ int64_t align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 PieceLayout::PieceLayout(std::vector<Piece> pieces, int world_size, int64_t packs_below)
     : pieces_(std::move(pieces)), offsets_(count()), world_size_(world_size) {
-  auto is_packed = [&](size_t i) { return pieces_[i].bytes < packs_below || pieces_[i].outer > 1; };
+  // One without elements has no place of its own: it stays in the order of those that are packed.
+  auto is_packed = [&](size_t i) {
+    return pieces_[i].bytes < std::max<int64_t>(packs_below, 1) || pieces_[i].outer > 1;
+  };
   if (count() == 1) {
     // It has no neighbour to be aligned for or packed with.
     rank_bytes_ = pieces_[0].bytes;

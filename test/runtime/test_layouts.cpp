@@ -155,6 +155,23 @@ TEST_CASE("the flat layout holds runs: nothing is copied around an all-gather, o
   });
 }
 
+TEST_CASE("a parameter without elements goes with columns, batched launches too", "[runtime][layouts]") {
+  for (const bool launches_batches : {false, true}) {
+    const auto body = [](Rank& rank) {
+      nn::Module module;
+      const auto wide = module.register_parameter("wide", torch::ones({4, 6}));
+      const auto none = module.register_parameter("none", torch::ones({0}));
+      fully_shard(module, {.mesh = rank.mesh(), .shard_placement_fn = [](auto&, const Tensor& parameter) {
+                             return Shard{parameter.dim() - 1};
+                           }});
+      (wide.sum() * (1 + rank.index()) + none.sum()).backward();
+      rank.check_close(full_grad(wide), torch::full({4, 6}, 1.5), "columns");
+      rank.check(sharded(none).grad().defined() && sharded(none).grad().numel() == 0, "none");
+    };
+    CHECK(on_ranks(2, body, {.timeout = std::chrono::seconds(20), .launches_batches = launches_batches}));
+  }
+}
+
 TEST_CASE("flat: frozen parameters and other dtypes make runs of their own, and blocks stay whole",
           "[runtime][layouts]") {
   struct Many : nn::Module {

@@ -71,6 +71,15 @@ TEST_CASE("pieces that do not lie side by side when unsharded are packed, howeve
   CHECK(alone.regrouped(1).piece(0).outer == 1);
 }
 
+TEST_CASE("pieces without elements are in the tail, which keeps the order of the pieces", "[collectives][piece_layout]") {
+  const PieceLayout layout({{.bytes = 96}, {.bytes = 960, .outer = 2, .rows = 4, .row_bytes = 240}, {.bytes = 0}, {.bytes = 32}},
+                           2, /*packs_below=*/0);
+  CHECK(layout.tail_begin() == 96 + 32);
+  CHECK_FALSE(layout.is_direct(2));
+  CHECK(layout.tail_offset(1) == 0);
+  CHECK(layout.tail_offset(2) == 960);
+}
+
 TEST_CASE("fewer ranks with longer pieces find every tensor at the same place", "[collectives][piece_layout]") {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     Draw draw(seed);
