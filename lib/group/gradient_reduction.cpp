@@ -157,7 +157,10 @@ void GradientReduction::collect() {
                             (group.reduction().reduces_unused_params && param.requires_grad());
     if (!takes_part || !handle.defined()) continue;
     if (alone) {
-      if (!gradient.defined()) gradient = at::zeros(param.sizes(), handle.options().requires_grad(false));
+      if (!gradient.defined()) {
+        gradient = at::zeros(param.sizes(), handle.options().requires_grad(false));
+        group.context->statistics().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
+      }
       if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);
       alone_.emplace_back(i, std::move(gradient));
       continue;

@@ -106,4 +106,28 @@ TEST_CASE("a gather that nobody waits for allocates no place to unpack it to", "
   CHECK(allocated_bytes() > 0);
 }
 
+TEST_CASE("the zeros that stand for unused gradients are in the plan of a rank alone", "[statistics][memory]") {
+  install_counting_allocator();
+  torch::nn::Module module;
+  const auto used = module.register_parameter("used", torch::ones({8}));
+  module.register_parameter("unused", torch::ones({100}));
+  const auto world = simulated_network({.world_size = 1});
+  auto root = fully_shard(module, {.mesh = init_device_mesh(world, {1}, {"shard"})});
+  struct Bytes {
+    int64_t allocated, planned;
+  };
+  const auto bytes_of = [&](bool reduces_unused) {
+    root.set_reduce_scatter_unused_params(reduces_unused);
+    for (auto& parameter : module.parameters()) parameter.mutable_grad().reset();
+    const int64_t before = statistics(root).buffer_bytes;
+    start_recording();
+    used.sum().backward();
+    return Bytes{allocated_bytes(), statistics(root).buffer_bytes - before};
+  };
+  bytes_of(false);
+  const auto without = bytes_of(false), with = bytes_of(true);
+  CHECK(with.planned - without.planned == 400);
+  CHECK(with.allocated - without.allocated == 400);
+}
+
 }  // namespace fsdp::test
