@@ -48,6 +48,7 @@ bool fits(const std::vector<const PlainParam*>& run, int64_t piece, int64_t rank
   for (const auto* param : run) {
     const int64_t numel = param->tensor.numel();
     const auto cuts_a_block = [&](int64_t start) {
+      if (numel == 0) return false;
       for (int64_t cut = (start / piece + 1) * piece; cut < start + numel; cut += piece)
         if ((cut - start) % param->block != 0) return true;
       return false;

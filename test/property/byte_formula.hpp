@@ -25,8 +25,10 @@ struct PlainParam {
 /// One group, as the formula sees it: from sizes alone, nothing of it is asked of the library.
 struct PlainGroup {
   FSDPModule module;
+  std::string suffix = {};      ///< to the module's name, where its mesh is not the module's
+  std::string gathered_over = {};  ///< the communicator's name
   bool is_flat = false;
-  std::vector<PlainParam> params;
+  std::vector<PlainParam> params = {};
   int64_t ranks = 1;                ///< that shard
   int64_t replicas = 1;
   int64_t ranks_after_forward = 0;  ///< an integer reshard_after_forward; 0: none

@@ -1,5 +1,6 @@
 #include "property/parts.hpp"
 
+#include "property/parallel_parts.hpp"
 #include "support/odd_model.hpp"
 
 namespace fsdp::test {
@@ -259,6 +260,7 @@ struct Entry {
   const char* kind;
   bool nests;
   std::shared_ptr<Node> (*build)(const Part&);
+  bool is_parallel = false;  // comes only where there are ranks for it
 };
 
 const std::vector<Entry>& entries() {
@@ -270,7 +272,7 @@ const std::vector<Entry>& entries() {
       {"shared", false, make<Shared>}, {"scalars", false, make<Scalars>},     {"strided", false, make<Strided>},
       {"borrow", false, make<Borrow>}, {"choice", false, make<Choice>},       {"sequence", true, make<Sequence>},
       {"around", true, make<Around>},  {"twice", true, make<Twice>},
-      {"checkpoint", true, make<Checkpoint>},
+      {"checkpoint", true, make<Checkpoint>}, {kColumns, false, build_columns, true}, {kExperts, false, build_experts, true},
   };
   return all;
 }
@@ -278,7 +280,7 @@ const std::vector<Entry>& entries() {
 std::vector<std::string> kinds_that(bool nest) {
   std::vector<std::string> kinds;
   for (auto& entry : entries())
-    if (entry.nests == nest) kinds.push_back(entry.kind);
+    if (entry.nests == nest && !entry.is_parallel) kinds.push_back(entry.kind);
   return kinds;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -32,7 +33,9 @@ struct Part {
   bool flag = false;         ///< bias, bidirectional...: what the kind makes of it
   int64_t skip_period = 0;   ///< 0: always used; n: left out when (step + micro-batch) % n == 0
   bool differs_by_rank = false;
-  std::vector<Part> parts;
+  int64_t ranks = 1;  ///< experts: how many; columns: pieces that the whole is computed in, rounded like so many ranks
+  int64_t ranks_of_each = 1;  ///< experts: that have the same one
+  std::vector<Part> parts = {};
 };
 
 /// All that a draw decides; equal values build equal models on every rank.
@@ -47,10 +50,19 @@ struct RandomTree {
   bool root_is_sharded = true;
   double other_layout_probability = 0;  ///< of a unit to be cut along other dimensions, or flat
   bool explicit_prefetch = false;
+  bool names_dims = false;   ///< beside tensor parallelism: dp_mesh_dims of the whole mesh say what is data parallel
+  bool merges_dims = false;  ///< and two of them shard together
+  double other_mesh_probability = 0;  ///< of a parameter to have a mesh of its own over the same ranks
+  int64_t other_replicas = 0;         ///< that mesh's; 0: one dimension
+  int64_t expert_ranks = 1;           ///< that have different experts
+  bool experts_differ = false;        ///< said by differs_over; else by tensor_parallel_fn
+  double replicated_probability = 0;  ///< of a parameter
   uint64_t seed = 0;  ///< of what is decided while building
 };
 
 RandomTree draw_tree(uint64_t seed);
+/// True if `wanted` is of the part or of one in it.
+bool contains(const Part& part, const std::function<bool(const Part&)>& wanted);
 std::string describe(const RandomTree& tree);
 
 /// The model of `tree` with its loss and the calls of fully_shard.

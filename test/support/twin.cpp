@@ -72,16 +72,72 @@ NamedTensors cloned_values(const NamedTensors& parameters) {
   return copies;
 }
 
-void average_gradients(const NamedTensors& parameters, const Training& training) {
+int averaged_over(const Workload& workload, const Training& training, const at::Tensor& parameter) {
+  return workload.averaged_over ? workload.averaged_over(parameter) : training.world_size;
+}
+
+void average_gradients(const Workload& workload, const NamedTensors& parameters, const Training& training) {
   at::NoGradGuard no_grad;
   for (auto& [name, parameter] : parameters) {
     if (!parameter.grad().defined()) {
       if (training.reduce_unused && parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
       continue;
     }
-    parameter.mutable_grad().div_(training.world_size);
+    parameter.mutable_grad().div_(averaged_over(workload, training, parameter));
   }
 }
+
+/// The plain model once more, computing in param_dtype (16 bits) from the plain model's weights, as the sharded one
+/// does: both round the same numbers in the same way, up to each rank's own gradients. These are added up here
+/// in double, and there in the reduce dtype, which is all that may differ.
+class LowTwin {
+ public:
+  LowTwin(const MakeWorkload& make, const Training& training)
+      : training_(training), workload_(make_seeded(make, training)) {
+    workload_.module->to(*training.param_dtype);
+    parameters_ = unique_parameters(*workload_.module);
+    sums_.resize(parameters_.size());
+    magnitudes_.resize(parameters_.size());
+  }
+
+  const Workload& workload() const { return workload_; }
+
+  void take_weights(const NamedTensors& plain) {
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < plain.size(); ++i) parameters_[i].second.copy_(plain[i].second);
+  }
+
+  /// After each backward.
+  void add_gradients() {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      auto& gradient = parameters_[i].second.mutable_grad();
+      if (!gradient.defined()) continue;
+      const auto term = gradient.to(at::kDouble);
+      sums_[i] = sums_[i].defined() ? sums_[i] + term : term;
+      magnitudes_[i] = magnitudes_[i].defined() ? magnitudes_[i] + term.abs() : term.abs();
+      gradient.reset();
+    }
+  }
+
+  /// The sums to the plain model; returns what they are made of.
+  NamedTensors give_gradients(const Workload& to, const NamedTensors& plain) {
+    NamedTensors magnitudes;
+    for (size_t i = 0; i < plain.size(); ++i) {
+      const auto& [name, parameter] = plain[i];
+      const auto sum = std::exchange(sums_[i], {}), magnitude = std::exchange(magnitudes_[i], {});
+      parameter.mutable_grad() = sum.defined() ? sum.to(parameter.scalar_type()) : sum;
+      magnitudes.emplace_back(name, magnitude.defined() ? magnitude / averaged_over(to, training_, parameter)
+                                                        : at::zeros_like(parameter, at::kDouble));
+    }
+    return magnitudes;
+  }
+
+ private:
+  const Training& training_;
+  Workload workload_;
+  NamedTensors parameters_;
+  std::vector<at::Tensor> sums_, magnitudes_;
+};
 
 double total_norm(const NamedTensors& parameters) {
   double sum = 0;
@@ -104,15 +160,17 @@ std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
 }
 
 /// Each rank's batches in turn, with that rank's own buffers; returns losses by rank and micro-batch.
-std::vector<std::vector<at::Tensor>> backward_of_all_ranks(const Workload& workload, const Training& training,
+std::vector<std::vector<at::Tensor>> backward_of_all_ranks(const Workload& plain, LowTwin* low, const Training& training,
                                                            std::vector<std::vector<at::Tensor>>& buffers, int step) {
+  const auto& workload = low != nullptr ? low->workload() : plain;
   std::vector<std::vector<at::Tensor>> losses(training.world_size);
   for (int rank = 0; rank < training.world_size; ++rank) {
     load_buffers(*workload.module, buffers[rank]);
     for (int micro = 0; micro < training.micro_batches; ++micro) {
-      Inputs inputs(rank, step, micro, training.dtype);
+      Inputs inputs(rank, step, micro, training.dtype, low != nullptr ? training.param_dtype : std::nullopt);
       auto loss = workload.loss(inputs);
       loss.backward();
+      if (low != nullptr) low->add_gradients();
       losses[rank].push_back(loss.detach());
     }
     buffers[rank] = cloned_buffers(*workload.module);
@@ -142,12 +200,15 @@ void prepare_micro_batch(FSDPModule& root, const Training& training, int micro) 
   }
 }
 
+at::Tensor part_of(const Workload& workload, const at::Tensor& parameter, const at::Tensor& full) {
+  const bool is_whole = !full.defined() || !workload.known_part || !is_fsdp_parameter(parameter);
+  return local_elements(parameter, is_whole ? full : workload.known_part(parameter, full));
+}
+
 /// `actual`, a value or gradient of `parameter`, is this rank's part of `full`, within the tolerance of the
 /// whole tensor's largest element.
-void check_part(const Rank& rank, const Training& training, const at::Tensor& parameter, const at::Tensor& actual,
+void check_part(const Rank& rank, double tolerance, const at::Tensor& actual, const at::Tensor& part,
                 const at::Tensor& full, const std::string& what) {
-  auto part = local_elements(parameter, full);
-  double tolerance = training.tolerance();
   if (part.defined() && part.numel() > 0) {
     double most = part.abs().max().item<double>();
     if (most > 0) tolerance *= full.abs().max().item<double>() / most;
@@ -165,19 +226,78 @@ void average_ignored(const Rank& rank, const NamedTensors& parameters, const Tra
     if (!gradient.defined()) continue;
     gradient = gradient.contiguous();
     rank.world()->start_all_reduce(gradient, ReduceOp::kSum, "an ignored parameter")->wait();
-    gradient.div_(training.world_size);
+    gradient.div_(rank.size());
   }
 }
 
-void compare_gradients(const Rank& rank, const Training& training, const NamedTensors& parameters,
-                       const PlainRecord::Step& expected, int step) {
+/// The distance of 1 to the next larger number.
+double unit_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBFloat16: return 0x1p-7;
+    case at::kHalf: return 0x1p-10;
+    case at::kFloat: return 0x1p-23;
+    default: return 0x1p-52;
+  }
+}
+
+/// elements: 1-D, in the order of dimensions.
+void assign(at::Tensor to, const at::Tensor& elements) {
+  at::NoGradGuard no_grad;
+  to.copy_(elements.view(to.sizes()));
+}
+
+/// Of terms that are `magnitude` together: each of n additions, a division and a cast rounds to half a unit in the
+/// last place of what there is by then, which is no more than all terms. So (n + 1) halves are a bound, of which many
+/// roundings, to either side, stay far below: they grow like the root of n. Of 24 terms, the most that are
+/// drawn, one alone is still more than what bfloat16 is allowed.
+at::Tensor allowed_of_sum(const Training& training, const at::Tensor& magnitude) {
+  const auto reduced_in = training.reduce_dtype.value_or(*training.param_dtype);
+  const double half_unit = std::max(unit_of(reduced_in), unit_of(training.dtype)) / 2;
+  const double terms = training.world_size * training.micro_batches;
+  // Half precision has few digits left near its smallest numbers.
+  const double floor = reduced_in == at::kHalf ? (terms + 2) * 6e-8 : 1e-30;
+  return magnitude * (half_unit * std::min(terms + 1, 2 + 1.5 * std::sqrt(terms))) + floor;
+}
+
+void check_sum(const Rank& rank, const at::Tensor& actual, const at::Tensor& part, const at::Tensor& allowed,
+               const std::string& what) {
+  rank.check_equal(actual.defined(), part.defined(), what + ": there is one");
+  if (!actual.defined() || !part.defined() || part.numel() == 0) return;
+  const auto error = (actual.detach().reshape({-1}).to(at::kDouble) - part.to(at::kDouble)).abs();
+  rank.check((error <= allowed).all().item<bool>(),
+             fmt::format("{}: differs by {:.3g} times what is allowed", what, (error / allowed).max().item<double>()));
+}
+
+void compare_gradients(const Rank& rank, const Workload& workload, const Training& training,
+                       const NamedTensors& parameters, const PlainRecord::Step& expected, int step) {
   rank.check_equal(parameters.size(), expected.gradients.size(), "number of parameters");
   if (parameters.size() != expected.gradients.size()) return;
   for (size_t i = 0; i < parameters.size(); ++i) {
     auto& [name, parameter] = parameters[i];
     auto what = fmt::format("step {}: gradient of {}", step, name);
     rank.check_equal(name, expected.gradients[i].first, "name of a parameter");
-    check_part(rank, training, parameter, parameter.grad(), expected.gradients[i].second, what);
+    const auto& full = expected.gradients[i].second;
+    const auto part = part_of(workload, parameter, full);
+    if (!training.is_low()) {
+      check_part(rank, training.tolerance(), parameter.grad(), part, full, what);
+      continue;
+    }
+    const auto allowed = allowed_of_sum(training, expected.magnitudes[i].second);
+    check_sum(rank, parameter.grad(), part, part_of(workload, parameter, allowed), what);
+    // From here on both go on with one gradient, and later from one weight: in 16 bits the smallest difference
+    // between them may become a large one.
+    if (parameter.grad().defined() && part.defined()) assign(parameter.mutable_grad(), part);
+  }
+}
+
+void compare_weights(const Rank& rank, const Workload& workload, const Training& training,
+                     const NamedTensors& parameters, const PlainRecord::Step& expected, int step) {
+  for (size_t i = 0; i < parameters.size() && i < expected.weights.size(); ++i) {
+    auto& [name, parameter] = parameters[i];
+    const auto& full = expected.weights[i].second;
+    const auto part = part_of(workload, parameter, full);
+    check_part(rank, training.tolerance(), parameter.detach(), part, full, fmt::format("step {}: weight {}", step, name));
+    if (training.is_low()) assign(parameter, part);
   }
 }
 
@@ -187,13 +307,17 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training) {
   auto workload = make_seeded(make, training);
   auto parameters = unique_parameters(*workload.module);
   auto optimizer = make_optimizer(*workload.module, training);
+  std::optional<LowTwin> low;
+  if (training.is_low()) low.emplace(make, training);
   PlainRecord record;
   record.buffers.assign(training.world_size, cloned_buffers(*workload.module));
   for (int step = 0; step < training.steps; ++step) {
     optimizer->zero_grad();
     auto& now = record.steps.emplace_back();
-    now.losses = backward_of_all_ranks(workload, training, record.buffers, step);
-    average_gradients(parameters, training);
+    if (low) low->take_weights(parameters);
+    now.losses = backward_of_all_ranks(workload, low ? &*low : nullptr, training, record.buffers, step);
+    if (low) now.magnitudes = low->give_gradients(workload, parameters);
+    average_gradients(workload, parameters, training);
     now.gradients = cloned_gradients(parameters);
     now.norm = total_norm(parameters);
     if (training.max_norm) clip_plain(parameters, now.norm, *training.max_norm);
@@ -205,11 +329,15 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training) {
 
 void train_sharded(Rank& rank, const MakeWorkload& make, const Training& training, const PlainRecord& plain) {
   auto workload = make_seeded(make, training);
+  const bool has_own_mesh = workload.localize != nullptr;
   FullyShardOptions options{
-      .mesh = training.replicas > 0 ? rank.hybrid(training.replicas, training.shard_ranks()) : rank.mesh(),
+      .mesh = has_own_mesh            ? DeviceMesh()
+              : training.replicas > 0 ? rank.hybrid(training.replicas, training.shard_ranks())
+                                      : rank.mesh(),
       .reshard_after_forward = training.reshard_after_forward,
       .mp_policy = {.param_dtype = training.param_dtype, .reduce_dtype = training.reduce_dtype},
       .replicate_only = training.replicate_only};
+  if (has_own_mesh) workload.localize(rank, options);
   if (training.adjust) training.adjust(options);
   workload.shard(options);
   const auto at_end = workload.watch ? workload.watch(rank) : std::function<void()>();
@@ -221,39 +349,38 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
   }
   auto parameters = unique_parameters(*workload.module);
   auto optimizer = make_optimizer(*workload.module, training);
+  const int place = rank.index() / training.tensor_ranks;  // tensor-parallel ranks see one batch
   for (int step = 0; step < training.steps; ++step) {
     auto& expected = plain.steps[step];
     optimizer->zero_grad();
     for (int micro = 0; micro < training.micro_batches; ++micro) {
       for (auto& root : top) prepare_micro_batch(root, training, micro);
-      Inputs inputs(rank.index(), step, micro, training.dtype, training.param_dtype);
+      Inputs inputs(place, step, micro, training.dtype, training.param_dtype);
       auto loss = workload.loss(inputs);
       loss.backward();
-      rank.check_close(loss.detach(), expected.losses[rank.index()][micro], fmt::format("step {}: loss", step),
+      rank.check_close(loss.detach(), expected.losses[place][micro], fmt::format("step {}: loss", step),
                        training.tolerance());
     }
     average_ignored(rank, parameters, training);
-    compare_gradients(rank, training, parameters, expected, step);
+    compare_gradients(rank, workload, training, parameters, expected, step);
     if (training.max_norm) {
       double norm = clip_grad_norm_(tensors_of(parameters), *training.max_norm);
       rank.check(std::abs(norm - expected.norm) <= training.tolerance() * expected.norm,
                  fmt::format("step {}: norm: expected {}, found {}", step, expected.norm, norm));
     }
     optimizer->step();
-    for (size_t i = 0; i < parameters.size() && i < expected.weights.size(); ++i)
-      check_part(rank, training, parameters[i].second, parameters[i].second.detach(), expected.weights[i].second,
-                 fmt::format("step {}: weight {}", step, parameters[i].first));
+    compare_weights(rank, workload, training, parameters, expected, step);
   }
   auto buffers = workload.module->buffers();
   for (size_t i = 0; i < buffers.size(); ++i)
-    rank.check_close(buffers[i], plain.buffers[rank.index()][i], fmt::format("buffer {}", i), training.tolerance());
+    rank.check_close(buffers[i], plain.buffers[place][i], fmt::format("buffer {}", i), training.tolerance());
   if (at_end) at_end();
 }
 
 bool trains_like_plain(const MakeWorkload& make, const Training& training) {
   auto plain = train_plain(make, training);
   return on_ranks(
-      training.world_size, [&](Rank& rank) { train_sharded(rank, make, training, plain); },
+      training.world_size * training.tensor_ranks, [&](Rank& rank) { train_sharded(rank, make, training, plain); },
       {.timeout = std::chrono::seconds(20),
        .launches_batches = training.launches_batches,
        .packs_below = training.packs_below});

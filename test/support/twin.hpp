@@ -21,6 +21,13 @@ struct Workload {
   std::function<at::Tensor(Inputs&)> loss;
   /// Called on a rank once the model is sharded; what it returns, after the last step.
   std::function<std::function<void()>(Rank&)> watch = {};
+  /// Called on a rank before `shard`, by all ranks together: makes the module this rank's part of the plain one,
+  /// and the options those of its meshes.
+  std::function<void(const Rank&, FullyShardOptions&)> localize = {};
+  /// Over how many ranks the gradient of a plain parameter is averaged; unset: all that see other batches.
+  std::function<int(const at::Tensor& parameter)> averaged_over = {};
+  /// What of the plain model's tensor the sharded parameter's `local_ranges` are ranges of; unset: all of it.
+  std::function<at::Tensor(const at::Tensor& parameter, const at::Tensor& whole)> known_part = {};
 };
 using MakeWorkload = std::function<Workload()>;
 
@@ -45,7 +52,8 @@ enum class Accumulation {
 };
 
 struct Training {
-  int world_size = 2;
+  int world_size = 2;    ///< that see different batches
+  int tensor_ranks = 1;  ///< for each of those; the mesh is the workload's then
   int replicas = 0;  ///< 0: a 1-D mesh; else a mesh of (replicas, world_size / replicas)
   bool replicate_only = false;
   int steps = 3;
@@ -68,8 +76,10 @@ struct Training {
   std::function<void(FullyShardOptions&)> adjust = {};
 
   int64_t shard_ranks() const { return replicate_only ? 1 : replicas > 0 ? world_size / replicas : world_size; }
+  /// In 16 bits both models compute: what they round, they round alike. See LowTwin.
+  bool is_low() const { return param_dtype && c10::elementSize(*param_dtype) == 2; }
   /// A policy that computes in float is compared with a model that does not.
-  double tolerance() const { return param_dtype ? 1e-4 : dtype == at::kDouble ? 1e-11 : 1e-5; }
+  double tolerance() const { return is_low() ? 1e-5 : param_dtype ? 1e-4 : dtype == at::kDouble ? 1e-11 : 1e-5; }
 };
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -79,6 +89,7 @@ struct PlainRecord {
   struct Step {
     std::vector<std::vector<at::Tensor>> losses;  ///< [rank][micro-batch]
     NamedTensors gradients;                       ///< before clipping; undefined where none
+    NamedTensors magnitudes;  ///< in 16 bits: of the terms that a gradient is the sum of, averaged like it
     double norm = 0;
     NamedTensors weights;  ///< after the optimizer
   };
@@ -104,7 +115,7 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training);
 /// Trains the sharded model on this rank and compares every loss, gradient, norm, weight and buffer.
 void train_sharded(Rank& rank, const MakeWorkload& make, const Training& training, const PlainRecord& plain);
 
-/// Both of the above on `training.world_size` ranks. True if all was well.
+/// Both of the above on all ranks. True if all was well.
 bool trains_like_plain(const MakeWorkload& make, const Training& training = {});
 
 }  // namespace fsdp::test
