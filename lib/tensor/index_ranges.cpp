@@ -12,9 +12,6 @@ void append(std::vector<ElementRange>& ranges, ElementRange next) {
     ranges.push_back(next);
 }
 
-namespace {
-
-/// What stands at positions [begin, end).
 IndexRanges at_positions(const IndexRanges& ranges, int64_t begin, int64_t end) {
   IndexRanges found;
   int64_t position = 0;
@@ -26,8 +23,6 @@ IndexRanges at_positions(const IndexRanges& ranges, int64_t begin, int64_t end) 
   }
   return found;
 }
-
-}  // namespace
 
 IndexRanges all_indices(int64_t size) {
   return size > 0 ? IndexRanges{{0, size}} : IndexRanges{};

@@ -27,6 +27,8 @@ void append(std::vector<ElementRange>& ranges, ElementRange next);
 
 IndexRanges all_indices(int64_t size);
 int64_t count(const IndexRanges& ranges);
+/// Of the indices that `ranges` hold, one after another, those at positions [begin, end).
+IndexRanges at_positions(const IndexRanges& ranges, int64_t begin, int64_t end);
 
 /// The `index`-th of `chunks` chunks of ceil(count / chunks) indices each, of which trailing ones may be
 /// short or empty.

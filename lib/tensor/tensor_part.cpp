@@ -3,10 +3,9 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-
 #include "base/require.hpp"
 #include "fsdp/dtensor.hpp"
+#include "tensor/index_ranges.hpp"
 #include "tensor/local_piece.hpp"
 #include "tensor/piece.hpp"
 #include "tensor/piece_map.hpp"
@@ -22,23 +21,6 @@ std::vector<int64_t> inferred_sizes(const at::Tensor& local, const DeviceMesh& m
   for (size_t m = 0; m < placements.size(); ++m)
     if (const auto dim = sharded_dim(placements[m])) sizes[static_cast<size_t>(*dim)] *= mesh.shape()[m];
   return sizes;
-}
-
-/// Appends elements [begin, end) of the local tensor, whose elements are those of `whole` in turn.
-void append_in_whole(const std::vector<ElementRange>& whole, ElementRange local, std::vector<ElementRange>& found) {
-  int64_t first = 0;  // of the local tensor, in the range at hand
-  for (const auto& range : whole) {
-    const int64_t begin = std::max(local.begin, first), end = std::min(local.end, first + range.count());
-    if (begin < end) {
-      const ElementRange next{range.begin + begin - first, range.begin + end - first};
-      if (!found.empty() && found.back().end == next.begin)
-        found.back().end = next.end;
-      else
-        found.push_back(next);
-    }
-    first += range.count();
-    if (first >= local.end) return;
-  }
 }
 
 }  // namespace
@@ -67,7 +49,8 @@ std::vector<ElementRange> TensorPart::in_whole(const std::vector<ElementRange>& 
   if (is_whole()) return local;
   const auto held = element_ranges(sizes, mesh.shape(), mesh.coordinates(), placements);
   std::vector<ElementRange> found;
-  for (const auto& range : local) append_in_whole(held, range, found);
+  for (const auto& range : local)
+    for (const auto& part : at_positions(held, range.begin, range.end)) append(found, part);
   return found;
 }
 
