@@ -5,7 +5,6 @@
 
 #include "api/first_rank.hpp"
 #include "api/whole_values.hpp"
-#include "fsdp/local_ranges.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -47,7 +46,7 @@ StateEntry save_entry(const StateTensor& tensor, const StateDictOptions& options
   entry.value = options.cpu_offload ? on_cpu(local) : is_full ? local.clone() : local;
   if (!tensor.param) return entry;
   entry.is_sharded = true;
-  entry.ranges = local_ranges(tensor.param->param().registered());
+  entry.ranges = ranges_of(*tensor.param);
   const auto& mesh = tensor.param->group->config().mesh_info.mesh;
   // A flat part is no DTensor's; its ranges say what it is.
   const bool is_flat = tensor.param->param().layout().is_flat();
