@@ -181,8 +181,8 @@ void GradientReduction::add(size_t index, at::Tensor gradient) {
     part->dtype = dtype;
   }
   const size_t unit = layout.unit_of(index);
-  if (part->units.empty() || part->last_unit != unit) part->units.push_back({layout.piece_numel(unit)});
-  part->last_unit = unit;
+  const bool is_new_unit = part->indices.empty() || layout.unit_of(part->indices.back()) != unit;
+  if (is_new_unit) part->units.push_back({layout.piece_numel(unit)});
   part->indices.push_back(index);
   part->entries.push_back({.gradient = std::move(gradient),
                            .layout = &param.layout(),

@@ -68,7 +68,6 @@ class GradientReduction {
     std::vector<size_t> indices;  // of the parameters, by entry
     std::vector<ReduceEntry> entries;
     std::vector<ReduceUnit> units;
-    size_t last_unit = 0;  // the group's unit that is the last of these
     ReduceScatter reduce_scatter;
     std::shared_ptr<Work> all_reduce;
     at::Tensor hook_input;    // what an all-reduce hook was given: its collective may read it yet
