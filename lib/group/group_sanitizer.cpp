@@ -4,6 +4,7 @@
 
 #include "base/environment.hpp"
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "comm/late_delivery.hpp"
 #include "comm/poison.hpp"
 #include "group/param_group.hpp"
@@ -36,8 +37,7 @@ Communicator& GroupSanitizer::late(Communicator& inner, const std::string& group
   auto& known = late_[&inner];
   if (!known) {
     // Delays of its own for each rank, group and mesh dimension, the same in every run.
-    const std::hash<std::string> hash;
-    std::seed_seq seeds{options_.seed, static_cast<uint64_t>(rank_), hash(group), hash(inner.name())};
+    std::seed_seq seeds{options_.seed, static_cast<uint64_t>(rank_), stable_hash(group), stable_hash(inner.name())};
     known = with_late_delivery(
         inner.shared_from_this(),
         {.faults = guard_.faults, .max_delay = options_.max_delay, .random = std::mt19937_64(seeds)});
