@@ -39,7 +39,8 @@ size_t parameters_of(const ParamGroup& group) {
 }
 
 void add_groups(ModuleState& state, int depth, Report& report) {
-  for (const auto& group : state.live_groups())
+  const auto groups = state.live_groups();
+  for (const auto& group : groups)
     report.groups.push_back({.name = group->name(),
                              .depth = depth,
                              .parameters = parameters_of(*group),
@@ -47,7 +48,7 @@ void add_groups(ModuleState& state, int depth, Report& report) {
                              .unsharded_bytes = group->unsharded_bytes(),
                              .layout = layout_of(group),
                              .reshard_after_forward = reshard_text(*group)});
-  if (state.live_groups().empty())
+  if (groups.empty())
     report.groups.push_back({.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}});
   for (const auto& below : state.nested) add_groups(*below, depth + 1, report);
 }
