@@ -6,12 +6,6 @@
 
 namespace fsdp {
 
-namespace {
-// Every dtype's alignment and one SSE register.
-constexpr int64_t kAlignment = 16;
-int64_t align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-}  // namespace
-
 PieceLayout::PieceLayout(std::vector<Piece> pieces, int world_size, int64_t packs_below)
     : pieces_(std::move(pieces)), offsets_(count()), world_size_(world_size) {
   // One without elements has no place of its own: it stays in the order of those that are packed.
@@ -37,7 +31,7 @@ PieceLayout::PieceLayout(std::vector<Piece> pieces, const Communicator& group)
 
 void PieceLayout::place(size_t i) {
   offsets_[i] = rank_bytes_;
-  rank_bytes_ += align(pieces_[i].bytes);
+  rank_bytes_ += aligned(pieces_[i].bytes);
 }
 
 PieceLayout PieceLayout::regrouped(int world_size) const {

@@ -8,6 +8,11 @@ namespace fsdp {
 
 class Communicator;
 
+/// In bytes: every dtype's alignment and one SSE register.
+inline constexpr int64_t kPieceAlignment = 16;
+/// `bytes` and what is to lie behind them so that the next piece is aligned.
+constexpr int64_t aligned(int64_t bytes) { return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment; }
+
 /// What W ranks hold one piece each of. All in bytes.
 struct Piece {
   int64_t bytes = 0;  ///< padded: the same on every rank

@@ -93,10 +93,10 @@ void GroupLayout::lay_flat(std::span<const LayoutParam> params, int world_size, 
     std::vector<FlatItem> items;
     for (const size_t i : members)
       items.push_back({c10::multiply_integers(params[i].sizes), params[i].block_numel});
-    // 16 bytes in the smaller of the two dtypes are 16 or more in the other.
+    // What is aligned in the smaller of the two dtypes is in the other.
     const auto& first = params[members.front()];
     const int64_t itemsize = std::min(first.stored_itemsize, first.gathered_itemsize);
-    const auto run = plan_flat_run(items, world_size, std::max<int64_t>(1, 16 / itemsize));
+    const auto run = plan_flat_run(items, world_size, std::max<int64_t>(1, kPieceAlignment / itemsize));
     for (size_t m = 0; m < members.size(); ++m) {
       const size_t i = members[m];
       std::vector<RowRange> held;

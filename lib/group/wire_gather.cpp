@@ -11,8 +11,6 @@ namespace fsdp {
 
 namespace {
 
-int64_t align(int64_t bytes) { return (bytes + 15) / 16 * 16; }
-
 /// Rank `rank`'s piece, packed rows (1-D, with padding), to its place in the whole parameter.
 void place_rows(const ShardLayout& layout, int rank, const at::Tensor& piece, const at::Tensor& whole) {
   const auto rows = piece.as_strided(layout.local_sizes(rank), layout.local_strides(rank), piece.storage_offset());
@@ -44,7 +42,7 @@ WireGather::WireGather(const GroupLayout& layout, Extensions extensions, std::ve
       require(encoded_bytes_[i] >= 0, "all-gather extension '{}': encoded_bytes({}, {}) gave {}; expected 0 or more",
               extensions_[i]->name(), numel, c10::toString(dtypes_[i]), encoded_bytes_[i]);
       // Every rank's bytes begin aligned.
-      pieces[layout.unit_of(i)].bytes = align(encoded_bytes_[i]);
+      pieces[layout.unit_of(i)].bytes = aligned(encoded_bytes_[i]);
       if (is_interleaved) scratch_bytes_ += layout.gathered().tensor_bytes(layout.unit_of(i));
     }
   }
@@ -120,7 +118,7 @@ at::Tensor WireGather::shown(const Group& group, size_t param, const at::Tensor&
   const int64_t numel = group.layout.piece_numel(group.layout.unit_of(param));
   auto values = at::empty({1, numel}, piece.options().dtype(shown.param_dtype()));
   if (numel == 0) return values[0];
-  const auto encoded = make_buffer(align(encoded_bytes_[param]), piece.options());
+  const auto encoded = make_buffer(aligned(encoded_bytes_[param]), piece.options());
   encode(param, piece, encoded);
   extensions_[param]->post_all_gather(encoded.unsqueeze(0).narrow(1, 0, encoded_bytes_[param]), dtypes_[param],
                                       values);

@@ -8,6 +8,7 @@
 
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
+#include "collectives/piece_layout.hpp"
 #include "param/replace_tensor.hpp"
 #include "param/residency.hpp"
 
@@ -16,7 +17,6 @@ namespace fsdp {
 namespace {
 
 constexpr int64_t kBucketBytes = int64_t{250} << 20;
-constexpr int64_t kAlignment = 16;  // of a tensor in its bucket: any dtype may start there
 constexpr auto kSubject = "sync_from_rank0";
 
 bool is_first_rank(const MeshInfo& info) {
@@ -115,7 +115,7 @@ void send_bucket(std::vector<Sent>& bucket, const MeshInfo& info) {
   int64_t total = 0;
   for (auto& sent : bucket) {
     sent.offset = total;
-    total += (sent.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    total += aligned(sent.bytes());  // any dtype may start there
   }
   const auto buffer =
       at::empty({total}, at::TensorOptions().dtype(at::kByte).device(info.mesh.device()));
