@@ -7,6 +7,7 @@
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "module/module_state.hpp"
+#include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {
 
@@ -44,20 +45,6 @@ void LeadingMesh::require_all(const std::vector<NamedState>& states, std::string
           "{}: broadcast_from_rank0, but '{}' is on {} alone, whose values the first rank of {} need not have; "
           "load a dict on each rank",
           caller, state.names.front(), mesh_of(*state.param).to_string(), all.to_string()));
-}
-
-bool is_first_rank(const DeviceMesh& mesh) {
-  if (!mesh.defined()) return true;
-  const auto& coordinates = mesh.coordinates();
-  return std::all_of(coordinates.begin(), coordinates.end(), [](int64_t c) { return c == 0; });
-}
-
-void broadcast_from_first(const at::Tensor& tensor, const DeviceMesh& mesh,
-                          const std::string& subject) {
-  if (tensor.numel() == 0) return;
-  // First every column takes its row 0, then every row its column 0.
-  for (int dim = 0; dim < mesh.ndim(); ++dim)
-    if (mesh.size(dim) > 1) mesh.group(dim)->start_broadcast(tensor, 0, subject)->wait();
 }
 
 std::string broadcast_text(const std::string& text, const DeviceMesh& mesh,

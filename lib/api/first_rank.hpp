@@ -28,11 +28,6 @@ struct LeadingMesh {
 };
 LeadingMesh leading_mesh(const torch::nn::Module& module, const std::vector<NamedState>& states);
 
-/// This rank is the first in every dimension. True for an undefined mesh: every rank stands alone.
-bool is_first_rank(const DeviceMesh& mesh);
-
-/// Everybody gets the first rank's values. tensor: contiguous, on the mesh's device. A collective call.
-void broadcast_from_first(const at::Tensor& tensor, const DeviceMesh& mesh, const std::string& subject);
 /// The first rank's text, on every rank. A collective call.
 std::string broadcast_text(const std::string& text, const DeviceMesh& mesh, const std::string& subject);
 

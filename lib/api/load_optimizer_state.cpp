@@ -7,6 +7,7 @@
 #include "api/optimizer_params.hpp"
 #include "api/state_entry.hpp"
 #include "base/require.hpp"
+#include "tensor/broadcast_whole.hpp"
 
 // Loading an optimizer's state. First a plan says what goes where, without changing anything; it can
 // travel from the first rank to the others; then it is carried out, one tensor at a time.

@@ -10,6 +10,7 @@
 #include "base/require.hpp"
 #include "module/module_access.hpp"
 #include "module/module_table.hpp"
+#include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {
 

@@ -6,6 +6,7 @@
 #include "api/load_result.hpp"
 #include "api/state_entry.hpp"
 #include "base/require.hpp"
+#include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {
 

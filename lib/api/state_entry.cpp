@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
-#include "api/first_rank.hpp"
 #include "api/whole_values.hpp"
 #include "param/residency.hpp"
+#include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {
 

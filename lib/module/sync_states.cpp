@@ -11,6 +11,7 @@
 #include "collectives/piece_layout.hpp"
 #include "param/replace_tensor.hpp"
 #include "param/residency.hpp"
+#include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {
 
@@ -18,10 +19,6 @@ namespace {
 
 constexpr int64_t kBucketBytes = int64_t{250} << 20;
 constexpr auto kSubject = "sync_from_rank0";
-
-bool is_first_rank(const MeshInfo& info) {
-  return info.shard_rank() == 0 && info.replicate_rank() == 0;
-}
 
 void reduce_to_least(const at::Tensor& values, const MeshInfo& info) {
   info.shard_group->start_all_reduce(values, ReduceOp::kMin, kSubject)->wait();
@@ -119,7 +116,7 @@ void send_bucket(std::vector<Sent>& bucket, const MeshInfo& info) {
   }
   const auto buffer =
       at::empty({total}, at::TensorOptions().dtype(at::kByte).device(info.mesh.device()));
-  if (is_first_rank(info))
+  if (is_first_rank(info.mesh))
     for (const auto& sent : bucket) sent.whole(buffer).copy_(sent.source);
   info.shard_group->start_broadcast(buffer, 0, kSubject)->wait();
   if (info.replicate_group) info.replicate_group->start_broadcast(buffer, 0, kSubject)->wait();
@@ -154,11 +151,11 @@ void take_value(const at::Tensor& buffer, const at::Tensor& value) {
 void check_source(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info) {
   for (const auto& group : groups)
     for (const size_t i : group.params)
-      require(states.params[i].held || !states.params[i].handle.is_meta() || !is_first_rank(group.mesh_info),
+      require(states.params[i].held || !states.params[i].handle.is_meta() || !is_first_rank(group.mesh_info.mesh),
               "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
               "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
               states.params[i].name);
-  if (!is_first_rank(info)) return;
+  if (!is_first_rank(info.mesh)) return;
   for (size_t i = 0; i < states.buffers.size(); ++i)
     require(!states.buffers[i].is_meta(),
             "{}: this buffer is on the meta device on the first rank, whose values sync_from_rank0 "

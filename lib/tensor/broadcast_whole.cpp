@@ -3,15 +3,27 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace fsdp {
 
-at::Tensor broadcast_whole(const at::Tensor& tensor, const DeviceMesh& mesh) {
-  const std::string subject = fmt::format("distribute_tensor ({})", fmt::join(tensor.sizes(), ", "));
-  const at::Tensor whole = tensor.clone(at::MemoryFormat::Contiguous);
-  if (whole.numel() == 0 || whole.is_meta()) return whole;
+bool is_first_rank(const DeviceMesh& mesh) {
+  if (!mesh.defined()) return true;
+  const auto& coordinates = mesh.coordinates();
+  return std::all_of(coordinates.begin(), coordinates.end(), [](int64_t c) { return c == 0; });
+}
+
+void broadcast_from_first(const at::Tensor& tensor, const DeviceMesh& mesh, const std::string& subject) {
+  if (tensor.numel() == 0) return;
   // First every column takes its row 0, then every row its column 0.
-  for (int m = 0; m < mesh.ndim(); ++m)
-    if (mesh.size(m) > 1) mesh.group(m)->start_broadcast(whole, 0, subject)->wait();
+  for (int dim = 0; dim < mesh.ndim(); ++dim)
+    if (mesh.size(dim) > 1) mesh.group(dim)->start_broadcast(tensor, 0, subject)->wait();
+}
+
+at::Tensor broadcast_whole(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  const at::Tensor whole = tensor.clone(at::MemoryFormat::Contiguous);
+  if (!whole.is_meta())
+    broadcast_from_first(whole, mesh, fmt::format("distribute_tensor ({})", fmt::join(tensor.sizes(), ", ")));
   return whole;
 }
 
