@@ -123,11 +123,8 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
 void start_timeline(const FSDPModule& module, size_t max_events) {
   require(max_events > 0, "start_timeline: expected room for one event at least, found none");
   const auto root = module.state().root();
-  const auto& info = root->mesh_info;
-  // Of the two, the one with more than one rank knows who this rank is in the world.
-  const auto& group = info.shard_size() > 1 || !info.replicate_group ? *info.shard_group : *info.replicate_group;
   std::lock_guard lock(root->context->mutex());
-  root->context->observer().start_timeline(group.ranks()[static_cast<size_t>(group.rank())], max_events);
+  root->context->observer().start_timeline(root->mesh_info.world_rank(), max_events);
 }
 
 Timeline stop_timeline(const FSDPModule& module) {

@@ -65,11 +65,7 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
   make_pieces();
   wire_ = make_wire(layout_, dtypes());
   count_trainable();
-  if (config_.sanitizer)
-    sanitizer_ = std::make_unique<GroupSanitizer>(
-        *config_.sanitizer, info.shard_size() == 1 && info.replicate_group
-                                ? info.replicate_group->ranks()[static_cast<size_t>(info.replicate_rank())]
-                                : info.shard_group->ranks()[static_cast<size_t>(info.shard_rank())]);
+  if (config_.sanitizer) sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer, info.world_rank());
 }
 
 c10::Device ParamGroup::home_device() const {

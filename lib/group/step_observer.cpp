@@ -88,10 +88,8 @@ void StepObserver::start_watch(const CollectiveCall& call) {
       widest = &group->config().mesh_info;
       ranks = std::move(others);
     }
-  const bool is_own = widest == &call.group.config().mesh_info;
-  auto& comm = is_own ? call.comm : widest->shard_size() > 1 ? *widest->shard_group : *widest->replicate_group;
-  auto board = notice_board_of(comm);
-  const int own = comm.ranks()[static_cast<size_t>(comm.rank())];
+  auto board = notice_board_of(widest->group_in_world());
+  const int own = widest->world_rank();
   if (!board || std::find(ranks.begin(), ranks.end(), own) == ranks.end()) return;
   const auto name = fmt::format("schedule/{}x{:x}", ranks.size(), hash_of(ranks));
   // Roots are told apart by the order of their first collectives: ranks that begin with different

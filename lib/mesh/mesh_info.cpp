@@ -44,6 +44,11 @@ MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
   return {.mesh = mesh, .shard_group = group(1), .replicate_group = group(0)};
 }
 
+int MeshInfo::world_rank() const {
+  const auto& group = group_in_world();
+  return group.ranks()[static_cast<size_t>(group.rank())];
+}
+
 namespace {
 
 std::vector<int64_t> divisors(int64_t number) {

@@ -37,6 +37,12 @@ struct MeshInfo {
   /// 1 where nothing is replicated.
   int replicate_size() const { return replicate_group ? replicate_group->size() : 1; }
   int replicate_rank() const { return replicate_group ? replicate_group->rank() : 0; }
+  /// The group that knows this rank in the world that it was split from: where nothing is sharded, only the
+  /// replicate group does.
+  Communicator& group_in_world() const {
+    return shard_size() == 1 && replicate_group ? *replicate_group : *shard_group;
+  }
+  int world_rank() const;
   /// How many batches a step averages over.
   int data_parallel_size() const { return shard_size() * replicate_size(); }
   /// One per dimension of `mesh`: {Shard(0)}, {Replicate, Shard(0)} or Replicate everywhere.
