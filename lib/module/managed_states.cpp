@@ -39,9 +39,7 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
       // Linear(bias=false) registers an undefined tensor.
       if (!param.defined() || walk.ignored.contains(param.unsafeGetTensorImpl())) continue;
       const auto name = join_path(walked.path, table[slot].key());
-      auto alive = walked.module->weak_from_this();
-      const bool is_shared = !alive.expired();
-      Registration place{walked.module, std::move(alive), is_shared, table[slot].key(), slot, 0};
+      auto place = registration_at(*walked.module, slot);
       if (const auto found = find_param(param); found && found->is_handle) {
         states.shared.push_back({std::move(place), name, walked.unit, found->group});
         continue;

@@ -7,6 +7,12 @@
 
 namespace fsdp {
 
+Registration registration_at(torch::nn::Module& module, size_t slot) {
+  auto alive = module.weak_from_this();
+  const bool is_shared = !alive.expired();
+  return {&module, std::move(alive), is_shared, ModuleAccess::parameters(module)[slot].key(), slot, /*param=*/0};
+}
+
 std::shared_ptr<ModuleState> ModuleState::root() {
   auto state = shared_from_this();
   while (auto above = state->parent.lock()) state = above;

@@ -32,6 +32,9 @@ struct Registration {
   size_t param;  ///< index in the group
 };
 
+/// The entry at `slot`; its `param` is to be set.
+Registration registration_at(torch::nn::Module& module, size_t slot);
+
 /// A parameter of a group, as the module tree knows it.
 struct OwnedParam {
   std::string name;  ///< relative to its unit

@@ -64,10 +64,7 @@ class Places {
     for (size_t slot = 0; slot < table.size(); ++slot) {
       const auto param = param_at(module, slot);
       if (!param) continue;
-      auto alive = module.weak_from_this();
-      const bool is_shared = !alive.expired();
-      found_[*param].push_back({{&module, std::move(alive), is_shared, table[slot].key(), slot, 0},
-                                join_path(path, table[slot].key()), unit});
+      found_[*param].push_back({registration_at(module, slot), join_path(path, table[slot].key()), unit});
     }
     for (const auto& child : module.named_children())
       if (child.value()) visit(*child.value(), join_path(path, child.key()), unit);
