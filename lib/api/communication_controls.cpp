@@ -26,12 +26,10 @@ std::vector<std::shared_ptr<ParamGroup>> groups_of(ModuleState& state, Recurse r
 }
 
 void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups, const char* control) {
-  for (const auto& group : groups) {
-    const auto& context = *group->context;
-    require_state(!context.in_step() && !context.is_in_scope() && !context.has_reductions_under_way(),
+  for (const auto& group : groups)
+    require_state(!group->context->is_busy(),
                   "{}: '{}' is in the middle of a step; call it before forward or after backward", control,
                   group->name());
-  }
 }
 
 void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {

@@ -34,15 +34,13 @@ struct ParamGroup::Remade {
 };
 
 void ParamGroup::check_convertible(const GroupConversion& to) const {
-  const bool is_busy =
-      context->in_step() || context->is_in_scope() || context->has_reductions_under_way();
   require_state(!context->steps_are_held(),
                 "'{}' shows full parameters (fsdp::FullParameters); end that scope before changing its dtype "
                 "or device",
                 name());
   // Parameters without values take part in no step, though a use of them may have begun one.
   require_state(
-      !is_busy || config_.device.is_meta(),
+      !context->is_busy() || config_.device.is_meta(),
       "'{}' is in the middle of a step; change its dtype or device before forward or after "
       "backward (after an exception, call reset_iter_state() on the root first)",
       name());

@@ -90,8 +90,9 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
-  /// True from a backward that was not the last one (set_is_last_backward) until that one ends.
-  bool has_reductions_under_way() const { return !reductions_.empty(); }
+  /// In a step or a scope, or between a backward that was not the last one (set_is_last_backward) and the end
+  /// of that one: not the time to change what a step relies on.
+  bool is_busy() const { return in_step() || is_in_scope() || !reductions_.empty(); }
 
   /// A group tells that it holds unsharded memory (or will, its gather under way), or no longer.
   void note_held(ParamGroup& group);
