@@ -2,28 +2,14 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "api/controlled_groups.hpp"
 #include "base/require.hpp"
 #include "comm/comm_memory.hpp"
-#include "fsdp/fully_shard.hpp"
-#include "module/module_state.hpp"
 
 // The controls that say through what a group communicates, and in which memory.
 namespace fsdp {
 
 namespace {
-
-/// The groups that a control is for: checked one by one, then changed one by one.
-std::vector<std::shared_ptr<ParamGroup>> groups_of(ModuleState& state, Recurse recurse) {
-  std::vector<std::shared_ptr<ParamGroup>> groups;
-  auto add = [&](ModuleState& owner) {
-    for (auto& group : owner.live_groups()) groups.push_back(std::move(group));
-  };
-  if (recurse == Recurse::kNo)
-    add(state);
-  else
-    state.visit(add);
-  return groups;
-}
 
 void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups, const char* control) {
   for (const auto& group : groups)
@@ -41,26 +27,26 @@ void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
 }  // namespace
 
 void FSDPModule::set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recurse recurse) {
-  const auto groups = groups_of(*state_, recurse);
+  const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_custom_all_gather");
   for (const auto& group : groups) set_all_gather(*group, comm);
 }
 
 void FSDPModule::set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse) {
-  const auto groups = groups_of(*state_, recurse);
+  const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_custom_reduce_scatter");
   for (const auto& group : groups) group->reduction().custom_reduce_scatter = comm;
 }
 
 void FSDPModule::set_all_reduce_hook(AllReduceHook hook, Recurse recurse) {
-  const auto groups = groups_of(*state_, recurse);
+  const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_all_reduce_hook");
   for (const auto& group : groups) group->reduction().all_reduce_hook = hook;
 }
 
 void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse) {
   const char* control = "set_allocate_memory_from_process_group_for_comm";
-  const auto groups = groups_of(*state_, recurse);
+  const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, control);
   for (const auto& group : groups) {
     const auto& gather = group->custom_all_gather();
@@ -89,11 +75,11 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
 
 void FSDPModule::set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse) {
   require(buffers >= 1, "set_reduce_scatter_max_input_buffers: expected 1 buffer or more, found {}", buffers);
-  for (const auto& group : groups_of(*state_, recurse)) group->reduction().max_input_buffers = buffers;
+  for (const auto& group : controlled_groups(*state_, recurse)) group->reduction().max_input_buffers = buffers;
 }
 
 void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse) {
-  const auto groups = groups_of(*state_, recurse);
+  const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_separate_reduce_scatter_group");
   // Groups over one communicator share the new one too.
   std::unordered_map<const Communicator*, std::shared_ptr<Communicator>> made;
@@ -116,17 +102,16 @@ void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse)
 }
 
 void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
-  for (const auto& group : groups_of(*state_, recurse)) {
+  for (const auto& group : controlled_groups(*state_, recurse)) {
     std::lock_guard lock(group->context->mutex());
     group->set_keep_unsharded_storage(keep);
   }
 }
 
 void FSDPModule::set_post_optim_event(c10::Event event) {
-  require_state(state_->is_root(), "set_post_optim_event: '{}' is not a root; call it on the root module",
-                state_->description);
-  std::lock_guard lock(state_->context->mutex());
-  state_->context->gather_stream().set_event(std::move(event));
+  auto& context = root_context(*state_, "set_post_optim_event");
+  std::lock_guard lock(context.mutex());
+  context.gather_stream().set_event(std::move(event));
 }
 
 void share_comm_ctx(const std::vector<FSDPModule>& roots) {

@@ -1,28 +1,20 @@
+#include "api/controlled_groups.hpp"
 #include "base/require.hpp"
-#include "fsdp/fully_shard.hpp"
-#include "module/module_state.hpp"
 
 // The controls of a sharded module. Without parameters to shard every one of them does nothing.
 namespace fsdp {
 
 namespace {
 
+template <class Action>
+void for_groups(ModuleState& state, Recurse recurse, Action&& action) {
+  for (const auto& group : controlled_groups(state, recurse)) action(*group);
+}
+
 /// The module's own groups.
 template <class Action>
 void for_own(ModuleState& state, Action&& action) {
-  for (const auto& group : state.live_groups()) action(*group);
-}
-
-template <class Action>
-void for_groups(ModuleState& state, Recurse recurse, Action&& action) {
-  if (recurse == Recurse::kNo) return for_own(state, action);
-  state.visit([&](ModuleState& below) { for_own(below, action); });
-}
-
-RootContext& root_context(ModuleState& state, const char* control) {
-  require_state(state.is_root(), "{}: '{}' is not a root; call it on the root module", control,
-                state.description);
-  return *state.context;
+  for_groups(state, Recurse::kNo, action);
 }
 
 std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& modules) {

@@ -1,25 +1,15 @@
-#include "base/require.hpp"
-#include "fsdp/fully_shard.hpp"
-#include "module/module_state.hpp"
+#include "api/controlled_groups.hpp"
 
 namespace fsdp {
 
-namespace {
-RootContext& context_of(ModuleState& state, const char* control) {
-  require_state(state.is_root(), "{}: '{}' is not a root; call it on the root module", control,
-                state.description);
-  return *state.context;
-}
-}  // namespace
-
 void FSDPModule::set_manual_backward_finalization(bool value) {
-  context_of(*state_, "set_manual_backward_finalization").set_manual_finalization(value);
+  root_context(*state_, "set_manual_backward_finalization").set_manual_finalization(value);
 }
 
 void FSDPModule::finalize_backward() { finalize_backward_async().wait(); }
 
 GradientReductionHandle FSDPModule::finalize_backward_async() {
-  const auto ticket = context_of(*state_, "finalize_backward").finalize_backward();
+  const auto ticket = root_context(*state_, "finalize_backward").finalize_backward();
   return ticket == 0 ? GradientReductionHandle() : GradientReductionHandle(state_, ticket);
 }
 
