@@ -254,13 +254,6 @@ class ShardLike {
   std::unordered_set<const void*> covered_;
 };
 
-/// Every rank holds the same of both. On all ranks the same answer.
-bool are_cut_alike(const ShardLayout& one, const ShardLayout& other) {
-  for (int rank = 0; rank < one.world_size(); ++rank)
-    if (one.element_ranges(rank) != other.element_ranges(rank)) return false;
-  return true;
-}
-
 void copy_shards(const Pairs& pairs) {
   for (const auto& param : pairs.params) {
     if (!param.param) continue;
@@ -268,7 +261,8 @@ void copy_shards(const Pairs& pairs) {
     const auto copy = find_param(entry);
     auto values = plain_view(param.original);
     // A flat run that a tied parameter has left keeps its gap; the copy's has none, so its cuts lie elsewhere.
-    if (!are_cut_alike(copy->param().layout(), param.param->param().layout()))
+    // On all ranks alike, for gathering is collective.
+    if (copy->param().layout() != param.param->param().layout())
       values = own_values(*copy, gather_values(*param.param, values));
     plain_view(entry).copy_(values);
   }

@@ -18,9 +18,7 @@ at::ScalarType GroupParam::dtype() const {
 bool ParamGroup::is_cut_alike(const Taken& taken) const {
   const auto& here = params_[taken.index].layout();
   const auto& there = taken.from.group->params_[taken.from.index].layout();
-  return !here.is_flat() && !there.is_flat() && here.dim() == there.dim() && here.strides() == there.strides() &&
-         config_.mesh_info.mesh == taken.from.group->config_.mesh_info.mesh &&
-         config_.mesh_info.shard_size() == taken.from.group->config_.mesh_info.shard_size() &&
+  return !here.is_flat() && here == there && config_.mesh_info.mesh == taken.from.group->config_.mesh_info.mesh &&
          config_.device == taken.from.group->config_.device;
 }
 

@@ -75,6 +75,9 @@ class ShardLayout {
   /// tensor with other strides than the layout's.
   at::Tensor part_of(const at::Tensor& whole, int rank) const;
 
+  /// The same tensor cut alike: every rank holds the same, as it lies in memory.
+  bool operator==(const ShardLayout&) const = default;
+
  private:
   static constexpr int64_t kFlat = -1;
 
