@@ -39,6 +39,12 @@ std::vector<at::ScalarType> ParamGroup::dtypes() const {
   return dtypes;
 }
 
+void ParamGroup::set_layout(GroupLayout layout) {
+  wire_ = make_wire(layout, dtypes());
+  layout_ = std::move(layout);
+  kept_.reset();
+}
+
 void ParamGroup::set_custom_all_gather(std::shared_ptr<AllGatherComm> comm) {
   custom_all_gather_ = std::move(comm);
   wire_ = make_wire(layout_, dtypes());

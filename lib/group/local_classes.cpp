@@ -192,24 +192,12 @@ LocalClasses& ParamGroup::hand_out_classes(const std::vector<std::string>& label
 
   BelowResidency below;
   take_changes();
-  const auto layout = is_flat ? layout_ : layout_.reordered(order_of(*this, classes), *config_.mesh_info.shard_group);
-  const auto shard = make_shard(layout.stored().rank_bytes(), config_.device);
-  std::vector<at::Tensor> pieces;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
-    // What a parameter left behind in a flat run is padding from now on: zero.
-    if (!shard.is_meta() && !params_[i].is_vacant()) pieces.back().narrow(0, 0, pieces_[i].numel()).copy_(pieces_[i]);
-  }
+  auto layout = is_flat ? layout_ : layout_.reordered(order_of(*this, classes), *config_.mesh_info.shard_group);
+  auto shard = make_shard(layout.stored().rank_bytes(), config_.device);
   // From here on nothing fails.
   root->reshard(*this);
   drop_post_forward_shard();
-  layout_ = layout;
-  shard_ = shard;
-  pieces_ = std::move(pieces);
-  wire_ = make_wire(layout_, dtypes());
-  kept_.reset();
-  for (size_t i = 0; i < params_.size(); ++i)
-    if (params_[i].registered().defined()) params_[i].make_registered(link_, i, pieces_[i]);
+  move_pieces(std::move(layout), std::move(shard));
   classes_ = std::make_unique<LocalClasses>(std::move(classes), labels);
   refresh_classes();
   show_pieces();

@@ -103,6 +103,20 @@ void ParamGroup::make_pieces() {
   copy_taken_pieces();
 }
 
+void ParamGroup::move_pieces(GroupLayout layout, at::Tensor shard) {
+  std::vector<at::Tensor> pieces;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
+    // What a parameter left behind in a flat run is padding from now on: zero.
+    if (!shard.is_meta() && !params_[i].is_vacant()) pieces[i].narrow(0, 0, pieces_[i].numel()).copy_(pieces_[i]);
+  }
+  set_layout(std::move(layout));
+  shard_ = std::move(shard);
+  pieces_ = std::move(pieces);
+  for (size_t i = 0; i < params_.size(); ++i)
+    if (params_[i].registered().defined()) params_[i].make_registered(link_, i, pieces_[i]);
+}
+
 ParamGroup::~ParamGroup() {
   if (context) context->remove(*this);
   *link_ = nullptr;

@@ -244,6 +244,10 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
  private:
   bool was_changed() const;
   void make_pieces();
+  /// What is gathered, and how, follows; buffers of the old layout go.
+  void set_layout(GroupLayout layout);
+  /// This rank's parts go to `shard`, which is zero, and the registered parameters with them.
+  void move_pieces(GroupLayout layout, at::Tensor shard);
   // parameters that go from group to group (taken_params.cpp)
   struct Taken {
     size_t index;  // here

@@ -98,18 +98,7 @@ void ParamGroup::close_gaps() {
                vacant.size(), error.what());
     return;
   }
-  std::vector<at::Tensor> pieces;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
-    if (params_[i].is_vacant()) continue;
-    if (!config_.device.is_meta()) pieces[i].copy_(pieces_[i]);
-    if (params_[i].registered().defined()) params_[i].make_registered(link_, i, pieces[i]);
-  }
-  layout_ = std::move(layout);
-  shard_ = std::move(shard);
-  pieces_ = std::move(pieces);
-  wire_ = make_wire(layout_, dtypes());
-  kept_.reset();
+  move_pieces(std::move(layout), std::move(shard));
   show_pieces();
 }
 
