@@ -26,33 +26,21 @@ void ParamGroup::follow_mode() {
 void ParamGroup::compute_in_own_dtype(bool value) {
   if (value == computes_in_own_dtype_) return;
   BelowResidency below;
-  std::vector<at::ScalarType> dtypes;
-  std::vector<GroupLayout::Itemsizes> itemsizes;
-  bool is_cast = false, changes = false;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const auto own = params_[i].dtype();
-    dtypes.push_back(value ? own : asked_dtypes_[i].value_or(own));
-    itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(own)),
-                         .gathered = static_cast<int64_t>(c10::elementSize(dtypes.back()))});
-    is_cast |= dtypes.back() != own;
-    changes |= dtypes.back() != params_[i].param_dtype();
-  }
+  const auto made = dtypes_in(/*floating=*/std::nullopt, value);
   mark_not_ready();
   computes_in_own_dtype_ = value;
-  if (!changes) return;
+  if (!made.changes) return;
 
   take_changes();
   context->reshard(*this);
   drop_post_forward_shard();
   // Sums that wait for a reduction stay in the dtype that they are added up in.
   accumulate_in_reduce_dtype(*this);
-  layout_ = layout_.with_itemsizes(itemsizes, *config_.mesh_info.shard_group);
+  set_layout(layout_.with_itemsizes(made.itemsizes, *config_.mesh_info.shard_group));
   for (size_t i = 0; i < params_.size(); ++i)
-    if (dtypes[i] != params_[i].param_dtype())
-      params_[i].set_param_dtype(dtypes[i], shared_from_this(), config_.device);
-  is_cast_ = is_cast;
-  wire_ = make_wire(layout_, this->dtypes());
-  kept_.reset();
+    if (made.gathered[i] != params_[i].param_dtype())
+      params_[i].set_param_dtype(made.gathered[i], shared_from_this(), config_.device);
+  is_cast_ = made.is_cast;
   context->budget().invalidate();
   show_pieces();
 }

@@ -22,16 +22,31 @@ at::Tensor converted(const at::Tensor& tensor, c10::Device device, at::ScalarTyp
 
 struct ParamGroup::Remade {
   c10::Device device;
-  std::vector<at::ScalarType> dtypes = {}, param_dtypes = {};
+  Dtypes dtypes;
   GroupLayout layout = {};
   std::unique_ptr<WireGather> wire = {};
-  bool is_cast = false;
-  bool changes = false;
   at::Tensor shard = {};
   std::vector<at::Tensor> pieces = {};
   std::vector<at::Tensor> gradients = {};         // of the registered parameters
   std::vector<at::Tensor> handle_gradients = {};  // not reduced yet
 };
+
+/// floating: that floating-point parameters are to be kept in; none: as they are.
+ParamGroup::Dtypes ParamGroup::dtypes_in(std::optional<at::ScalarType> floating, bool in_own_dtype) const {
+  Dtypes made;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& param = params_[i];
+    const auto stored = at::isFloatingType(param.dtype()) ? floating.value_or(param.dtype()) : param.dtype();
+    const auto gathered = in_own_dtype ? stored : asked_dtypes_[i].value_or(stored);
+    made.stored.push_back(stored);
+    made.gathered.push_back(gathered);
+    made.itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(stored)),
+                              .gathered = static_cast<int64_t>(c10::elementSize(gathered))});
+    made.is_cast |= gathered != stored;
+    made.changes |= stored != param.dtype() || gathered != param.param_dtype();
+  }
+  return made;
+}
 
 void ParamGroup::check_convertible(const GroupConversion& to) const {
   require_state(!context->steps_are_held(),
@@ -45,34 +60,18 @@ void ParamGroup::check_convertible(const GroupConversion& to) const {
       "backward (after an exception, call reset_iter_state() on the root first)",
       name());
   for (const auto& param : params_) param.check_handle();
-  if (!to.dtype) return;
-  auto dtypes = this->dtypes();
-  for (auto& dtype : dtypes)
-    if (at::isFloatingType(dtype)) dtype = *to.dtype;
-  check_extensions(dtypes);
+  if (to.dtype) check_extensions(dtypes_in(to.dtype, computes_in_own_dtype_).stored);
 }
 
 ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
-  Remade made{.device = to.device.value_or(config_.device)};
-  std::vector<GroupLayout::Itemsizes> itemsizes;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const auto& param = params_[i];
-    const bool casts = to.dtype && at::isFloatingType(param.dtype());
-    const auto dtype = casts ? *to.dtype : param.dtype();
-    const auto param_dtype = computes_in_own_dtype_ ? dtype : asked_dtypes_[i].value_or(dtype);
-    made.dtypes.push_back(dtype);
-    made.param_dtypes.push_back(param_dtype);
-    itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(dtype)),
-                         .gathered = static_cast<int64_t>(c10::elementSize(param_dtype))});
-    made.is_cast |= param_dtype != dtype;
-    made.changes |= dtype != param.dtype();
-  }
-  made.changes |= made.device != config_.device;
-  if (!made.changes) return made;
+  Remade made{.device = to.device.value_or(config_.device),
+              .dtypes = dtypes_in(to.dtype, computes_in_own_dtype_)};
+  made.dtypes.changes |= made.device != config_.device;
+  if (!made.dtypes.changes) return made;
 
-  made.layout = layout_.with_itemsizes(itemsizes, *config_.mesh_info.shard_group);
+  made.layout = layout_.with_itemsizes(made.dtypes.itemsizes, *config_.mesh_info.shard_group);
   made.shard = make_shard(made.layout.stored().rank_bytes(), made.device);
-  made.wire = make_wire(made.layout, made.dtypes);
+  made.wire = make_wire(made.layout, made.dtypes.stored);
   fill(made);
   return made;
 }
@@ -80,7 +79,7 @@ ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
 void ParamGroup::fill(Remade& made) const {
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto& param = params_[i];
-    const auto dtype = made.dtypes[i];
+    const auto dtype = made.dtypes.stored[i];
     const auto piece = made.shard.narrow(0, made.layout.stored_offset(i), made.layout.stored_bytes(i));
     const auto numel = param.local_bytes() / static_cast<int64_t>(c10::elementSize(param.dtype()));
     if (numel > 0 && !made.device.is_meta() && !config_.device.is_meta())
@@ -96,7 +95,7 @@ void ParamGroup::fill(Remade& made) const {
     made.gradients.push_back(converted(
         gradient, made.shard.device(), follows || !gradient.defined() ? dtype : gradient.scalar_type()));
     made.handle_gradients.push_back(converted(handle.defined() ? handle.grad() : at::Tensor(),
-                                              made.device, made.param_dtypes[i]));
+                                              made.device, made.dtypes.gathered[i]));
   }
 }
 
@@ -124,14 +123,14 @@ void ParamGroup::convert(const GroupConversion& to) {
     }
   }
   auto made = remake(to);
-  if (!made.changes) return;
+  if (!made.dtypes.changes) return;
 
   // From here on nothing fails.
   root->reshard(*this);
   drop_post_forward_shard();
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
-    param.convert(made.dtypes[i], made.param_dtypes[i], made.pieces[i], shared_from_this(), made.device);
+    param.convert(made.dtypes.stored[i], made.dtypes.gathered[i], made.pieces[i], shared_from_this(), made.device);
     if (made.gradients[i].defined()) param.registered().mutable_grad() = made.gradients[i];
     if (made.handle_gradients[i].defined())
       param.handle().mutable_grad() = made.handle_gradients[i];
@@ -140,7 +139,7 @@ void ParamGroup::convert(const GroupConversion& to) {
   layout_ = std::move(made.layout);
   wire_ = std::move(made.wire);
   kept_.reset();
-  is_cast_ = made.is_cast;
+  is_cast_ = made.dtypes.is_cast;
   shard_ = std::move(made.shard);
   pieces_ = std::move(made.pieces);
   convert_waiting_gradients(config_.device);

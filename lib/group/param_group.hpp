@@ -279,6 +279,13 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void check_class_gradients(const std::vector<LocalClasses::Class>& classes) const;
   void refresh_classes();
   void count_trainable();
+  struct Dtypes {  // by parameter
+    std::vector<at::ScalarType> stored, gathered;
+    std::vector<GroupLayout::Itemsizes> itemsizes;
+    bool is_cast = false;  // one is gathered in another dtype than it is kept in
+    bool changes = false;  // one differs from what it is now
+  };
+  Dtypes dtypes_in(std::optional<at::ScalarType> floating, bool in_own_dtype) const;
   struct Remade;  // what convert makes before it changes anything
   Remade remake(const GroupConversion& to) const;
   void fill(Remade& made) const;
