@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "comm/forwarding.hpp"
 #include "comm/local_reduce.hpp"
-#include "comm/notice_board.hpp"
 #include "comm/poison.hpp"
 #include "comm/work.hpp"
 
@@ -84,42 +84,35 @@ class LateWork final : public Work {
   bool is_delivered_ = false;
 };
 
-class LateCommunicator final : public Communicator, public HasNoticeBoard {
+class LateCommunicator final : public ForwardingCommunicator {
  public:
   LateCommunicator(std::shared_ptr<Communicator> inner, LateDelivery how)
-      : Communicator(inner->rank(), inner->ranks(), inner->name()),
-        inner_(std::move(inner)),
-        how_(std::move(how)) {}
-
-  c10::DeviceType device_type() const override { return inner_->device_type(); }
-  std::string backend() const override { return inner_->backend(); }
-  bool launches_batches() const override { return inner_->launches_batches(); }
-  int64_t packs_below() const override { return inner_->packs_below(); }
+      : ForwardingCommunicator(std::move(inner)), how_(std::move(how)) {}
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {
     return gather({&output, 1}, {&input, 1}, subject, [&](const Tensors& to, const Tensors& from) {
-      return inner_->start_all_gather(to[0], from[0], subject);
+      return inner().start_all_gather(to[0], from[0], subject);
     });
   }
   std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,
                                                std::span<const at::Tensor> inputs,
                                                std::string_view subject) override {
     return gather(outputs, inputs, subject, [&](const Tensors& to, const Tensors& from) {
-      return inner_->start_all_gather_batch(to, from, subject);
+      return inner().start_all_gather_batch(to, from, subject);
     });
   }
   std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                              ReduceOp op, std::string_view subject) override {
     return reduce({&output, 1}, {&input, 1}, subject, [&](const Tensors& to, const Tensors& from) {
-      return inner_->start_reduce_scatter(to[0], from[0], op, subject);
+      return inner().start_reduce_scatter(to[0], from[0], op, subject);
     });
   }
   std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
                                                    std::span<const at::Tensor> inputs, ReduceOp op,
                                                    std::string_view subject) override {
     return reduce(outputs, inputs, subject, [&](const Tensors& to, const Tensors& from) {
-      return inner_->start_reduce_scatter_batch(to, from, op, subject);
+      return inner().start_reduce_scatter_batch(to, from, op, subject);
     });
   }
   std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
@@ -127,19 +120,13 @@ class LateCommunicator final : public Communicator, public HasNoticeBoard {
     const auto summed = copy_of(tensor);
     auto parcel = parcel_of({&tensor, 1}, {});
     parcel.arrived[0] = summed;
-    auto work = inner_->start_all_reduce(summed, op, subject);
+    auto work = inner().start_all_reduce(summed, op, subject);
     return late("all_reduce", subject, std::move(parcel), std::move(work));
-  }
-  std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
-                                        std::string_view subject) override {
-    return inner_->start_broadcast(tensor, root, subject);
   }
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
-    return inner_->split(ranks, name);
+    return inner().split(ranks, name);
   }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
-  std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
 
  private:
   template <class Start>
@@ -177,7 +164,6 @@ class LateCommunicator final : public Communicator, public HasNoticeBoard {
                                       std::chrono::microseconds(delay));
   }
 
-  std::shared_ptr<Communicator> inner_;
   LateDelivery how_;
 };
 

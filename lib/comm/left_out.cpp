@@ -4,30 +4,22 @@
 
 #include "base/environment.hpp"
 #include "base/log.hpp"
-#include "comm/notice_board.hpp"
+#include "comm/forwarding.hpp"
 #include "fsdp/simulated_network.hpp"
 
 namespace fsdp {
 
 namespace {
 
-class LeftOutCommunicator final : public Communicator, public HasNoticeBoard {
+class LeftOutCommunicator final : public ForwardingCommunicator {
  public:
   LeftOutCommunicator(std::shared_ptr<Communicator> inner, bool gathers, bool reduces)
-      : Communicator(inner->rank(), inner->ranks(), inner->name()),
-        inner_(std::move(inner)),
-        free_(simulated_network({.world_size = inner_->size(),
-                                 .rank = inner_->rank(),
-                                 .launches_batches = inner_->launches_batches()})),
-        gather_(gathers ? *free_ : *inner_),
-        reduce_(reduces ? *free_ : *inner_),
+      : ForwardingCommunicator(std::move(inner)),
+        free_(simulated_network({.world_size = size(), .rank = rank(), .launches_batches = launches_batches()})),
+        gather_(gathers ? *free_ : this->inner()),
+        reduce_(reduces ? *free_ : this->inner()),
         gathers_(gathers),
         reduces_(reduces) {}
-
-  c10::DeviceType device_type() const override { return inner_->device_type(); }
-  std::string backend() const override { return inner_->backend(); }
-  bool launches_batches() const override { return inner_->launches_batches(); }
-  int64_t packs_below() const override { return inner_->packs_below(); }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {
@@ -51,23 +43,17 @@ class LeftOutCommunicator final : public Communicator, public HasNoticeBoard {
                                          std::string_view subject) override {
     return reduce_.start_all_reduce(tensor, op, subject);
   }
-  std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
-                                        std::string_view subject) override {
-    return inner_->start_broadcast(tensor, root, subject);
-  }
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks,
                                       const std::string& name) override {
-    auto group = inner_->split(ranks, name);
+    auto group = inner().split(ranks, name);
     if (!group) return nullptr;
     return std::make_shared<LeftOutCommunicator>(std::move(group), gathers_, reduces_);
   }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
-  std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
 
  private:
-  std::shared_ptr<Communicator> inner_, free_;
-  Communicator &gather_, &reduce_;  // each one of the two
+  std::shared_ptr<Communicator> free_;
+  Communicator &gather_, &reduce_;  // each that one or the inner
   bool gathers_, reduces_;
 };
 

@@ -1,6 +1,5 @@
 #include "base/require.hpp"
-#include "comm/comm_memory.hpp"
-#include "comm/notice_board.hpp"
+#include "comm/forwarding.hpp"
 #include "fsdp/simulated_network.hpp"
 
 namespace fsdp {
@@ -12,66 +11,53 @@ int64_t total_bytes(std::span<const at::Tensor> tensors) {
   return bytes;
 }
 
-class RecordingCommunicator final : public Communicator, public HasNoticeBoard, public HasCommMemory {
+class RecordingCommunicator final : public ForwardingCommunicator {
  public:
   RecordingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<CallLog> log)
-      : Communicator(inner->rank(), inner->ranks(), inner->name()),
-        inner_(std::move(inner)),
-        log_(std::move(log)) {}
-
-  c10::DeviceType device_type() const override { return inner_->device_type(); }
-  std::string backend() const override { return inner_->backend(); }
-  bool launches_batches() const override { return inner_->launches_batches(); }
-  int64_t packs_below() const override { return inner_->packs_below(); }
+      : ForwardingCommunicator(std::move(inner)), log_(std::move(log)) {}
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {
     record("all_gather", subject, {&output, 1});
-    return inner_->start_all_gather(output, input, subject);
+    return ForwardingCommunicator::start_all_gather(output, input, subject);
   }
 
   std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                              ReduceOp op, std::string_view subject) override {
     record("reduce_scatter", subject, {&input, 1});
-    return inner_->start_reduce_scatter(output, input, op, subject);
+    return ForwardingCommunicator::start_reduce_scatter(output, input, op, subject);
   }
 
   std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
                                          std::string_view subject) override {
     record("all_reduce", subject, {&tensor, 1});
-    return inner_->start_all_reduce(tensor, op, subject);
+    return ForwardingCommunicator::start_all_reduce(tensor, op, subject);
   }
 
   std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
                                         std::string_view subject) override {
     record("broadcast", subject, {&tensor, 1});
-    return inner_->start_broadcast(tensor, root, subject);
+    return ForwardingCommunicator::start_broadcast(tensor, root, subject);
   }
 
   std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,
                                                std::span<const at::Tensor> inputs,
                                                std::string_view subject) override {
     if (launches_batches()) record("all_gather", subject, outputs);
-    return inner_->start_all_gather_batch(outputs, inputs, subject);
+    return ForwardingCommunicator::start_all_gather_batch(outputs, inputs, subject);
   }
 
   std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
                                                    std::span<const at::Tensor> inputs, ReduceOp op,
                                                    std::string_view subject) override {
     if (launches_batches()) record("reduce_scatter", subject, inputs);
-    return inner_->start_reduce_scatter_batch(outputs, inputs, op, subject);
+    return ForwardingCommunicator::start_reduce_scatter_batch(outputs, inputs, op, subject);
   }
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks,
                                       const std::string& name) override {
-    auto group = inner_->split(ranks, name);
+    auto group = inner().split(ranks, name);
     return group ? recording(std::move(group), log_) : nullptr;
-  }
-
-  void abort(const std::string& reason) override { inner_->abort(reason); }
-  std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
-  at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
-    return fsdp::allocate_for_comm(*inner_, numel, options);
   }
 
  private:
@@ -83,7 +69,6 @@ class RecordingCommunicator final : public Communicator, public HasNoticeBoard, 
                            .tensors = static_cast<int>(full.size())});
   }
 
-  std::shared_ptr<Communicator> inner_;
   std::shared_ptr<CallLog> log_;
 };
 

@@ -1,0 +1,57 @@
+#pragma once
+
+#include "comm/comm_memory.hpp"
+#include "comm/notice_board.hpp"
+
+namespace fsdp {
+
+/// A communicator that does what another one does, which it keeps alive. Others derive from it and change
+/// what they are for; each says what becomes of the groups that are split off.
+class ForwardingCommunicator : public Communicator, public HasNoticeBoard, public HasCommMemory {
+ public:
+  c10::DeviceType device_type() const override { return inner_->device_type(); }
+  std::string backend() const override { return inner_->backend(); }
+  bool launches_batches() const override { return inner_->launches_batches(); }
+  int64_t packs_below() const override { return inner_->packs_below(); }
+
+  std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
+                                         std::string_view subject) override {
+    return inner_->start_all_gather(output, input, subject);
+  }
+  std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                             std::string_view subject) override {
+    return inner_->start_reduce_scatter(output, input, op, subject);
+  }
+  std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view subject) override {
+    return inner_->start_all_reduce(tensor, op, subject);
+  }
+  std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root, std::string_view subject) override {
+    return inner_->start_broadcast(tensor, root, subject);
+  }
+  std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,
+                                               std::span<const at::Tensor> inputs,
+                                               std::string_view subject) override {
+    return inner_->start_all_gather_batch(outputs, inputs, subject);
+  }
+  std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
+                                                   std::span<const at::Tensor> inputs, ReduceOp op,
+                                                   std::string_view subject) override {
+    return inner_->start_reduce_scatter_batch(outputs, inputs, op, subject);
+  }
+
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+  std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
+  at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
+    return fsdp::allocate_for_comm(*inner_, numel, options);
+  }
+
+ protected:
+  explicit ForwardingCommunicator(std::shared_ptr<Communicator> inner)
+      : Communicator(inner->rank(), inner->ranks(), inner->name()), inner_(std::move(inner)) {}
+  Communicator& inner() const { return *inner_; }
+
+ private:
+  std::shared_ptr<Communicator> inner_;
+};
+
+}  // namespace fsdp
