@@ -42,6 +42,9 @@ struct StateEntry {
   DTensor dtensor = {};
   /// kSharded, kLocal: the elements of the whole tensor in `value`; none for what is not sharded.
   std::vector<ElementRange> ranges = {};
+  /// kSharded, kLocal: which rank holds which elements, as a number that all ranks share. 0: not known, as for
+  /// an entry that was made by hand.
+  uint64_t cut = 0;
   bool is_sharded = false;
 };
 
@@ -89,8 +92,9 @@ struct LoadResult {
 ///
 /// Collective with broadcast_from_rank0 (one tensor at a time travels), and for kSharded where the
 /// dict's mesh or placements are others than the module's; else nothing is communicated.
-/// Throws UsageError naming all keys that do not fit, if `strict`, before anything is changed; on all
-/// ranks where rank 0's dict is broadcast.
+/// Throws UsageError naming all keys that do not fit, if `strict`, before anything is changed. Dicts that the
+/// ranks saved together are taken or refused by all ranks alike, also where one rank's part would be the same in
+/// the module's layout; so is rank 0's where it is broadcast. Nobody compares dicts that one rank made otherwise.
 LoadResult load_state_dict(torch::nn::Module& module, const StateDict& dict,
                            const LoadOptions& options = {});
 

@@ -21,6 +21,10 @@ c10::IntArrayRef whole_strides(const FoundParam& found);
 /// The elements of the whole tensor that the registered parameter holds; see fsdp::local_ranges.
 std::vector<ElementRange> ranges_of(const FoundParam& found);
 
+/// Which rank holds which elements, as a number that all ranks of `mesh_of` share: the ranges of one rank may be
+/// the same in two layouts, those of all are not. Never 0.
+uint64_t cut_of(const FoundParam& found);
+
 /// `local`, spread over the ranks as the registered parameter is, joined with its mesh.
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local);
 

@@ -1,8 +1,11 @@
 #include "fsdp/parameters.hpp"
 
+#include <algorithm>
+
 #include "api/find_param.hpp"
 #include "api/whole_values.hpp"
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "fsdp/local_ranges.hpp"
 
 namespace fsdp {
@@ -47,6 +50,21 @@ std::vector<ElementRange> ranges_of(const FoundParam& found) {
   auto ranges = found.param().layout().element_ranges(found.group->config().mesh_info.shard_rank());
   const auto& part = found.group->spread(found.index).part;
   return part ? part->in_whole(ranges) : ranges;
+}
+
+uint64_t cut_of(const FoundParam& found) {
+  uint64_t hash = found.param().layout().cut_hash();
+  const auto& part = found.group->spread(found.index).part;
+  const bool is_cut_further = part && !part->is_whole();
+  if (is_cut_further)
+    for (const auto& placement : part->placements) hash = mixed_hash(hash, stable_hash(to_string(placement)));
+  if (is_cut_further || found.group->config().mesh_info.shard_size() > 1) {
+    const auto& mesh = mesh_of(found);
+    for (const int64_t size : mesh.shape())
+      if (size > 1) hash = mixed_hash(hash, static_cast<uint64_t>(size));
+    for (const int rank : mesh.ranks()) hash = mixed_hash(hash, static_cast<uint64_t>(rank));
+  }
+  return std::max<uint64_t>(hash, 1);
 }
 
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {

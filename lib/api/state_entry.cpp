@@ -18,7 +18,8 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
 /// The entry's part is the tensor's part: the same on all ranks, or the ranks would part ways.
 bool is_spread_alike(const StateEntry& entry, const StateTensor& tensor) {
   if (!tensor.param) return false;
-  if (!entry.dtensor.defined()) return entry.ranges == ranges_of(*tensor.param);
+  if (!entry.dtensor.defined())
+    return entry.ranges == ranges_of(*tensor.param) && (entry.cut == 0 || entry.cut == cut_of(*tensor.param));
   const auto& layout = tensor.param->param().layout();
   return !layout.is_flat() && entry.dtensor.mesh() == mesh_of(*tensor.param) &&
          entry.dtensor.placements() == placements_of(*tensor.param);
@@ -47,6 +48,7 @@ StateEntry save_entry(const StateTensor& tensor, const StateDictOptions& options
   if (!tensor.param) return entry;
   entry.is_sharded = true;
   entry.ranges = ranges_of(*tensor.param);
+  entry.cut = cut_of(*tensor.param);
   const auto& mesh = tensor.param->group->config().mesh_info.mesh;
   // A flat part is no DTensor's; its ranges say what it is.
   const bool is_flat = tensor.param->param().layout().is_flat();

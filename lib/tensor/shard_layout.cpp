@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "tensor/index_ranges.hpp"
 #include "tensor/strides.hpp"
 
@@ -97,6 +98,21 @@ std::vector<ElementRange> ShardLayout::element_ranges(int rank) const {
   if (local_numel(rank) == 0) return {};
   if (sizes_.empty()) return {{0, 1}};
   return is_flat() ? memory_ranges(range(rank)) : box_ranges(range(rank));
+}
+
+uint64_t ShardLayout::cut_hash() const {
+  uint64_t hash = 0;
+  const auto mix = [&hash](int64_t value) { hash = mixed_hash(hash, static_cast<uint64_t>(value)); };
+  mix(world_size_);
+  if (is_whole()) return hash;
+  mix(dim_);
+  if (!is_flat()) return hash;
+  for (const int64_t stride : strides_) mix(stride);
+  for (const auto& range : ranges_) {
+    mix(range.begin);
+    mix(range.end);
+  }
+  return hash;
 }
 
 std::vector<ElementRange> ShardLayout::box_ranges(RowRange held) const {

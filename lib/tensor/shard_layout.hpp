@@ -77,6 +77,8 @@ class ShardLayout {
 
   /// The same tensor cut alike: every rank holds the same, as it lies in memory.
   bool operator==(const ShardLayout&) const = default;
+  /// Who holds which elements of a tensor of these sizes, as a number: every rank and machine gets the same.
+  uint64_t cut_hash() const;
 
  private:
   static constexpr int64_t kFlat = -1;

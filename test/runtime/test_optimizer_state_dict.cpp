@@ -188,6 +188,29 @@ TEST_CASE("full state goes into a plain module's optimizer, sharded state onto a
   });
 }
 
+TEST_CASE("local state of another layout is refused on all ranks, also where a rank's part is the same in both",
+          "[runtime][optimizer_state_dict]") {
+  on_ranks(4, [](Rank& rank) {
+    const auto trained = [&](const FullyShardOptions& options, double input) {
+      torch::nn::Linear net = seeded(3, [] { return torch::nn::Linear(3, 2); });  // two rows for four ranks
+      fully_shard(net, options);
+      auto optimizer = std::make_unique<optim::SGD>(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));
+      net->forward(torch::full({1, 3}, input)).sum().backward();
+      optimizer->step();
+      return std::pair(net, std::move(optimizer));
+    };
+    const StateDictOptions local{.kind = StateDictKind::kLocal};
+    const auto [source, source_optimizer] = trained({.mesh = rank.mesh()}, 1);
+    const auto [net, optimizer] = trained({.mesh = rank.hybrid(2, 2)}, 2);
+    const auto before = optimizer_state_dict(*net, *optimizer);
+    const auto dict = optimizer_state_dict(*source, *source_optimizer, {.values = local});
+    rank.check_throws<UsageError>([&] { load_optimizer_state_dict(*net, *optimizer, dict); },
+                                  {"'weight'", "'bias'", "of another layout"}, "2 x 2");
+    check_same(rank, optimizer_state_dict(*net, *optimizer), before, "unchanged");
+    load_optimizer_state_dict(*source, *source_optimizer, dict);
+  });
+}
+
 TEST_CASE("keys turn from names to positions and back", "[runtime][optimizer_state_dict]") {
   on_ranks(2, [](Rank& rank) {
     auto kind = kinds()[0];

@@ -187,6 +187,54 @@ TEST_CASE("full and sharded dicts load on another mesh", "[runtime][state_dict]"
   });
 }
 
+/// Every way to lay a model out on four ranks, parameters with fewer rows than ranks among them.
+std::vector<std::pair<std::string, FullyShardOptions>> layouts_on(const Rank& rank) {
+  const auto crossed = init_device_mesh(rank.world(), {2, 2}, {"replicate", "shard"}, {.ranks = {0, 2, 1, 3}});
+  const auto last = [](const std::string&, const Tensor&) { return Shard{-1}; };
+  return {{"1-D", {.mesh = rank.mesh()}},
+          {"2 x 2", {.mesh = rank.hybrid(2, 2)}},
+          {"2 x 2, crossed", {.mesh = crossed}},
+          {"replicas", {.mesh = rank.mesh(), .replicate_only = true}},
+          {"along the last dimension", {.mesh = rank.mesh(), .shard_placement_fn = last}},
+          {"flat", {.mesh = rank.mesh(), .layout = ParamLayout::kFlat}},
+          {"flat, 2 x 2", {.mesh = rank.hybrid(2, 2), .layout = ParamLayout::kFlat}}};
+}
+
+struct SmallImpl : torch::nn::Module {
+  torch::nn::Linear pair = register_module("pair", torch::nn::Linear(3, 2));
+  torch::nn::Linear one = register_module("one", torch::nn::Linear(2, 1));
+  Tensor scale = register_parameter("scale", torch::rand({}));
+};
+TORCH_MODULE(Small);
+
+TEST_CASE("a dict of another layout is loaded on all ranks or refused on all, with nothing changed",
+          "[runtime][state_dict]") {
+  on_ranks(4, [](Rank& rank) {
+    const auto layouts = layouts_on(rank);
+    const auto small = [](uint64_t seed) { return seeded(seed, [] { return Small(); }); };
+    for (const auto& [from_name, from] : layouts)
+      for (const auto& [to_name, to] : layouts)
+        for (auto kind : {StateDictKind::kSharded, StateDictKind::kLocal}) {
+          auto source = small(1), model = small(2);
+          fully_shard(source, from);
+          fully_shard(model, to);
+          const auto dict = state_dict(source, {.kind = kind, .cpu_offload = true});
+          bool is_loaded = true;
+          try {
+            load_state_dict(model, dict);
+          } catch (const UsageError&) {
+            is_loaded = false;
+          }
+          const auto what = fmt::format("{} to {}, {}", from_name, to_name, kind == StateDictKind::kLocal ? "local" : "sharded");
+          const auto all = torch::empty({4}, at::kInt);
+          rank.world()->start_all_gather(all, torch::full({1}, static_cast<int>(is_loaded), at::kInt), "test")->wait();
+          rank.check(all.eq(static_cast<int>(is_loaded)).all().item<bool>(), what + ": the same on all ranks");
+          if (from_name == to_name) rank.check(is_loaded, what + ": its own layout");
+          check_full(rank, state_dict(model), *small(is_loaded ? 1 : 2), what);
+        }
+  });
+}
+
 TEST_CASE("a full dict goes into a plain module, and a plain one's into a sharded", "[runtime][state_dict]") {
   on_ranks(3, [](Rank& rank) {
     auto plain = plain_odd(), model = plain_odd();

@@ -196,4 +196,26 @@ TEST_CASE("a flat piece is a range of the memory", "[tensor][shard_layout]") {
   CHECK(layout.element_ranges(1).empty());
 }
 
+TEST_CASE("a cut has one hash, whichever rank asks, and another cut has another", "[tensor][shard_layout]") {
+  const std::vector<int64_t> sizes{4, 6}, across{1, 4}, along{6, 1};
+  CHECK(ShardLayout(sizes, along, 0, 2) == ShardLayout(sizes, 2));
+  CHECK(ShardLayout(sizes, along, 0, 2).cut_hash() == ShardLayout(sizes, across, 0, 2).cut_hash());  // the same rows
+  CHECK(ShardLayout(sizes, along, 0, 2) != ShardLayout(sizes, across, 0, 2));
+  CHECK(ShardLayout(sizes, along, 0, 1).cut_hash() == ShardLayout(sizes, along, 1, 1).cut_hash());
+  const std::vector<ShardLayout> cuts{ShardLayout(sizes, along, 0, 2),
+                                      ShardLayout(sizes, along, 1, 2),
+                                      ShardLayout(sizes, along, 0, 3),
+                                      ShardLayout(sizes, along, 0, 1),
+                                      ShardLayout::flat(sizes, along, {{0, 12}, {12, 24}}),
+                                      ShardLayout::flat(sizes, along, {{0, 13}, {13, 24}}),
+                                      ShardLayout::flat(sizes, along, {{0, 12}, {12, 24}, {24, 24}}),
+                                      ShardLayout::flat(sizes, across, {{0, 12}, {12, 24}})};
+  for (size_t i = 0; i < cuts.size(); ++i)
+    for (size_t j = 0; j < i; ++j) {
+      CAPTURE(i, j);
+      CHECK(cuts[i].cut_hash() != cuts[j].cut_hash());
+      CHECK(cuts[i] != cuts[j]);
+    }
+}
+
 }  // namespace fsdp::test
