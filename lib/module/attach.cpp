@@ -113,14 +113,19 @@ struct Prepared {
   std::vector<Module*> modules = {};
   ModuleWalk walk = {};
   ManagedStates states = {};
+  std::vector<ParamPlace> places = {};     ///< of the states' parameters
   std::vector<PreparedGroup> groups = {};  ///< none if there is nothing to shard
   const ModuleState* like = nullptr;
 };
 
-/// Everything that one rank can do by itself, and all of its checks.
-void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleState& state,
-             const FullyShardOptions& options) {
-  auto& [modules, walk, states, groups, like] = prepared;
+bool replicates(const FullyShardOptions& options) {
+  return !options.replicated_params.empty() || !options.replicated_modules.empty();
+}
+
+/// What one rank can do by itself: what is to be sharded, and where it goes.
+void prepare_places(Prepared& prepared, const std::vector<Module*>& requested, ModuleState& state,
+                    const FullyShardOptions& options) {
+  auto& [modules, walk, states, places, groups, like] = prepared;
   check_options(options);
   modules = checked_modules(requested);
   walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
@@ -135,21 +140,34 @@ void prepare(Prepared& prepared, const std::vector<Module*>& requested, ModuleSt
             "holder), as its mode is read later",
             unit.module->name());
   claim_ties(states, modules, walk);
-  const auto places = like != nullptr ? places_like(states, *like)
-                                      : place_params(states, state, options, replicated_params(modules, options, walk));
-  groups = make_groups(states, places, state, options, like);
-  if (options.sync_from_rank0) check_source(states, groups, state.mesh_info);
+  places = like != nullptr ? places_like(states, *like)
+                           : place_params(states, state, options, replicated_params(modules, options, walk));
+}
+
+/// The rest, with groups of ranks for what is replicated.
+void prepare_groups(Prepared& prepared, ModuleState& state, const FullyShardOptions& options) {
+  replicate(prepared.places);
+  prepared.groups = make_groups(prepared.states, prepared.places, state, options, prepared.like);
+  if (options.sync_from_rank0) check_source(prepared.states, prepared.groups, state.mesh_info);
+}
+
+template <class Body>
+std::exception_ptr failure_of(Body&& body) {
+  try {
+    body();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 /// The same on all ranks or on none.
 void prepare_together(Prepared& prepared, const std::vector<Module*>& requested, ModuleState& state,
                       const FullyShardOptions& options) {
-  std::exception_ptr failure;
-  try {
-    prepare(prepared, requested, state, options);
-  } catch (...) {
-    failure = std::current_exception();
-  }
+  auto failure = failure_of([&] { prepare_places(prepared, requested, state, options); });
+  // A placement function may name meshes that what is replicated needs groups for: all ranks make them or none.
+  if (replicates(options) && options.shard_placement_fn) agree_on_progress(state.mesh_info, failure);
+  if (!failure) failure = failure_of([&] { prepare_groups(prepared, state, options); });
   agree_on_states(prepared.states, prepared.groups, state.mesh_info, failure);
 }
 
@@ -194,13 +212,14 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   state->ignored_modules.assign(options.ignored_modules.begin(), options.ignored_modules.end());
   Prepared prepared{.like = like};
   // Groups of ranks are made before a rank's own mistake can keep it from that.
-  const bool replicates = !options.replicated_params.empty() || !options.replicated_modules.empty();
-  if (options.sync_from_rank0 && replicates) static_cast<void>(replicate_beside(state->mesh_info));
-  if (options.sync_from_rank0)
+  if (options.sync_from_rank0 && replicates(options)) static_cast<void>(replicate_beside(state->mesh_info));
+  if (options.sync_from_rank0) {
     prepare_together(prepared, requested, *state, options);
-  else
-    prepare(prepared, requested, *state, options);
-  const auto& [modules, walk, states, groups, as] = prepared;
+  } else {
+    prepare_places(prepared, requested, *state, options);
+    prepare_groups(prepared, *state, options);
+  }
+  const auto& [modules, walk, states, places, groups, as] = prepared;
   for (const auto& made : groups) state->groups.emplace_back(made.group, made.mesh_info, made.suffix);
   state->check_reshard(options.reshard_after_forward);
   for (auto& owned : state->groups)

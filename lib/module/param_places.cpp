@@ -52,7 +52,7 @@ class Placer {
       if (asked->mesh.defined()) result.mesh_info = info_of(asked->mesh, param);
     }
     set_spread(result, param, asked ? asked->differs_over : DeviceMesh());
-    if (replicated_.contains(param.handle.unsafeGetTensorImpl())) result.mesh_info = beside(result.mesh_info);
+    result.is_replicated = replicated_.contains(param.handle.unsafeGetTensorImpl());
     return result;
   }
 
@@ -81,13 +81,6 @@ class Placer {
             param.name, mesh.to_string(), mesh.device().str(), own_.mesh.to_string(), own_.mesh.device().str());
     return others_.emplace_back(
         make_mesh_info(mesh, options_.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard));
-  }
-
-  MeshInfo beside(const MeshInfo& info) {
-    if (info.use == MeshUse::kReplicateOnly) return info;
-    for (const auto& known : besides_)
-      if (info.mesh == known.mesh) return known;
-    return besides_.emplace_back(replicate_beside(info));
   }
 
   void set_spread(ParamPlace& place, const ManagedParam& param, const DeviceMesh& differs_over) const {
@@ -121,7 +114,7 @@ class Placer {
   const MeshInfo& own_;
   const FullyShardOptions& options_;
   const Impls& replicated_;
-  std::vector<MeshInfo> others_, besides_;
+  std::vector<MeshInfo> others_;
 };
 
 }  // namespace
@@ -160,6 +153,16 @@ std::vector<ParamPlace> place_params(const ManagedStates& states, const ModuleSt
   std::vector<ParamPlace> places;
   for (const auto& param : states.params) places.push_back(placer.place(param));
   return places;
+}
+
+void replicate(std::vector<ParamPlace>& places) {
+  std::vector<MeshInfo> made;
+  for (auto& place : places) {
+    if (!place.is_replicated || place.mesh_info.use == MeshUse::kReplicateOnly) continue;
+    const auto known = std::find_if(made.begin(), made.end(),
+                                    [&](const MeshInfo& info) { return info.mesh == place.mesh_info.mesh; });
+    place.mesh_info = known != made.end() ? *known : made.emplace_back(replicate_beside(place.mesh_info));
+  }
 }
 
 std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleState& like) {

@@ -14,6 +14,7 @@ struct ParamPlace {
   MeshInfo mesh_info;
   int64_t dim = 0;  ///< that is cut, in the per-parameter layout
   ParamSpread spread = {};
+  bool is_replicated = false;  ///< over all ranks of its mesh, once `replicate` has made groups of them
 };
 
 /// The mesh that fully_shard was given, or the default one, as the options say to use it. A collective call
@@ -26,11 +27,14 @@ std::unordered_set<const c10::TensorImpl*> replicated_params(const std::vector<t
                                                              const FullyShardOptions& options,
                                                              const ModuleWalk& walk);
 
-/// A place for each of the states' parameters (M6, M7, S3). A collective call where parameters are replicated
-/// beside others, the first time on a mesh. Throws UsageError.
+/// A place for each of the states' parameters (M6, M7, S3). No communication. Throws UsageError.
 std::vector<ParamPlace> place_params(const ManagedStates& states, const ModuleState& state,
                                      const FullyShardOptions& options,
                                      const std::unordered_set<const c10::TensorImpl*>& replicated);
+
+/// Parameters that are replicated beside others get the mesh info that says so. A collective call where there
+/// are such, the first time on a mesh. Throws UsageError.
+void replicate(std::vector<ParamPlace>& places);
 
 /// The places that `like`, the state of modules with the same parameters, has for them.
 std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleState& like);

@@ -199,6 +199,11 @@ bool agree(const std::vector<std::string>& lines, const MeshInfo& info, std::exc
 
 }  // namespace
 
+void agree_on_progress(const MeshInfo& info, std::exception_ptr failure) {
+  BelowResidency below;
+  agree({}, info, failure);
+}
+
 void agree_on_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info,
                      std::exception_ptr failure) {
   BelowResidency below;

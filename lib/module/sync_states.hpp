@@ -10,6 +10,10 @@
 
 namespace fsdp {
 
+/// The ranks tell each other whether all have got this far, before they go on with a collective call that not all
+/// of them can know of. `failure`: as for agree_on_states, and the same happens. A collective call.
+void agree_on_progress(const MeshInfo& info, std::exception_ptr failure);
+
 /// The ranks tell each other whether all have got this far with the same states. `failure`: what
 /// this rank's own checks threw, or null; it is thrown again here. Throws UsageError on every other
 /// rank then, and on all ranks if names, sizes, strides or dtypes differ. A collective call.

@@ -209,5 +209,61 @@ TEST_CASE("one rank's own error reaches the others, which do not wait for it", "
   });
 }
 
+/// Splits as process groups do: no rank goes on before all have come.
+class Meeting final : public Communicator {
+ public:
+  explicit Meeting(std::shared_ptr<Communicator> inner)
+      : Communicator(inner->rank(), inner->ranks(), inner->name()), inner_(std::move(inner)) {}
+  std::string backend() const override { return inner_->backend(); }
+  std::shared_ptr<Work> start_all_gather(const Tensor& output, const Tensor& input, std::string_view subject) override {
+    return inner_->start_all_gather(output, input, subject);
+  }
+  std::shared_ptr<Work> start_reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op,
+                                             std::string_view subject) override {
+    return inner_->start_reduce_scatter(output, input, op, subject);
+  }
+  std::shared_ptr<Work> start_all_reduce(const Tensor& tensor, ReduceOp op, std::string_view subject) override {
+    return inner_->start_all_reduce(tensor, op, subject);
+  }
+  std::shared_ptr<Work> start_broadcast(const Tensor& tensor, int root, std::string_view subject) override {
+    return inner_->start_broadcast(tensor, root, subject);
+  }
+  std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
+    inner_->start_broadcast(torch::zeros({3}), 0, "split")->wait();
+    auto group = inner_->split(ranks, name);
+    return group ? std::make_shared<Meeting>(std::move(group)) : nullptr;
+  }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+
+ private:
+  std::shared_ptr<Communicator> inner_;
+};
+
+TEST_CASE("a rank whose placement function throws keeps no other waiting for the groups of a mesh that it names",
+          "[runtime][sync_from_rank0]") {
+  on_ranks(8, [](Rank& rank) {
+    nn::Linear net(3, 3);
+    const auto before = net->weight;
+    const auto world = std::make_shared<Meeting>(rank.world());
+    FullyShardOptions options{.mesh = init_device_mesh(world, {8}, {"shard"}), .sync_from_rank0 = true};
+    options.replicated_params = {net->bias};  // over all ranks of the mesh that it is on: a group that is to be made
+    const auto mesh = init_device_mesh(world, {2, 2, 2}, {"other", "replicate", "shard"}).submesh({"replicate", "shard"});
+    options.shard_placement_fn = [mesh](const std::string&, const Tensor&) {
+      return ShardPlacementResult{Shard{0}, mesh};
+    };
+    auto wrong = options;
+    if (rank.index() == 7)
+      wrong.shard_placement_fn = [](const std::string&, const Tensor&) -> std::optional<ShardPlacementResult> {
+        throw std::runtime_error("no placement");
+      };
+    rank.check_throws<std::runtime_error>([&] { fully_shard(net, wrong); },
+                                          {rank.index() == 7 ? "no placement" : "rank 7 of the mesh"}, "one wrong call");
+    rank.check(net->parameters()[0].is_same(before), "nothing is sharded");
+    fully_shard(net, options);
+    net->forward(torch::ones({1, 3})).sum().backward();
+    rank.check_close(net->parameters()[1].grad(), torch::ones({3}), "and the next call works");
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::test
