@@ -10,19 +10,6 @@
 namespace fsdp::test {
 namespace {
 
-MakeWorkload chain_with(std::function<void(FSDPModule&)> control) {
-  return [control] {
-    auto workload = chain_workload(4, 5);
-    auto module = workload.module;
-    workload.shard = [module, control, shard = workload.shard](const FullyShardOptions& options) {
-      shard(options);
-      auto root = *find_fsdp_module(*module);
-      control(root);
-    };
-    return workload;
-  };
-}
-
 /// Counts reduce-scatters that were launched and not waited for yet.
 struct Alive : ReduceScatterComm {
   struct Counted : Work {

@@ -8,19 +8,6 @@
 namespace fsdp::test {
 namespace {
 
-MakeWorkload chain_with(std::function<void(FSDPModule&)> control) {
-  return [control] {
-    auto workload = chain_workload(4, 5);
-    auto module = workload.module;
-    workload.shard = [module, control, shard = workload.shard](const FullyShardOptions& options) {
-      shard(options);
-      auto root = *find_fsdp_module(*module);
-      control(root);
-    };
-    return workload;
-  };
-}
-
 TEST_CASE("kept unsharded storage has one address, and trains like plain", "[runtime][communication_memory]") {
   const auto make = chain_with([](FSDPModule& root) { root.set_keep_unsharded_storage(true); });
   for (int world_size : {1, 2, 3}) {

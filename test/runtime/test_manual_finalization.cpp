@@ -116,12 +116,7 @@ TEST_CASE("several backwards without synchronisation, then one finalization", "[
         rank.check_equal(rank.subjects_of("reduce_scatter").size(), size_t{0}, "nothing is reduced");
         chain.root[0].set_requires_gradient_sync(true);
         chain.root[0].finalize_backward();
-        auto sum = averaged_gradients(plain, rank.size(), 0);
-        for (int step : {1, 2}) {
-          const auto more = averaged_gradients(plain, rank.size(), step);
-          for (size_t i = 0; i < sum.size(); ++i) sum[i].second = sum[i].second + more[i].second;
-        }
-        check_gradients(rank, *chain.model, sum, "the sum of three");
+        check_gradients(rank, *chain.model, summed_gradients(plain, rank.size(), {0, 1, 2}), "the sum of three");
       }
     }));
 }
@@ -132,10 +127,7 @@ TEST_CASE("several synchronised backwards add up", "[runtime][manual_finalizatio
     ManualChain chain(rank.mesh());
     for (int step : {0, 1}) chain.loss(rank.index(), step).backward();
     chain.root[0].finalize_backward();
-    auto sum = averaged_gradients(plain, 2, 0);
-    const auto more = averaged_gradients(plain, 2, 1);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i].second = sum[i].second + more[i].second;
-    check_gradients(rank, *chain.model, sum, "the sum of two");
+    check_gradients(rank, *chain.model, summed_gradients(plain, 2, {0, 1}), "the sum of two");
   });
 }
 

@@ -65,6 +65,20 @@ inline Workload chain_workload(int count = 3, int64_t width = 6) {
           .loss = [chain, width](Inputs& in) mutable { return chain->forward(in.normal({4, width})).square().mean(); }};
 }
 
+/// Chains of four layers, with `control` on their roots.
+inline MakeWorkload chain_with(std::function<void(FSDPModule&)> control) {
+  return [control] {
+    auto workload = chain_workload(4, 5);
+    auto module = workload.module;
+    workload.shard = [module, control, shard = workload.shard](const FullyShardOptions& options) {
+      shard(options);
+      auto root = *find_fsdp_module(*module);
+      control(root);
+    };
+    return workload;
+  };
+}
+
 /// The plain twin of a ShardedChain.
 inline Chain plain_chain(int count = 3, int64_t width = 6) {
   return seeded(5, [&] { return Chain(count, width); });
@@ -81,6 +95,17 @@ inline NamedTensors averaged_gradients(Chain& plain, int ranks, int step = 0) {
   for (auto& [name, parameter] : unique_parameters(*plain))
     gradients.emplace_back(name, parameter.grad().defined() ? parameter.grad() / ranks : at::Tensor());
   return gradients;
+}
+
+/// The sum of these over several steps.
+inline NamedTensors summed_gradients(Chain& plain, int ranks, const std::vector<int>& steps) {
+  NamedTensors sum;
+  for (const int step : steps) {
+    auto more = averaged_gradients(plain, ranks, step);
+    for (size_t i = 0; i < sum.size(); ++i) more[i].second = sum[i].second + more[i].second;
+    sum = std::move(more);
+  }
+  return sum;
 }
 
 /// Compares the registered parameters' gradients with this rank's rows of `expected` times `factor`.
