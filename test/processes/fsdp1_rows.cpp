@@ -6,31 +6,13 @@
 // FOLDER holds rows.json, weights.bin (float64, parameters in order) and inputs.bin (float64, [rank,
 // step, 4, width]); libfsdp_RANK.json is written there.
 
-#include <torch/torch.h>
-#include <fsdp/fsdp.hpp>
-
-#include <fmt/format.h>
-
 #include <cstdlib>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <string>
+
+#include "rows.hpp"
 
 namespace {
 
-using nlohmann::json;
-
-constexpr int64_t kWidth = 6, kInner = 8, kOutputs = 2, kBlocks = 3, kBatch = 4;
-
-at::Tensor read_doubles(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const auto bytes = static_cast<int64_t>(file.tellg());
-  if (!file || bytes <= 0) throw std::runtime_error("cannot read " + path);
-  auto values = torch::empty({bytes / 8}, torch::kDouble);
-  file.seekg(0);
-  file.read(static_cast<char*>(values.mutable_data_ptr()), bytes);
-  return values;
-}
+using namespace fsdp::test;
 
 /// A linear layer that may begin on the meta device.
 struct DenseImpl : torch::nn::Module {
@@ -138,40 +120,28 @@ json train(const json& row, const fsdp::DeviceMesh& hybrid, const at::Tensor& we
     optimizer.step();
     losses.push_back(loss.item<double>());
   }
-  for (auto& parameter : model->parameters()) {
-    const auto full = fsdp::dtensor_of(parameter).full_tensor().contiguous();
-    const auto* values = full.const_data_ptr<double>();
-    for (int64_t i = 0; i < full.numel(); ++i) final_weights.push_back(values[i]);
-  }
+  for (auto& parameter : model->parameters()) append(final_weights, fsdp::dtensor_of(parameter).full_tensor());
   return {{"losses", losses}, {"norms", norms}, {"weights", final_weights}};
+}
+
+json results_of(const std::shared_ptr<fsdp::Communicator>& world, const json& rows, const at::Tensor& weights,
+                const at::Tensor& all_inputs) {
+  const int size = world->size();
+  fsdp::DeviceMesh hybrid;
+  if (size > 2) hybrid = fsdp::init_device_mesh(world, {2, size / 2}, {"replicate", "shard"});
+  const auto inputs = all_inputs.view({size, -1, kBatch, kWidth});
+  json results = json::object();
+  for (const auto& row : rows) {
+    const auto name = row.at("name").get<std::string>();
+    try {
+      results[name] = train(row, hybrid, weights, inputs, world->rank());
+    } catch (const fsdp::UsageError& error) {
+      results[name] = {{"refused", error.what()}};  // by all ranks alike
+    }
+  }
+  return results;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    if (argc != 2) throw std::runtime_error("expected one argument, a folder");
-    const std::string folder = argv[1];
-    const auto rows = json::parse(std::ifstream(folder + "/rows.json"));
-    const auto world = fsdp::init_process_group({.backend = "gloo"});
-    const int rank = world->rank(), size = world->size();
-    fsdp::DeviceMesh hybrid;
-    if (size > 2) hybrid = fsdp::init_device_mesh(world, {2, size / 2}, {"replicate", "shard"});
-    const auto weights = read_doubles(folder + "/weights.bin");
-    const auto inputs = read_doubles(folder + "/inputs.bin").view({size, -1, kBatch, kWidth});
-    json results = json::object();
-    for (const auto& row : rows) {
-      const auto name = row.at("name").get<std::string>();
-      try {
-        results[name] = train(row, hybrid, weights, inputs, rank);
-      } catch (const fsdp::UsageError& error) {
-        results[name] = {{"refused", error.what()}};  // by all ranks alike
-      }
-    }
-    std::ofstream(fmt::format("{}/libfsdp_{}.json", folder, rank)) << results;
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return run_rows(argc, argv, results_of); }

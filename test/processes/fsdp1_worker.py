@@ -1,9 +1,7 @@
 """What fsdp1_rows.cpp does, by FSDP1 itself: run by torchrun, with the same folder."""
 
-import json
 import os
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,7 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-WIDTH, INNER, OUTPUTS, BLOCKS, BATCH = 6, 8, 2, 3, 4
+import rows
+from rows import BATCH, INNER, WIDTH, Net
 
 
 class Block(nn.Module):
@@ -25,42 +24,17 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.add_module("in", nn.Linear(WIDTH, WIDTH))
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.head = nn.Linear(WIDTH, OUTPUTS)
-
-    def forward(self, x):
-        x = getattr(self, "in")(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def named_weights(weights):
-    """The flat weights, by parameter name."""
-    named, begin = {}, 0
-    with torch.device("meta"):
-        model = Net()
-    for name, parameter in model.named_parameters():
-        named[name] = weights[begin:begin + parameter.numel()].view(parameter.shape)
-        begin += parameter.numel()
-    return named
-
-
 def make_model(row, weights):
     """The model before it is wrapped, and a param_init_fn where the row asks for one."""
-    named = named_weights(weights)
     if not row.get("param_init_fn"):
-        model = Net().double()
+        model = Net(Block).double()
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(named[name])
+            for _, parameter, part in rows.parts(model, weights):
+                parameter.copy_(part)
         return model, None
     with torch.device("meta"):
-        model = Net().double()
+        model = Net(Block).double()
+    named = {name: part for name, _, part in rows.parts(model, weights)}
     paths = {id(module): path for path, module in model.named_modules()}
 
     def init(module):
@@ -120,24 +94,12 @@ def train(row, weights, inputs, rank, size):
     return {"losses": losses, "norms": norms, "weights": final.tolist()}
 
 
-def read_doubles(path):
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float64)
-
-
-def main():
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    weights = read_doubles(folder / "weights.bin")
-    inputs = read_doubles(folder / "inputs.bin").view(size, -1, BATCH, WIDTH)
-    rows = json.loads((folder / "rows.json").read_text())
-    results = {row["name"]: train(row, weights, inputs, rank, size) for row in rows}
-    (folder / f"fsdp1_{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+def results_of(all_rows, weights, inputs, rank, size):
+    inputs = inputs.view(size, -1, BATCH, WIDTH)
+    return {row["name"]: train(row, weights, inputs, rank, size) for row in all_rows}
 
 
 if __name__ == "__main__":
-    main()
+    rows.run("fsdp1", results_of)
     sys.stdout.flush()
     os._exit(0)

@@ -7,32 +7,15 @@
 // FOLDER holds rows.json, weights.bin (float64, parameters in order) and inputs.bin (float64, [rank,
 // step, micro-batch, 4, width]); libfsdp_RANK.json is written there.
 
-#include <torch/torch.h>
-#include <fsdp/fsdp.hpp>
-
-#include <fmt/format.h>
-
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <string>
+#include "rows.hpp"
 
 #include "group/gradient_division.hpp"
 
 namespace {
 
-using nlohmann::json;
+using namespace fsdp::test;
 
-constexpr int64_t kWidth = 6, kInner = 8, kOutputs = 2, kBlocks = 3, kBatch = 4, kMicroBatches = 2;
-
-at::Tensor read_doubles(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const auto bytes = static_cast<int64_t>(file.tellg());
-  if (!file || bytes <= 0) throw std::runtime_error("cannot read " + path);
-  auto values = torch::empty({bytes / 8}, torch::kDouble);
-  file.seekg(0);
-  file.read(static_cast<char*>(values.mutable_data_ptr()), bytes);
-  return values;
-}
+constexpr int64_t kMicroBatches = 2;
 
 /// What it multiplies by may be kept in float32: then it gives back what it got.
 struct BlockImpl : torch::nn::Module {
@@ -83,12 +66,6 @@ fsdp::MixedPrecisionPolicy policy_of(const json& row) {
   return policy;
 }
 
-void append(json& values, const at::Tensor& tensor) {
-  const auto flat = tensor.to(torch::kDouble).contiguous();
-  const auto* data = flat.const_data_ptr<double>();
-  for (int64_t i = 0; i < flat.numel(); ++i) values.push_back(data[i]);
-}
-
 json train(const json& row, const fsdp::DeviceMesh& mesh, const at::Tensor& weights, const at::Tensor& inputs) {
   Net model;
   {
@@ -136,24 +113,15 @@ json divisions() {
   return all;
 }
 
+json results_of(const std::shared_ptr<fsdp::Communicator>& world, const json& rows, const at::Tensor& weights,
+                const at::Tensor& all_inputs) {
+  const auto mesh = fsdp::init_device_mesh(world, {world->size()}, {"shard"});
+  const auto inputs = all_inputs.view({world->size(), -1, kMicroBatches, kBatch, kWidth})[world->rank()];
+  json results = {{"divisions", divisions()}};
+  for (const auto& row : rows) results[row.at("name").get<std::string>()] = train(row, mesh, weights, inputs);
+  return results;
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    if (argc != 2) throw std::runtime_error("expected one argument, a folder");
-    const std::string folder = argv[1];
-    const auto rows = json::parse(std::ifstream(folder + "/rows.json"));
-    const auto world = fsdp::init_process_group({.backend = "gloo"});
-    const auto mesh = fsdp::init_device_mesh(world, {world->size()}, {"shard"});
-    const auto weights = read_doubles(folder + "/weights.bin");
-    const auto inputs =
-        read_doubles(folder + "/inputs.bin").view({world->size(), -1, kMicroBatches, kBatch, kWidth})[world->rank()];
-    json results = {{"divisions", divisions()}};
-    for (const auto& row : rows) results[row.at("name").get<std::string>()] = train(row, mesh, weights, inputs);
-    std::ofstream(fmt::format("{}/libfsdp_{}.json", folder, world->rank())) << results;
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return run_rows(argc, argv, results_of); }

@@ -1,19 +1,19 @@
 """What fsdp2_mixed.cpp does, by FSDP2 itself: run by torchrun, with the same folder."""
 
 import dataclasses
-import json
 import os
 import sys
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
-WIDTH, INNER, OUTPUTS, BLOCKS, BATCH, MICRO_BATCHES = 6, 8, 2, 3, 4, 2
+import rows
+from rows import BATCH, INNER, WIDTH, Net
+
+MICRO_BATCHES = 2
 
 
 class Block(nn.Module):
@@ -27,20 +27,6 @@ class Block(nn.Module):
     def forward(self, x):
         h = self.down(torch.tanh(self.up(self.norm(x))))
         return x + (h * self.scale).to(x.dtype)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.add_module("in", nn.Linear(WIDTH, WIDTH))
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.head = nn.Linear(WIDTH, OUTPUTS)
-
-    def forward(self, x):
-        x = getattr(self, "in")(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x.to(self.head.weight.dtype))
 
 
 def dtype_of(row, key):
@@ -62,12 +48,10 @@ def train(row, mesh, weights, inputs):
     """None: this torch has no override for one parameter."""
     if row.get("keep_scale") and not hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn"):
         return None
-    model = Net()
+    model = Net(Block)
     with torch.no_grad():
-        begin = 0
-        for parameter in model.parameters():
-            parameter.copy_(weights[begin:begin + parameter.numel()].view(parameter.shape))
-            begin += parameter.numel()
+        for _, parameter, part in rows.parts(model, weights):
+            parameter.copy_(part)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy_of(row, block))
     fully_shard(model, mesh=mesh, mp_policy=policy_of(row, None))
@@ -105,26 +89,13 @@ def divisions():
     return [_get_gradient_divide_factors(GroupOf(ranks), None, torch.float16, "cpu")[:2] for ranks in range(1, 65)]
 
 
-def read_doubles(path):
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float64)
-
-
-def main():
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
+def results_of(all_rows, weights, inputs, rank, size):
     mesh = init_device_mesh("cpu", (size,))
-    weights = read_doubles(folder / "weights.bin")
-    inputs = read_doubles(folder / "inputs.bin").view(size, -1, MICRO_BATCHES, BATCH, WIDTH)[rank]
-    rows = json.loads((folder / "rows.json").read_text())
-    results = {row["name"]: train(row, mesh, weights, inputs) for row in rows}
-    results["divisions"] = divisions()
-    (folder / f"fsdp2_{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+    inputs = inputs.view(size, -1, MICRO_BATCHES, BATCH, WIDTH)[rank]
+    return {row["name"]: train(row, mesh, weights, inputs) for row in all_rows} | {"divisions": divisions()}
 
 
 if __name__ == "__main__":
-    main()
+    rows.run("fsdp2", results_of)
     sys.stdout.flush()
     os._exit(0)
