@@ -76,6 +76,7 @@ Workload build(const RandomTree& tree) {
     *groups = sharder.groups();
     use_checkpoints(*model->body);  // the plain model keeps its activations
   };
+  auto log = std::make_shared<CallLog*>(nullptr);  // of the rank, if this is watched
   std::vector<at::Tensor> experts;
   for (const auto& part : sliced_parts(*model))
     for (auto& slice : part->slices())
@@ -85,9 +86,16 @@ Workload build(const RandomTree& tree) {
   };
   return {.module = model,
           .shard = shard,
-          .loss = [model, width = tree.root.width](Inputs& in) { return model->loss(in, width); },
-          .watch = [model, groups, training = tree.training](
-                       Rank& rank) { return watch_run(rank, model, groups, training); },
+          .loss =
+              [model, log, width = tree.root.width](Inputs& in) {
+                if (*log != nullptr) note_micro_batch(**log, in.micro_batch);
+                return model->loss(in, width);
+              },
+          .watch =
+              [model, groups, log, training = tree.training](Rank& rank) {
+                *log = &rank.log();
+                return watch_run(rank, model, groups, training);
+              },
           .localize = localize,
           .averaged_over =
               [is_expert, tree](const at::Tensor& parameter) {

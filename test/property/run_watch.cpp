@@ -11,8 +11,9 @@ namespace fsdp::test {
 namespace {
 
 using Groups = std::vector<PlainGroup>;
-// In the log, besides the collectives: a gradient has arrived at a handle, a group begins to reduce, or to gather.
-constexpr auto kGradient = "gradient", kReduction = "reduction", kGather = "gather";
+// In the log, besides the collectives: a micro-batch begins, a gradient has arrived at a handle, a group begins to
+// reduce, or to gather.
+constexpr auto kMicroBatch = "micro-batch", kGradient = "gradient", kReduction = "reduction", kGather = "gather";
 
 StepStatistics& operator+=(StepStatistics& sum, const StepStatistics& more) {
   sum.all_gathers += more.all_gathers;
@@ -60,11 +61,19 @@ void log_gradients(const Groups& groups, CallLog& log) {
   });
 }
 
+/// One reduction of a group, and which of its gradients or sums go into it.
+struct Reduction {
+  size_t group;
+  std::set<int> params;
+  Moved moved;
+  int64_t all_reduced;  ///< bytes of the all-reduce that follows
+};
+
 /// Reads the log and adds up what the formula says.
 class Replay {
  public:
   Replay(const Rank& rank, const Groups& groups, const Training& training)
-      : rank_(rank), groups_(groups), training_(training), waiting_(groups.size()), taken_(groups.size()) {}
+      : rank_(rank), groups_(groups), training_(training), waiting_(groups.size()), sums_(groups.size()) {}
 
   StepStatistics run(std::span<const RecordedCall> calls) {
     for (size_t i = 0; i < calls.size(); ++i) {
@@ -72,6 +81,7 @@ class Replay {
       const auto launches = [&](const RecordedCall& next) {
         return next.operation == "all_gather" && next.subject == call.subject;
       };
+      if (call.operation == kMicroBatch) is_last_ = call.bytes + 1 == training_.micro_batches;
       if (call.operation == kGradient) {
         last_ = static_cast<size_t>(call.bytes);
         waiting_[last_].insert(call.tensors);
@@ -79,9 +89,11 @@ class Replay {
       if (call.operation == kReduction) note_reduction(call);
       if (call.operation == kGather && (i + 1 == calls.size() || !launches(calls[i + 1]))) note_gather_alone(call);
       if (call.operation == "all_gather") note_gather(call);
-      if (call.operation == "reduce_scatter") find(call, [&](size_t g) { return reduced(g).launched; });
+      // It is launched while its group begins to reduce.
+      if (call.operation == "reduce_scatter") check_moved(call, {begun_ ? begun_->moved.launched : 0});
       if (call.operation == "all_reduce") note_all_reduce(call);
     }
+    check_all_have_come();
     return sum_;
   }
 
@@ -99,23 +111,10 @@ class Replay {
     return found;
   }
 
-  /// The group that moves as many bytes.
-  template <class Formula>
-  std::optional<size_t> find(const RecordedCall& call, Formula&& formula) const {
-    std::vector<int64_t> expected;
-    for (const size_t g : candidates(call)) {
-      expected.push_back(formula(g));
-      if (expected.back() == call.bytes) return g;
-    }
-    rank_.check(false, fmt::format("{} of '{}' moved {} bytes, the formula says {}", call.operation, call.subject,
-                                   call.bytes, fmt::join(expected, " or ")));
-    return std::nullopt;
-  }
-
-  /// What the group's last reduction moves.
-  Moved reduced(size_t g) const {
-    if (taken_[g].empty()) return {};
-    return reduced_by(groups_[g], [&](size_t p) { return taken_[g].count(static_cast<int>(p)) > 0; });
+  void check_moved(const RecordedCall& call, const std::vector<int64_t>& expected) const {
+    rank_.check(std::ranges::find(expected, call.bytes) != expected.end(),
+                fmt::format("{} of '{}' moved {} bytes, the formula says {}", call.operation, call.subject, call.bytes,
+                            fmt::join(expected, " or ")));
   }
 
   /// What a gather of the group adds; nothing if the group does not gather over these ranks.
@@ -131,12 +130,15 @@ class Replay {
   }
 
   void note_gather(const RecordedCall& call) {
-    if (!find(call, [&](size_t i) { return gathered_by(groups_[i]).launched; })) return;
     // Groups of several roots may have one name and launch as many bytes; what they add need not be the same.
     std::vector<StepStatistics> possible;
-    for (const size_t g : candidates(call))
-      if (gathered_by(groups_[g]).launched == call.bytes)
-        if (const auto one = gathering(groups_[g], call)) possible.push_back(*one);
+    std::vector<int64_t> expected;
+    for (const size_t g : candidates(call)) {
+      expected.push_back(gathered_by(groups_[g]).launched);
+      if (expected.back() != call.bytes) continue;
+      if (const auto one = gathering(groups_[g], call)) possible.push_back(*one);
+    }
+    check_moved(call, expected);
     rank_.check(!possible.empty(), "a gather over other ranks was asked for");
     add_one_of(possible);
   }
@@ -163,29 +165,43 @@ class Replay {
   }
 
   /// The gradients that arrive on this rank's registered parameters.
-  void note_assigned(size_t g) {
-    const auto& group = groups_[g];
-    for (const int p : taken_[g]) {
+  void note_assigned(const Reduction& reduction) {
+    const auto& group = groups_[reduction.group];
+    for (const int p : reduction.params) {
       const auto& param = group.params[static_cast<size_t>(p)];
       if (group.is_offloaded) sum_.offloaded_bytes += sharded(param.tensor).numel() * param.stored_itemsize;
     }
   }
 
-  /// The group that takes its gradients now: the one that has some, the last one that got any first.
+  /// The group that takes its gradients now: the one that has some, the last one that got any first. Of several
+  /// with one name, all but one are of roots that every backward reaches whole (the model's `out`): those reduce as
+  /// their last gradient arrives.
   std::optional<size_t> reducing(const RecordedCall& call) const {
     std::optional<size_t> found;
     const auto known = candidates(call);
     for (const size_t g : known) {
       // Sums alone are reduced where a part was left out of the last micro-batch, which draws with several
       // roots do not have: there it is another root's group that finds nothing to take.
-      const bool has_sums = known.size() == 1 && groups_[g].replicas > 1 && !taken_[g].empty();
+      const bool has_sums = known.size() == 1 && !sums_[g].empty();
       const bool owes = training_.reduce_unused || !waiting_[g].empty() || has_sums;
       if (owes && (!found || g == last_)) found = g;
     }
     return found;
   }
 
+  /// What is there to be taken. Sums that wait for an all-reduce take part again.
+  std::set<int> take(size_t g) {
+    auto params = std::exchange(waiting_[g], {});
+    params.merge(sums_[g]);
+    sums_[g].clear();
+    const auto& all = groups_[g].params;
+    for (size_t p = 0; training_.reduce_unused && p < all.size(); ++p)
+      if (all[p].tensor.requires_grad() && !all[p].is_gone) params.insert(static_cast<int>(p));
+    return params;
+  }
+
   void note_reduction(const RecordedCall& call) {
+    begun_.reset();
     const auto g = reducing(call);
     if (!g) return;  // nothing is left to take; if something moves after all, the formula says 0
     const auto& group = groups_[*g];
@@ -193,35 +209,53 @@ class Replay {
     if (training_.reduce_dtype.value_or(training_.param_dtype.value_or(training_.dtype)) == at::kHalf &&
         group.ranks * group.replicas > 1)
       number_bytes_ += static_cast<int64_t>((sizeof(double) + 2) * waiting_[*g].size());
-    // Sums that wait for an all-reduce take part again.
-    if (group.replicas == 1) taken_[*g].clear();
-    taken_[*g].merge(waiting_[*g]);
-    waiting_[*g].clear();
-    for (size_t p = 0; training_.reduce_unused && p < group.params.size(); ++p)
-      if (group.params[p].tensor.requires_grad() && !group.params[p].is_gone) taken_[*g].insert(static_cast<int>(p));
-    if (group.replicas == 1) note_assigned(*g);
+    const auto params = take(*g);
+    const auto moved = reduced_by(group, [&](size_t p) { return params.count(static_cast<int>(p)) > 0; });
+    begun_ = {.group = *g, .params = params, .moved = moved, .all_reduced = moved.padded / group.ranks};
+    if (group.replicas == 1)
+      note_assigned(*begun_);
+    else if (training_.accumulation == Accumulation::kAllReduceLast && !is_last_)
+      sums_[*g] = params;
+    else
+      under_way_.push_back(*begun_);
     if (group.ranks * group.replicas == 1) return;
-    const int64_t padded = reduced(*g).padded;
     ++sum_.reductions;
-    sum_.reduced_bytes += padded;
-    sum_.communicated_bytes += padded / group.ranks * (group.ranks - 1);
+    sum_.reduced_bytes += moved.padded;
+    sum_.communicated_bytes += moved.padded / group.ranks * (group.ranks - 1);
   }
 
+  /// Which of several groups with one name it is of cannot be told where they move as many bytes, and need not be:
+  /// the others' come, too, and together they add the same.
   void note_all_reduce(const RecordedCall& call) {
     if (candidates(call).empty()) return;  // a norm's, say
-    const auto g = find(call, [&](size_t i) { return reduced(i).padded / groups_[i].ranks; });
-    if (!g) return;
-    const int64_t replicas = groups_[*g].replicas;
+    std::vector<int64_t> expected;
+    const auto found = std::ranges::find_if(under_way_, [&](const Reduction& reduction) {
+      if (subject_of(groups_[reduction.group]) != call.subject) return false;
+      expected.push_back(reduction.all_reduced);
+      return reduction.all_reduced == call.bytes;
+    });
+    check_moved(call, expected);
+    if (found == under_way_.end()) return;
+    const int64_t replicas = groups_[found->group].replicas;
     sum_.communicated_bytes += 2 * (replicas - 1) * call.bytes / replicas;
-    note_assigned(*g);
-    taken_[*g].clear();
+    note_assigned(*found);
+    under_way_.erase(found);
+  }
+
+  void check_all_have_come() const {
+    for (const auto& reduction : under_way_)
+      rank_.check(false, fmt::format("of '{}' {} bytes were reduced, and no all_reduce followed",
+                                     subject_of(groups_[reduction.group]), reduction.all_reduced));
   }
 
   const Rank& rank_;
   const Groups& groups_;
   const Training& training_;
-  std::vector<std::set<int>> waiting_, taken_;  // by group: gradients since its last reduction, and in it
-  size_t last_ = 0;                             // group that got a gradient
+  std::vector<std::set<int>> waiting_, sums_;  // by group: gradients since its last reduction; what waits on replicas
+  size_t last_ = 0;                            // group that got a gradient
+  bool is_last_ = true;                        // micro-batch
+  std::optional<Reduction> begun_;             // the last one; none: it had nothing to take
+  std::vector<Reduction> under_way_;           // whose all-reduce is to come, oldest first
   StepStatistics sum_, slack_;
   int64_t number_bytes_ = 0;
 };
@@ -247,6 +281,10 @@ void check_sums(const Rank& rank, const Counted& counted) {
 }
 
 }  // namespace
+
+void note_micro_batch(CallLog& log, int index) {
+  log.calls.push_back({.operation = kMicroBatch, .subject = {}, .group = {}, .bytes = index});
+}
 
 std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,
                                 std::shared_ptr<const Groups> groups, const Training& training) {

@@ -18,4 +18,7 @@ namespace fsdp::test {
 std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,
                                 std::shared_ptr<const std::vector<PlainGroup>> groups, const Training& training);
 
+/// To be called where the loss of a micro-batch begins: which sums wait for replicas depends on it.
+void note_micro_batch(CallLog& log, int index);
+
 }  // namespace fsdp::test
