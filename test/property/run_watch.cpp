@@ -114,7 +114,7 @@ class Replay {
   void check_moved(const RecordedCall& call, const std::vector<int64_t>& expected) const {
     rank_.check(std::ranges::find(expected, call.bytes) != expected.end(),
                 fmt::format("{} of '{}' moved {} bytes, the formula says {}", call.operation, call.subject, call.bytes,
-                            fmt::join(expected, " or ")));
+                            expected.empty() ? "none" : fmt::format("{}", fmt::join(expected, " or "))));
   }
 
   /// What a gather of the group adds; nothing if the group does not gather over these ranks.
@@ -251,11 +251,12 @@ class Replay {
   const Rank& rank_;
   const Groups& groups_;
   const Training& training_;
-  std::vector<std::set<int>> waiting_, sums_;  // by group: gradients since its last reduction; what waits on replicas
-  size_t last_ = 0;                            // group that got a gradient
-  bool is_last_ = true;                        // micro-batch
-  std::optional<Reduction> begun_;             // the last one; none: it had nothing to take
-  std::vector<Reduction> under_way_;           // whose all-reduce is to come, oldest first
+  // By group: gradients since its last reduction, and the sums of micro-batches without all-reduce.
+  std::vector<std::set<int>> waiting_, sums_;
+  size_t last_ = 0;                   // group that got a gradient
+  bool is_last_ = true;               // micro-batch
+  std::optional<Reduction> begun_;    // the last one; none: it had nothing to take
+  std::vector<Reduction> under_way_;  // whose all-reduce is to come, oldest first
   StepStatistics sum_, slack_;
   int64_t number_bytes_ = 0;
 };

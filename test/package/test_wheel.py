@@ -1,0 +1,97 @@
+"""The Python package as pip installs it: a wheel for this torch, used from a folder outside the tree."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent / "processes"))
+from closing_line import main  # noqa: E402
+
+# In the tree, so that what the tests' own build has compiled already comes out of ccache.
+BUILD = ROOT / "build-wheel"
+
+PROGRAM = """
+import os, sys
+import torch, torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from fsdp import fully_shard
+
+torch.distributed.init_process_group("gloo")
+ranks = torch.distributed.get_world_size()
+mesh = init_device_mesh("cpu", (ranks,))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+for layer in (model[0], model[2]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
+torch.manual_seed(torch.distributed.get_rank())
+x = torch.randn(64, 4)
+losses = []
+for step in range(30):
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+torch.distributed.destroy_process_group()
+assert losses[-1] < losses[0] / 3, losses
+print("trained", flush=True)
+"""
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp(prefix="fsdp-wheel-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        cls.run_command(*pip, "wheel", "--no-build-isolation", "--no-deps", f"-Cbuild-dir={BUILD}",
+                        "--wheel-dir", cls.folder, ROOT)
+        (cls.wheel,) = cls.folder.glob("*.whl")
+        cls.run_command(*pip, "install", "--no-deps", "--target", cls.folder / "site", cls.wheel)
+
+    @classmethod
+    def run_command(cls, *command, fails=False):
+        # What the environment has besides Python (ninja, meson) is on its path.
+        environment = {**os.environ, "PYTHONPATH": str(cls.folder / "site"), "OMP_NUM_THREADS": "1",
+                       "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                       "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+        result = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE, cwd=cls.folder,
+                                stderr=subprocess.STDOUT, env=environment)
+        if (result.returncode != 0) != fails:
+            raise AssertionError(f"{' '.join(map(str, command))}\nexit code {result.returncode}\n{result.stdout}")
+        return result.stdout
+
+    def test_it_is_for_this_python_and_machine(self):
+        self.assertIn(f"cp{sys.version_info.major}{sys.version_info.minor}", self.wheel.name)
+
+    def test_two_ranks_train(self):
+        program = self.folder / "program.py"
+        program.write_text(PROGRAM)
+        output = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                                  program)
+        self.assertEqual(output.count("trained"), 2, output)
+
+    def test_another_torch_is_refused_by_name(self):
+        output = self.run_command(sys.executable, "-c", "import torch; torch.__version__ = '2.10.1'; import fsdp",
+                                  fails=True)
+        self.assertIn("ImportError: fsdp was built with torch", output)
+        self.assertIn("2.10.1", output)
+
+    def test_it_holds_the_library_and_nothing_of_the_build_folder(self):
+        listed = self.run_command(sys.executable, "-m", "zipfile", "-l", self.wheel)
+        self.assertIn("libfsdp.so", listed)
+        self.assertIn("fsdp/py.typed", listed)
+        for name in ("fsdp_train", "test_", ".hpp"):
+            self.assertNotIn(name, listed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The checks of test_beyond_fsdp2.py: functions (rank, ranks) that run on every rank."""
+
+import copy
+import threading
+import time
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import fsdp
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def batches_of(rank, steps=3, width=6):
+    generator = torch.Generator().manual_seed(100 + rank)
+    return [torch.randn(4, width, generator=generator) for _ in range(steps)]
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def train_both(make, shard, rank, ranks, steps=3, loss_of=lambda model, x: model(x).square().mean()):
+    """Trains the sharded model beside the plain one and compares weights after every step."""
+    torch.manual_seed(0)
+    plain = make()
+    sharded = copy.deepcopy(plain)
+    shard(sharded, init_device_mesh("cpu", (ranks,)))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, sharded)]
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        # The plain model: the mean over the ranks' batches.
+        sum(loss_of(plain, batches_of(each)[step]) for each in range(ranks)).div(ranks).backward()
+        loss_of(sharded, batches_of(rank)[step]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        expected = dict(plain.named_parameters())
+        for name, parameter in sharded.named_parameters():
+            found = whole(parameter.detach())
+            torch.testing.assert_close(found, expected[name].detach(), rtol=1e-5, atol=1e-6, msg=f"{name}, step {step}")
+    return sharded
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+@check
+def a_parameter_without_dimensions(rank, ranks):
+    model = train_both(Scaled, lambda m, mesh: fsdp.fully_shard(m, mesh=mesh), rank, ranks)
+    assert isinstance(model.scale, DTensor) and model.scale.shape == ()
+
+
+@check
+def several_dtypes_in_one_group(rank, ranks):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.narrow = nn.Linear(6, 6)
+            self.wide = nn.Linear(6, 6, dtype=torch.float64)
+
+        def forward(self, x):
+            return self.wide(self.narrow(x).double())
+
+    train_both(Mixed, lambda m, mesh: fsdp.fully_shard(m, mesh=mesh), rank, ranks)
+
+
+@check
+def parameters_tied_across_groups(rank, ranks):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(x)))
+
+    def shard(model, mesh):
+        fsdp.fully_shard(model.first, mesh=mesh)
+        fsdp.fully_shard(model.second, mesh=mesh)
+        fsdp.fully_shard(model, mesh=mesh)
+
+    model = train_both(Tied, shard, rank, ranks)
+    assert model.first.weight is model.second.weight
+
+
+@check
+def an_uneven_dimension_behind_the_first(rank, ranks):
+    from torch.distributed.tensor import Shard
+
+    train_both(lambda: nn.Linear(6, 5), lambda m, mesh: fsdp.fully_shard(
+        m, mesh=mesh, shard_placement_fn=lambda p: Shard(p.dim() - 1)), rank, ranks)
+
+
+@check
+def a_divide_factor_on_gloo(rank, ranks):
+    torch.manual_seed(0)
+    plain = nn.Linear(6, 3)
+    model = copy.deepcopy(plain)
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    model.set_gradient_divide_factor(5.0)
+    sum(plain(batches_of(each)[0]).square().mean() for each in range(ranks)).div(5.0).backward()
+    model(batches_of(rank)[0]).square().mean().backward()
+    torch.testing.assert_close(model.weight.grad.full_tensor(), plain.weight.grad, rtol=1e-5, atol=1e-6)
+
+
+@check
+def a_view_of_an_output_changed_in_place(rank, ranks):
+    def loss_of(model, x):
+        y = model(x)
+        y[0].mul_(2)
+        return y.square().mean()
+
+    train_both(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
+               lambda m, mesh: [fsdp.fully_shard(each, mesh=mesh) for each in (*m, m)], rank, ranks, loss_of=loss_of)
+
+
+@check
+def a_view_of_a_released_parameter_faults_in(rank, ranks):
+    torch.manual_seed(0)
+    plain = nn.Linear(6, 3)
+    model = copy.deepcopy(plain)
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    model.unshard()
+    view = model.weight[1]
+    model.reshard()
+    torch.testing.assert_close(view.detach() + 0, plain.weight[1].detach())
+
+
+@check
+def a_group_of_another_kind_is_told_in_one_error(rank, ranks):
+    raised = None
+    try:
+        fsdp.fully_shard(nn.Linear(6, 3), mesh=init_device_mesh("cpu", (ranks,)), reshard_after_forward=7)
+    except ValueError as error:
+        raised = str(error)
+    assert raised is not None and "7" in raised, raised
+
+
+@check
+def other_python_threads_run_while_a_collective_waits(rank, ranks):
+    model = nn.Linear(6, 3)
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    model(batches_of(rank)[0]).sum().backward()  # connections are made
+    ticks, stop = [], threading.Event()
+
+    def tick():
+        while not stop.is_set():
+            ticks.append(time.monotonic())
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    if rank == 0:
+        time.sleep(1.0)  # the others wait for this rank inside their all-gather
+    begin = time.monotonic()
+    model(batches_of(rank)[0]).sum().backward()
+    end = time.monotonic()
+    stop.set()
+    thread.join()
+    inside = sum(begin <= tick <= end for tick in ticks)
+    assert rank == 0 or end - begin < 0.5 or inside > 20, f"{inside} ticks in {end - begin:.2f} s"
+
+
+@check
+def an_optimizer_in_backward(rank, ranks):
+    model = nn.Linear(6, 3)
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    called = []
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: called.append(parameter.grad is not None))
+    model(batches_of(rank)[0]).sum().backward()
+    assert called == [True], called
