@@ -7,23 +7,13 @@ Takes the place of the functions and classes of the same names in `torch.distrib
 
 import torch
 
-try:
-    from . import _C
-except ImportError as error:
-    # Another torch than the extension was built with lacks its symbols, or has others.
-    from ._build import TORCH_VERSION
+from ._build import TORCH_VERSION
 
-    if torch.__version__.split("+")[0].split(".")[:2] == TORCH_VERSION.split(".")[:2]:
-        raise
+# Before the extension is loaded: with another torch it would find other symbols, or the same with other layouts.
+if torch.__version__.split("+")[0].split(".")[:2] != TORCH_VERSION.split(".")[:2]:
     raise ImportError(
-        f"fsdp was built with torch {TORCH_VERSION}, but this is torch {torch.__version__}; install fsdp again "
-        "in this environment"
-    ) from error
-
-if torch.__version__.split("+")[0].split(".")[:2] != _C.torch_version.split(".")[:2]:
-    raise ImportError(
-        f"fsdp was built with torch {_C.torch_version}, but this is torch {torch.__version__}; install fsdp again "
-        "in this environment"
+        f"fsdp was built with torch {TORCH_VERSION}, but this is torch {torch.__version__}; install fsdp again in this "
+        "environment"
     )
 
 from ._C import CommError, Error

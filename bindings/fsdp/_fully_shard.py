@@ -5,7 +5,7 @@ from typing import Any, Callable
 
 import torch
 import torch.nn as nn
-from torch.distributed._composable import contract
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, RegistryItem
 from torch.distributed._composable_state import _State
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -23,7 +23,31 @@ _sharded_classes: dict[type, type] = {}
 class FSDPState(_State):
     """What `fully_shard.state(module)` returns; modules of one call share it."""
 
-    core: Any = None  # the C++ side, once the call has succeeded
+    def __init__(self, core):
+        super().__init__()
+        self.core = core  # the C++ side
+
+
+# torch's own decorator `contract` for this would refuse a tie across groups, which shows one name less.
+def _state_of(module):
+    return module.__dict__.get(STATE_KEY, {}).get(fully_shard)
+
+
+def _remember_state(module, state, item):
+    module.__dict__.setdefault(STATE_KEY, {})[fully_shard] = state
+    module.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = item
+
+
+def _check_not_sharded(module):
+    if "fully_shard" in module.__dict__.get(REGISTRY_KEY, {}):
+        raise AssertionError("fully_shard can only be applied to a module once; it has already been applied to "
+                             f"the following module:\n{module}")
+
+
+def _outermost(modules):
+    """Without those inside another of them, and each once."""
+    inside = {below for module in modules for below in module.modules() if below is not module}
+    return [module for module in dict.fromkeys(modules) if module not in inside]
 
 
 def _check_module(module):
@@ -145,7 +169,6 @@ def _hooks(core, index):
     return pre, post
 
 
-@contract(state_cls=FSDPState)
 def fully_shard(
     module: nn.Module | list[nn.Module],
     *,
@@ -171,6 +194,10 @@ def fully_shard(
     modules = [module] if isinstance(module, nn.Module) else list(module)
     for each in modules:
         _check_module(each)
+        _check_not_sharded(each)
+    modules = _outermost(modules)
+    if not modules:
+        raise ValueError("fully_shard: expected at least one module, got an empty list")
     if dp_mesh_dims is not None:
         raise NotImplementedError("fully_shard: dp_mesh_dims is not in this version of fsdp yet")
     mesh = mesh if mesh is not None else default_mesh()
@@ -195,7 +222,9 @@ def fully_shard(
         "pin_memory": getattr(offload_policy, "pin_memory", False),
         "shard_dim_fn": _shard_dim_fn(shard_placement_fn),
     })
-    fully_shard.state(modules[0]).core = core
+    state, item = FSDPState(core), RegistryItem()
+    for each in modules:
+        _remember_state(each, state, item)
     _register_hooks(core, modules)
     for each in managed:
         # What Dynamo asks.
@@ -204,6 +233,9 @@ def fully_shard(
     for each in modules:
         _put_class_in_front(each)
     return module
+
+
+fully_shard.state = _state_of
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:

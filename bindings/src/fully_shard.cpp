@@ -70,7 +70,7 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
   auto sharded = std::make_shared<ShardedModule>(
       std::move(controls), std::move(units),
       BoundaryCasts{call.input_dtype, call.output_dtype, std::move(call.apply_to_tensors)});
-  // Ties may have come here from groups below.
+  // Ties may have come here from groups below, where the others have moved together.
   sharded->find_params();
   sharded->controls().state().visit([](ModuleState& below) {
     if (const auto shown = ShardedModule::of(below)) shown->find_params();

@@ -11,11 +11,15 @@ namespace fsdp::python {
 
 namespace {
 
+/// The core takes its own locks, and waits for other ranks: never under the interpreter's.
 using NoLock = py::call_guard<py::gil_scoped_release>;
+using Self = ShardedModule;
+using Modules = std::vector<std::shared_ptr<ShardedModule>>;
+using PySharded = py::class_<ShardedModule, std::shared_ptr<ShardedModule>>;
 
 Recurse recurse_of(bool value) { return value ? Recurse::kYes : Recurse::kNo; }
 
-std::vector<FSDPModule> controls_of(const std::vector<std::shared_ptr<ShardedModule>>& modules) {
+std::vector<FSDPModule> controls_of(const Modules& modules) {
   std::vector<FSDPModule> controls;
   for (const auto& module : modules) controls.push_back(module->controls());
   return controls;
@@ -23,20 +27,14 @@ std::vector<FSDPModule> controls_of(const std::vector<std::shared_ptr<ShardedMod
 
 /// One of FSDPModule's controls of one value.
 template <auto Control>
-auto control() {
-  return [](ShardedModule& module, bool value) {
-    py::gil_scoped_release no_gil;
-    (module.controls().*Control)(value);
-  };
+void control(ShardedModule& module, bool value) {
+  (module.controls().*Control)(value);
 }
 
 /// One that goes down the tree, or not.
 template <auto Control>
-auto recursive_control() {
-  return [](ShardedModule& module, bool value, bool recurse) {
-    py::gil_scoped_release no_gil;
-    (module.controls().*Control)(value, recurse_of(recurse));
-  };
+void recursive_control(ShardedModule& module, bool value, bool recurse) {
+  (module.controls().*Control)(value, recurse_of(recurse));
 }
 
 void define_errors(py::module_& module) {
@@ -70,72 +68,68 @@ void define_communication(py::module_& module) {
   module.def("mesh_from_groups", &mesh_from_groups, NoLock());
 }
 
-void define_controls(py::class_<ShardedModule, std::shared_ptr<ShardedModule>>& module) {
-  module.def("set_requires_gradient_sync", recursive_control<&FSDPModule::set_requires_gradient_sync>())
-      .def("set_requires_all_reduce", recursive_control<&FSDPModule::set_requires_all_reduce>())
-      .def("set_reshard_after_backward", recursive_control<&FSDPModule::set_reshard_after_backward>())
-      .def("set_keep_unsharded_storage", recursive_control<&FSDPModule::set_keep_unsharded_storage>())
-      .def("set_separate_reduce_scatter_group", recursive_control<&FSDPModule::set_separate_reduce_scatter_group>())
-      .def("set_is_last_backward", control<&FSDPModule::set_is_last_backward>())
-      .def("set_manual_backward_finalization", control<&FSDPModule::set_manual_backward_finalization>())
-      .def("set_force_sum_reduction_for_comms", control<&FSDPModule::set_force_sum_reduction_for_comms>())
-      .def("set_unshard_in_backward", control<&FSDPModule::set_unshard_in_backward>())
-      .def("set_reduce_scatter_unused_params", control<&FSDPModule::set_reduce_scatter_unused_params>())
+void define_controls(PySharded& module) {
+  module.def("set_requires_gradient_sync", &recursive_control<&FSDPModule::set_requires_gradient_sync>, NoLock())
+      .def("set_requires_all_reduce", &recursive_control<&FSDPModule::set_requires_all_reduce>, NoLock())
+      .def("set_reshard_after_backward", &recursive_control<&FSDPModule::set_reshard_after_backward>, NoLock())
+      .def("set_keep_unsharded_storage", &recursive_control<&FSDPModule::set_keep_unsharded_storage>, NoLock())
+      .def("set_separate_reduce_scatter_group", &recursive_control<&FSDPModule::set_separate_reduce_scatter_group>, NoLock())
+      .def("set_is_last_backward", &control<&FSDPModule::set_is_last_backward>, NoLock())
+      .def("set_manual_backward_finalization", &control<&FSDPModule::set_manual_backward_finalization>, NoLock())
+      .def("set_force_sum_reduction_for_comms", &control<&FSDPModule::set_force_sum_reduction_for_comms>, NoLock())
+      .def("set_unshard_in_backward", &control<&FSDPModule::set_unshard_in_backward>, NoLock())
+      .def("set_reduce_scatter_unused_params", &control<&FSDPModule::set_reduce_scatter_unused_params>, NoLock())
       .def("set_gradient_divide_factor",
-           [](ShardedModule& self, double factor) { self.controls().set_gradient_divide_factor(factor); })
+           [](Self& self, double factor) { self.controls().set_gradient_divide_factor(factor); }, NoLock())
       .def("set_reshard_after_forward",
-           [](ShardedModule& self, const std::variant<bool, int64_t>& value, bool recurse) {
-             py::gil_scoped_release no_gil;
+           [](Self& self, const std::variant<bool, int64_t>& value, bool recurse) {
              const auto request = std::visit([](auto v) { return ReshardAfterForward(v); }, value);
              self.controls().set_reshard_after_forward(request, recurse_of(recurse));
-           })
+           },
+           NoLock())
       .def("set_reduce_scatter_max_input_buffers",
-           [](ShardedModule& self, int buffers, bool recurse) {
+           [](Self& self, int buffers, bool recurse) {
              self.controls().set_reduce_scatter_max_input_buffers(buffers, recurse_of(recurse));
-           })
+           },
+           NoLock())
       .def("set_allocate_memory_from_process_group_for_comm",
-           [](ShardedModule& self, bool enable) {
-             self.controls().set_allocate_memory_from_process_group_for_comm(enable);
-           })
+           [](Self& self, bool enable) { self.controls().set_allocate_memory_from_process_group_for_comm(enable); },
+           NoLock())
       .def("set_symm_mem_for_comm",
-           [](ShardedModule& self, const std::string& backend) { self.controls().set_symm_mem_for_comm(backend); })
+           [](Self& self, const std::string& backend) { self.controls().set_symm_mem_for_comm(backend); }, NoLock())
       .def("set_modules_to_forward_prefetch",
-           [](ShardedModule& self, const std::vector<std::shared_ptr<ShardedModule>>& modules) {
+           [](Self& self, const Modules& modules) {
              self.controls().set_modules_to_forward_prefetch(controls_of(modules));
-           })
+           },
+           NoLock())
       .def("set_modules_to_backward_prefetch",
-           [](ShardedModule& self, const std::vector<std::shared_ptr<ShardedModule>>& modules) {
+           [](Self& self, const Modules& modules) {
              self.controls().set_modules_to_backward_prefetch(controls_of(modules));
-           })
-      .def("set_prefetch_distance",
-           [](ShardedModule& self, int groups) { self.controls().set_prefetch_distance(groups); })
+           },
+           NoLock())
+      .def("set_prefetch_distance", [](Self& self, int groups) { self.controls().set_prefetch_distance(groups); },
+           NoLock())
       .def("set_unsharded_byte_budget",
-           [](ShardedModule& self, std::optional<int64_t> bytes) { self.controls().set_unsharded_byte_budget(bytes); })
-      .def("finalize_backward", [](ShardedModule& self) {
-        py::gil_scoped_release no_gil;
-        self.controls().finalize_backward();
-      })
-      .def("finalize_backward_async", [](ShardedModule& self) {
-        py::gil_scoped_release no_gil;
-        return self.controls().finalize_backward_async();
-      });
+           [](Self& self, std::optional<int64_t> bytes) { self.controls().set_unsharded_byte_budget(bytes); }, NoLock())
+      .def("finalize_backward", [](Self& self) { self.controls().finalize_backward(); }, NoLock())
+      .def("finalize_backward_async", [](Self& self) { return self.controls().finalize_backward_async(); }, NoLock());
 }
 
-void define_statistics(py::class_<ShardedModule, std::shared_ptr<ShardedModule>>& module) {
-  module.def("is_root", [](const ShardedModule& self) { return self.controls().is_root(); })
-      .def("is_unsharded", [](const ShardedModule& self) { return self.controls().is_unsharded(); })
-      .def("name", [](const ShardedModule& self) { return self.controls().name(); })
-      .def("report", [](const ShardedModule& self) { return self.controls().report().to_string(); })
-      .def("statistics", [](const ShardedModule& self) {
-        const auto all = statistics(self.controls());
-        py::dict found;
-        found["all_gathers"] = all.all_gathers;
-        found["gathered_bytes"] = all.gathered_bytes;
-        found["reductions"] = all.reductions;
-        found["reduced_bytes"] = all.reduced_bytes;
-        found["communicated_bytes"] = all.communicated_bytes;
-        return found;
-      });
+void define_statistics(PySharded& module) {
+  module.def("is_root", [](const Self& self) { return self.controls().is_root(); }, NoLock())
+      .def("is_unsharded", [](const Self& self) { return self.controls().is_unsharded(); }, NoLock())
+      .def("name", [](const Self& self) { return self.controls().name(); }, NoLock())
+      .def("report", [](const Self& self) { return self.controls().report().to_string(); }, NoLock())
+      .def("statistics",
+           [](const Self& self) {
+             const auto all = statistics(self.controls());
+             return std::map<std::string, int64_t>{{"all_gathers", all.all_gathers},
+                                                   {"gathered_bytes", all.gathered_bytes},
+                                                   {"reductions", all.reductions},
+                                                   {"reduced_bytes", all.reduced_bytes},
+                                                   {"communicated_bytes", all.communicated_bytes}};
+           },
+           NoLock());
 }
 
 }  // namespace
@@ -146,7 +140,7 @@ PYBIND11_MODULE(_C, module) {
   py::class_<Mirror, std::shared_ptr<Mirror>>(module, "Mirror");
   py::class_<GradientReductionHandle>(module, "GradientReductionHandle")
       .def("wait", &GradientReductionHandle::wait, NoLock());
-  py::class_<ShardedModule, std::shared_ptr<ShardedModule>> sharded(module, "ShardedModule");
+  PySharded sharded(module, "ShardedModule");
   sharded.def("pre_forward", &ShardedModule::pre_forward)
       .def("post_forward", &ShardedModule::post_forward)
       .def("unshard", &ShardedModule::unshard)
@@ -162,15 +156,12 @@ PYBIND11_MODULE(_C, module) {
   define_controls(sharded);
   define_statistics(sharded);
   module.def("fully_shard", &shard);
-  module.def("share_comm_ctx", [](const std::vector<std::shared_ptr<ShardedModule>>& roots) {
-    share_comm_ctx(controls_of(roots));
-  });
+  module.def("share_comm_ctx", [](const Modules& roots) { share_comm_ctx(controls_of(roots)); }, NoLock());
   module.def("set_python_side", [](py::object make_parameter, py::object make_gradient, py::object mirrors,
                                    py::object is_left_out, py::object placements) {
     python_side() = {{std::move(make_parameter), std::move(make_gradient)},
                      std::move(mirrors), std::move(is_left_out), std::move(placements)};
   });
-  module.attr("torch_version") = FSDP_TORCH_VERSION;
 }
 
 }  // namespace fsdp::python

@@ -38,6 +38,7 @@ ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object s
     : registered_(std::move(registered)),
       unsharded_(std::move(unsharded)),
       sharded_(std::move(sharded)),
+      home_(registered_.storage().unsafeGetStorageImpl()),
       maker_(maker) {}
 
 ShownParam::~ShownParam() {
@@ -146,8 +147,13 @@ at::Tensor ShownParam::applied_local() {
 void ShownParam::point_home() {
   py::object local = py::cast(local_alias(registered_));
   check(PyObject_SetAttr(sharded_.get(), local_tensor_name(), local.ptr()));
+  home_ = registered_.storage().unsafeGetStorageImpl();
   shown_gradient_ = nullptr;
   gradient_ = PyRef();
+}
+
+void ShownParam::follow_home() {
+  if (registered_.storage().unsafeGetStorageImpl() != home_) point_home();
 }
 
 }  // namespace fsdp::python

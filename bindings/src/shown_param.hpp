@@ -51,6 +51,8 @@ class ShownParam {
   at::Tensor applied_local();
   /// The registered parameter holds the values: the DTensor shows its memory again.
   void point_home();
+  /// The same if the registered parameter lies in other memory now than when the DTensor was made.
+  void follow_home();
 
   const at::Tensor& registered() const { return registered_; }
   py::object sharded() const { return sharded_.object(); }
@@ -66,6 +68,7 @@ class ShownParam {
   PyRef unsharded_, sharded_;
   PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
   const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
+  const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
   const DTensorMaker& maker_;
   std::vector<std::pair<Place, PyRef>> places_;  ///< with the key as a Python string
 };
