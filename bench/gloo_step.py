@@ -7,7 +7,7 @@ the machine does hits them alike. A step is forward, backward and plain SGD; its
 import conductor
 import harness
 
-IMPLS = ("fsdp", "fsdp2", "ddp", "plain", "plain_cpp")
+IMPLS = ("fsdp", "python", "fsdp2", "ddp", "plain", "plain_cpp")  # python: the library's extension
 
 
 def add_options(parser):
@@ -52,7 +52,8 @@ def run(options, report):
     impls = chosen(options)
     if options.quick:
         options.repeats, options.steps, options.warmup = 2, 1, 2
-    harness.build(options, [harness.PROGRAM] if {"fsdp", "plain_cpp"} & set(impls) else [])
+    harness.build(options, ([harness.PROGRAM] if {"fsdp", "plain_cpp"} & set(impls) else [])
+                  + ([harness.PACKAGE] if "python" in impls else []))
     times = {impl: [] for impl in impls}
     with conductor.Workers() as workers:
         started = {impl: start(workers, impl, options) for impl in impls}

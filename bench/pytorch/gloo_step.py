@@ -1,4 +1,4 @@
-"""PyTorch's side of gloo_step: one training step with FSDP2, with DDP, or of one plain process."""
+"""Python's side of gloo_step: one training step with FSDP2, with the extension, with DDP, or of one plain process."""
 
 import torch
 
@@ -12,11 +12,12 @@ class Trainer:
         torch.manual_seed(0)
         self.model = models.MlpModel(request["blocks"], request["dim"], request["hidden"], request["vocabulary"])
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        if request["impl"] == "fsdp2":
+        if request["impl"] in ("fsdp2", "python"):
             worker.init_gloo()
             from torch.distributed.device_mesh import init_device_mesh
 
-            models.shard(self.model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+            mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+            models.shard(self.model, mesh, worker.fully_shard_of(request["impl"]))
         elif request["impl"] == "ddp":
             worker.init_gloo()
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)

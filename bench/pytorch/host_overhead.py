@@ -1,7 +1,7 @@
 """Python's side of host_overhead: the plain model, FSDP2 and the extension over collectives that move nothing.
 
-A request names impl (fsdp2, python), blocks, params_per_block, world, operator, sharded, warmup, steps and label; the reply holds the
-CPU seconds of each step. Under callgrind the steps' instructions are dumped under `label`.
+A request names impl (fsdp2, python), blocks, params_per_block, world, operator, sharded, warmup, steps and label; the
+reply holds the CPU seconds of each step. Under callgrind the steps' instructions are dumped under `label`.
 """
 
 import time

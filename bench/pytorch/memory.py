@@ -43,7 +43,7 @@ def sharded(request):
     from torch.distributed.device_mesh import init_device_mesh
 
     model, tokens = make_model(request), make_tokens(request)
-    models.shard(model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    models.shard(model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)), worker.fully_shard_of("fsdp2"))
     peaks = []
     for index in range(request["warmup"] + request["repeats"]):
         model.zero_grad(set_to_none=True)

@@ -30,10 +30,8 @@ class MlpModel(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self.head(self.norm(x)), tokens)
 
 
-def shard(model, mesh):
+def shard(model, mesh, fully_shard):
     """Shards every block, then the root, which keeps its own parameters between forward and backward."""
-    from torch.distributed.fsdp import fully_shard
-
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh, reshard_after_forward=False)
