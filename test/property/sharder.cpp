@@ -179,8 +179,10 @@ void Sharder::choose_meshes(const Impls& elsewhere, FullyShardOptions& with) con
       return result;
     };
   if (meshes.tensor.defined() || !unsharded_->slices.empty())
-    with.tensor_parallel_fn = [model = unsharded_, where_of](const std::string& name, const at::Tensor& parameter) {
-      return model->part_of_whole(name, parameter, where_of(parameter));
+    // Weak: the options stay with the module, whose parameters `unsharded_` knows.
+    with.tensor_parallel_fn = [model = std::weak_ptr(unsharded_), where_of](const std::string& name,
+                                                                            const at::Tensor& parameter) {
+      return model.lock()->part_of_whole(name, parameter, where_of(parameter));
     };
 }
 
