@@ -77,7 +77,7 @@ def _check_reshard(reshard_after_forward, shard_size):
                          f"{reshard_after_forward}")
 
 
-def _managed_modules(modules, ignored):
+def _managed_modules(modules):
     """Depth-first, without what is sharded already or belongs to another composable API."""
     managed, seen = [], set()
 
@@ -204,9 +204,9 @@ def fully_shard(
     _check_mesh(mesh)
     _check_reshard(reshard_after_forward, mesh.size(mesh.ndim - 1))
     ignored = set(ignored_params or ())
-    managed = _managed_modules(modules, ignored)
+    managed = _managed_modules(modules)
     params = _own_params(managed, ignored)
-    _check_params(param for param in params if not any(isinstance(m, FSDPModule) for m in managed))
+    _check_params(params)
     core = _C.fully_shard(modules, mesh, core_mesh(mesh), {
         "reshard_after_forward": reshard_after_forward,
         "replicate_only": False,

@@ -1,4 +1,4 @@
-"""Programs for FSDP2's interface do the same with torch's fully_shard and with ours (programs.py).
+"""Programs for FSDP2's interface do the same with torch's fully_shard and with ours (programs/).
 
 Each rank runs every program both ways and compares what it sees itself: values bit for bit on two ranks, and
 within the rounding of sums in another order on four.

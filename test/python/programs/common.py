@@ -1,0 +1,124 @@
+"""What the programs are made of, and their table."""
+
+import functools
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+PROGRAMS = {}
+WIDTH, INPUTS, OUTPUTS = 9, 7, 3
+
+
+class Program:
+    def __init__(self, function, arguments, ranks, tolerance):
+        self.function, self.arguments, self.ranks, self.tolerance = function, arguments, ranks, tolerance
+
+    def run(self, api, ranks):
+        torch.manual_seed(0)
+        return self.function(api, ranks, *self.arguments)
+
+
+def program(function=None, *, ranks=(2, 4), variants=((),), tolerance=0.0):
+    """Registers a program, once for each tuple of arguments behind (api, ranks).
+
+    tolerance: relative, where FSDP2 adds the same numbers up in another order.
+    """
+    if function is None:
+        return functools.partial(program, ranks=ranks, variants=variants, tolerance=tolerance)
+    for arguments in variants:
+        name = function.__name__ + "".join(f"_{argument}" for argument in arguments)
+        PROGRAMS[name.replace(" ", "_")] = Program(function, arguments, ranks, tolerance)
+    return function
+
+
+class Block(nn.Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, blocks=3):
+        super().__init__()
+        self.enter = nn.Linear(INPUTS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, OUTPUTS)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x) * self.scale
+
+
+def batches(steps, rank=None, dtype=torch.float32):
+    rank = torch.distributed.get_rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(1000 + rank)
+    return [torch.randn(5, INPUTS, generator=generator, dtype=dtype) for _ in range(steps)]
+
+
+def mesh_of(ranks):
+    return init_device_mesh("cpu", (ranks,))
+
+
+def shard(api, model, **options):
+    for block in model.blocks:
+        api.fully_shard(block, **options)
+    api.fully_shard(model, **options)
+    return model
+
+
+def shown(model):
+    """What is registered: whether sharded, with which placements, dtypes and sizes."""
+    return [describe(name, parameter) for name, parameter in model.named_parameters()]
+
+
+def describe(name, parameter):
+    kind = "DTensor" if isinstance(parameter, DTensor) else "Tensor"
+    placements = str(parameter.placements) if isinstance(parameter, DTensor) else ""
+    return f"{name}: {kind} {tuple(parameter.shape)} {parameter.dtype} {placements} {parameter.requires_grad}"
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def weights(model):
+    return dict(model.named_parameters())
+
+
+def train(model, optimizer, inputs, loss_of=lambda y: y.square().mean(), max_norm=None):
+    losses, norms = [], []
+    for x in inputs:
+        loss = loss_of(model(x))
+        optimizer.zero_grad()
+        loss.backward()
+        if max_norm is not None:
+            norms.append(full(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
+        optimizer.step()
+        losses.append(loss.detach())
+    return {"losses": losses, "norms": norms, "gradients": gradients(model), "weights": weights(model)}
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def error_of(function):
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__
+    return "no error"

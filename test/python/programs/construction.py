@@ -1,0 +1,61 @@
+"""Building models, moving them, and wrong arguments."""
+
+import functools
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from .common import WIDTH, Model, adam, batches, error_of, mesh_of, program, shard, shown, train
+
+
+@program
+def meta_device(api, ranks):
+    with torch.device("meta"):
+        model = Model()
+    shard(api, model, mesh=mesh_of(ranks))
+    before = shown(model)
+    model.to_empty(device="cpu")
+    torch.manual_seed(5)
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    model.scale.fill_(0.5)
+    after = shown(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.full_like(parameter, 0.1))
+    return {"before": before, "after": after, "trained": train(model, adam(model), batches(2))}
+
+
+@program
+def to_another_dtype(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    model.double()
+    return {"shown": shown(model), "trained": train(model, adam(model), batches(2, dtype=torch.float64))}
+
+
+@program
+def class_and_indexing(api, ranks):
+    model = api.fully_shard(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)]), mesh=mesh_of(ranks))
+    return [type(model).__name__, type(model[:2]).__name__, isinstance(model, nn.Sequential),
+            isinstance(model, torch.distributed.fsdp.FSDPModule)]
+
+
+@program(ranks=(2,))
+def wrong_arguments(api, ranks):
+    mesh = mesh_of(ranks)
+    three = init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("a", "b", "c"))
+    linear = functools.partial(nn.Linear, 4, 4)
+    sharded = api.fully_shard(linear(), mesh=mesh)
+    model = Model()
+    return [
+        error_of(lambda: api.fully_shard(nn.ModuleList([linear()]), mesh=mesh)),
+        error_of(lambda: api.fully_shard(linear(), mesh=three)),
+        error_of(lambda: api.fully_shard(linear(), mesh=mesh, reshard_after_forward=3)),
+        error_of(lambda: api.fully_shard(linear(), mesh=mesh, reshard_after_forward="yes")),
+        error_of(lambda: api.fully_shard(sharded, mesh=mesh)),
+        error_of(lambda: sharded.set_modules_to_forward_prefetch([model])),
+        error_of(lambda: api.share_comm_ctx([model])),
+        shown(model),
+    ]

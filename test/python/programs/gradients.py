@@ -1,0 +1,134 @@
+"""Gradients: accumulation, frozen and unused parameters, several passes."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
+
+
+@program
+def accumulation_without_sync(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    optimizer, seen = adam(model), []
+    for step in range(2):
+        for micro, x in enumerate(batches(3)):
+            model.set_requires_gradient_sync(micro == 2)
+            model(x).square().mean().backward()
+            seen.append([parameter.grad is None for parameter in model.parameters()])
+        seen.append(gradients_copy(model))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"seen": seen, "weights": weights(model)}
+
+
+def gradients_copy(model):
+    return {name: None if p.grad is None else p.grad.full_tensor().clone() for name, p in model.named_parameters()}
+
+
+@program
+def accumulation_with_sync(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    optimizer, seen = adam(model), []
+    for step in range(2):
+        for x in batches(3):
+            model(x).square().mean().backward()
+            seen.append(gradients_copy(model))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step == 0)
+    return {"seen": seen, "weights": weights(model), "gradients": gradients(model)}
+
+
+@program
+def last_backward(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    for micro, x in enumerate(batches(3)):
+        model.set_is_last_backward(micro == 2)
+        model(x).square().mean().backward()
+    return gradients(model)
+
+
+@program(ranks=(4,))
+def all_reduce_at_last(api, ranks):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = shard(api, Model(), mesh=mesh)
+    for micro, x in enumerate(batches(3)):
+        model.set_requires_all_reduce(micro == 2)
+        model(x).square().mean().backward()
+    return gradients(model)
+
+
+@program
+def gradients_scaled_in_place_and_replaced(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    first, second = batches(2)
+    model(first).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+        model.enter.weight.grad = model.enter.weight.grad * 3
+        model.head.bias.grad = None
+    model(second).square().mean().backward()
+    return gradients(model)
+
+
+@program
+def a_kept_gradient_stays(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    first, second = batches(2)
+    model(first).square().mean().backward()
+    kept = model.enter.weight.grad
+    model.zero_grad()
+    model(second).square().mean().backward()
+    return {"kept": kept, "now": model.enter.weight.grad}
+
+
+@program
+def frozen(api, ranks):
+    model = Model()
+    for block in model.blocks[:2]:
+        block.requires_grad_(False)
+    model.head.weight.requires_grad_(False)
+    shard(api, model, mesh=mesh_of(ranks))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    return {"before": shown(model), "trained": train(model, optimizer, batches(3))}
+
+
+@program
+def unused_parameters(api, ranks):
+    class Skips(Model):
+        def forward(self, x):
+            return self.head(self.blocks[1](self.enter(x)))
+
+    model = shard(api, Skips(), mesh=mesh_of(ranks))
+    model(batches(1)[0]).square().mean().backward()
+    return gradients(model)
+
+
+@program
+def two_forwards_then_backward(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    first, second = batches(2)
+    (model(first).square().mean() + 2 * model(second).square().mean()).backward()
+    return gradients(model)
+
+
+@program
+def backward_twice_over_one_graph(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    loss = model(batches(1)[0]).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return gradients(model)
+
+
+# FSDP2 leaves the root's gradients to the end, where they are one sum.
+@program(tolerance=1e-6)
+def manual_finalization(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    if not hasattr(model, "set_manual_backward_finalization"):
+        return "not in this torch"
+    model.set_manual_backward_finalization(True)
+    for x in batches(2):
+        model(x).square().mean().backward()
+    model.finalize_backward()
+    return gradients(model)
