@@ -1,6 +1,7 @@
 """What goes around forward and backward: checkpointing, autocast, hooks, exceptions."""
 
 import torch
+import torch._dynamo.utils
 from torch.utils.checkpoint import checkpoint
 
 from .common import Block, Model, adam, batches, error_of, gradients, mesh_of, program, shard, train, weights
@@ -129,3 +130,19 @@ def loss_scaling(api, ranks):
         scaler.step(optimizer)
         scaler.update()
     return weights(model)
+
+
+@program(ranks=(2,), variants=[(backend, part) for backend in ("eager", "aot_eager") for part in ("blocks", "model")])
+def compiled(api, ranks, backend, part):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = Model()
+    if part == "blocks":
+        for block in model.blocks:
+            block.compile(backend=backend)
+    shard(api, model, mesh=mesh_of(ranks))
+    if part == "model":
+        model.compile(backend=backend)
+    trained = train(model, adam(model), batches(3))
+    counters = torch._dynamo.utils.counters
+    return {"trained": trained, "graphs": counters["stats"]["unique_graphs"], "breaks": len(counters["graph_break"])}
