@@ -5,9 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/require.hpp"
-#include "comm/c10d_communicator.hpp"
-#include "comm/gloo_backend.hpp"
-#include "comm/nccl_backend.hpp"
+#include "comm/backend_factory.hpp"
 #include "comm/single_rank.hpp"
 
 namespace fsdp {
@@ -52,19 +50,6 @@ c10::intrusive_ptr<c10d::Backend> backend_of(const ProcessGroupPtr& group, c10::
   }
 }
 
-BackendFactory factory_like(const std::string& backend, const BorrowedGroupOptions& options) {
-  const auto timeout = options.timeout;
-  if (backend == "gloo")
-    return [timeout](const auto& store, int rank, int size) {
-      return make_gloo_backend(store, rank, size, {.timeout = timeout});
-    };
-  if (backend == "nccl")
-    return [timeout](const auto& store, int rank, int size) {
-      return make_nccl_backend(store, rank, size, timeout);
-    };
-  return {};
-}
-
 }  // namespace
 
 std::shared_ptr<Communicator> borrowed_group(const ProcessGroupPtr& group, BorrowedGroupOptions options) {
@@ -76,7 +61,7 @@ std::shared_ptr<Communicator> borrowed_group(const ProcessGroupPtr& group, Borro
                  .world_ranks = std::move(options.world_ranks),
                  .name = group->getGroupDesc().empty() ? group->getGroupName() : group->getGroupDesc(),
                  .device_type = options.device_type,
-                 .make_backend = factory_like(kind, options),
+                 .make_backend = backend_factory(kind, {.timeout = options.timeout}),
                  .launches_batches = kind == "nccl",
                  .is_borrowed = true};
   // Of other kinds we do not know whether there is a store, or what it does (the fake one's keeps nothing).

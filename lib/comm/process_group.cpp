@@ -7,9 +7,8 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "comm/c10d_communicator.hpp"
+#include "comm/backend_factory.hpp"
 #include "comm/default_world.hpp"
-#include "comm/gloo_backend.hpp"
 #include "comm/nccl_backend.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/single_rank.hpp"
@@ -77,16 +76,8 @@ std::shared_ptr<Communicator> make_c10d_world(const WorldPlan& plan) {
   const bool is_nccl = plan.backend == "nccl";
   if (is_nccl) choose_cuda_device(plan.launch.local_rank);
   const MeetingPlace place = meet(where);
-  BackendFactory make_backend;
-  if (is_nccl)
-    make_backend = [timeout = where.timeout](const auto& store, int rank, int size) {
-      return make_nccl_backend(store, rank, size, timeout);
-    };
-  else
-    make_backend = [gloo = GlooOptions{.timeout = where.timeout, .loopback = place.is_loopback}](
-                       const auto& store, int rank, int size) {
-      return make_gloo_backend(store, rank, size, gloo);
-    };
+  const auto make_backend =
+      backend_factory(plan.backend, {.timeout = where.timeout, .loopback = place.is_loopback});
   std::vector<int> ranks(where.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
   try {
