@@ -15,7 +15,7 @@ from . import _C
 def _make_parameter(local, mesh, placements, sizes, strides, requires_grad):
     meta = TensorMeta(torch.Size(sizes), tuple(strides), local.dtype)
     spec = DTensorSpec(mesh, placements, tensor_meta=meta)
-    return nn.Parameter(DTensor(local.detach(), spec, requires_grad=False), requires_grad=requires_grad)
+    return nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=requires_grad)
 
 
 def _make_gradient(local, parameter):

@@ -14,7 +14,7 @@ from torch.distributed.utils import _apply_to_tensors
 from . import _C, _dtensors
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._meshes import core_mesh, default_mesh
-from ._module import FSDPModule, _cores_of
+from ._module import FSDPModule, _cores_of, check_reshard_after_forward
 
 _dtensors.install()
 _sharded_classes: dict[type, type] = {}
@@ -64,17 +64,6 @@ def _check_mesh(mesh):
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError("fully_shard: a mesh of two dimensions (replicate, shard) needs mesh_dim_names")
-
-
-def _check_reshard(reshard_after_forward, shard_size):
-    if reshard_after_forward is None or isinstance(reshard_after_forward, bool):
-        return
-    if not isinstance(reshard_after_forward, int):
-        raise ValueError("reshard_after_forward should be a bool or an int representing the group size to "
-                         f"reshard to, not {reshard_after_forward}")
-    if reshard_after_forward < 1 or shard_size % reshard_after_forward != 0:
-        raise ValueError(f"If passing reshard_after_forward as an int, it should be a factor of {shard_size}, not "
-                         f"{reshard_after_forward}")
 
 
 def _managed_modules(modules):
@@ -202,14 +191,14 @@ def fully_shard(
         raise NotImplementedError("fully_shard: dp_mesh_dims is not in this version of fsdp yet")
     mesh = mesh if mesh is not None else default_mesh()
     _check_mesh(mesh)
-    _check_reshard(reshard_after_forward, mesh.size(mesh.ndim - 1))
+    if reshard_after_forward is not None:
+        check_reshard_after_forward(reshard_after_forward, "reshard_after_forward")
     ignored = set(ignored_params or ())
     managed = _managed_modules(modules)
     params = _own_params(managed, ignored)
     _check_params(params)
     core = _C.fully_shard(modules, mesh, core_mesh(mesh), {
         "reshard_after_forward": reshard_after_forward,
-        "replicate_only": False,
         "ignored_params": list(ignored),
         "replicated_params": [param for param in params if param.dim() == 0],
         "param_dtype": mp_policy.param_dtype,

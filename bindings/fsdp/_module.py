@@ -6,6 +6,14 @@ import torch
 import torch.distributed.fsdp
 from typing_extensions import deprecated
 
+from ._C import GradientReductionHandle
+
+
+def check_reshard_after_forward(value, subject):
+    """An int that does not divide the shard size is the core's to refuse."""
+    if not isinstance(value, (bool, int)):
+        raise ValueError(f"{subject} should be a bool or an int representing the group size to reshard to, not {value}")
+
 
 class UnshardHandle:
     """What `FSDPModule.unshard(async_op=True)` returns."""
@@ -17,19 +25,6 @@ class UnshardHandle:
         """Waits until the parameters are there, and registers them. Waiting twice is free."""
         if self._core is not None:
             self._core.unshard_done()
-            self._core = None
-
-
-class GradientReductionHandle:
-    """What `FSDPModule.finalize_backward(async_op=True)` returns."""
-
-    def __init__(self, core=None):
-        self._core = core
-
-    def wait(self) -> None:
-        """Waits until all gradients are there. RuntimeError if `reset_iter_state` has dropped the reduction."""
-        if self._core is not None:
-            self._core.wait()
             self._core = None
 
 
@@ -91,7 +86,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
     def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
         """Reduces what the backwards have left, and waits, or, with `async_op`, leaves that to the handle."""
         if async_op:
-            return GradientReductionHandle(self._core().finalize_backward_async())
+            return self._core().finalize_backward_async()
         self._core().finalize_backward()
         return None
 
@@ -105,9 +100,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Whether parameters are released after forward; an int as for `fully_shard`."""
-        if not isinstance(reshard_after_forward, (bool, int)):
-            raise ValueError("set_reshard_after_forward: expected a bool or an int that divides the shard size, "
-                             f"got {reshard_after_forward!r}")
+        check_reshard_after_forward(reshard_after_forward, "set_reshard_after_forward: the value")
         self._core().set_reshard_after_forward(reshard_after_forward, recurse)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:

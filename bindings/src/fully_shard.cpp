@@ -14,12 +14,12 @@ using Params = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownP
 
 /// The parameters of a group as Python is to show them, by handle. Those that came from another group keep
 /// what shows them.
-void make_shown(const ParamGroup& group, const py::object& mesh, bool replicates, Params& params) {
+void make_shown(const ParamGroup& group, const py::object& mesh, Params& params) {
   const auto& side = python_side();
   for (const auto& param : group.params()) {
     auto shown = ShownParam::find(param.registered());
     if (!shown) {
-      const bool is_cut = !replicates && !param.sizes().empty();
+      const bool is_cut = !param.sizes().empty();  // what has no dimensions is replicated
       const auto placements =
           side.placements(mesh, is_cut ? py::object(py::int_(param.layout().dim())) : py::object(py::none()));
       const auto sharded = side.dtensors.make_parameter(param.registered().detach(), mesh, placements,
@@ -39,7 +39,7 @@ void take_places(const std::vector<std::shared_ptr<Mirror>>& visited, const Para
     for (const auto& [place, value] : mirror->entries()) {
       const auto tensor = tensor_of(value);
       const auto found = tensor.defined() ? params.find(tensor.unsafeGetTensorImpl()) : params.end();
-      if (found != params.end()) found->second->add_place(place, /*as_unsharded=*/false);
+      if (found != params.end()) found->second->add_place(place);
     }
 }
 
@@ -65,7 +65,7 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
     return fsdp::fully_shard(raw, call.options);
   }();
   Params params;
-  for (const auto& group : controls.state().live_groups()) make_shown(*group, mesh, call.options.replicate_only, params);
+  for (const auto& group : controls.state().live_groups()) make_shown(*group, mesh, params);
   take_places(visited, params);
   auto sharded = std::make_shared<ShardedModule>(
       std::move(controls), std::move(units),

@@ -9,7 +9,7 @@ struct PythonSide {
   DTensorMaker dtensors;
   py::object mirrors;      ///< a dictionary with weak keys: module -> Mirror
   py::object is_left_out;  ///< (module) -> bool: another composable API owns it
-  py::object placements;   ///< (dimension or None, whether replicas are a dimension of their own) -> placements
+  py::object placements;   ///< (mesh, the dimension that is cut or None) -> placements
 };
 PythonSide& python_side();
 

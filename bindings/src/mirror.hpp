@@ -45,8 +45,8 @@ class Mirrors {
   Mirrors(py::object mirrors, py::object is_left_out)
       : mirrors_(std::move(mirrors)), is_left_out_(std::move(is_left_out)) {}
 
-  /// The mirror of a tree, brought up to date with it. Modules that another
-  /// composable API (replicate) owns are left out, with all below them (S1). visited: gets every module of the tree once, depth-first.
+  /// The mirror of a tree, brought up to date with it. Modules that another composable API (replicate) owns are
+  /// left out, with all below them (S1). visited: gets every module of the tree once, depth-first.
   std::shared_ptr<Mirror> follow(py::handle module, std::vector<std::shared_ptr<Mirror>>& visited);
 
  private:

@@ -116,10 +116,7 @@ void define_controls(PySharded& module) {
 }
 
 void define_statistics(PySharded& module) {
-  module.def("is_root", [](const Self& self) { return self.controls().is_root(); }, NoLock())
-      .def("is_unsharded", [](const Self& self) { return self.controls().is_unsharded(); }, NoLock())
-      .def("name", [](const Self& self) { return self.controls().name(); }, NoLock())
-      .def("report", [](const Self& self) { return self.controls().report().to_string(); }, NoLock())
+  module.def("report", [](const Self& self) { return self.controls().report().to_string(); }, NoLock())
       .def("statistics",
            [](const Self& self) {
              const auto all = statistics(self.controls());
@@ -138,8 +135,11 @@ PYBIND11_MODULE(_C, module) {
   define_errors(module);
   define_communication(module);
   py::class_<Mirror, std::shared_ptr<Mirror>>(module, "Mirror");
-  py::class_<GradientReductionHandle>(module, "GradientReductionHandle")
-      .def("wait", &GradientReductionHandle::wait, NoLock());
+  py::class_<GradientReductionHandle>(module, "GradientReductionHandle",
+                                      "What `FSDPModule.finalize_backward(async_op=True)` returns.")
+      .def("wait", &GradientReductionHandle::wait, NoLock(),
+           "Waits until all gradients are there; waiting twice is free. RuntimeError if `reset_iter_state` has "
+           "dropped the reduction.");
   PySharded sharded(module, "ShardedModule");
   sharded.def("pre_forward", &ShardedModule::pre_forward)
       .def("post_forward", &ShardedModule::post_forward)
@@ -147,12 +147,7 @@ PYBIND11_MODULE(_C, module) {
       .def("unshard_done", &ShardedModule::unshard_done)
       .def("reshard", &ShardedModule::reshard)
       .def("reset_iter_state", &ShardedModule::reset_iter_state)
-      .def("applied", &ShardedModule::applied)
-      .def("parameters", [](const ShardedModule& self) {
-        py::list all;
-        for (const auto& param : self.params()) all.append(param->sharded());
-        return all;
-      });
+      .def("applied", &ShardedModule::applied);
   define_controls(sharded);
   define_statistics(sharded);
   module.def("fully_shard", &shard);

@@ -32,7 +32,6 @@ ShardCall shard_call(const DeviceMesh& mesh, const py::dict& arguments) {
   auto& options = call.options;
   options.mesh = mesh;
   options.reshard_after_forward = reshard_of(arguments["reshard_after_forward"]);
-  options.replicate_only = arguments["replicate_only"].cast<bool>();
   for (const auto& parameter : arguments["ignored_params"]) options.ignored_params.push_back(tensor_of(parameter));
   for (const auto& parameter : arguments["replicated_params"])
     options.replicated_params.push_back(tensor_of(parameter));

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "base/log.hpp"
 #include "group/root_context.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp::python {
 
@@ -180,13 +178,13 @@ void ShardedModule::watch_backward(const py::object& output) {
 void ShardedModule::unshard() {
   follow_root();
   py::gil_scoped_release no_gil;
-  for (const auto& group : controls_.state().live_groups()) controls_.state().context->unshard(*group);
+  static_cast<void>(controls_.unshard_async());  // the wait is unshard_done's
 }
 
 void ShardedModule::unshard_done() {
   {
     py::gil_scoped_release no_gil;
-    for (const auto& group : controls_.state().live_groups()) controls_.state().context->wait_for_unshard(*group);
+    UnshardHandle(controls_.shared_state()).wait();
   }
   show_as(/*unsharded=*/true);
 }
@@ -215,17 +213,22 @@ void ShardedModule::reset_iter_state() {
 }
 
 void ShardedModule::applied() {
+  // All parameters of a group go the same way.
   std::vector<at::Tensor> locals;
   for (const auto& param : params_) locals.push_back(param->applied_local());
-  size_t next = 0;
   for (const auto& group : controls_.state().live_groups()) {
-    const auto& like = locals[next];
-    const auto& now = group->params()[0];
+    const auto first = std::find_if(params_.begin(), params_.end(), [&](const auto& shown) {
+      return std::any_of(group->params().begin(), group->params().end(), [&](const auto& param) {
+        return param.registered_impl() == shown->registered().unsafeGetTensorImpl();
+      });
+    });
+    if (first == params_.end()) continue;
+    const auto& like = locals[static_cast<size_t>(first - params_.begin())];
+    const auto& now = (*first)->registered();
     py::gil_scoped_release no_gil;
-    if (like.device() != now.registered().device()) group->convert({.device = like.device()});
-    if (at::isFloatingType(like.scalar_type()) && like.scalar_type() != now.dtype())
+    if (like.device() != now.device()) group->convert({.device = like.device()});
+    if (at::isFloatingType(like.scalar_type()) && like.scalar_type() != now.scalar_type())
       group->convert({.dtype = like.scalar_type()});
-    next += group->params().size();
   }
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < params_.size(); ++i) {

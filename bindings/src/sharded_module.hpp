@@ -29,7 +29,6 @@ class ShardedModule final : public StepFollower, public std::enable_shared_from_
 
   /// The groups' parameters have changed: after fully_shard, also of a module around this one.
   void find_params();
-  const std::vector<std::shared_ptr<ShownParam>>& params() const { return params_; }
   FSDPModule& controls() { return controls_; }
   const FSDPModule& controls() const { return controls_; }
   static std::shared_ptr<ShardedModule> of(const ModuleState& state);

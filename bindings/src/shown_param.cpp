@@ -2,11 +2,8 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <map>
 #include <unordered_map>
-
-#include "param/residency.hpp"
 
 namespace fsdp::python {
 
@@ -63,20 +60,14 @@ bool ShownParam::shows_at(const at::Tensor& tensor, const Place& place) {
          tensor.is_same(tensor_of(found->second->unsharded_.get()));
 }
 
-void ShownParam::add_place(const Place& place, bool as_unsharded) {
+void ShownParam::add_place(const Place& place) {
   places_.emplace_back(place, PyRef(py::str(place.name)));
   by_place()[place] = this;
-  check(PyDict_SetItem(place.table, places_.back().second.get(), (as_unsharded ? unsharded_ : sharded_).get()));
+  check(PyDict_SetItem(place.table, places_.back().second.get(), sharded_.get()));
 }
 
 void ShownParam::show(const PyRef& parameter) const {
   for (const auto& [place, key] : places_) check(PyDict_SetItem(place.table, key.get(), parameter.get()));
-}
-
-at::Tensor ShownParam::local_alias(const at::Tensor& tensor) const {
-  // Another tensor than the registered one, so that operators inside forward do not take it for the whole;
-  // with the same memory and version counter, so that an optimizer's writes are seen.
-  return tensor.detach();
 }
 
 void ShownParam::take_over() {
@@ -145,7 +136,9 @@ at::Tensor ShownParam::applied_local() {
 }
 
 void ShownParam::point_home() {
-  py::object local = py::cast(local_alias(registered_));
+  // Another tensor than the registered one, so that operators inside forward do not take it for the whole;
+  // with the same memory and version counter, so that an optimizer's writes are seen.
+  py::object local = py::cast(registered_.detach());
   check(PyObject_SetAttr(sharded_.get(), local_tensor_name(), local.ptr()));
   home_ = registered_.storage().unsafeGetStorageImpl();
   shown_gradient_ = nullptr;

@@ -36,8 +36,8 @@ class ShownParam {
   /// True if `tensor` is what one of them shows, or may show, at that entry.
   static bool shows_at(const at::Tensor& tensor, const Place& place);
 
-  /// `place` shows this parameter from now on.
-  void add_place(const Place& place, bool as_unsharded);
+  /// `place` shows this parameter from now on, the sharded one first.
+  void add_place(const Place& place);
   void show_sharded() const { show(sharded_); }
   void show_unsharded() const { show(unsharded_); }
 
@@ -55,13 +55,10 @@ class ShownParam {
   void follow_home();
 
   const at::Tensor& registered() const { return registered_; }
-  py::object sharded() const { return sharded_.object(); }
-  py::object unsharded() const { return unsharded_.object(); }
 
  private:
   void show(const PyRef& parameter) const;
   void run_hooks() const;
-  at::Tensor local_alias(const at::Tensor& tensor) const;
   bool is_ours_alone(const at::Tensor& gradient) const;
 
   at::Tensor registered_;
