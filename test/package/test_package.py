@@ -6,7 +6,6 @@ Each test compiles a program in a folder outside the tree and runs it.
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -15,18 +14,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "processes"))
 from closing_line import main  # noqa: E402
+from commands import run  # noqa: E402
 
 BUILD = Path(os.environ["FSDP_BUILD_DIR"])
-
-
-def run(*command, environment=None, **options):
-    """Runs a command and returns its output; a failure shows what it printed."""
-    result = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})},
-                            **options)
-    if result.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, command))}\nexit code {result.returncode}\n{result.stdout}")
-    return result.stdout
 
 
 class Package(unittest.TestCase):

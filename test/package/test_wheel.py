@@ -5,7 +5,6 @@ Compiles the library once more, which takes minutes: only with FSDP_TEST_WHEEL=1
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -15,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent / "processes"))
 from closing_line import main  # noqa: E402
+from commands import run  # noqa: E402
 
 BUILD = ROOT / "build-wheel"  # in the tree: a second time only compiles what has changed
 
@@ -63,14 +63,10 @@ class Wheel(unittest.TestCase):
     @classmethod
     def run_command(cls, *command, fails=False):
         # What the environment has besides Python (ninja, meson) is on its path.
-        environment = {**os.environ, "PYTHONPATH": str(cls.folder / "site"), "OMP_NUM_THREADS": "1",
+        environment = {"PYTHONPATH": str(cls.folder / "site"), "OMP_NUM_THREADS": "1",
                        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                        "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
-        result = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE, cwd=cls.folder,
-                                stderr=subprocess.STDOUT, env=environment)
-        if (result.returncode != 0) != fails:
-            raise AssertionError(f"{' '.join(map(str, command))}\nexit code {result.returncode}\n{result.stdout}")
-        return result.stdout
+        return run(*command, environment=environment, fails=fails, cwd=cls.folder)
 
     def test_it_is_for_this_python_and_machine(self):
         self.assertIn(f"cp{sys.version_info.major}{sys.version_info.minor}", self.wheel.name)

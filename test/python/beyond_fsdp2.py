@@ -50,6 +50,12 @@ def train_both(make, shard, rank, ranks, steps=3, loss_of=lambda model, x: model
     return sharded
 
 
+def beside(plain, ranks):
+    """A sharded copy."""
+    sharded = copy.deepcopy(plain)
+    return fsdp.fully_shard(sharded, mesh=init_device_mesh("cpu", (ranks,)))
+
+
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
@@ -112,8 +118,7 @@ def an_uneven_dimension_behind_the_first(rank, ranks):
 def a_divide_factor_on_gloo(rank, ranks):
     torch.manual_seed(0)
     plain = nn.Linear(6, 3)
-    model = copy.deepcopy(plain)
-    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    model = beside(plain, ranks)
     model.set_gradient_divide_factor(5.0)
     sum(plain(batches_of(each)[0]).square().mean() for each in range(ranks)).div(5.0).backward()
     model(batches_of(rank)[0]).square().mean().backward()
@@ -135,8 +140,7 @@ def a_view_of_an_output_changed_in_place(rank, ranks):
 def a_view_of_a_released_parameter_faults_in(rank, ranks):
     torch.manual_seed(0)
     plain = nn.Linear(6, 3)
-    model = copy.deepcopy(plain)
-    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    model = beside(plain, ranks)
     model.unshard()
     view = model.weight[1]
     model.reshard()

@@ -1,6 +1,6 @@
 """One rank of the parity suite: runs every program with torch's fully_shard and with ours, and writes what differs.
 
-Usage: parity_worker.py RESULTS_FOLDER [PROGRAM...]
+Usage: parity_worker.py [PROGRAM...] RESULTS_FOLDER
 """
 
 import datetime
@@ -82,7 +82,7 @@ def compare(program, ranks):
 
 
 def main():
-    folder, chosen = Path(sys.argv[1]), sys.argv[2:]
+    *chosen, folder = sys.argv[1:]
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     results = {}
@@ -90,9 +90,8 @@ def main():
         if ranks not in program.ranks or (chosen and name not in chosen):
             continue
         # An error on one rank leaves the others in a collective: then the whole run ends, by its timeout.
-        (folder / f"now_{rank}").write_text(name)
         results[name] = compare(program, ranks)
-        (folder / f"results_{rank}.json").write_text(json.dumps(results))
+        Path(folder, f"{rank}.json").write_text(json.dumps(results))
         if os.environ.get("FSDP_PARITY_VERBOSE") and rank == 0:
             print(name, "equal" if not results[name] else "\n".join(results[name]), flush=True)
     dist.destroy_process_group()

@@ -3,23 +3,19 @@
 import datetime
 import functools
 import json
-import os
 import sys
-import tempfile
 import traceback
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "processes"))
-import launch
+import rank_results
 from closing_line import main
 
-PACKAGE = launch.BUILD / "bindings"
+sys.path.insert(0, str(rank_results.PACKAGE))
 RANKS = 2
 
 
 def run_on_a_rank(folder):
-    sys.path.insert(0, str(PACKAGE))
     import torch.distributed as dist
 
     import beyond_fsdp2
@@ -38,25 +34,20 @@ def run_on_a_rank(folder):
 
 @functools.lru_cache
 def results():
-    os.environ["PYTHONPATH"] = str(PACKAGE)
-    with tempfile.TemporaryDirectory() as folder:
-        ran = launch.run(launch.torchrun(RANKS, sys.executable, __file__, "--rank", folder), timeout_s=200)
-        files = [Path(folder, f"{rank}.json") for rank in range(RANKS)]
-        return [json.loads(file.read_text()) if file.exists() else {} for file in files], ran.stderr[-3000:]
+    return rank_results.run_on(RANKS, __file__, "--rank", timeout_s=200)
 
 
 class BeyondFsdp2(unittest.TestCase):
     def expect(self, name):
-        found, errors = results()
+        found, ended = results()
         for rank, of_rank in enumerate(found):
-            self.assertIn(name, of_rank, f"rank {rank} did not get here: {errors}")
+            self.assertIn(name, of_rank, f"rank {rank} did not get here: {ended}")
             self.assertTrue(of_rank[name] == "", f"rank {rank}: {of_rank[name]}")
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--rank"]:
     run_on_a_rank(sys.argv[2])
 elif __name__ == "__main__":
-    sys.path.insert(0, str(PACKAGE))
     import beyond_fsdp2
 
     for _name in beyond_fsdp2.CHECKS:

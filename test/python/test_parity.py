@@ -5,19 +5,14 @@ within the rounding of sums in another order on four.
 """
 
 import functools
-import json
-import os
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "processes"))
-import launch
+import rank_results
 from closing_line import main
 
-PACKAGE = launch.BUILD / "bindings"
-sys.path.insert(0, str(PACKAGE))
+sys.path.insert(0, str(rank_results.PACKAGE))
 from programs import PROGRAMS
 
 WORKER = Path(__file__).with_name("parity_worker.py")
@@ -25,19 +20,8 @@ WORKER = Path(__file__).with_name("parity_worker.py")
 
 @functools.lru_cache
 def results_of(ranks):
-    """For each rank what differs, by program; and what was running when a rank ended."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ["PYTHONPATH"] = str(PACKAGE)
-        command = launch.torchrun(ranks, sys.executable, WORKER, folder)
-        result = launch.run(command, timeout_s=280)
-        found = []
-        for rank in range(ranks):
-            results = folder / f"results_{rank}.json"
-            found.append(json.loads(results.read_text()) if results.exists() else {})
-        last = [(folder / f"now_{rank}").read_text() for rank in range(ranks) if (folder / f"now_{rank}").exists()]
-        ended = f"exit code {result.returncode}, last programs {last}\n{result.stderr[-3000:]}"
-        return found, ended if result.returncode != 0 else ""
+    """For each rank what differs, by program, and how the run ended."""
+    return rank_results.run_on(ranks, WORKER, timeout_s=280)
 
 
 class Parity(unittest.TestCase):

@@ -1,0 +1,25 @@
+"""Runs a Python program that uses the package on ranks, and reads what each rank has written."""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "processes"))
+import launch
+
+PACKAGE = launch.BUILD / "bindings"
+
+
+def run_on(ranks, program, *arguments, timeout_s):
+    """Each rank's results, {} of one that wrote none, and how the run ended.
+
+    The program gets a folder behind its arguments, where rank r writes r.json after each result.
+    """
+    os.environ["PYTHONPATH"] = str(PACKAGE)
+    with tempfile.TemporaryDirectory() as folder:
+        ran = launch.run(launch.torchrun(ranks, sys.executable, program, *arguments, folder), timeout_s=timeout_s)
+        files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
+        return ([json.loads(file.read_text()) if file.exists() else {} for file in files],
+                f"exit code {ran.returncode}\n{ran.stderr[-3000:]}")
