@@ -84,6 +84,37 @@ void set_root(State& state, std::shared_ptr<Communicator> world) {
 
 int world_rank(const Communicator& group) { return group.ranks()[group.rank()]; }
 
+std::string names_of(const std::vector<std::shared_ptr<Communicator>>& groups) {
+  std::vector<std::string> names;
+  for (const auto& group : groups) names.push_back(group->name());
+  return fmt::format("{}", fmt::join(names, " and "));
+}
+
+/// The ranks of a mesh with these groups through this rank, row-major. A group names one line of it; the lines
+/// beside it lie as far from it as their members of the other groups do: so in every mesh that is a regular
+/// slice of a world.
+std::vector<int> ranks_through(const std::vector<std::shared_ptr<Communicator>>& groups) {
+  const Communicator* first = nullptr;
+  std::vector<int> ranks = {groups.front()->ranks()[0]};  // of one rank alone
+  for (const auto& group : groups) {
+    // A group of one rank alone does not say which rank of the world that is.
+    if (group->size() == 1) continue;
+    if (first == nullptr) {
+      first = group.get();
+      ranks = {world_rank(*group)};
+    }
+    require(world_rank(*group) == world_rank(*first),
+            "mesh from groups: all groups must meet in this rank, but it is rank {} of the world in {} and rank {} in "
+            "{}; split them from one world",
+            world_rank(*first), first->name(), world_rank(*group), group->name());
+    std::vector<int> wider;
+    for (const int rank : ranks)
+      for (const int other : group->ranks()) wider.push_back(rank + other - world_rank(*group));
+    ranks = std::move(wider);
+  }
+  return ranks;
+}
+
 }  // namespace
 
 DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vector<int64_t>& shape,
@@ -113,51 +144,35 @@ DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vect
   return DeviceMeshAccess::make(std::move(state));
 }
 
+DeviceMesh mesh_of_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
+                          std::vector<std::string> dim_names) {
+  for (const auto& group : groups)
+    require(group != nullptr, "mesh from groups: expected groups that this rank is a member of, got null");
+  State state;
+  state.device = device_of_rank(groups.front()->device_type());
+  state.dim_names = std::move(dim_names);
+  for (const auto& group : groups) {
+    state.shape.push_back(group->size());
+    state.coordinates.push_back(group->rank());
+  }
+  state.groups = groups;
+  state.ranks = ranks_through(groups);
+  require(std::set<int>(state.ranks.begin(), state.ranks.end()).size() == state.ranks.size(),
+          "mesh from groups: {} share more than this rank; expected groups that cross in it", names_of(groups));
+  check_names(state.dim_names, state.shape.size());
+  set_root(state, nullptr);
+  return DeviceMeshAccess::make(std::move(state));
+}
+
 DeviceMesh mesh_from_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
                             const std::vector<std::string>& dim_names) {
   require(groups.size() == 1 || groups.size() == 2,
           "mesh from groups: expected one group or (shard, replicate), got {} groups; for more "
           "dimensions use init_device_mesh",
           groups.size());
-  for (const auto& group : groups)
-    require(group != nullptr, "mesh from groups: expected groups that this rank is a member of, got null");
-  const std::shared_ptr<Communicator>& shard = groups.front();
-
-  State state;
-  state.device = device_of_rank(shard->device_type());
-  if (groups.size() == 1) {
-    state.dim_names = dim_names;
-    state.shape = {shard->size()};
-    state.ranks = shard->ranks();
-    state.coordinates = {shard->rank()};
-    state.groups = {shard};
-  } else {
-    const std::shared_ptr<Communicator>& replicate = groups.back();
-    // A group of one rank alone does not say which rank of the world that is.
-    const bool both_say = shard->size() > 1 && replicate->size() > 1;
-    require(!both_say || world_rank(*shard) == world_rank(*replicate),
-            "mesh from groups: both groups must meet in this rank, but it is rank {} of the world in {} "
-            "and rank {} in {}; split both from one world",
-            world_rank(*shard), shard->name(), world_rank(*replicate), replicate->name());
-    state.dim_names = dim_names.empty() ? std::vector<std::string>{"replicate", "shard"} : dim_names;
-    state.shape = {replicate->size(), shard->size()};
-    state.coordinates = {replicate->rank(), shard->rank()};
-    state.groups = {replicate, shard};
-    // This rank's groups name its own row and column. The other rows lie as far from its row as
-    // their member of its column does: so in every mesh that is a regular slice of a world.
-    for (int i = 0; i < replicate->size(); ++i)
-      for (int j = 0; j < shard->size(); ++j)
-        state.ranks.push_back(
-            shard->size() == 1       ? replicate->ranks()[i]
-            : replicate->size() == 1 ? shard->ranks()[j]
-                                     : replicate->ranks()[i] + shard->ranks()[j] - world_rank(*shard));
-    require(std::set<int>(state.ranks.begin(), state.ranks.end()).size() == state.ranks.size(),
-            "mesh from groups: {} and {} share more than this rank; expected groups that cross in it",
-            shard->name(), replicate->name());
-  }
-  check_names(state.dim_names, state.shape.size());
-  set_root(state, nullptr);
-  return DeviceMeshAccess::make(std::move(state));
+  if (groups.size() == 1) return mesh_of_groups(groups, dim_names);
+  return mesh_of_groups({groups[1], groups[0]},
+                        dim_names.empty() ? std::vector<std::string>{"replicate", "shard"} : dim_names);
 }
 
 DeviceMesh hybrid_mesh_for(std::shared_ptr<Communicator> world, const LaunchEnvironment& launch) {

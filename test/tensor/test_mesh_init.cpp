@@ -1,5 +1,8 @@
 #include <catch2/catch.hpp>
 
+#include <functional>
+#include <numeric>
+
 #include "fsdp/error.hpp"
 #include "mesh/mesh_init.hpp"
 #include "split_log.hpp"
@@ -105,6 +108,23 @@ TEST_CASE("(shard, replicate) groups give the mesh that has them", "[mesh][mesh_
       CHECK(mesh.group("replicate") == made.group("replicate"));
       CHECK(world->splits().size() == splits_before);
     }
+}
+
+TEST_CASE("the groups of any number of dimensions give the mesh that has them", "[mesh][mesh_init]") {
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 3, 2}, {1, 3, 2}, {3, 1, 2}, {2, 2, 2, 2}, {1, 1, 4}}) {
+    const int size = static_cast<int>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+    Names names = {"pp", "dp", "cp", "tp"};
+    names.resize(shape.size());
+    for (int rank = 0; rank < size; ++rank) {
+      const DeviceMesh made = init_device_mesh(SplitLog::world(rank, size), shape, names);
+      std::vector<std::shared_ptr<Communicator>> groups;
+      for (int dim = 0; dim < made.ndim(); ++dim) groups.push_back(made.group(dim));
+      const DeviceMesh mesh = mesh_of_groups(groups, names);
+      CHECK(mesh == made);
+      CHECK(mesh.coordinates() == made.coordinates());
+      CHECK(mesh.submesh({names.back()}) == made.submesh({names.back()}));
+    }
+  }
 }
 
 TEST_CASE("groups that do not make a mesh are refused", "[mesh][mesh_init]") {
