@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "base/require.hpp"
+#include "param/host_lock.hpp"
 #include "param/managed_storage.hpp"
 #include "param/meta_factory.hpp"
 #include "param/operator_traits.hpp"
@@ -244,10 +245,8 @@ class Operands {
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
 };
 
-}  // namespace
-
-void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                        torch::jit::Stack* stack) {
+template <c10::DispatchKey key>
+void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& traits = traits_of(op);
   const bool reads_data = !traits.is_view && !traits.is_transparent;
   const int64_t task = torch::autograd::get_current_graph_task_id();
@@ -258,15 +257,16 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (reads_data && !operands.owners().empty()) {
     if (!operands.touches_all_ready(task)) {
       const auto& owners = operands.owners();
+      const WithoutHostLock may_wait;
       owners[0]->make_resident({owners.data(), owners.size()},
                                {.records_autograd = operands.records_autograd(),
                                 .param_name = operands.first_param_name()});
     }
   }
   operands.cast_operands();
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey);
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
   if (traits.is_aten && !traits.is_transparent) {
-    c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
+    c10::impl::ExcludeDispatchKeyGuard guard(key);
     op.redispatchBoxed(below, stack);
   } else {
     // Unknown code below may touch other groups, or this one later: keep watching.
@@ -277,8 +277,49 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   operands.carry_writes();
 }
 
+}  // namespace
+
+void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  fall_back<kResidencyKey>(op, keys, stack);
+}
+
+void inner_residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  fall_back<kInnerResidencyKey>(op, keys, stack);
+}
+
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&residency_fallback>());
+}
+
+namespace {
+
+/// An operator made of others for every backend would take this key for a backend without a kernel, and LayerNorm,
+/// say, would be computed in another way than without it: such operators get the fallback by name.
+void make_inner_fallback_known() {
+  static const bool is_known = [] {
+    static torch::Library all(torch::Library::IMPL, "_", kInnerResidencyKey, __FILE__, __LINE__);
+    all.fallback(torch::CppFunction::makeFromBoxedFunction<&inner_residency_fallback>());
+    static torch::Library aten(torch::Library::IMPL, "aten", kInnerResidencyKey, __FILE__, __LINE__);
+    for (const auto key : {c10::DispatchKey::CompositeExplicitAutograd,
+                           c10::DispatchKey::CompositeExplicitAutogradNonFunctional})
+      for (const auto& name : c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(key)) {
+        if (name.getNamespace() != "aten") continue;
+        const auto op = c10::Dispatcher::singleton().findSchema(name);
+        if (!op || op->hasKernelForDispatchKey(kInnerResidencyKey)) continue;
+        aten.impl((name.name + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(),
+                  torch::CppFunction::makeFromBoxedFunction<&inner_residency_fallback>());
+      }
+    return true;
+  }();
+  static_cast<void>(is_known);
+}
+
+}  // namespace
+
+void add_inner_residency_key(const at::Tensor& alias) {
+  make_inner_fallback_known();
+  auto& keys = TensorKeys::of(alias.unsafeGetTensorImpl());
+  keys = keys.add(kInnerResidencyKey);
 }
 
 void add_residency_key(const at::Tensor& tensor) {

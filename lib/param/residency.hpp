@@ -17,12 +17,20 @@ namespace fsdp {
 /// libfsdp in one process do not load.
 inline constexpr auto kResidencyKey = c10::DispatchKey::DeferredInit;
 
+/// Note [Inner residency key]
+/// A wrapper subclass (a DTensor) does its work in __torch_dispatch__, where all keys above Python's are excluded,
+/// the residency key among them: an operator on the wrapper's inner tensor would pass it by. So an inner tensor
+/// carries a second key, below Python's, that LibTorch reserves and does not use, with the same fallback.
+inline constexpr auto kInnerResidencyKey = c10::DispatchKey::CustomRNGKeyId;
+
 inline bool has_residency_key(const c10::TensorImpl* impl) {
   return impl->key_set().has(kResidencyKey);
 }
 
 void add_residency_key(const at::Tensor& tensor);
 void remove_residency_key(const at::Tensor& tensor);
+/// For a handle's alias that a wrapper subclass is to hold. Makes the second fallback known the first time.
+void add_inner_residency_key(const at::Tensor& alias);
 
 /// While it lives, operators on this thread pass the fallback by: for the runtime's own work on
 /// shards and handles. Also turns autograd and inference mode off.
