@@ -17,7 +17,7 @@ if torch.__version__.split("+")[0].split(".")[:2] != TORCH_VERSION.split(".")[:2
     )
 
 from ._C import CommError, Error
-from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
+from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy, ShardPlacementResult
 from ._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
 
@@ -30,6 +30,7 @@ __all__ = [
     "GradientReductionHandle",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "ShardPlacementResult",
     "UnshardHandle",
     "fully_shard",
     "register_fsdp_forward_method",

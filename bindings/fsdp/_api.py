@@ -1,8 +1,10 @@
 """The policies: torch's own where this torch has them, so that either kind may be passed."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import Shard
 
 try:
     from torch.distributed.fsdp import DataParallelMeshDims
@@ -15,5 +17,36 @@ except ImportError:
         shard: str | tuple[str, ...] | None = None
         replicate: str | tuple[str, ...] | None = None
 
+        def __post_init__(self):
+            if self.shard is None and self.replicate is None:
+                raise ValueError("DataParallelMeshDims: expected names of dimensions that shard, that replicate, or "
+                                 "both; got neither")
 
-__all__ = ["CPUOffloadPolicy", "DataParallelMeshDims", "MixedPrecisionPolicy", "OffloadPolicy"]
+        @property
+        def shard_names(self) -> tuple[str, ...]:
+            return _names(self.shard)
+
+        @property
+        def replicate_names(self) -> tuple[str, ...]:
+            return _names(self.replicate)
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+except ImportError:
+
+    @dataclass
+    class ShardPlacementResult:
+        """What shard_placement_fn may return: a cut (None: Shard(0)) and the mesh that it is over, as an object with
+        the attribute `mesh`, or the mesh itself."""
+
+        placement: Shard | None
+        mesh_info: Any
+
+
+def _names(names):
+    if names is None:
+        return ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+__all__ = ["CPUOffloadPolicy", "DataParallelMeshDims", "MixedPrecisionPolicy", "OffloadPolicy", "ShardPlacementResult"]

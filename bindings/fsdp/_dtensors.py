@@ -1,29 +1,40 @@
-"""DTensors over the memory of the core's registered parameters and gradients."""
+"""DTensors over the memory of the core's registered parameters, gradients and handles."""
 
 import weakref
 
-import torch
 import torch.nn as nn
 from torch.distributed._composable.contract import _get_registry
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _C
 
 
-def _make_parameter(local, mesh, placements, sizes, strides, requires_grad):
-    meta = TensorMeta(torch.Size(sizes), tuple(strides), local.dtype)
-    spec = DTensorSpec(mesh, placements, tensor_meta=meta)
-    return nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=requires_grad)
+def _in_dtype(spec, dtype):
+    if spec.tensor_meta.dtype == dtype:
+        return spec
+    return DTensorSpec(spec.mesh, spec.placements,
+                       tensor_meta=TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, dtype))
 
 
 def _make_gradient(local, parameter):
-    spec = parameter._spec
-    if spec.tensor_meta.dtype != local.dtype:
-        meta = TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, local.dtype)
-        spec = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
-    return DTensor(local, spec, requires_grad=False)
+    return DTensor(local, _in_dtype(parameter._spec, local.dtype), requires_grad=False)
+
+
+def _make_unsharded(local, like, requires_grad):
+    return nn.Parameter(DTensor(local, _in_dtype(like._spec, local.dtype), requires_grad=False),
+                        requires_grad=requires_grad)
+
+
+def _local_gradient(gradient, placements):
+    """The local tensor of a DTensor placed as `placements` say; None among them: as it is there."""
+    placements = tuple(now if wanted is None else wanted for now, wanted in zip(gradient.placements, placements))
+    if placements != gradient.placements:
+        gradient = gradient.redistribute(placements=placements)
+    local = gradient._local_tensor
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def _is_left_out(module):
@@ -31,11 +42,12 @@ def _is_left_out(module):
     return registry is not None and "replicate" in registry
 
 
-def _placements(mesh, dim):
-    placement = Replicate() if dim is None else Shard(dim)
-    return (Replicate(),) * (mesh.ndim - 1) + (placement,)
-
-
 def install():
-    _C.set_python_side(_make_parameter, _make_gradient, WeakIdKeyDictionary(ref_type=weakref.ref), _is_left_out,
-                       _placements)
+    _C.set_python_side({
+        "make_gradient": _make_gradient,
+        "make_unsharded": _make_unsharded,
+        "local_gradient": _local_gradient,
+        "mirrors": WeakIdKeyDictionary(ref_type=weakref.ref),
+        "is_left_out": _is_left_out,
+        "local_tensors": WeakIdKeyDictionary(ref_type=weakref.ref),
+    })

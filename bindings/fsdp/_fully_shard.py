@@ -10,11 +10,13 @@ from torch.distributed._composable_state import _State
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _apply_to_tensors
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _dtensors
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
-from ._meshes import core_mesh, default_mesh
+from ._meshes import default_mesh
 from ._module import FSDPModule, _cores_of, check_reshard_after_forward
+from ._placer import Placer, data_parallel
 
 _dtensors.install()
 _sharded_classes: dict[type, type] = {}
@@ -57,13 +59,29 @@ def _check_module(module):
         raise ValueError(f"fully_shard: expected an nn.Module or a list of them, got {type(module)}")
 
 
-def _check_mesh(mesh):
+def _check_mesh(mesh, dp_mesh_dims):
     if not isinstance(mesh, DeviceMesh):
         raise ValueError(f"fully_shard: expected a DeviceMesh, got {type(mesh)}")
+    if dp_mesh_dims is not None:
+        _check_dims(mesh, dp_mesh_dims)
+        return
     if mesh.ndim not in (1, 2):
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError("fully_shard: a mesh of two dimensions (replicate, shard) needs mesh_dim_names")
+
+
+def _check_dims(mesh, dp_mesh_dims):
+    names = (*dp_mesh_dims.shard_names, *dp_mesh_dims.replicate_names)
+    if not names:
+        raise ValueError("fully_shard: dp_mesh_dims has to name a dimension that shards, one that replicates, or both")
+    if mesh.mesh_dim_names is None:
+        raise ValueError("fully_shard: with dp_mesh_dims the mesh needs mesh_dim_names")
+    for name in names:
+        if name not in mesh.mesh_dim_names:
+            raise ValueError(f"fully_shard: dp_mesh_dims names '{name}', but the mesh has {mesh.mesh_dim_names}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"fully_shard: dp_mesh_dims names a dimension twice: {names}")
 
 
 def _managed_modules(modules):
@@ -85,16 +103,16 @@ def _managed_modules(modules):
 
 
 def _own_params(managed, ignored):
-    return {param for module in managed for param in module._parameters.values()
-            if param is not None and param not in ignored}
+    """In the order of the modules, which is the same on all ranks."""
+    return list(dict.fromkeys(param for module in managed for param in module._parameters.values()
+                              if param is not None and param not in ignored))
 
 
 def _check_params(params):
     for param in params:
-        if isinstance(param, DTensor):
-            raise NotImplementedError(
-                "fully_shard: a parameter is a DTensor (tensor parallelism), which this version of fsdp does not "
-                "take yet")
+        if type(param) not in (nn.Parameter, DTensor) and is_traceable_wrapper_subclass(param):
+            raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, a tensor subclass that "
+                                      "this version of fsdp does not shard; ignore it with ignored_params")
 
 
 def _reduce_dtype(policy, params):
@@ -105,22 +123,6 @@ def _reduce_dtype(policy, params):
         return None
     dtypes = {param.dtype for param in params if param.is_floating_point()}
     return functools.reduce(torch.promote_types, dtypes) if dtypes else None
-
-
-def _shard_dim_fn(shard_placement_fn):
-    if shard_placement_fn is None:
-        return None
-
-    def shard_dim(parameter):
-        placement = shard_placement_fn(parameter)
-        if placement is None:
-            return None
-        if not hasattr(placement, "dim"):
-            raise NotImplementedError("fully_shard: shard_placement_fn returned a placement with a mesh of its own "
-                                      f"({placement}), which this version of fsdp does not take yet")
-        return placement.dim
-
-    return shard_dim
 
 
 def _put_class_in_front(module):
@@ -187,17 +189,16 @@ def fully_shard(
     modules = _outermost(modules)
     if not modules:
         raise ValueError("fully_shard: expected at least one module, got an empty list")
-    if dp_mesh_dims is not None:
-        raise NotImplementedError("fully_shard: dp_mesh_dims is not in this version of fsdp yet")
     mesh = mesh if mesh is not None else default_mesh()
-    _check_mesh(mesh)
+    _check_mesh(mesh, dp_mesh_dims)
     if reshard_after_forward is not None:
         check_reshard_after_forward(reshard_after_forward, "reshard_after_forward")
     ignored = set(ignored_params or ())
     managed = _managed_modules(modules)
     params = _own_params(managed, ignored)
     _check_params(params)
-    core = _C.fully_shard(modules, mesh, core_mesh(mesh), {
+    placer = Placer(data_parallel(mesh, dp_mesh_dims), shard_placement_fn, params)
+    core = _C.fully_shard(modules, placer, {
         "reshard_after_forward": reshard_after_forward,
         "ignored_params": list(ignored),
         "replicated_params": [param for param in params if param.dim() == 0],
@@ -209,8 +210,8 @@ def fully_shard(
         "apply_to_tensors": _apply_to_tensors,
         "offloads": isinstance(offload_policy, CPUOffloadPolicy),
         "pin_memory": getattr(offload_policy, "pin_memory", False),
-        "shard_dim_fn": _shard_dim_fn(shard_placement_fn),
     })
+    placer.forget()
     state, item = FSDPState(core), RegistryItem()
     for each in modules:
         _remember_state(each, state, item)

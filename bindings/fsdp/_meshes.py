@@ -36,12 +36,12 @@ def _communicator(group, device_type):
     return by_type[device_type]
 
 
-def core_mesh(mesh: DeviceMesh):
-    """The core's mesh over the groups of a mesh of one (shard) or two (replicate, shard) dimensions."""
-    groups = [mesh.get_group(dim) for dim in reversed(range(mesh.ndim))]
-    names = list(mesh.mesh_dim_names or ())
+def core_mesh(mesh: DeviceMesh, beside: dict = {}):
+    """The core's mesh of a torch mesh of one or two dimensions, followed by `beside`: name -> process group."""
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)] + list(beside.values())
+    names = [*(mesh.mesh_dim_names or (("dp",) if beside else ())), *beside]
     key = (mesh.device_type, tuple(names), tuple(id(group) for group in groups))
     known = _meshes.setdefault(groups[0], {})
     if key not in known:
-        known[key] = _C.mesh_from_groups([_communicator(group, mesh.device_type) for group in groups], names)
+        known[key] = _C.mesh_of_groups([_communicator(group, mesh.device_type) for group in groups], names)
     return known[key]

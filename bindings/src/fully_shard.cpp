@@ -12,35 +12,44 @@ namespace {
 
 using Params = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>>;
 
+/// What a module held before, by what the core saw of it.
+std::shared_ptr<Originals> originals_of(const std::vector<PlainEntry>& entries) {
+  auto originals = std::make_shared<Originals>();
+  for (const auto& entry : entries) originals->try_emplace(entry.seen_as, entry.parameter);
+  return originals;
+}
+
+std::shared_ptr<ShownParam> make_shown(const ShardedParam& param, const py::object& original, const py::object& placer) {
+  const auto& maker = python_side().dtensors;
+  const bool is_cut = !param.sizes().empty();  // what has no dimensions is replicated
+  const auto sharded = placer.attr("sharded")(
+      param.registered().detach(), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
+      py::make_tuple(c10::IntArrayRef(param.sizes()), c10::IntArrayRef(param.strides())), param.requires_grad());
+  std::unique_ptr<DTensorHandle> dtensor;
+  if (is_dtensor(original))
+    dtensor = std::make_unique<DTensorHandle>(param.handle(), original, placer.attr("gradient_placements")(original),
+                                              maker);
+  return std::make_shared<ShownParam>(param.registered(), original, sharded, maker, std::move(dtensor));
+}
+
 /// The parameters of a group as Python is to show them, by handle. Those that came from another group keep
 /// what shows them.
-void make_shown(const ParamGroup& group, const py::object& mesh, Params& params) {
-  const auto& side = python_side();
+void show_group(const ParamGroup& group, const Originals& originals, const py::object& placer, Params& params) {
   for (const auto& param : group.params()) {
     auto shown = ShownParam::find(param.registered());
+    const auto* handle = param.handle().unsafeGetTensorImpl();
     if (!shown) {
-      const bool is_cut = !param.sizes().empty();  // what has no dimensions is replicated
-      const auto placements =
-          side.placements(mesh, is_cut ? py::object(py::int_(param.layout().dim())) : py::object(py::none()));
-      const auto sharded = side.dtensors.make_parameter(param.registered().detach(), mesh, placements,
-                                                        py::cast(c10::IntArrayRef(param.sizes())),
-                                                        py::cast(c10::IntArrayRef(param.strides())), param.requires_grad());
-      const auto unsharded = py::reinterpret_steal<py::object>(THPVariable_Wrap(param.handle()));
-      shown = std::make_shared<ShownParam>(param.registered(), unsharded, sharded, side.dtensors);
+      shown = make_shown(param, originals.at(handle), placer);
       shown->remember(shown);
     }
-    params.emplace(param.handle().unsafeGetTensorImpl(), std::move(shown));
+    params.emplace(handle, std::move(shown));
   }
 }
 
 /// Every entry of the trees that holds one of the handles shows the DTensor from now on.
-void take_places(const std::vector<std::shared_ptr<Mirror>>& visited, const Params& params) {
-  for (const auto& mirror : visited)
-    for (const auto& [place, value] : mirror->entries()) {
-      const auto tensor = tensor_of(value);
-      const auto found = tensor.defined() ? params.find(tensor.unsafeGetTensorImpl()) : params.end();
-      if (found != params.end()) found->second->add_place(place);
-    }
+void take_places(const std::vector<PlainEntry>& entries, const Params& params) {
+  for (const auto& entry : entries)
+    if (const auto found = params.find(entry.seen_as); found != params.end()) found->second->add_place(entry.place);
 }
 
 }  // namespace
@@ -50,23 +59,26 @@ PythonSide& python_side() {
   return *side;
 }
 
-std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& mesh, const DeviceMesh& core_mesh,
-                                     const py::dict& arguments) {
-  auto call = shard_call(core_mesh, arguments);
-  Mirrors mirrors(python_side().mirrors, python_side().is_left_out);
-  std::vector<std::shared_ptr<Mirror>> units, visited;
+std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& placer, const py::dict& arguments) {
+  const auto& side = python_side();
+  Mirrors mirrors(side.mirrors, side.is_left_out, side.local_tensors);
+  std::vector<std::shared_ptr<Mirror>> units;
   std::vector<std::shared_ptr<torch::nn::Module>> raw;
   for (const auto& module : modules) {
-    units.push_back(mirrors.follow(module, visited));
+    units.push_back(mirrors.follow(module));
     raw.push_back(units.back());
   }
+  const auto& entries = mirrors.plain_entries();
+  const auto originals = originals_of(entries);
+  auto call = shard_call(placer, arguments, mirrors, originals);
   auto controls = [&] {
     py::gil_scoped_release no_gil;
     return fsdp::fully_shard(raw, call.options);
   }();
   Params params;
-  for (const auto& group : controls.state().live_groups()) make_shown(*group, mesh, params);
-  take_places(visited, params);
+  for (const auto& group : controls.state().live_groups()) show_group(*group, *originals, placer, params);
+  take_places(entries, params);
+  originals->clear();
   auto sharded = std::make_shared<ShardedModule>(
       std::move(controls), std::move(units),
       BoundaryCasts{call.input_dtype, call.output_dtype, std::move(call.apply_to_tensors)});

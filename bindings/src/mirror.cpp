@@ -1,5 +1,6 @@
 #include "mirror.hpp"
 
+#include "param/residency.hpp"
 #include "shown_param.hpp"
 
 namespace fsdp::python {
@@ -21,25 +22,22 @@ Mirror::Mirror(py::handle module)
     : Module(py::str(py::type::of(module).attr("__name__")).cast<std::string>()),
       table_(py::object(module.attr("_parameters"))) {}
 
-std::vector<std::pair<Place, py::object>> Mirror::entries() const {
-  std::vector<std::pair<Place, py::object>> found;
-  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get()))
-    found.emplace_back(Place{table_.get(), key.cast<std::string>()}, py::reinterpret_borrow<py::object>(value));
-  return found;
-}
-
-void Mirror::follow_parameters() {
+void Mirror::follow_parameters(Mirrors& mirrors) {
   // An entry never goes: the core knows entries by their position.
   std::unordered_set<std::string> names;
-  for (const auto& [place, value] : entries()) {
+  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get())) {
+    Place place{table_.get(), key.cast<std::string>()};
     names.insert(place.name);
-    const auto tensor = tensor_of(value);
-    auto* known = parameters_.find(place.name);
+    auto tensor = tensor_of(value);
     if (tensor.defined() && ShownParam::shows_at(tensor, place)) continue;
+    tensor = mirrors.seen(value);
+    auto* known = parameters_.find(place.name);
     if (known == nullptr)
       parameters_.insert(place.name, tensor);
     else
       *known = tensor;
+    if (tensor.defined())
+      mirrors.add_plain({std::move(place), py::reinterpret_borrow<py::object>(value), tensor.unsafeGetTensorImpl()});
   }
   for (auto& entry : parameters_)
     if (!names.contains(entry.key())) entry.value() = at::Tensor();
@@ -60,17 +58,32 @@ std::shared_ptr<Mirror> Mirrors::mirror_of(py::handle module) {
   return mirror;
 }
 
-std::shared_ptr<Mirror> Mirrors::follow(py::handle module, std::vector<std::shared_ptr<Mirror>>& visited) {
+at::Tensor Mirrors::seen(py::handle parameter) {
+  auto tensor = tensor_of(parameter);
+  if (!tensor.defined() || !is_dtensor(parameter)) return tensor;
+  const auto local = tensor_of(parameter.attr("_local_tensor"));
+  const auto known = local_tensors_.attr("get")(parameter);
+  auto seen = known.is_none() ? at::Tensor() : tensor_of(known);
+  // A handle by now: its memory is the library's.
+  if (seen.defined() && has_residency_key(seen.unsafeGetTensorImpl())) return seen;
+  if (!seen.defined() || !seen.is_alias_of(local) || seen.sizes() != local.sizes()) {
+    seen = local.variable_data();
+    local_tensors_.attr("__setitem__")(parameter, seen);
+  }
+  seen.set_requires_grad(tensor.requires_grad());
+  return seen;
+}
+
+std::shared_ptr<Mirror> Mirrors::follow(py::handle module) {
   auto mirror = mirror_of(module);
-  if (!seen_.insert(module.ptr()).second) return mirror;
-  visited.push_back(mirror);
-  mirror->follow_parameters();
+  if (!followed_.insert(module.ptr()).second) return mirror;
+  mirror->follow_parameters(*this);
   mirror->follow_buffers(module);
   mirror->train(module.attr("training").cast<bool>());
   for (const auto& name : mirror->named_children().keys()) mirror->unregister_module(name);
   for (const auto& [key, child] : module.attr("_modules").cast<py::dict>()) {
     if (child.is_none() || is_left_out_(child).cast<bool>()) continue;
-    mirror->register_module(key.cast<std::string>(), follow(child, visited));
+    mirror->register_module(key.cast<std::string>(), follow(child));
   }
   return mirror;
 }

@@ -27,33 +27,47 @@ class Mirror final : public torch::nn::Module {
  public:
   explicit Mirror(py::handle module);
 
-  /// All entries, those of None too, as they are in Python now.
-  std::vector<std::pair<Place, py::object>> entries() const;
 
  private:
   friend class Mirrors;
-  void follow_parameters();
+  void follow_parameters(class Mirrors& mirrors);
   void follow_buffers(py::handle module);
 
   PyRef table_;
+};
+
+/// An entry that holds a parameter which nobody has sharded yet.
+struct PlainEntry {
+  Place place;
+  py::object parameter;
+  const c10::TensorImpl* seen_as;  ///< by the core
 };
 
 /// The mirrors of all Python modules that fully_shard has met, each as long as its module lives.
 class Mirrors {
  public:
   /// mirrors: a dictionary with weak keys. is_left_out: of a module, whether another composable API owns it.
-  Mirrors(py::object mirrors, py::object is_left_out)
-      : mirrors_(std::move(mirrors)), is_left_out_(std::move(is_left_out)) {}
+  /// local_tensors: a dictionary with weak keys, DTensor -> what the core sees of it.
+  Mirrors(py::object mirrors, py::object is_left_out, py::object local_tensors)
+      : mirrors_(std::move(mirrors)), is_left_out_(std::move(is_left_out)), local_tensors_(std::move(local_tensors)) {}
 
   /// The mirror of a tree, brought up to date with it. Modules that another composable API (replicate) owns are
-  /// left out, with all below them (S1). visited: gets every module of the tree once, depth-first.
-  std::shared_ptr<Mirror> follow(py::handle module, std::vector<std::shared_ptr<Mirror>>& visited);
+  /// left out, with all below them (S1).
+  std::shared_ptr<Mirror> follow(py::handle module);
+  /// The tensor that the core sees of a parameter: itself, or, of a DTensor, one over its local tensor's memory,
+  /// the same one every time. Undefined for None.
+  at::Tensor seen(py::handle parameter);
+
+  /// Of all trees that were followed.
+  const std::vector<PlainEntry>& plain_entries() const { return plain_; }
+  void add_plain(PlainEntry entry) { plain_.push_back(std::move(entry)); }
 
  private:
   std::shared_ptr<Mirror> mirror_of(py::handle module);
 
-  py::object mirrors_, is_left_out_;
-  std::unordered_set<PyObject*> seen_;
+  py::object mirrors_, is_left_out_, local_tensors_;
+  std::unordered_set<PyObject*> followed_;
+  std::vector<PlainEntry> plain_;
 };
 
 }  // namespace fsdp::python

@@ -5,6 +5,8 @@
 #include "fsdp/report.hpp"
 #include "fsdp/statistics.hpp"
 #include "fully_shard.hpp"
+#include "mesh/mesh_init.hpp"
+#include "param/host_lock.hpp"
 
 // What the package's Python files use. They hold the public names, signatures and docstrings.
 namespace fsdp::python {
@@ -55,7 +57,9 @@ void define_errors(py::module_& module) {
 
 void define_communication(py::module_& module) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator");
-  py::class_<DeviceMesh>(module, "DeviceMesh").def("__repr__", &DeviceMesh::to_string);
+  py::class_<DeviceMesh>(module, "DeviceMesh")
+      .def("submesh", &DeviceMesh::submesh)
+      .def("__repr__", &DeviceMesh::to_string);
   module.def(
       "borrowed_group",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::vector<int> ranks, const std::string& device_type,
@@ -65,7 +69,7 @@ void define_communication(py::module_& module) {
                                       .timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000))});
       },
       NoLock());
-  module.def("mesh_from_groups", &mesh_from_groups, NoLock());
+  module.def("mesh_of_groups", &mesh_of_groups, NoLock());
 }
 
 void define_controls(PySharded& module) {
@@ -129,9 +133,19 @@ void define_statistics(PySharded& module) {
            NoLock());
 }
 
+/// DTensors compute with the interpreter's lock, and an operator may have to wait for a gather.
+void give_up_interpreter_lock() {
+  static const HostLock lock = {
+      .release = [] { return PyGILState_Check() != 0 ? static_cast<void*>(PyEval_SaveThread()) : nullptr; },
+      .acquire = [](void* thread) { PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); },
+  };
+  set_host_lock(&lock);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
+  give_up_interpreter_lock();
   define_errors(module);
   define_communication(module);
   py::class_<Mirror, std::shared_ptr<Mirror>>(module, "Mirror");
@@ -152,10 +166,11 @@ PYBIND11_MODULE(_C, module) {
   define_statistics(sharded);
   module.def("fully_shard", &shard);
   module.def("share_comm_ctx", [](const Modules& roots) { share_comm_ctx(controls_of(roots)); }, NoLock());
-  module.def("set_python_side", [](py::object make_parameter, py::object make_gradient, py::object mirrors,
-                                   py::object is_left_out, py::object placements) {
-    python_side() = {{std::move(make_parameter), std::move(make_gradient)},
-                     std::move(mirrors), std::move(is_left_out), std::move(placements)};
+  module.def("set_python_side", [](const py::dict& side) {
+    python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["local_gradient"]},
+                     .mirrors = side["mirrors"],
+                     .is_left_out = side["is_left_out"],
+                     .local_tensors = side["local_tensors"]};
   });
 }
 

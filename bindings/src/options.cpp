@@ -15,49 +15,70 @@ ReshardAfterForward reshard_of(const py::handle& value) {
   return value.cast<int64_t>();
 }
 
-/// Called without the interpreter's lock, while the core shards; shared, as options are copied.
+/// Called without the interpreter's lock, while the core shards, with what the Python module holds; shared, as
+/// options are copied.
 template <class Result, class Convert>
-auto callback(py::object function, Convert convert) {
+auto callback(py::object function, std::shared_ptr<Originals> originals, Convert convert) {
   auto shared = std::make_shared<PyRef>(std::move(function));
-  return [shared, convert](const std::string&, const at::Tensor& parameter) -> Result {
+  return [shared, originals, convert](const std::string&, const at::Tensor& parameter) -> Result {
     py::gil_scoped_acquire gil;
-    return convert(shared->object()(parameter));
+    const auto found = originals->find(parameter.unsafeGetTensorImpl());
+    return convert(shared->object()(found == originals->end() ? py::cast(parameter) : found->second));
   };
 }
 
-}  // namespace
+/// Of None, a dimension, or (dimension, mesh).
+std::optional<ShardPlacementResult> placement_of(const py::object& value) {
+  if (value.is_none()) return std::nullopt;
+  if (!py::isinstance<py::tuple>(value)) return Shard{value.cast<int64_t>()};
+  const auto [dim, mesh] = value.cast<std::pair<int64_t, DeviceMesh>>();
+  return ShardPlacementResult(Shard{dim}, mesh);
+}
 
-ShardCall shard_call(const DeviceMesh& mesh, const py::dict& arguments) {
-  ShardCall call;
-  auto& options = call.options;
-  options.mesh = mesh;
-  options.reshard_after_forward = reshard_of(arguments["reshard_after_forward"]);
-  for (const auto& parameter : arguments["ignored_params"]) options.ignored_params.push_back(tensor_of(parameter));
-  for (const auto& parameter : arguments["replicated_params"])
-    options.replicated_params.push_back(tensor_of(parameter));
+/// Of None, or (a dimension or None for each dimension of the mesh, sizes of the whole, mesh).
+std::optional<TensorParallel> tensor_parallel_of(const py::object& value) {
+  if (value.is_none()) return std::nullopt;
+  auto [dims, sizes, mesh] =
+      value.cast<std::tuple<std::vector<std::optional<int64_t>>, std::vector<int64_t>, DeviceMesh>>();
+  TensorParallel result{.placements = {}, .sizes = std::move(sizes), .mesh = std::move(mesh)};
+  for (const auto dim : dims) result.placements.push_back(dim ? Placement(Shard{*dim}) : Placement(Replicate{}));
+  return result;
+}
 
-  auto& policy = options.mp_policy;
+void set_policy(ShardCall& call, const py::dict& arguments, const std::shared_ptr<Originals>& originals) {
+  auto& policy = call.options.mp_policy;
   policy.param_dtype = dtype_of(arguments["param_dtype"]);
   policy.reduce_dtype = dtype_of(arguments["reduce_dtype"]);
   // FSDP2 casts at module boundaries only, and exempts no class.
   policy.cast_forward_inputs = false;
   policy.is_exempt = [](const torch::nn::Module&) { return false; };
   if (const py::object function = arguments["param_dtype_override_fn"]; !function.is_none())
-    policy.param_dtype_override =
-        callback<std::optional<at::ScalarType>>(function, [](const py::object& value) { return dtype_of(value); });
+    policy.param_dtype_override = callback<std::optional<at::ScalarType>>(
+        function, originals, [](const py::object& value) { return dtype_of(value); });
   call.output_dtype = dtype_of(arguments["output_dtype"]);
   if (arguments["cast_forward_inputs"].cast<bool>()) call.input_dtype = policy.param_dtype;
   call.apply_to_tensors = arguments["apply_to_tensors"];
+}
 
+}  // namespace
+
+ShardCall shard_call(const py::object& placer, const py::dict& arguments, Mirrors& mirrors,
+                     const std::shared_ptr<Originals>& originals) {
+  ShardCall call;
+  auto& options = call.options;
+  options.mesh = placer.attr("core_mesh").cast<DeviceMesh>();
+  options.replicate_only = placer.attr("replicates_only").cast<bool>();
+  options.reshard_after_forward = reshard_of(arguments["reshard_after_forward"]);
+  for (const auto& parameter : arguments["ignored_params"]) options.ignored_params.push_back(mirrors.seen(parameter));
+  for (const auto& parameter : arguments["replicated_params"])
+    options.replicated_params.push_back(mirrors.seen(parameter));
+  set_policy(call, arguments, originals);
   if (arguments["offloads"].cast<bool>())
     options.offload_policy = CPUOffloadPolicy{.pin_memory = arguments["pin_memory"].cast<bool>()};
-  // (parameter) -> the dimension, or None.
-  if (const py::object function = arguments["shard_dim_fn"]; !function.is_none())
-    options.shard_placement_fn = callback<std::optional<ShardPlacementResult>>(
-        function, [](const py::object& dim) -> std::optional<ShardPlacementResult> {
-          if (dim.is_none()) return std::nullopt;
-          return Shard{dim.cast<int64_t>()};
-        });
+  if (const py::object function = placer.attr("placement_fn"); !function.is_none())
+    options.shard_placement_fn = callback<std::optional<ShardPlacementResult>>(function, originals, &placement_of);
+  if (const py::object function = placer.attr("tensor_parallel_fn"); !function.is_none())
+    options.tensor_parallel_fn = callback<std::optional<TensorParallel>>(function, originals, &tensor_parallel_of);
   return call;
 }
 

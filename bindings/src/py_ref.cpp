@@ -12,4 +12,9 @@ at::Tensor tensor_of(py::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
+bool is_dtensor(py::handle tensor) {
+  return THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->is_python_dispatch() &&
+         py::hasattr(tensor, "_local_tensor");
+}
+
 }  // namespace fsdp::python

@@ -33,5 +33,7 @@ class PyRef {
 
 /// The tensor that a Python object stands for; undefined for None. Needs the interpreter's lock.
 at::Tensor tensor_of(py::handle object);
+/// Of a tensor.
+bool is_dtensor(py::handle tensor);
 
 }  // namespace fsdp::python

@@ -31,10 +31,12 @@ void check(int status) {
 
 }  // namespace
 
-ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker)
+ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker,
+                       std::unique_ptr<DTensorHandle> dtensor)
     : registered_(std::move(registered)),
       unsharded_(std::move(unsharded)),
       sharded_(std::move(sharded)),
+      dtensor_(std::move(dtensor)),
       home_(registered_.storage().unsafeGetStorageImpl()),
       maker_(maker) {}
 
@@ -57,7 +59,7 @@ bool ShownParam::shows_at(const at::Tensor& tensor, const Place& place) {
   const auto found = by_place().find(place);
   if (found == by_place().end()) return false;
   return tensor.is_same(tensor_of(found->second->sharded_.get())) ||
-         tensor.is_same(tensor_of(found->second->unsharded_.get()));
+         tensor.is_same(tensor_of(found->second->unsharded().get()));
 }
 
 void ShownParam::add_place(const Place& place) {
@@ -68,6 +70,11 @@ void ShownParam::add_place(const Place& place) {
 
 void ShownParam::show(const PyRef& parameter) const {
   for (const auto& [place, key] : places_) check(PyDict_SetItem(place.table, key.get(), parameter.get()));
+}
+
+void ShownParam::show_unsharded() const {
+  if (dtensor_) dtensor_->follow();
+  show(unsharded());
 }
 
 void ShownParam::take_over() {

@@ -6,16 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "dtensor_handle.hpp"
 #include "mirror.hpp"
 #include "py_ref.hpp"
 
 namespace fsdp::python {
-
-/// How DTensors are made; functions of the Python side, as DTensor's constructor is.
-struct DTensorMaker {
-  py::object make_parameter;  ///< (local, mesh, placements, sizes, strides, requires_grad) -> nn.Parameter
-  py::object make_gradient;   ///< (local, parameter) -> DTensor
-};
 
 /// A sharded parameter as Python shows it: its modules' tables hold the DTensor over the registered
 /// parameter's memory, or, inside forward, the parameter that was there before, which is the core's handle.
@@ -24,8 +19,10 @@ struct DTensorMaker {
 /// Every function needs the interpreter's lock.
 class ShownParam {
  public:
-  /// unsharded: the nn.Parameter that is the handle. sharded: the DTensor parameter.
-  ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker);
+  /// sharded: the DTensor parameter. Inside forward: `unsharded`, the nn.Parameter that is the handle, or, unless
+  /// it is null, what `dtensor` makes of the handle.
+  ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker,
+             std::unique_ptr<DTensorHandle> dtensor = nullptr);
   ~ShownParam();
   ShownParam(const ShownParam&) = delete;
   ShownParam& operator=(const ShownParam&) = delete;
@@ -39,7 +36,7 @@ class ShownParam {
   /// `place` shows this parameter from now on, the sharded one first.
   void add_place(const Place& place);
   void show_sharded() const { show(sharded_); }
-  void show_unsharded() const { show(unsharded_); }
+  void show_unsharded() const;
 
   /// Takes over what the user has changed on the DTensor since the last call: requires_grad, a gradient that
   /// was dropped or replaced.
@@ -61,8 +58,11 @@ class ShownParam {
   void run_hooks() const;
   bool is_ours_alone(const at::Tensor& gradient) const;
 
+  const PyRef& unsharded() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
+
   at::Tensor registered_;
   PyRef unsharded_, sharded_;
+  std::unique_ptr<DTensorHandle> dtensor_;
   PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
   const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows

@@ -1,0 +1,250 @@
+"""Where each parameter of one call of fully_shard goes: which mesh, which placements, which DTensor shows it."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from ._meshes import core_mesh
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """The ranks that one parameter is sharded and replicated over."""
+
+    mesh: DeviceMesh  # (shard), (replicate, shard), or (replicate)
+    replicates_only: bool = False
+    whole: DeviceMesh | None = None  # dp_mesh_dims: the mesh that they name dimensions of
+    shard_names: tuple[str, ...] = ()
+    replicate_names: tuple[str, ...] = ()
+
+    def placements(self, shard):
+        """shard: the placement on the dimension that shards."""
+        last = Replicate() if self.replicates_only else shard
+        return (Replicate(),) * (self.mesh.ndim - 1) + (last,)
+
+
+def data_parallel(mesh, dp_mesh_dims):
+    """What fully_shard's arguments mean. A collective call where several names become one dimension."""
+    if dp_mesh_dims is None:
+        return DataParallel(mesh)
+    shard, replicate = dp_mesh_dims.shard_names, dp_mesh_dims.replicate_names
+    parts = [_one_dimension(mesh, names) for names in (replicate, shard) if names]
+    joined = parts[0] if len(parts) == 1 else DeviceMesh._concatenate(parts)
+    return DataParallel(joined, not shard, mesh, tuple(shard), tuple(replicate))
+
+
+def _one_dimension(mesh, names):
+    return mesh[names[0]] if len(names) == 1 else mesh[tuple(names)]._flatten("_".join(names))
+
+
+class Form:
+    """One parameter's place. The base class: a plain tensor. What can fail fails when it is made."""
+
+    def __init__(self, over, parameter, asked, has_own_mesh):
+        self.over = over
+        self.parameter = parameter
+        self.asked = asked  # Shard, or None: by shard_placement_fn
+        self.has_own_mesh = has_own_mesh
+        self.beside = {}  # mesh dimensions of tensor parallelism: name -> process group
+
+    def spec(self, dim, meta):
+        """Of the sharded parameter, cut along `dim`; None: replicated."""
+        return DTensorSpec(self.over.mesh, self.over.placements(Replicate() if dim is None else Shard(dim)),
+                           tensor_meta=meta)
+
+    def tensor_parallel(self):
+        """(placements, sizes, names of the mesh's dimensions) of what the module holds; None: it is whole."""
+        return None
+
+
+class TensorParallelForm(Form):
+    """A DTensor on a mesh of its own, which shares a root with the data-parallel one."""
+
+    def __init__(self, *place):
+        super().__init__(*place)
+        held = self.parameter._spec
+        if len(held.placements) > 2:
+            raise NotImplementedError("fully_shard: a parameter is a DTensor on a mesh of more than two dimensions "
+                                      f"({held.placements}); expected one or two (tensor and expert parallelism)")
+        self.mesh = DeviceMesh._concatenate([self.over.mesh, held.mesh])
+        self.beside = {name: held.mesh.get_group(dim) for dim, name in enumerate(held.mesh.mesh_dim_names or ("tp",))}
+        self.gradient_placements = held.placements
+        _check_placements(held.placements)
+
+    def spec(self, dim, meta):
+        held = self.parameter._spec
+        shard = Replicate() if dim is None else _placed(dim, held.num_shards_map[dim])
+        return DTensorSpec(self.mesh, (*self.over.placements(shard), *held.placements), tensor_meta=held.tensor_meta)
+
+    def tensor_parallel(self):
+        held = self.parameter._spec
+        return _dims(held.placements), list(held.shape), list(self.beside)
+
+
+class SpmdForm(Form):
+    """A DTensor on the whole mesh (dp_mesh_dims), replicated where data parallelism is to shard it."""
+
+    def __init__(self, *place):
+        super().__init__(*place)
+        held, names = self.parameter._spec, self.over.whole.mesh_dim_names
+        if held.mesh is not self.over.whole and held.mesh != self.over.whole:
+            raise ValueError(f"fully_shard: a parameter is a DTensor on {held.mesh}; with dp_mesh_dims it has to be on "
+                             f"the mesh that was given, {self.over.whole}")
+        for name in (*self.over.shard_names, *self.over.replicate_names):
+            placement = held.placements[names.index(name)]
+            if not isinstance(placement, Replicate):
+                raise ValueError(f"fully_shard: expected Replicate() on the data-parallel dimension '{name}' of "
+                                 f"{held.mesh}, got {placement}; fully_shard cuts it there itself")
+        data = {*self.over.shard_names, *self.over.replicate_names}
+        self.others = [dim for dim, name in enumerate(names) if name not in data]
+        self.beside = {names[dim]: held.mesh.get_group(dim) for dim in self.others}
+        # On data-parallel dimensions a gradient stays what it is: the reduction is ours.
+        self.gradient_placements = tuple(
+            placement if dim in self.others else None for dim, placement in enumerate(held.placements))
+        _check_placements(self._other_placements())
+        # Several dimensions that shard are one in the parameter's mesh, where the first of them stood.
+        self.joins = len(self.over.shard_names) > 1
+        self.first = min((names.index(name) for name in self.over.shard_names), default=None)
+        self.mesh = DeviceMesh._concatenate(self._joined_meshes()) if self.joins else held.mesh
+
+    def _joined_meshes(self):
+        mesh = self.over.whole
+        return [self.over.mesh if dim == self.first else mesh[mesh.mesh_dim_names[dim]]
+                for dim in range(mesh.ndim) if dim == self.first or dim in self.others]
+
+    def _other_placements(self):
+        return tuple(self.parameter._spec.placements[dim] for dim in self.others)
+
+    def spec(self, dim, meta):
+        held, over = self.parameter._spec, self.over
+        names = held.mesh.mesh_dim_names
+        placements = list(held.placements)
+        for name in over.shard_names:
+            placements[names.index(name)] = self._strided(dim, names.index(name))
+        if self.joins:
+            placements = [each for index, placement in enumerate(placements)
+                          for each in self._joined_placements(index, placement)]
+        return DTensorSpec(self.mesh, tuple(placements), tensor_meta=held.tensor_meta)
+
+    def _joined_placements(self, index, placement):
+        if index == self.first:
+            return self.over.placements(placement)
+        return (placement,) if index in self.others else ()
+
+    def _strided(self, dim, index):
+        if dim is None:
+            return Replicate()
+        held, pieces = self.parameter._spec, 1
+        for other in range(index + 1, held.mesh.ndim):
+            if other in self.others and getattr(held.placements[other], "dim", None) == dim:
+                pieces *= held.mesh.size(other)
+        return _placed(dim, pieces)
+
+    def tensor_parallel(self):
+        if not self.others:
+            return None
+        return _dims(self._other_placements()), list(self.parameter._spec.shape), list(self.beside)
+
+
+def _placed(dim, pieces):
+    """pieces: that tensor parallelism, on the right, has made of the dimension first."""
+    return _StridedShard(dim, split_factor=pieces) if pieces > 1 else Shard(dim)
+
+
+def _check_placements(placements):
+    for placement in placements:
+        if type(placement) not in (Shard, Replicate):
+            raise NotImplementedError(f"fully_shard: a parameter is a DTensor with the placement {placement}; expected "
+                                      "Shard or Replicate")
+
+
+def _dims(placements):
+    return [placement.dim if isinstance(placement, Shard) else None for placement in placements]
+
+
+class Placer:
+    """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
+
+    def __init__(self, over: DataParallel, shard_placement_fn, params):
+        self._over = over
+        self._asks = shard_placement_fn is not None
+        self._forms = {id(parameter): self._form(parameter, shard_placement_fn) for parameter in params}
+        self._cores = {}
+        forms = [form for form in self._forms.values() if form.beside]
+        self.core_mesh = self._core_part(over, forms)
+        for form in self._forms.values():
+            self._core_part(form.over, forms)
+        self.replicates_only = over.replicates_only
+        self.placement_fn = self._placement if self._asks else None
+        self.tensor_parallel_fn = self._tensor_parallel if forms else None
+
+    def forget(self):
+        """The call is over: the parameters may go."""
+        self._forms.clear()
+
+    def _form(self, parameter, shard_placement_fn):
+        asked = shard_placement_fn(parameter) if shard_placement_fn else None
+        over, has_own_mesh = self._over, False
+        if hasattr(asked, "mesh_info"):  # ShardPlacementResult, torch's or ours
+            over, has_own_mesh = _over_mesh_info(asked.mesh_info, over)
+            asked = asked.placement
+        if asked is not None and not isinstance(asked, Shard):
+            raise ValueError("fully_shard: shard_placement_fn has to return a Shard, a ShardPlacementResult or None, "
+                             f"but got {asked}")
+        kind = Form
+        if over.whole is not None:
+            if not isinstance(parameter, DTensor):
+                raise ValueError("fully_shard: with dp_mesh_dims all parameters have to be DTensors on the whole mesh "
+                                 f"(distribute_module makes them), but one of shape {tuple(parameter.shape)} is not")
+            kind = SpmdForm
+        elif isinstance(parameter, DTensor):
+            kind = TensorParallelForm
+        return kind(over, parameter, asked, has_own_mesh)
+
+    def _core_part(self, over, forms):
+        """The data-parallel dimensions of the core's mesh, which has those of tensor parallelism beside them."""
+        if over.mesh not in self._cores:
+            beside = {}
+            for form in forms:
+                if form.over.mesh == over.mesh:
+                    beside.update(form.beside)
+            self._cores[over.mesh] = core_mesh(over.mesh, beside)
+        core = self._cores[over.mesh]
+        return core.submesh(list(over.mesh.mesh_dim_names)) if over.mesh.mesh_dim_names else core
+
+    def _placement(self, parameter):
+        form = self._forms[id(parameter)]
+        dim = form.asked.dim if form.asked is not None else 0
+        if form.has_own_mesh:
+            return dim, self._core_part(form.over, ())
+        return dim if form.asked is not None else None
+
+    def _tensor_parallel(self, parameter):
+        form = self._forms[id(parameter)]
+        held = form.tensor_parallel()
+        if held is None:
+            return None
+        dims, sizes, names = held
+        return dims, sizes, self._cores[form.over.mesh].submesh(names)
+
+    def sharded(self, local, parameter, dim, geometry, requires_grad):
+        """The DTensor parameter over a registered parameter's memory. geometry: (sizes, strides) of what the module
+        held; dim: None: replicated."""
+        sizes, strides = geometry
+        spec = self._forms[id(parameter)].spec(dim, TensorMeta(torch.Size(sizes), tuple(strides), local.dtype))
+        return nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=requires_grad)
+
+    def gradient_placements(self, parameter):
+        return self._forms[id(parameter)].gradient_placements
+
+
+def _over_mesh_info(mesh_info, default):
+    mesh = getattr(mesh_info, "mesh", mesh_info)
+    if mesh is default.mesh:
+        return default, False
+    return DataParallel(mesh), True

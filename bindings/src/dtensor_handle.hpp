@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "py_ref.hpp"
+
+namespace fsdp::python {
+
+/// How DTensors are made and read; functions of the Python side, as DTensor's constructor is.
+struct DTensorMaker {
+  py::object make_gradient;   ///< (local, parameter) -> DTensor
+  py::object make_unsharded;  ///< (local, like: the parameter's DTensor, requires_grad) -> nn.Parameter
+  /// (gradient: a DTensor, placements) -> the local tensor of it placed so; None among them: as it comes.
+  py::object local_gradient;
+};
+
+/// What modules compute with where the parameter was a DTensor before fully_shard (tensor parallelism): a DTensor
+/// parameter over the handle's memory. Operators on it reach the handle below autograd (see Note [Inner residency
+/// key]), so that its gradient arrives here, and is handed on to the handle as if autograd had brought it there.
+///
+/// Every function needs the interpreter's lock.
+class DTensorHandle {
+ public:
+  /// like: the DTensor that the module held. gradient_placements: those that a gradient is to come in.
+  DTensorHandle(at::Tensor handle, py::object like, py::object gradient_placements, const DTensorMaker& maker);
+
+  /// The nn.Parameter, which is another one after the handle's memory or dtype has changed.
+  const PyRef& parameter() const { return parameter_; }
+  /// Takes over what has changed of the handle since the last call.
+  void follow();
+
+ private:
+  void make();
+
+  at::Tensor handle_;
+  PyRef like_, gradient_placements_, parameter_;
+  const c10::StorageImpl* home_ = nullptr;
+  const DTensorMaker& maker_;
+};
+
+}  // namespace fsdp::python
