@@ -1,9 +1,11 @@
 """One rank of the parity suite: runs every program with torch's fully_shard and with ours, and writes what differs.
 
-Usage: parity_worker.py [PROGRAM...] RESULTS_FOLDER
+Usage: parity_worker.py [--programs PACKAGE] [PROGRAM...] RESULTS_FOLDER
 """
 
+import argparse
 import datetime
+import importlib
 import json
 import os
 import sys
@@ -16,7 +18,6 @@ import torch.distributed.fsdp
 from torch.distributed.tensor import DTensor
 
 import fsdp
-from programs import PROGRAMS
 
 # Two ranks add two numbers, in whichever order: equal bits. More add up in another order than FSDP2's gloo.
 TOLERANCE = {2: 0.0, 4: 2e-5}
@@ -82,16 +83,21 @@ def compare(program, ranks):
 
 
 def main():
-    *chosen, folder = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--programs", default="programs", metavar="PACKAGE")
+    parser.add_argument("chosen", nargs="*", metavar="PROGRAM")
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     results = {}
-    for name, program in PROGRAMS.items():
-        if ranks not in program.ranks or (chosen and name not in chosen):
+    for name, program in importlib.import_module(arguments.programs).PROGRAMS.items():
+        is_chosen = not arguments.chosen or name in arguments.chosen
+        if ranks not in program.ranks or program.missing() or not is_chosen:
             continue
         # An error on one rank leaves the others in a collective: then the whole run ends, by its timeout.
         results[name] = compare(program, ranks)
-        Path(folder, f"{rank}.json").write_text(json.dumps(results))
+        (arguments.folder / f"{rank}.json").write_text(json.dumps(results))
         if os.environ.get("FSDP_PARITY_VERBOSE") and rank == 0:
             print(name, "equal" if not results[name] else "\n".join(results[name]), flush=True)
     dist.destroy_process_group()

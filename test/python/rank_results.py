@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "processes"))
 import launch
 
 PACKAGE = launch.BUILD / "bindings"
+PATH = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
 
 
 def run_on(ranks, program, *arguments, timeout_s):
@@ -17,7 +18,7 @@ def run_on(ranks, program, *arguments, timeout_s):
 
     The program gets a folder behind its arguments, where rank r writes r.json after each result.
     """
-    os.environ["PYTHONPATH"] = str(PACKAGE)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), *PATH])
     with tempfile.TemporaryDirectory() as folder:
         ran = launch.run(launch.torchrun(ranks, sys.executable, program, *arguments, folder), timeout_s=timeout_s)
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]

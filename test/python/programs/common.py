@@ -1,6 +1,7 @@
 """What the programs are made of, and their table."""
 
 import functools
+import importlib.util
 
 import torch
 import torch.nn as nn
@@ -12,25 +13,39 @@ WIDTH, INPUTS, OUTPUTS = 9, 7, 3
 
 
 class Program:
-    def __init__(self, function, arguments, ranks, tolerance):
+    """needs: packages without which it does not run."""
+
+    def __init__(self, function, arguments, ranks, tolerance, needs):
         self.function, self.arguments, self.ranks, self.tolerance = function, arguments, ranks, tolerance
+        self.needs = needs
 
     def run(self, api, ranks):
         torch.manual_seed(0)
         return self.function(api, ranks, *self.arguments)
 
+    def missing(self):
+        return [package for package in self.needs if importlib.util.find_spec(package) is None]
 
-def program(function=None, *, ranks=(2, 4), variants=((),), tolerance=0.0):
-    """Registers a program, once for each tuple of arguments behind (api, ranks).
 
-    tolerance: relative, where FSDP2 adds the same numbers up in another order.
-    """
-    if function is None:
-        return functools.partial(program, ranks=ranks, variants=variants, tolerance=tolerance)
-    for arguments in variants:
-        name = function.__name__ + "".join(f"_{argument}" for argument in arguments)
-        PROGRAMS[name.replace(" ", "_")] = Program(function, arguments, ranks, tolerance)
-    return function
+def registering(table):
+    """The decorator that puts programs into `table`."""
+
+    def program(function=None, *, ranks=(2, 4), variants=((),), tolerance=0.0, needs=()):
+        """Registers a program, once for each tuple of arguments behind (api, ranks).
+
+        tolerance: relative, where FSDP2 adds the same numbers up in another order.
+        """
+        if function is None:
+            return functools.partial(program, ranks=ranks, variants=variants, tolerance=tolerance, needs=needs)
+        for arguments in variants:
+            name = function.__name__ + "".join(f"_{argument}" for argument in arguments)
+            table[name.replace(" ", "_")] = Program(function, arguments, ranks, tolerance, needs)
+        return function
+
+    return program
+
+
+program = registering(PROGRAMS)
 
 
 class Block(nn.Module):

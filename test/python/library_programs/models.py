@@ -1,0 +1,100 @@
+"""Models of `transformers` built from a config, and adapters of `peft`."""
+
+import torch
+
+from programs.common import full, gradients, mesh_of, shown, weights
+
+from .table import program
+
+VOCABULARY = 64
+SMALL = dict(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=32)
+
+
+def llama(**more):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**SMALL, **more))
+
+
+def mixtral(**more):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=4, output_router_logits=True, **more))
+
+
+MODELS = {
+    "llama": llama,
+    "llama_tied": lambda: llama(tie_word_embeddings=True),
+    "mixtral": mixtral,
+}
+
+
+def token_batches(steps):
+    generator = torch.Generator().manual_seed(100 + torch.distributed.get_rank())
+    return [torch.randint(0, VOCABULARY, (2, 8), generator=generator) for _ in range(steps)]
+
+
+def shard_layers(api, model, layers, **options):
+    for layer in layers:
+        api.fully_shard(layer, **options)
+    return api.fully_shard(model, **options)
+
+
+def train_language(model, inputs):
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses, norms = [], []
+    for tokens in inputs:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(full(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        optimizer.step()
+        losses.append(loss.detach())
+    return {"losses": losses, "norms": norms, "gradients": gradients(model), "weights": weights(model)}
+
+
+@program(ranks=(2,), needs=("transformers",), variants=[(name,) for name in MODELS])
+def language_model(api, ranks, name):
+    model = MODELS[name]()
+    shard_layers(api, model, model.model.layers, mesh=mesh_of(ranks))
+    before = shown(model)
+    trained = train_language(model, token_batches(3))
+    model.eval()
+    with torch.no_grad():
+        logits = model(input_ids=token_batches(1)[0]).logits
+    return {"before": before, "trained": trained, "logits": logits, "state": model.state_dict()}
+
+
+@program(ranks=(2,), needs=("transformers",))
+def language_model_in_bfloat16_with_checkpointing(api, ranks):
+    model = llama()
+    model.gradient_checkpointing_enable()
+    policy = api.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard_layers(api, model, model.model.layers, mesh=mesh_of(ranks), mp_policy=policy)
+    model.train()
+    return train_language(model, token_batches(2))
+
+
+@program(ranks=(2,), needs=("transformers",))
+def generation(api, ranks):
+    model = llama()
+    shard_layers(api, model, model.model.layers, mesh=mesh_of(ranks), reshard_after_forward=False)
+    model.eval()
+    tokens = torch.arange(4).unsqueeze(0)  # on all ranks the same length
+    with torch.no_grad():
+        return model.generate(tokens, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+
+
+@program(ranks=(2,), needs=("transformers", "peft"), variants=[(name,) for name in ("llama", "llama_tied")])
+def adapters(api, ranks, name):
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+    model = get_peft_model(MODELS[name](), LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_dropout=0.0))
+    shard_layers(api, model, model.base_model.model.model.layers, mesh=mesh_of(ranks))
+    before = shown(model)
+    trained = train_language(model, token_batches(3))
+    adapted = {key: full(value) for key, value in get_peft_model_state_dict(model).items()}
+    with model.disable_adapter(), torch.no_grad():
+        plain = model(input_ids=token_batches(1)[0]).logits
+    return {"before": before, "trained": trained, "adapted": adapted, "plain": plain}
