@@ -33,15 +33,25 @@ void remove_residency_key(const at::Tensor& tensor);
 void add_inner_residency_key(const at::Tensor& alias);
 
 /// While it lives, operators on this thread pass the fallback by: for the runtime's own work on
-/// shards and handles. Also turns autograd and inference mode off.
+/// shards and handles. Also turns autograd and inference mode off, and hides that work from Python's
+/// dispatch modes: selective checkpointing expects the same operators when it runs a part again, where
+/// other groups may have to be gathered than the first time.
 class BelowResidency {
  public:
-  BelowResidency() : key_(kResidencyKey) {}
+  BelowResidency() : key_(kResidencyKey), no_modes_(without_modes()) {}
 
  private:
+  static c10::impl::LocalDispatchKeySet without_modes() {
+    auto keys = c10::impl::tls_local_dispatch_key_set();
+    // Not excluded: tensors that are Python classes keep working in hooks of the user's.
+    keys.included_ = keys.included_ - c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+    return keys;
+  }
+
   c10::InferenceMode no_inference_{false};
   at::AutoDispatchBelowADInplaceOrView no_autograd_;
   c10::impl::ExcludeDispatchKeyGuard key_;
+  c10::impl::ForceDispatchKeyGuard no_modes_;
 };
 
 }  // namespace fsdp
