@@ -103,7 +103,7 @@ bool ShardedModule::is_kept() const {
 bool ShardedModule::reshards_after_forward() const {
   const auto groups = controls_.state().live_groups();
   return std::any_of(groups.begin(), groups.end(),
-                     [](const auto& group) { return group->policy().after_forward.reshard && !group->is_kept_by_user; });
+                     [](const auto& group) { return group->policy().after_forward.reshard; });
 }
 
 bool ShardedModule::records_autograd(const py::tuple& args) const {

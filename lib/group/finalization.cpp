@@ -57,6 +57,7 @@ void RootContext::wait_for_gradients(int64_t ticket) {
   for (auto* group : groups_) group->wait_for_copies();
   measure_step();  // what the reductions launched and copied is the step's
   finalization_.is_awaited = false;
+  tell_of_end();
 }
 
 }  // namespace fsdp

@@ -266,8 +266,9 @@ void RootContext::close_step() {
   measure_step();
   phase_ = Phase::kIdle;
   observer_.end_step();
-  for (auto* group : groups_) group->wait_for_copies();
-  for (auto* group : held_) {
+  // Of all: groups of one rank are never among those held.
+  for (auto* group : groups_) {
+    group->wait_for_copies();
     group->is_kept_by_user = group->is_listed_prefetch = false;
     group->mark_not_ready();
   }

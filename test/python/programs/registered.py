@@ -29,8 +29,12 @@ def unshard_ahead(api, ranks):
     handles = [block.unshard(async_op=True) for block in model.blocks]
     for one in [handle, *handles]:
         one.wait()
-    inside = shown(model)
-    return {"inside": inside, "trained": train(model, adam(model), batches(2))}
+    seen = {"inside": shown(model)}
+    loss = model(batches(1)[0]).square().mean()
+    seen["after_forward"] = shown(model)
+    loss.backward()
+    seen["after_backward"] = shown(model)
+    return {"seen": seen, "trained": train(model, adam(model), batches(2))}
 
 
 @program

@@ -1,0 +1,71 @@
+"""torch.distributed.pipelining with sharded stages."""
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B,
+                                          ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)
+
+from programs.common import WIDTH, Block, gradients, shown, weights
+
+from .table import program
+
+STAGES, MICROBATCHES, ROWS = 2, 4, 2
+
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def stages_of(api, mesh, per_rank, folded):
+    """This rank's: one, or two that lie apart, or the first and the last ("folded")."""
+    here, count = mesh.get_local_rank("pp"), STAGES * per_rank
+    mine = [here, count - 1 - here] if folded else [here + STAGES * index for index in range(per_rank)]
+    made = []
+    for index in mine:
+        torch.manual_seed(index)
+        module = Stage()
+        for block in module.blocks:
+            api.fully_shard(block, mesh=mesh["dp"])
+        api.fully_shard(module, mesh=mesh["dp"])
+        made.append(PipelineStage(module, index, count, torch.device("cpu"), group=mesh.get_group("pp")))
+    return made
+
+
+SCHEDULES = {
+    "gpipe": (ScheduleGPipe, 1, False),
+    "1f1b": (Schedule1F1B, 1, False),
+    "interleaved": (ScheduleInterleaved1F1B, 2, False),
+    "interleaved_zero_bubble": (ScheduleInterleavedZeroBubble, 2, False),
+    "zbv": (ScheduleZBVZeroBubble, 2, True),
+}
+
+
+@program(variants=[(name,) for name in SCHEDULES])
+def pipeline(api, ranks, name):
+    kind, per_rank, folded = SCHEDULES[name]
+    mesh = init_device_mesh("cpu", (STAGES, ranks // STAGES), mesh_dim_names=("pp", "dp"))
+    stages = stages_of(api, mesh, per_rank, folded)
+    schedule = kind(stages if per_rank > 1 else stages[0], MICROBATCHES,
+                    loss_fn=lambda y, target: (y - target).square().mean())
+    optimizer = torch.optim.AdamW([p for stage in stages for p in stage.submod.parameters()], lr=1e-2)
+    generator = torch.Generator().manual_seed(mesh.get_local_rank("dp"))
+    losses = []
+    for _ in range(2):
+        x, target = torch.randn(2, MICROBATCHES * ROWS, WIDTH, generator=generator)
+        inputs = (x,) if any(stage.is_first for stage in stages) else ()
+        last = any(stage.is_last for stage in stages)
+        schedule.step(*inputs, target=target if last else None, losses=losses if last else None)
+        optimizer.step()
+        seen = [gradients(stage.submod) for stage in stages]
+        optimizer.zero_grad()
+    return {"losses": [loss.detach() for loss in losses], "gradients": seen,
+            "weights": [weights(stage.submod) for stage in stages],
+            "after": [shown(stage.submod) for stage in stages]}
