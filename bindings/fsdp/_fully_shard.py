@@ -1,9 +1,11 @@
 """fully_shard and the functions beside it."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import torch
+import torch.distributed.fsdp
 import torch.nn as nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, RegistryItem
 from torch.distributed._composable_state import _State
@@ -23,11 +25,26 @@ _sharded_classes: dict[type, type] = {}
 
 
 class FSDPState(_State):
-    """What `fully_shard.state(module)` returns; modules of one call share it."""
+    """What `fully_shard.state(module)` returns; modules of one call share it.
+
+    The members that begin with an underscore are what torch.distributed.pipelining asks for: before torch 2.15 it
+    ends a stage's backwards through them, and since then it looks whether stages share a communication context.
+    """
+
+    # None: the final callback does all of it, for all groups of the root.
+    _fsdp_param_group = None
+    _fsdp_param_groups = ()
 
     def __init__(self, core):
         super().__init__()
         self.core = core  # the C++ side
+        self._state_ctx = SimpleNamespace(all_states=[self])
+        self._comm_ctx = object()
+
+    def _root_post_backward_final_callback(self):
+        self.core.set_manual_backward_finalization(True)
+        self.core.finalize_backward()
+        self.core.set_manual_backward_finalization(False)
 
 
 # torch's own decorator `contract` for this would refuse a tie across groups, which shows one name less.
@@ -36,7 +53,10 @@ def _state_of(module):
 
 
 def _remember_state(module, state, item):
-    module.__dict__.setdefault(STATE_KEY, {})[fully_shard] = state
+    states = module.__dict__.setdefault(STATE_KEY, {})
+    states[fully_shard] = state
+    # torch's own function finds it, too: `torch.distributed.fsdp.fully_shard.state(module)`.
+    states[torch.distributed.fsdp.fully_shard.__wrapped__] = state
     module.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = item
 
 
@@ -253,3 +273,6 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
     """Several roots (the stages of a pipeline on one rank) count packed gradients together."""
     _C.share_comm_ctx(_cores_of(modules))
+    states = [fully_shard.state(module) for module in modules]
+    for state in states:
+        state._comm_ctx = states[0]._comm_ctx

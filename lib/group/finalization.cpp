@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/require.hpp"
 #include "group/root_context.hpp"
 
@@ -37,7 +39,11 @@ void RootContext::check_can_finalize() const {
 int64_t RootContext::finalize_backward() {
   std::lock_guard lock(mutex_);
   check_can_finalize();
-  if (!finalization_.is_due) return 0;
+  // What backwards left that ended by themselves counts too: without synchronisation, or not the last ones.
+  const bool is_left = !reductions_.empty() || std::any_of(groups_.begin(), groups_.end(), [](auto* group) {
+    return group->reduction().requires_gradient_sync && has_unreduced_gradients(*group);
+  });
+  if (!finalization_.is_due && !is_left) return 0;
   observer_.look_for_listener();
   flush_gradients();
   finalization_.is_due = false;

@@ -6,7 +6,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B,
                                           ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)
 
-from programs.common import WIDTH, Block, gradients, shown, weights
+from programs.common import (WIDTH, Block, Model, adam, batches, error_of, gradients, mesh_of, shard, shown, train,
+                             weights)
 
 from .table import program
 
@@ -69,3 +70,48 @@ def pipeline(api, ranks, name):
     return {"losses": [loss.detach() for loss in losses], "gradients": seen,
             "weights": [weights(stage.submod) for stage in stages],
             "after": [shown(stage.submod) for stage in stages]}
+
+
+@program
+def backwards_ended_through_the_state(api, ranks):
+    """As torch.distributed.pipelining does it before torch 2.15."""
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    optimizer, seen = adam(model), []
+    for _ in range(2):
+        for x in batches(3):
+            model.set_is_last_backward(False)
+            model.set_reshard_after_backward(False)
+            model.set_requires_gradient_sync(False)
+            model(x).square().mean().backward()
+        model.set_is_last_backward(True)
+        model.set_reshard_after_backward(True)
+        model.set_requires_gradient_sync(True)
+        root = torch.distributed.fsdp.fully_shard.state(model)
+        for state in root._state_ctx.all_states:
+            for group in getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group]):
+                group.post_backward()
+        root._root_post_backward_final_callback()
+        seen += [shown(model), gradients(model)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"seen": seen, "after": train(model, optimizer, batches(1))}
+
+
+@program
+def communication_contexts(api, ranks):
+    if not hasattr(torch.distributed.fsdp, "share_comm_ctx"):
+        return "not in this torch"
+    stages = [shard(api, Model(), mesh=mesh_of(ranks)) for _ in range(3)]
+    api.share_comm_ctx(stages[:2])
+    return [len({id(stage._get_fsdp_state()._comm_ctx) for stage in some}) for some in (stages[:2], stages[1:])]
+
+
+@program
+def other_composable_functions(api, ranks):
+    from torch.distributed._composable.replicate import replicate
+    from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
+
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    return [error_of(lambda: replicate(model)), error_of(lambda: replicate_with_fsdp(model, mesh=mesh_of(ranks))),
+            error_of(lambda: torch.distributed.fsdp.fully_shard(model, mesh=mesh_of(ranks))),
+            isinstance(model, torch.distributed.fsdp.FSDPModule), [isinstance(m, api.FSDPModule) for m in model.modules()]]
