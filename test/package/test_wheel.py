@@ -3,6 +3,7 @@
 Compiles the library once more, which takes minutes: only with FSDP_TEST_WHEEL=1.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent / "processes"))
+import readme  # noqa: E402
 from closing_line import main  # noqa: E402
 from commands import run  # noqa: E402
 
@@ -77,6 +79,16 @@ class Wheel(unittest.TestCase):
         output = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                                   program)
         self.assertEqual(output.count("trained"), 2, output)
+
+    @unittest.skipIf(importlib.util.find_spec("transformers") is None,
+                     "not installed: transformers; tools/setup does it")
+    def test_the_program_in_the_readme_trains(self):
+        program = self.folder / "train.py"
+        program.write_text(readme.python_program())
+        output = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                                  program)
+        for losses in readme.losses(output).values():
+            self.assertLess(sum(losses[-5:]) / 5, 0.75 * losses[0])
 
     def test_another_torch_is_refused_by_name(self):
         output = self.run_command(sys.executable, "-c", "import torch; torch.__version__ = '2.10.1'; import fsdp",
