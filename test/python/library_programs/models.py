@@ -1,8 +1,10 @@
 """Models of `transformers` built from a config, and adapters of `peft`."""
 
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from programs.common import full, gradients, mesh_of, shown, weights
+from programs.saved import shared_folder
 
 from .table import program
 
@@ -98,3 +100,32 @@ def adapters(api, ranks, name):
     with model.disable_adapter(), torch.no_grad():
         plain = model(input_ids=token_batches(1)[0]).logits
     return {"before": before, "trained": trained, "adapted": adapted, "plain": plain}
+
+
+@program(ranks=(2,), needs=("transformers",))
+def saved_as_transformers_do(api, ranks):
+    """The whole weights in a folder, where a plain model finds them."""
+    model = llama()
+    shard_layers(api, model, model.model.layers, mesh=mesh_of(ranks))
+    train_language(model, token_batches(1))
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    with shared_folder() as folder:
+        if torch.distributed.get_rank() == 0:
+            model.save_pretrained(folder, state_dict=whole)
+        torch.distributed.barrier()
+        return type(llama()).from_pretrained(folder).state_dict()
+
+
+@program(ranks=(2,), needs=("transformers",))
+def built_on_meta_and_filled_from_rank0(api, ranks):
+    whole = llama().state_dict() if torch.distributed.get_rank() == 0 else {}
+    with torch.device("meta"):
+        model = llama()
+    shard_layers(api, model, model.model.layers, mesh=mesh_of(ranks))
+    before = shown(model)
+    model.to_empty(device="cpu")
+    set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    # In no state dict: made from the config.
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = type(rotary)(model.config).inv_freq
+    return {"before": before, "trained": train_language(model, token_batches(2))}

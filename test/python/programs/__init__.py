@@ -5,8 +5,10 @@ A program is a function (api, ranks) -> a nested value of tensors, DTensors, num
 `api` has the public names of torch.distributed.fsdp, from one side or the other.
 """
 
-from . import arguments, around, attached, construction, gradients, meshes, recomputed, registered, saved, states
+from . import (
+    arguments, around, attached, construction, gradients, meshes, observed, recomputed, registered, saved, states,
+)
 from .common import PROGRAMS
 
-__all__ = ["PROGRAMS", "arguments", "around", "attached", "construction", "gradients", "meshes", "recomputed",
-           "registered", "saved", "states"]
+__all__ = ["PROGRAMS", "arguments", "around", "attached", "construction", "gradients", "meshes", "observed",
+           "recomputed", "registered", "saved", "states"]
