@@ -1,5 +1,6 @@
 """torch's device meshes as the core's."""
 
+import functools
 import weakref
 
 import torch
@@ -28,11 +29,17 @@ def _timeout_s(group, device_type):
         return 600.0
 
 
+def _new_group(backend, ranks, name):
+    """Called by its members alone."""
+    return dist.new_group(ranks, backend=backend, group_desc=name, use_local_synchronization=True)
+
+
 def _communicator(group, device_type):
     by_type = _groups.setdefault(group, {})
     if device_type not in by_type:
         by_type[device_type] = _C.borrowed_group(group, dist.get_process_group_ranks(group), device_type,
-                                                 _timeout_s(group, device_type))
+                                                 _timeout_s(group, device_type),
+                                                 functools.partial(_new_group, dist.get_backend(group)))
     return by_type[device_type]
 
 

@@ -55,6 +55,16 @@ void define_errors(py::module_& module) {
   });
 }
 
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// The Python function (world ranks, name) -> process group, called without the interpreter's lock.
+auto group_maker(py::object function) {
+  return [shared = std::make_shared<PyRef>(std::move(function))](const std::vector<int>& ranks, const std::string& name) {
+    py::gil_scoped_acquire gil;
+    return shared->object()(ranks, name).cast<ProcessGroupPtr>();
+  };
+}
+
 void define_communication(py::module_& module) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator");
   py::class_<DeviceMesh>(module, "DeviceMesh")
@@ -62,13 +72,15 @@ void define_communication(py::module_& module) {
       .def("__repr__", &DeviceMesh::to_string);
   module.def(
       "borrowed_group",
-      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::vector<int> ranks, const std::string& device_type,
-         double timeout_s) {
-        return borrowed_group(group, {.world_ranks = std::move(ranks),
-                                      .device_type = c10::Device(device_type).type(),
-                                      .timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000))});
-      },
-      NoLock());
+      [](const ProcessGroupPtr& group, std::vector<int> ranks, const std::string& device_type, double timeout_s,
+         py::object new_group) {
+        BorrowedGroupOptions options{.world_ranks = std::move(ranks),
+                                     .device_type = c10::Device(device_type).type(),
+                                     .timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000)),
+                                     .new_group = group_maker(std::move(new_group))};
+        py::gil_scoped_release no_gil;
+        return borrowed_group(group, std::move(options));
+      });
   module.def("mesh_of_groups", &mesh_of_groups, NoLock());
 }
 

@@ -4,8 +4,12 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
+
 #include "base/require.hpp"
 #include "comm/backend_factory.hpp"
+#include "comm/checks.hpp"
+#include "comm/forwarding.hpp"
 #include "comm/single_rank.hpp"
 
 namespace fsdp {
@@ -13,6 +17,24 @@ namespace {
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// Their names in torch 2.15, or those that are deprecated there.
+template <class Group>
+WorkPtr gather_on(Group& group, at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  if constexpr (requires { group.all_gather_single(output, input, options); })
+    return group.all_gather_single(output, input, options);
+  else
+    return group._allgather_base(output, input, options);
+}
+
+template <class Group>
+WorkPtr reduce_on(Group& group, at::Tensor& output, at::Tensor& input,
+                  const c10d::ReduceScatterOptions& options) {
+  if constexpr (requires { group.reduce_scatter_single(output, input, options); })
+    return group.reduce_scatter_single(output, input, options);
+  else
+    return group._reduce_scatter_base(output, input, options);
+}
 
 /// A process group that is no set of backends but does its collectives itself: a class derived in Python.
 class SelfMadeBackend final : public c10d::Backend {
@@ -22,11 +44,11 @@ class SelfMadeBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return group_->getBackendName(); }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
-    return group_->_allgather_base(output, input, options);
+    return gather_on(*group_, output, input, options);
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
-    return group_->_reduce_scatter_base(output, input, options);
+    return reduce_on(*group_, output, input, options);
   }
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
     return group_->allreduce(tensors, options);
@@ -37,6 +59,27 @@ class SelfMadeBackend final : public c10d::Backend {
 
  private:
   ProcessGroupPtr group_;
+};
+
+/// A group of a kind that only its owner can make.
+class OwnersGroup final : public ForwardingCommunicator {
+ public:
+  OwnersGroup(std::shared_ptr<Communicator> inner, BorrowedGroupOptions options)
+      : ForwardingCommunicator(std::move(inner)), options_(std::move(options)) {}
+
+  std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
+    SplitPlan plan = plan_split(*this, ranks, name);
+    require(options_.new_group && std::is_sorted(plan.world_ranks.begin(), plan.world_ranks.end()),
+            "split of group '{}' into '{}': its backend '{}' is made by its owner alone, who makes {}", this->name(),
+            name, backend(), options_.new_group ? "groups in the order of the world's ranks" : "no other groups");
+    if (plan.rank < 0) return nullptr;
+    auto options = options_;
+    options.world_ranks = plan.world_ranks;
+    return borrowed_group(options_.new_group(plan.world_ranks, plan.name), std::move(options));
+  }
+
+ private:
+  BorrowedGroupOptions options_;
 };
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const ProcessGroupPtr& group, c10::DeviceType device_type) {
@@ -58,14 +101,15 @@ std::shared_ptr<Communicator> borrowed_group(const ProcessGroupPtr& group, Borro
   const auto own = backend_of(group, options.device_type);
   const std::string kind = own->getBackendName();
   C10dGroup made{.backend = own,
-                 .world_ranks = std::move(options.world_ranks),
+                 .world_ranks = options.world_ranks,
                  .name = group->getGroupDesc().empty() ? group->getGroupName() : group->getGroupDesc(),
                  .device_type = options.device_type,
                  .make_backend = backend_factory(kind, {.timeout = options.timeout}),
                  .launches_batches = kind == "nccl",
                  .is_borrowed = true};
   // Of other kinds we do not know whether there is a store, or what it does (the fake one's keeps nothing).
-  if (!made.make_backend) return c10d_communicator(std::move(made));
+  if (!made.make_backend)
+    return std::make_shared<OwnersGroup>(c10d_communicator(std::move(made)), std::move(options));
   made.store = c10::make_intrusive<c10d::PrefixStore>("fsdp", group->getStore());
   if (kind == "gloo") {
     made.backend = made.make_backend(c10::make_intrusive<c10d::PrefixStore>("beside", made.store),

@@ -21,7 +21,8 @@ namespace {
 
 using C10dWorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// How long a wait on the host sleeps before it looks whether the group was aborted.
+/// How long a wait on the host sleeps before it looks whether the group was aborted. Not of a borrowed group:
+/// the works of a user's own may know no wait that ends before they do.
 constexpr auto kAbortPoll = std::chrono::milliseconds(200);
 
 /// c10d's messages carry a C++ backtrace behind their first line.
@@ -33,17 +34,17 @@ std::string first_line(const char* what) {
 class C10dWork final : public Work {
  public:
   C10dWork(C10dWorkPtr work, std::shared_ptr<FailureFlag> failure, CollectiveInfo info,
-           bool blocks_host)
+           bool waits_in_slices)
       : work_(std::move(work)),
         failure_(std::move(failure)),
         info_(std::move(info)),
-        blocks_host_(blocks_host) {}
+        waits_in_slices_(waits_in_slices) {}
 
   void wait() override {
     if (!error_.empty()) info_.fail(error_);
     if (work_ == nullptr) return;
     try {
-      if (blocks_host_)
+      if (waits_in_slices_)
         wait_on_host();
       else if (!work_->wait())
         throw CommError("aborted");
@@ -82,7 +83,7 @@ class C10dWork final : public Work {
   C10dWorkPtr work_;
   std::shared_ptr<FailureFlag> failure_;
   CollectiveInfo info_;
-  bool blocks_host_;
+  bool waits_in_slices_;
   std::string error_;
 };
 
@@ -262,7 +263,8 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard, publi
     if (bytes == 0) return completed_work();
     CollectiveInfo info(operation, subject, *this, bytes);
     try {
-      return std::make_shared<C10dWork>(launch(), failure_, std::move(info), full.front().is_cpu());
+      const bool waits_in_slices = full.front().is_cpu() && !is_borrowed_;
+      return std::make_shared<C10dWork>(launch(), failure_, std::move(info), waits_in_slices);
     } catch (const std::exception& error) {
       failure_->set(first_line(error.what()));
       CollectiveInfo(operation, subject, *this, bytes).fail(first_line(error.what()));

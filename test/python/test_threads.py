@@ -1,0 +1,41 @@
+"""The parity suite's programs once more with threads of one process as ranks (thread_worker.py): the process group
+is a class derived in Python, so this is also the test of process groups of a user's own.
+"""
+
+import functools
+import sys
+import unittest
+from pathlib import Path
+
+import rank_results
+from closing_line import main
+
+sys.path.insert(0, str(rank_results.PACKAGE))
+import thread_worker
+
+RANKS = (2, 4)
+
+
+@functools.lru_cache
+def results_of(ranks):
+    [found], ended = rank_results.run_on(1, Path(thread_worker.__file__), ranks, timeout_s=280)
+    return found, ended
+
+
+class Threads(unittest.TestCase):
+    maxDiff = None
+
+    def expect_equal(self, name, ranks):
+        found, ended = results_of(ranks)
+        self.assertIn(name, found, f"{ranks} threads did not get here: {ended}")
+        self.assertEqual(found[name], [])
+
+
+for _ranks in RANKS:
+    for _name in thread_worker.programs_for(_ranks):
+        setattr(Threads, f"test_{_name}_on_{_ranks}_threads".replace(".", "_"),
+                functools.partialmethod(Threads.expect_equal, _name, _ranks))
+
+
+if __name__ == "__main__":
+    main()
