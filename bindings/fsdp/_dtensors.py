@@ -2,30 +2,53 @@
 
 import weakref
 
-import torch.nn as nn
 from torch.distributed._composable.contract import _get_registry
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _C
+
+# Equal ones are one object, as long as a tensor has it: DTensor then looks up its cached hash only, and the many
+# like modules of a model need few. By the mesh's id, which the spec keeps alive.
+_specs = weakref.WeakValueDictionary()
+
+
+def spec_of(mesh, placements, meta):
+    key = (id(mesh), placements, meta)
+    spec = _specs.get(key)
+    if spec is None:
+        spec = _specs[key] = DTensorSpec(mesh, placements, tensor_meta=meta)
+    return spec
 
 
 def _in_dtype(spec, dtype):
     if spec.tensor_meta.dtype == dtype:
         return spec
-    return DTensorSpec(spec.mesh, spec.placements,
-                       tensor_meta=TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, dtype))
+    return spec_of(spec.mesh, spec.placements, spec.tensor_meta._replace(dtype=dtype))
+
+
+def make_parameter(local, spec, requires_grad):
+    # What nn.Parameter makes of a DTensor, less a detach through DTensor's dispatch.
+    parameter = DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
+    parameter._is_param = True
+    return parameter
 
 
 def _make_gradient(local, parameter):
-    return DTensor(local, _in_dtype(parameter._spec, local.dtype), requires_grad=False)
+    spec = _in_dtype(parameter._spec, local.dtype)
+    if local.storage_offset() == 0 or parameter.dtype != local.dtype:
+        return DTensor.__new__(DTensor, local, spec, requires_grad=False)
+    # A DTensor made over a tensor with an offset has it, too: it looks as if it had memory of its own, which
+    # deepcopy then tries to copy.
+    gradient = DTensor.__new__(DTensor, parameter._local_tensor, spec, requires_grad=False)
+    gradient._local_tensor = local
+    return gradient
 
 
 def _make_unsharded(local, like, requires_grad):
-    return nn.Parameter(DTensor(local, _in_dtype(like._spec, local.dtype), requires_grad=False),
-                        requires_grad=requires_grad)
+    return make_parameter(local, _in_dtype(like._spec, local.dtype), requires_grad)
 
 
 def _local_gradient(gradient, placements):

@@ -6,9 +6,10 @@ import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from ._dtensors import make_parameter, spec_of
 from ._meshes import core_mesh
 
 
@@ -54,8 +55,7 @@ class Form:
 
     def spec(self, dim, meta):
         """Of the sharded parameter, cut along `dim`; None: replicated."""
-        return DTensorSpec(self.over.mesh, self.over.placements(Replicate() if dim is None else Shard(dim)),
-                           tensor_meta=meta)
+        return spec_of(self.over.mesh, self.over.placements(Replicate() if dim is None else Shard(dim)), meta)
 
     def tensor_parallel(self):
         """(placements, sizes, names of the mesh's dimensions) of what the module holds; None: it is whole."""
@@ -79,7 +79,7 @@ class TensorParallelForm(Form):
     def spec(self, dim, meta):
         held = self.parameter._spec
         shard = Replicate() if dim is None else _placed(dim, held.num_shards_map[dim])
-        return DTensorSpec(self.mesh, (*self.over.placements(shard), *held.placements), tensor_meta=held.tensor_meta)
+        return spec_of(self.mesh, (*self.over.placements(shard), *held.placements), held.tensor_meta)
 
     def tensor_parallel(self):
         held = self.parameter._spec
@@ -129,7 +129,7 @@ class SpmdForm(Form):
         if self.joins:
             placements = [each for index, placement in enumerate(placements)
                           for each in self._joined_placements(index, placement)]
-        return DTensorSpec(self.mesh, tuple(placements), tensor_meta=held.tensor_meta)
+        return spec_of(self.mesh, tuple(placements), held.tensor_meta)
 
     def _joined_placements(self, index, placement):
         if index == self.first:
@@ -237,7 +237,7 @@ class Placer:
         held; dim: None: replicated."""
         sizes, strides = geometry
         spec = self._forms[id(parameter)].spec(dim, TensorMeta(torch.Size(sizes), tuple(strides), local.dtype))
-        return nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=requires_grad)
+        return make_parameter(local, spec, requires_grad)
 
     def gradient_placements(self, parameter):
         return self._forms[id(parameter)].gradient_placements
