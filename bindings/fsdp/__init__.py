@@ -19,7 +19,9 @@ if torch.__version__.split("+")[0].split(".")[:2] != TORCH_VERSION.split(".")[:2
 from ._C import CommError, Error
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy, ShardPlacementResult
 from ._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx
+from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
+from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 
 __all__ = [
     "CPUOffloadPolicy",
@@ -28,11 +30,16 @@ __all__ = [
     "Error",
     "FSDPModule",
     "GradientReductionHandle",
+    "LocalShardPart",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "ShardPlacementResult",
     "UnshardHandle",
+    "clip_grad_norm_",
     "fully_shard",
+    "load_optimizer_state_dict",
+    "local_shards",
+    "optimizer_state_dict",
     "register_fsdp_forward_method",
     "share_comm_ctx",
 ]

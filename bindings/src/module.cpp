@@ -5,6 +5,7 @@
 #include "fsdp/report.hpp"
 #include "fsdp/statistics.hpp"
 #include "fully_shard.hpp"
+#include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
 #include "param/host_lock.hpp"
 
@@ -177,6 +178,8 @@ PYBIND11_MODULE(_C, module) {
   define_controls(sharded);
   define_statistics(sharded);
   module.def("fully_shard", &shard);
+  module.def("local_shards", &local_shards);
+  module.def("clip_grad_norm_", &clip_grad_norm);
   module.def("share_comm_ctx", [](const Modules& roots) { share_comm_ctx(controls_of(roots)); }, NoLock());
   module.def("set_python_side", [](const py::dict& side) {
     python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["local_gradient"]},

@@ -32,6 +32,8 @@ class ShardedModule final : public StepFollower, public std::enable_shared_from_
   FSDPModule& controls() { return controls_; }
   const FSDPModule& controls() const { return controls_; }
   static std::shared_ptr<ShardedModule> of(const ModuleState& state);
+  /// The first of its modules, as the core sees it.
+  const torch::nn::Module& module() const { return *modules_.front(); }
 
   /// The hook before the forward of module `index`. Returns (args, kwargs), or None where nothing changes.
   py::object pre_forward(size_t index, py::tuple args, py::dict kwargs);

@@ -51,6 +51,13 @@ std::shared_ptr<ShownParam> ShownParam::find(const at::Tensor& registered) {
   return found == by_registered().end() ? nullptr : found->second.lock();
 }
 
+std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> ShownParam::all_by_shown() {
+  std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> all;
+  for (const auto& [registered, weak] : by_registered())
+    if (auto param = weak.lock()) all.emplace(tensor_of(param->sharded_.get()).unsafeGetTensorImpl(), std::move(param));
+  return all;
+}
+
 void ShownParam::remember(const std::shared_ptr<ShownParam>& self) {
   by_registered()[registered_.unsafeGetTensorImpl()] = self;
 }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "dtensor_handle.hpp"
@@ -29,6 +30,8 @@ class ShownParam {
 
   /// By its registered tensor; null if there is none.
   static std::shared_ptr<ShownParam> find(const at::Tensor& registered);
+  /// All there are, by the DTensor parameters that stand for them: as much work as there are parameters.
+  static std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> all_by_shown();
   void remember(const std::shared_ptr<ShownParam>& self);
   /// True if `tensor` is what one of them shows, or may show, at that entry.
   static bool shows_at(const at::Tensor& tensor, const Place& place);
@@ -52,6 +55,7 @@ class ShownParam {
   void follow_home();
 
   const at::Tensor& registered() const { return registered_; }
+  py::object sharded() const { return sharded_.object(); }
 
  private:
   void show(const PyRef& parameter) const;

@@ -19,6 +19,7 @@ def run_on_a_rank(folder):
     import torch.distributed as dist
 
     import beyond_fsdp2
+    import local_shards  # more of its checks
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     results = {}
@@ -49,6 +50,7 @@ if __name__ == "__main__" and sys.argv[1:2] == ["--rank"]:
     run_on_a_rank(sys.argv[2])
 elif __name__ == "__main__":
     import beyond_fsdp2
+    import local_shards  # more of its checks
 
     for _name in beyond_fsdp2.CHECKS:
         setattr(BeyondFsdp2, f"test_{_name}", functools.partialmethod(BeyondFsdp2.expect, _name))
