@@ -91,7 +91,7 @@ void ShownParam::take_over() {
   if (!gradient.defined()) {
     // Where none was shown, what is there waits for the end of its step.
     if (shown_gradient_ != nullptr) registered_.mutable_grad().reset();
-    shown_gradient_ = nullptr;
+    forget_gradient();
     return;
   }
   if (gradient_ && gradient.is_same(THPVariable_Unpack(gradient_.get()))) return;
@@ -109,13 +109,27 @@ bool ShownParam::is_ours_alone(const at::Tensor& gradient) const {
   return Py_REFCNT(gradient_.get()) == 1 && mine.use_count() == 1;
 }
 
+/// The DTensor that is kept for the next gradient must not keep the memory of the last one.
+void ShownParam::forget_gradient() {
+  if (shown_gradient_ != nullptr && gradient_) {
+    if (is_ours_alone({})) {
+      const auto local = py::reinterpret_steal<py::object>(PyObject_GetAttr(sharded_.get(), local_tensor_name()));
+      if (!local) throw py::error_already_set();
+      check(PyObject_SetAttr(gradient_.get(), local_tensor_name(), local.ptr()));
+    } else {
+      gradient_ = PyRef();
+    }
+  }
+  shown_gradient_ = nullptr;
+}
+
 void ShownParam::show_gradient() {
   const auto& shown = THPVariable_Unpack(sharded_.get());
   if (shown.requires_grad() != registered_.requires_grad()) shown.set_requires_grad(registered_.requires_grad());
   const auto gradient = registered_.grad();
   if (!gradient.defined()) {
     if (shown_gradient_ != nullptr) shown.mutable_grad().reset();
-    shown_gradient_ = nullptr;
+    forget_gradient();
     return;
   }
   if (gradient.unsafeGetTensorImpl() == shown_gradient_ && shown.grad().defined()) return;

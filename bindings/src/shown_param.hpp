@@ -60,6 +60,7 @@ class ShownParam {
  private:
   void show(const PyRef& parameter) const;
   void run_hooks() const;
+  void forget_gradient();
   bool is_ours_alone(const at::Tensor& gradient) const;
 
   const PyRef& unsharded() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
