@@ -60,6 +60,10 @@ def _local_gradient(gradient, placements):
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
+def _replicates_ordinary():
+    return DTensor._op_dispatcher._allow_implicit_replication
+
+
 def _is_left_out(module):
     registry = _get_registry(module)
     return registry is not None and "replicate" in registry
@@ -70,6 +74,7 @@ def install():
         "make_gradient": _make_gradient,
         "make_unsharded": _make_unsharded,
         "local_gradient": _local_gradient,
+        "replicates_ordinary": _replicates_ordinary,
         "mirrors": WeakIdKeyDictionary(ref_type=weakref.ref),
         "is_left_out": _is_left_out,
         "local_tensors": WeakIdKeyDictionary(ref_type=weakref.ref),

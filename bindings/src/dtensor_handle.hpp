@@ -12,6 +12,7 @@ struct DTensorMaker {
   py::object make_unsharded;  ///< (local, like: the parameter's DTensor, requires_grad) -> nn.Parameter
   /// (gradient: a DTensor, placements) -> the local tensor of it placed so; None among them: as it comes.
   py::object local_gradient;
+  py::object replicates_ordinary;  ///< () -> bool: DTensor takes ordinary tensors as replicated at the moment
 };
 
 /// What modules compute with where the parameter was a DTensor before fully_shard (tensor parallelism): a DTensor

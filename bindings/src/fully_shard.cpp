@@ -40,7 +40,7 @@ void show_group(const ParamGroup& group, const Originals& originals, const py::o
     const auto* handle = param.handle().unsafeGetTensorImpl();
     if (!shown) {
       shown = make_shown(param, originals.at(handle), placer);
-      shown->remember(shown);
+      ShownParam::remember(shown);
     }
     params.emplace(handle, std::move(shown));
   }

@@ -182,7 +182,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("clip_grad_norm_", &clip_grad_norm);
   module.def("share_comm_ctx", [](const Modules& roots) { share_comm_ctx(controls_of(roots)); }, NoLock());
   module.def("set_python_side", [](const py::dict& side) {
-    python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["local_gradient"]},
+    python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["local_gradient"],
+                                  side["replicates_ordinary"]},
                      .mirrors = side["mirrors"],
                      .is_left_out = side["is_left_out"],
                      .local_tensors = side["local_tensors"]};

@@ -73,7 +73,10 @@ void ShardedModule::find_params() {
       if (!param.is_vacant())
         if (auto shown = ShownParam::find(param.registered())) found.push_back(std::move(shown));
   params_ = std::move(found);  // only now: nothing else keeps those that stay
-  for (const auto& param : params_) param->follow_home();
+  for (const auto& param : params_) {
+    param->set_user(weak_from_this());
+    param->follow_home();
+  }
 }
 
 void ShardedModule::follow_root() {

@@ -22,7 +22,9 @@ struct BoundaryCasts {
 ///
 /// Every public function is called with the interpreter's lock and gives it up while the core works, which
 /// may wait for other ranks; `take_over` and `show` come from the core without it.
-class ShardedModule final : public StepFollower, public std::enable_shared_from_this<ShardedModule> {
+class ShardedModule final : public StepFollower,
+                            public ParamUser,
+                            public std::enable_shared_from_this<ShardedModule> {
  public:
   ShardedModule(FSDPModule controls, std::vector<std::shared_ptr<Mirror>> modules, BoundaryCasts casts);
   ~ShardedModule() override;
@@ -50,6 +52,10 @@ class ShardedModule final : public StepFollower, public std::enable_shared_from_
   // --- StepFollower
   void take_over() override;
   void show() override;
+
+  // --- ParamUser
+  void before_use() override { follow_root(); }
+  bool casts_inputs() const override { return casts_.inputs.has_value(); }
 
  private:
   void follow_root();

@@ -1,5 +1,6 @@
 #include "shown_param.hpp"
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <map>
@@ -59,7 +60,48 @@ std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> ShownPar
 }
 
 void ShownParam::remember(const std::shared_ptr<ShownParam>& self) {
-  by_registered()[registered_.unsafeGetTensorImpl()] = self;
+  by_registered()[self->registered_.unsafeGetTensorImpl()] = self;
+  self->self_ = self;
+  self->stand_in();
+}
+
+/// Operators that have ordinary tensors beside the DTensor get the handle.
+class ShownParam::ForOperators final : public StandIn {
+ public:
+  explicit ForOperators(std::weak_ptr<ShownParam> shown) : shown_(std::move(shown)) {}
+
+  at::Tensor ordinary() override {
+    py::gil_scoped_acquire gil;
+    const auto shown = shown_.lock();
+    const auto user = shown ? shown->user_.lock() : nullptr;
+    // In DTensor's own mode for it, ordinary tensors are replicated ones.
+    if (!user || shown->maker_.replicates_ordinary().cast<bool>()) return {};
+    user->before_use();
+    shown->take_over_requires_grad();
+    return THPVariable_Unpack(shown->unsharded_.get());
+  }
+  int64_t version() const override {
+    const auto shown = shown_.lock();
+    return shown ? static_cast<int64_t>(shown->registered_._version()) : 0;
+  }
+  bool casts_operands() const override {
+    const auto shown = shown_.lock();
+    const auto user = shown ? shown->user_.lock() : nullptr;
+    return user && user->casts_inputs();
+  }
+  bool is_refusal(const std::exception& error) const override {
+    const auto* raised = dynamic_cast<const python_error*>(&error);
+    py::gil_scoped_acquire gil;
+    return raised != nullptr && PyErr_GivenExceptionMatches(raised->type, PyExc_Exception);
+  }
+
+ private:
+  std::weak_ptr<ShownParam> shown_;
+};
+
+void ShownParam::stand_in() {
+  if (dtensor_) return;  // its operators have DTensors beside it
+  make_stand_in(THPVariable_Unpack(sharded_.get()), c10::make_intrusive<ForOperators>(self_));
 }
 
 bool ShownParam::shows_at(const at::Tensor& tensor, const Place& place) {
@@ -84,9 +126,14 @@ void ShownParam::show_unsharded() const {
   show(unsharded());
 }
 
-void ShownParam::take_over() {
+void ShownParam::take_over_requires_grad() const {
   const auto& shown = THPVariable_Unpack(sharded_.get());
   if (shown.requires_grad() != registered_.requires_grad()) registered_.set_requires_grad(shown.requires_grad());
+}
+
+void ShownParam::take_over() {
+  take_over_requires_grad();
+  const auto& shown = THPVariable_Unpack(sharded_.get());
   const auto& gradient = shown.grad();
   if (!gradient.defined()) {
     // Where none was shown, what is there waits for the end of its step.
@@ -168,6 +215,7 @@ void ShownParam::point_home() {
   // with the same memory and version counter, so that an optimizer's writes are seen.
   py::object local = py::cast(registered_.detach());
   check(PyObject_SetAttr(sharded_.get(), local_tensor_name(), local.ptr()));
+  stand_in();  // `_apply` may have put another tensor behind the parameter
   home_ = registered_.storage().unsafeGetStorageImpl();
   shown_gradient_ = nullptr;
   gradient_ = PyRef();

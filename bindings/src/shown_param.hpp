@@ -9,13 +9,25 @@
 
 #include "dtensor_handle.hpp"
 #include "mirror.hpp"
+#include "param/stand_in.hpp"
 #include "py_ref.hpp"
 
 namespace fsdp::python {
 
+/// Who uses a parameter in operators: the module that it was sharded with.
+class ParamUser {
+ public:
+  virtual ~ParamUser() = default;
+  /// An operator outside forward is to have the parameter.
+  virtual void before_use() = 0;
+  virtual bool casts_inputs() const = 0;
+};
+
 /// A sharded parameter as Python shows it: its modules' tables hold the DTensor over the registered
 /// parameter's memory, or, inside forward, the parameter that was there before, which is the core's handle.
 /// Gradients of the registered parameter appear as the DTensor parameter's `.grad`.
+///
+/// The DTensor stands in for the handle: see Note [Stand-ins].
 ///
 /// Every function needs the interpreter's lock.
 class ShownParam {
@@ -32,7 +44,8 @@ class ShownParam {
   static std::shared_ptr<ShownParam> find(const at::Tensor& registered);
   /// All there are, by the DTensor parameters that stand for them: as much work as there are parameters.
   static std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> all_by_shown();
-  void remember(const std::shared_ptr<ShownParam>& self);
+  static void remember(const std::shared_ptr<ShownParam>& self);
+  void set_user(std::weak_ptr<ParamUser> user) { user_ = std::move(user); }
   /// True if `tensor` is what one of them shows, or may show, at that entry.
   static bool shows_at(const at::Tensor& tensor, const Place& place);
 
@@ -58,6 +71,9 @@ class ShownParam {
   py::object sharded() const { return sharded_.object(); }
 
  private:
+  class ForOperators;
+  void stand_in();
+  void take_over_requires_grad() const;
   void show(const PyRef& parameter) const;
   void run_hooks() const;
   void forget_gradient();
@@ -68,6 +84,8 @@ class ShownParam {
   at::Tensor registered_;
   PyRef unsharded_, sharded_;
   std::unique_ptr<DTensorHandle> dtensor_;
+  std::weak_ptr<ParamUser> user_;
+  std::weak_ptr<ShownParam> self_;
   PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
   const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows

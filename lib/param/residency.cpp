@@ -12,6 +12,8 @@
 #include "param/residency_fallback.hpp"
 #include "param/residency_owner.hpp"
 #include "param/shard_copy.hpp"
+#include "param/stand_in.hpp"
+#include "param/stand_in_call.hpp"
 
 namespace fsdp {
 
@@ -47,6 +49,7 @@ class Operands {
     return true;
   }
   const Owners& owners() const { return owners_; }
+  bool has_stand_ins() const { return has_stand_ins_; }
   void follow_modes(int64_t task) const {
     for (auto* owner : owners_)
       if (owner->follows_mode() && !owner->is_ready(task)) owner->follow_mode();
@@ -138,6 +141,7 @@ class Operands {
   void examine_tensor(IValue& value, const c10::TensorImpl* impl, size_t argument) {
     auto* storage = KeyedStorage::of(impl);
     if (storage == nullptr) {
+      if (stand_in_of(value.toTensor())) has_stand_ins_ = true;
       if (traits_.is_differentiable) refuse_moved_copy(value.toTensor());
       return;
     }
@@ -237,6 +241,7 @@ class Operands {
   size_t count_;
   Owners owners_;
   size_t first_index_ = 0;
+  bool has_stand_ins_ = false;
   const std::string* cloned_ = nullptr;  // the parameter whose part is cloned
   const c10::TensorImpl* cast_like_ = nullptr;  // whose dtype the others get; on the stack
   const ResidencyOwner* cast_owner_ = nullptr;
@@ -252,6 +257,8 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   const int64_t task = torch::autograd::get_current_graph_task_id();
   Operands operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+  if (operands.has_stand_ins()) return call_with_stand_ins(op, below, stack);
   if (operands.owners().empty()) place_on_meta(op, stack);
   operands.follow_modes(task);
   if (reads_data && !operands.owners().empty()) {
@@ -264,7 +271,6 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     }
   }
   operands.cast_operands();
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
   if (traits.is_aten && !traits.is_transparent) {
     c10::impl::ExcludeDispatchKeyGuard guard(key);
     op.redispatchBoxed(below, stack);

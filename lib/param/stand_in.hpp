@@ -1,0 +1,40 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+
+namespace fsdp {
+
+/// Note [Stand-ins]
+/// A tensor of another kind, Python's DTensor, that shows a sharded parameter outside forward. It computes with its
+/// own kind alone, and an operator whose operands are all of that kind passes on to it unchanged: optimizers, norms,
+/// state dicts. Where an operator has ordinary tensors beside it, which that kind refuses, the handle takes
+/// its place (T20), so that any function may read the parameter. What is computed from stand-ins alone, such as a
+/// view, is a stand-in in turn: the operator is repeated on the handles when its result meets an ordinary
+/// tensor, or where the kind cannot run it. Tensors of the kind that are not stand-ins (gradients, optimizer state) have nothing in whose place
+/// they stand, so operators on them pass on, too.
+///
+/// It travels with its tensor as LibTorch's backend metadata, and the tensor carries the residency key.
+class StandIn : public c10::BackendMeta {
+ public:
+  /// The ordinary tensor whose place it takes; undefined: none (any more), and the operator is the kind's to refuse.
+  virtual at::Tensor ordinary() = 0;
+  /// Moves with every write to what `ordinary` is made of; 0 where that is not told.
+  virtual int64_t version() const = 0;
+  /// True if other floating-point operands are to come in its ordinary tensor's dtype (T8).
+  virtual bool casts_operands() const = 0;
+  /// The kind could not run the operator, as far as this error of it tells (not an interrupt, say).
+  virtual bool is_refusal(const std::exception& error) const = 0;
+
+ private:
+  friend void make_stand_in(const at::Tensor&, c10::intrusive_ptr<StandIn>);
+  friend c10::intrusive_ptr<StandIn> stand_in_of(const at::Tensor&);
+  const c10::TensorImpl* tensor_ = nullptr;  // only compared: metadata is copied along with keys
+};
+
+void make_stand_in(const at::Tensor& tensor, c10::intrusive_ptr<StandIn> stand_in);
+/// Null for any other tensor.
+c10::intrusive_ptr<StandIn> stand_in_of(const at::Tensor& tensor);
+
+}  // namespace fsdp
