@@ -12,6 +12,7 @@ from . import _C
 # By process group, which may be made anew under the same name.
 _groups = weakref.WeakKeyDictionary()
 _meshes = weakref.WeakKeyDictionary()
+_made = {}
 
 
 def default_mesh():
@@ -41,6 +42,16 @@ def _communicator(group, device_type):
                                                  _timeout_s(group, device_type),
                                                  functools.partial(_new_group, dist.get_backend(group)))
     return by_type[device_type]
+
+
+def process_group_over(ranks):
+    """The process group of these world ranks in their order, made by its members if there is none."""
+    for group in list(_groups):
+        if dist.get_process_group_ranks(group) == list(ranks):
+            return group
+    if tuple(ranks) not in _made:
+        _made[tuple(ranks)] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return _made[tuple(ranks)]
 
 
 def core_mesh(mesh: DeviceMesh, beside: dict = {}):

@@ -1,12 +1,13 @@
 """What a sharded module is and can do: FSDPModule's controls and the handles that they return."""
 
-from typing import Any, Literal
+from typing import Any, Callable, Literal
 
 import torch
 import torch.distributed.fsdp
 from typing_extensions import deprecated
 
 from ._C import GradientReductionHandle
+from ._meshes import process_group_over
 
 
 def check_reshard_after_forward(value, subject):
@@ -156,6 +157,45 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         """Symmetric memory for collectives: refused, as no backend of this version has it."""
         self._core().set_symm_mem_for_comm(backend)
 
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Gathers this module's group through `comm`, of FSDP2's interface AllGather: `allocate(size, dtype=,
+        device=)` and `comm(output_tensor=, input_tensor=, group=, async_op=)`, which may return a dist.Work.
+
+        Buffers are 1-D bytes; the input is this rank's part of the output. None: the library's own again.
+        """
+        self._core_of_one_group("set_custom_all_gather").set_custom_all_gather(comm, process_group_over)
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Reduces this module's gradients through `comm`, of FSDP2's interface ReduceScatter: as for
+        `set_custom_all_gather`, with `op=`. Buffers are 1-D in the reduce dtype. None: the library's own again.
+        """
+        self._core_of_one_group("set_custom_reduce_scatter").set_custom_reduce_scatter(comm, process_group_over)
+
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None, *,
+                            stream: torch.Stream | None = None) -> None:
+        """Calls `hook` with this module's reduced gradients, 1-D in the reduce dtype, for it to change in place:
+        behind the all-reduce of HSDP, or behind the reduce-scatter. stream: to run it in, without HSDP only.
+        """
+        core = self._core_of_one_group("set_all_reduce_hook")
+        if stream is not None and core.replicates():
+            raise ValueError("set_all_reduce_hook: a stream cannot be given with HSDP, whose all-reduce has its own")
+        core.set_all_reduce_hook(hook if stream is None or hook is None else _in_stream(hook, stream))
+
+    def set_post_optim_event(self, event: torch.Event) -> None:
+        """On the root: the next forward's gathers wait for this event, recorded behind the optimizer's step, which is
+        then forgotten."""
+        self._core().set_post_optim_event(event)
+
+    def _core_of_one_group(self, control):
+        core = self._core()
+        if core.group_count() > 1:
+            raise ValueError(f"{control}: the module has {core.group_count()} groups, over different meshes "
+                             "(shard_placement_fn); one comm or hook would serve them all")
+        return core
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Nothing to do: gathers never block the host before their use."""
+
     def set_prefetch_distance(self, groups: int) -> None:
         """On the root: how many groups ahead the learned order is gathered (1); 0: none. Ours alone."""
         self._core().set_prefetch_distance(groups)
@@ -179,6 +219,17 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         applied = super(torch.distributed.fsdp.FSDPModule, self)._apply(fn, recurse=recurse)
         core.applied()
         return applied
+
+
+def _in_stream(hook, stream):
+    def hooked(gradients):
+        current = torch.accelerator.current_stream()
+        stream.wait_stream(current)
+        with stream:
+            hook(gradients)
+        current.wait_stream(stream)
+
+    return hooked
 
 
 # What torch's class has and this one does not must not be taken from there: it knows another state.

@@ -1,6 +1,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/borrowed_group.hpp"
+#include "custom_comms.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/report.hpp"
 #include "fsdp/statistics.hpp"
@@ -175,6 +176,12 @@ PYBIND11_MODULE(_C, module) {
       .def("reshard", &ShardedModule::reshard)
       .def("reset_iter_state", &ShardedModule::reset_iter_state)
       .def("applied", &ShardedModule::applied);
+  sharded.def("set_post_optim_event", &ShardedModule::set_post_optim_event)
+      .def("set_custom_all_gather", &set_custom_all_gather)
+      .def("set_custom_reduce_scatter", &set_custom_reduce_scatter)
+      .def("set_all_reduce_hook", &set_all_reduce_hook)
+      .def("group_count", [](const Self& self) { return self.controls().state().live_groups().size(); })
+      .def("replicates", [](const Self& self) { return self.controls().state().mesh_info.replicate_size() > 1; });
   define_controls(sharded);
   define_statistics(sharded);
   module.def("fully_shard", &shard);

@@ -135,6 +135,7 @@ void ShardedModule::use(bool records_autograd) {
 
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
   follow_root();
+  if (post_optim_event_) PyRef(std::move(post_optim_event_)).object().attr("wait")();
   const bool records = records_autograd(args);
   {
     py::gil_scoped_release no_gil;
@@ -176,6 +177,13 @@ void ShardedModule::watch_backward(const py::object& output) {
       if (!self->shows_unsharded_) self->show_as(/*unsharded=*/true);
     });
   });
+}
+
+void ShardedModule::set_post_optim_event(py::object event) {
+  if (!py::hasattr(event, "wait"))
+    throw py::type_error("set_post_optim_event: expected an event that has been recorded, found " +
+                         py::repr(event).cast<std::string>());
+  if (const auto root = of(*controls_.state().root())) root->post_optim_event_ = PyRef(std::move(event));
 }
 
 void ShardedModule::unshard() {

@@ -46,6 +46,8 @@ class ShardedModule final : public StepFollower,
   void unshard_done();
   void reshard();
   void reset_iter_state();
+  /// The root's next forward waits for it first.
+  void set_post_optim_event(py::object event);
   /// After nn.Module._apply on the module: takes the parameters' new values, device or dtype over.
   void applied();
 
@@ -73,6 +75,7 @@ class ShardedModule final : public StepFollower,
   std::vector<std::weak_ptr<ShardedModule>> followed_;  ///< of a root: itself and all below
   const RootContext* context_ = nullptr;                ///< when the root was last looked for
   bool shows_unsharded_ = false;
+  PyRef post_optim_event_;
   int depth_ = 0;                 ///< forwards under way
   std::vector<bool> waits_for_;   ///< by module: it has not run yet in this pass; several modules only
 };

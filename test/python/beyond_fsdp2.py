@@ -190,3 +190,34 @@ def an_optimizer_in_backward(rank, ranks):
     model.weight.register_post_accumulate_grad_hook(lambda parameter: called.append(parameter.grad is not None))
     model(batches_of(rank)[0]).sum().backward()
     assert called == [True], called
+
+
+class Event:
+    """Stands for a recorded torch.Event, which needs an accelerator."""
+
+    def __init__(self):
+        self.waits = 0
+
+    def wait(self, stream=None):
+        self.waits += 1
+
+
+@check
+def the_next_forward_waits_for_an_event_behind_the_optimizer(rank, ranks):
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    for each in (*model, model):
+        fsdp.fully_shard(each, mesh=init_device_mesh("cpu", (ranks,)))
+    x = batches_of(rank)[0]
+    model(x).sum().backward()
+    event = Event()
+    model.set_post_optim_event(event)
+    assert event.waits == 0
+    for _ in range(2):
+        model(x).sum().backward()
+        assert event.waits == 1, event.waits
+    try:
+        model.set_post_optim_event(None)
+    except TypeError as error:
+        assert "expected an event" in str(error)
+    else:
+        raise AssertionError("None was taken for an event")

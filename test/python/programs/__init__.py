@@ -6,9 +6,33 @@ A program is a function (api, ranks) -> a nested value of tensors, DTensors, num
 """
 
 from . import (
-    arguments, around, attached, construction, gradients, meshes, observed, recomputed, registered, saved, states,
+    arguments,
+    around,
+    attached,
+    communication,
+    construction,
+    gradients,
+    meshes,
+    observed,
+    recomputed,
+    registered,
+    saved,
+    states,
 )
 from .common import PROGRAMS
 
-__all__ = ["PROGRAMS", "arguments", "around", "attached", "construction", "gradients", "meshes", "observed",
-           "recomputed", "registered", "saved", "states"]
+__all__ = [
+    "PROGRAMS",
+    "arguments",
+    "around",
+    "attached",
+    "communication",
+    "construction",
+    "gradients",
+    "meshes",
+    "observed",
+    "recomputed",
+    "registered",
+    "saved",
+    "states",
+]
