@@ -44,7 +44,8 @@ class BelowResidency {
   static c10::impl::LocalDispatchKeySet without_modes() {
     auto keys = c10::impl::tls_local_dispatch_key_set();
     // Not excluded: tensors that are Python classes keep working in hooks of the user's.
-    keys.included_ = keys.included_ - c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+    keys.included_ = keys.included_ - c10::DispatchKeySet({c10::DispatchKey::Python,
+                                                           c10::DispatchKey::PythonTLSSnapshot});
     return keys;
   }
 

@@ -85,8 +85,8 @@ class Wheel(unittest.TestCase):
     def test_the_program_in_the_readme_trains(self):
         program = self.folder / "train.py"
         program.write_text(readme.python_program())
-        output = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                                  program)
+        output = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                                  "2", program)
         for losses in readme.losses(output).values():
             self.assertLess(sum(losses[-5:]) / 5, 0.75 * losses[0])
 

@@ -23,4 +23,5 @@ def compiled_by_inductor(api, ranks, part):
     called = torch.compile(model) if part == "wrapped" else model
     trained = train(called, optimizer, batches(2))
     counters = torch._dynamo.utils.counters
-    return {"trained": trained, "graphs": counters["stats"]["unique_graphs"], "breaks": sum(counters["graph_break"].values())}
+    return {"trained": trained, "graphs": counters["stats"]["unique_graphs"],
+            "breaks": sum(counters["graph_break"].values())}

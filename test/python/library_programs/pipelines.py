@@ -121,4 +121,5 @@ def other_composable_functions(api, ranks):
     model = shard(api, Model(), mesh=mesh_of(ranks))
     return [error_of(lambda: replicate(model)), error_of(lambda: replicate_with_fsdp(model, mesh=mesh_of(ranks))),
             error_of(lambda: torch.distributed.fsdp.fully_shard(model, mesh=mesh_of(ranks))),
-            isinstance(model, torch.distributed.fsdp.FSDPModule), [isinstance(m, api.FSDPModule) for m in model.modules()]]
+            isinstance(model, torch.distributed.fsdp.FSDPModule),
+            [isinstance(module, api.FSDPModule) for module in model.modules()]]
