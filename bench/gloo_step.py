@@ -7,11 +7,14 @@ the machine does hits them alike. A step is forward, backward and plain SGD; its
 import conductor
 import harness
 
+CPP_IMPLS = ("fsdp", "plain_cpp")
 IMPLS = ("fsdp", "python", "fsdp2", "ddp", "plain", "plain_cpp")  # python: the library's extension
 
 
 def add_options(parser):
     parser.add_argument("--impl", default="all", help=f"comma-separated, of {', '.join(IMPLS)}; default all")
+    parser.add_argument("--model", choices=("mlp", "llama"), default="mlp",
+                        help="llama: not in C++ (default mlp)")
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--hidden", type=int, default=2048)
@@ -25,6 +28,8 @@ def add_options(parser):
 
 def chosen(options):
     impls = IMPLS if options.impl == "all" else tuple(options.impl.split(","))
+    if options.model == "llama":
+        impls = tuple(impl for impl in impls if impl not in CPP_IMPLS)
     unknown = [impl for impl in impls if impl not in IMPLS]
     if unknown:
         raise SystemExit(f"gloo_step: unknown --impl {unknown[0]!r}; there are {', '.join(IMPLS)}")
@@ -32,13 +37,13 @@ def chosen(options):
 
 
 def start(workers, impl, options):
-    is_cpp = impl in ("fsdp", "plain_cpp")
-    command = (conductor.fsdp_command(harness.build_dir(), "gloo_step") if is_cpp
+    command = (conductor.fsdp_command(harness.build_dir(), "gloo_step") if impl in CPP_IMPLS
                else conductor.pytorch_command("gloo_step.py"))
     ranks = 1 if impl.startswith("plain") else options.ranks
     world = workers.start_world(impl, command, ranks)
-    about = world.ask({"do": "setup", "impl": impl, "blocks": options.blocks, "dim": options.dim,
-                       "hidden": options.hidden, "vocabulary": options.vocabulary, "tokens": options.tokens})
+    about = world.ask({"do": "setup", "impl": impl, "model": options.model, "blocks": options.blocks,
+                       "dim": options.dim, "hidden": options.hidden, "vocabulary": options.vocabulary,
+                       "tokens": options.tokens})
     world.ask({"do": "run", "steps": options.warmup})
     return world, about[0]["parameters"]
 
@@ -52,27 +57,32 @@ def run(options, report):
     impls = chosen(options)
     if options.quick:
         options.repeats, options.steps, options.warmup = 2, 1, 2
-    harness.build(options, ([harness.PROGRAM] if {"fsdp", "plain_cpp"} & set(impls) else [])
-                  + ([harness.PACKAGE] if "python" in impls else []))
+    harness.build(options, ([harness.PROGRAM] if set(CPP_IMPLS) & set(impls) else [])
+                  + (harness.PACKAGE if "python" in impls else []))
+    measure(impls, options, report)
+
+
+def measure(impls, options, report):
+    """Adds the cases to the report and shows the table."""
     times = {impl: [] for impl in impls}
     with conductor.Workers() as workers:
         started = {impl: start(workers, impl, options) for impl in impls}
         parameters = next(iter(started.values()))[1]
         report.setting(
-            parameters=f"{parameters:,}", shape=f"{options.blocks} blocks of {options.dim} x {options.hidden}, "
-            f"{options.tokens} tokens a rank", dtype="float32", bytes=f"{4 * parameters:,}", world=options.ranks,
-            device="CPU, 1 thread a rank, gloo", time="wall clock", warm_up_steps=options.warmup,
+            parameters=f"{parameters:,}", shape=f"{options.model}, {options.blocks} blocks of {options.dim} x "
+            f"{options.hidden}, {options.tokens} tokens a rank", dtype="float32", bytes=f"{4 * parameters:,}",
+            world=options.ranks, device="CPU, 1 thread a rank, gloo", time="wall clock", warm_up_steps=options.warmup,
             repeats=options.repeats * options.steps)
         for _ in range(options.repeats):
             for impl in impls:
                 times[impl] += slower_rank(started[impl][0].ask({"do": "run", "steps": options.steps}))
-    fsdp2 = harness.median(times["fsdp2"]) if "fsdp2" in impls else None
     rows = []
     for impl in impls:
         seconds = harness.spread(times[impl], "s")
-        ratio = round(harness.median(times[impl]) / fsdp2, 4) if fsdp2 else None
-        report.case(impl=impl, ranks=1 if impl.startswith("plain") else options.ranks, parameters=parameters,
-                    tokens=options.tokens, of_fsdp2=ratio, **seconds)
-        rows.append([impl, *seconds.values(), ratio if ratio is not None else "-"])
+        ratio = harness.paired_ratio(times[impl], times["fsdp2"]) if "fsdp2" in impls else {}
+        report.case(impl=impl, model=options.model, ranks=1 if impl.startswith("plain") else options.ranks,
+                    parameters=parameters, tokens=options.tokens, of_fsdp2=ratio.get("median_ratio"), **ratio,
+                    **seconds)
+        rows.append([impl, *seconds.values(), *(ratio.values() or ["-"] * 3)])
     report.note("\nseconds a step")
-    report.table(["impl", "median", "p10", "p90", "of FSDP2"], rows)
+    report.table(["impl", "median", "p10", "p90", "of FSDP2", "p10", "p90"], rows)

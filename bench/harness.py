@@ -1,5 +1,6 @@
 """What the benchmarks share: options, building, statistics, and how results are shown and kept."""
 
+import argparse
 import datetime
 import json
 import os
@@ -13,7 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 EXTENSION = "bench/fsdp_bench_extension" + sysconfig.get_config_var("EXT_SUFFIX")
 PROGRAM = "bench/fsdp_bench"
-PACKAGE = "bindings/fsdp/_C" + sysconfig.get_config_var("EXT_SUFFIX")
+PACKAGE = ["bindings/fsdp/_C" + sysconfig.get_config_var("EXT_SUFFIX"),
+           *(f"bindings/fsdp/{path.name}" for path in (HERE.parent / "bindings" / "fsdp").glob("*.py"))]
 
 
 def add_common_options(parser):
@@ -42,7 +44,7 @@ def build(options, targets):
 def targets_for(impls):
     """What has to be built to measure these implementations."""
     return (([PROGRAM] if "fsdp" in impls else []) + ([EXTENSION] if set(impls) != {"fsdp"} else [])
-            + ([PACKAGE] if "python" in impls else []))
+            + (PACKAGE if "python" in impls else []))
 
 
 def percentile(samples, fraction):
@@ -65,6 +67,20 @@ def spread(samples, unit, scale=1.0):
         f"p10_{unit}": round(percentile(samples, 0.1) * scale, 4),
         f"p90_{unit}": round(percentile(samples, 0.9) * scale, 4),
     }
+
+
+def paired_ratio(ours, theirs):
+    """Each pair's, of measurements taken in turns: what the machine did meanwhile cancels out."""
+    return spread([mine / other for mine, other in zip(ours, theirs)], "ratio")
+
+
+def options_of(benchmark, arguments, quick):
+    """The options of another benchmark, which is a part of this one."""
+    parser = argparse.ArgumentParser()
+    benchmark.add_options(parser)
+    options = parser.parse_args(arguments)
+    options.quick = quick
+    return options
 
 
 def torch_version():
@@ -99,6 +115,8 @@ class Report:
         self._name = name
         self._options = options
         self._cases = []
+        self._settings = []
+        self.part = None  # of a benchmark of several: told in every case
 
     def note(self, text):
         """A line for people; silent with --json."""
@@ -108,12 +126,15 @@ class Report:
     def setting(self, **facts):
         """What was measured and how: shapes, dtype, bytes, world, device, warm-up, repeats."""
         about = machine()
-        self.note(f"{self._name}: torch {about['torch']}, {about['cpu']}, {about['cores']} cores, "
-                  f"load {about['load_1min']}")
+        if not self._settings:
+            self.note(f"{self._name}: torch {about['torch']}, {about['cpu']}, {about['cores']} cores, "
+                      f"load {about['load_1min']}")
         self.note("  " + "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items()))
-        self._setting = facts
+        self._settings.append(facts)
 
     def case(self, **fields):
+        if self.part:
+            fields = {"part": self.part, **fields}
         self._cases.append(fields)
         if self._options.json:
             print(json.dumps(fields), flush=True)
@@ -135,7 +156,7 @@ class Report:
             "command": "tools/bench " + shlex.join(sys.argv[1:]),
             "date": now.isoformat(timespec="seconds"),
             "machine": machine(),
-            "setting": self._setting,
+            "setting": self._settings[0] if len(self._settings) == 1 else self._settings,
         }
         path = folder / f"{self._name}-{now:%Y%m%d-%H%M%S}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in [head, *self._cases]))

@@ -6,12 +6,10 @@ subtracted. Collectives move nothing and are done at once on both sides. Instruc
 steps after the warm-up, with one thread, so they hardly change from run to run; CPU time is the process's own.
 """
 
-import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from pathlib import Path
 
+import callgrind
 import conductor
 import harness
 
@@ -69,27 +67,8 @@ def command(impl):
 
 def count_instructions(impl, options):
     """{label: instructions a step}."""
-    with tempfile.TemporaryDirectory(prefix="fsdp_callgrind_") as folder:
-        valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--dump-line=no",
-                    f"--callgrind-out-file={folder}/out"]
-        with conductor.Workers() as workers:
-            worker = workers.start(f"{impl} under callgrind", valgrind + command(impl), timeout_s=900)
-            for request in requests(impl, options):
-                worker.ask(request)
-            worker.close(wait_s=120)
-        counts = dict(read_dump(path) for path in Path(folder).glob("out.*"))
-        return {label: count / options.steps for label, count in counts.items()}
-
-
-def read_dump(path):
-    label = total = None
-    with path.open() as lines:
-        for line in lines:
-            if line.startswith("desc: Trigger: Client Request: "):
-                label = line.rsplit(": ", 1)[1].strip()
-            elif line.startswith(("totals: ", "summary: ")):
-                total = int(line.split()[1])
-    return label, total
+    counts = callgrind.count(f"{impl} under callgrind", command(impl), requests(impl, options))
+    return {label: count / options.steps for label, count in counts.items()}
 
 
 def time_steps(impls, options):
@@ -164,17 +143,21 @@ def run(options, report):
     if options.quick:
         options.repeats, options.steps = min(options.repeats, 2), min(options.steps, 2)
     harness.build(options, harness.targets_for(impls))
-    use_callgrind = not options.no_callgrind
-    if use_callgrind and shutil.which("valgrind") is None:
-        raise SystemExit("valgrind is not installed; install it or pass --no-callgrind for CPU time alone")
+    if not options.no_callgrind:
+        callgrind.check_installed()
     pairs, blocks = shapes(options)
     size = "w of [world]" if options.operator == "mul" else "w of [world, 8]"
     report.setting(shape=size, dtype="float32", params_and_world=pairs, blocks=blocks, device="CPU, 1 thread",
                    time="process CPU clock", warm_up_steps=options.warmup, steps=options.steps,
                    repeats=options.repeats)
+    measure(impls, options, report)
+
+
+def measure(impls, options, report):
+    """Adds the cases to the report and shows the table."""
     times = time_steps(impls, options)
     counts = {}
-    if use_callgrind:
+    if not options.no_callgrind:
         # Side by side: the counts do not depend on what else runs.
         with ThreadPoolExecutor(len(impls)) as pool:
             counts = dict(zip(impls, pool.map(lambda impl: count_instructions(impl, options), impls)))

@@ -3,24 +3,26 @@
 What must be live: the local shards and their gradients; the root's group, which is kept on purpose, with its pending
 gradients; the largest other group with its gradients; the plain model's activations and temporaries, measured in the
 same process; each group that is prefetched, once; and for FSDP2, whose backend cannot send from place to place, one
-buffer to pack a group. FSDP2 prefetches one group. A step is forward and backward. Every allocation of a CPU tensor is counted, those inside c10d's gloo too, whose threads make the peak vary a
-little: the highest peak of all steps and ranks counts.
+buffer to pack a group. FSDP2 prefetches one group. A step is forward and backward. Every allocation of a CPU tensor
+is counted, those inside c10d's gloo too, whose threads make the peak vary a little: the highest peak of all steps
+and ranks counts.
 """
 
 import conductor
 import harness
 
-IMPLS = ("fsdp", "fsdp2")
+IMPLS = ("fsdp", "python", "fsdp2")  # python: the library's extension
 
 
 def add_options(parser):
+    parser.add_argument("--model", choices=("mlp", "llama"), default="mlp", help="llama: not in C++ (default mlp)")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=16, help="a rank (default 16)")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--prefetch", default="0,1,2", help="groups ahead, for fsdp (default 0,1,2)")
+    parser.add_argument("--prefetch", default="0,1,2", help="groups ahead, for fsdp and python (default 0,1,2)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones (default 3)")
     parser.add_argument("--repeats", type=int, default=5, help="measured steps (default 5)")
@@ -29,8 +31,9 @@ def add_options(parser):
 def modes(impls, options):
     """(impl, prefetch) pairs; FSDP2 decides for itself."""
     for distance in options.prefetch.split(","):
-        if "fsdp" in impls:
-            yield "fsdp", int(distance)
+        for impl in impls:
+            if impl != "fsdp2":
+                yield impl, int(distance)
     if "fsdp2" in impls:
         yield "fsdp2", None
 
@@ -38,9 +41,9 @@ def modes(impls, options):
 def measure(impl, prefetch, options):
     command = (conductor.fsdp_command(harness.build_dir(), "memory") if impl == "fsdp"
                else conductor.pytorch_command("memory.py"))
-    request = {"blocks": options.blocks, "dim": options.dim, "hidden": options.hidden,
-               "vocabulary": options.vocabulary, "tokens": options.tokens, "prefetch": prefetch,
-               "warmup": options.warmup, "repeats": options.repeats}
+    request = {"impl": impl, "model": options.model, "blocks": options.blocks, "dim": options.dim,
+               "hidden": options.hidden, "vocabulary": options.vocabulary, "tokens": options.tokens,
+               "prefetch": prefetch, "warmup": options.warmup, "repeats": options.repeats}
     with conductor.Workers() as workers:
         world = workers.start_world(impl, command, options.ranks)
         plain = world.ask({"do": "plain", **request})[0]
@@ -67,6 +70,8 @@ def must_be_live(impl, prefetch, plain, sharded):
 
 def run(options, report):
     impls = IMPLS if options.impl == "all" else (options.impl,)
+    if options.model == "llama":
+        impls = tuple(impl for impl in impls if impl != "fsdp")
     if options.quick:
         options.repeats, options.prefetch = 2, "0,1"
     harness.build(options, harness.targets_for(impls))

@@ -7,7 +7,7 @@ import sys
 import harness
 from conductor import WorkerError
 
-BENCHMARKS = ("host_overhead", "memory", "gather_bandwidth", "gloo_step")
+BENCHMARKS = ("host_overhead", "memory", "gather_bandwidth", "gloo_step", "compare_fsdp2")
 
 
 def summary(name):

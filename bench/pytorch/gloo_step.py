@@ -10,7 +10,7 @@ class Trainer:
     def __init__(self, request):
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.model = models.MlpModel(request["blocks"], request["dim"], request["hidden"], request["vocabulary"])
+        self.model = models.make(request)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         if request["impl"] in ("fsdp2", "python"):
             worker.init_gloo()

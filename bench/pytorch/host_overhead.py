@@ -4,12 +4,9 @@ A request names impl (fsdp2, python), blocks, params_per_block, world, operator,
 reply holds the CPU seconds of each step. Under callgrind the steps' instructions are dumped under `label`.
 """
 
-import time
-
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
+import free_network
 import worker
 
 extension = worker.extension()
@@ -48,18 +45,11 @@ class Model(torch.nn.Module):
         return x
 
 
-def start_world(size):
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.init_process_group("no_move", store=dist.HashStore(), rank=0, world_size=size)
-    return init_device_mesh("cpu", (size,))
-
-
 def make_model(request):
     blocks, params, world = request["blocks"], request["params_per_block"], request["world"]
     model = Model(blocks, params, world, request["operator"])
     if request["sharded"]:
-        mesh = start_world(world)
+        mesh = free_network.start_world(world)
         fully_shard = worker.fully_shard_of(request["impl"])
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
@@ -84,19 +74,11 @@ def answer(request):
     times = []
     extension.start_counting_instructions()
     for _ in range(request["steps"]):
-        begin = time.process_time()
-        step()
-        times.append(time.process_time() - begin)
+        times.append(worker.cpu_seconds(step))
     extension.stop_counting_instructions(request["label"])
     return {"cpu_seconds": times}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # what the collectives leave in the buffers costs as much as any other number
-    dist.Backend.register_backend(
-        "no_move",
-        lambda store, rank, size, timeout: extension.make_no_move_backend(rank, size),
-        devices=["cpu"],
-    )
+    free_network.install()
     worker.serve(answer)

@@ -1,4 +1,4 @@
-"""PyTorch's side of memory: live bytes of the plain model's step and of FSDP2's."""
+"""Python's side of memory: live bytes of the plain model's step, and of FSDP2's or the extension's."""
 
 import torch
 
@@ -10,7 +10,7 @@ extension = worker.extension()
 
 def make_model(request):
     torch.manual_seed(0)
-    return models.MlpModel(request["blocks"], request["dim"], request["hidden"], request["vocabulary"])
+    return models.make(request)
 
 
 def make_tokens(request):
@@ -43,7 +43,10 @@ def sharded(request):
     from torch.distributed.device_mesh import init_device_mesh
 
     model, tokens = make_model(request), make_tokens(request)
-    models.shard(model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)), worker.fully_shard_of("fsdp2"))
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    models.shard(model, mesh, worker.fully_shard_of(request["impl"]))
+    if request.get("prefetch") is not None:
+        model.set_prefetch_distance(request["prefetch"])
     peaks = []
     for index in range(request["warmup"] + request["repeats"]):
         model.zero_grad(set_to_none=True)

@@ -1,6 +1,7 @@
-"""The model of memory and gloo_step, in PyTorch: the twin of bench/bench_models.cpp."""
+"""The models of memory and gloo_step, in PyTorch: the twin of bench/bench_models.cpp, and a Llama."""
 
 import torch
+import torch.nn.functional as F
 
 
 class MlpBlock(torch.nn.Module):
@@ -28,6 +29,55 @@ class MlpModel(torch.nn.Module):
         for block in self.blocks:
             x = block(x)
         return torch.nn.functional.cross_entropy(self.head(self.norm(x)), tokens)
+
+
+class LlamaBlock(torch.nn.Module):
+    def __init__(self, dim, hidden, heads=8):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = torch.nn.RMSNorm(dim), torch.nn.RMSNorm(dim)
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.gate, self.up = (torch.nn.Linear(dim, hidden, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x, cos, sin):
+        y = self.attention_norm(x)
+        q, k, v = (part(y).unflatten(-1, (self.heads, -1)).transpose(0, 1) for part in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        x = x + self.out(attended.transpose(0, 1).flatten(1))
+        y = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def rotate(x, cos, sin):
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class LlamaModel(torch.nn.Module):
+    """Nine parameters a block. The same interface as MlpModel's."""
+
+    def __init__(self, blocks, dim, hidden, vocabulary):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocabulary, dim)
+        self.blocks = torch.nn.ModuleList(LlamaBlock(dim, hidden) for _ in range(blocks))
+        self.norm = torch.nn.RMSNorm(dim)
+        self.head = torch.nn.Linear(dim, vocabulary, bias=False)
+        self.head_dim = dim // self.blocks[0].heads
+
+    def forward(self, tokens):
+        frequencies = 10000.0 ** (-torch.arange(0, self.head_dim, 2) / self.head_dim)
+        angles = torch.outer(torch.arange(len(tokens)), frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return F.cross_entropy(self.head(self.norm(x)), tokens)
+
+
+def make(request):
+    kind = {"mlp": MlpModel, "llama": LlamaModel}[request["model"]]
+    return kind(request["blocks"], request["dim"], request["hidden"], request["vocabulary"])
 
 
 def shard(model, mesh, fully_shard):

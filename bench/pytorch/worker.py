@@ -25,11 +25,16 @@ def extension():
     return importlib.import_module("fsdp_bench_extension")
 
 
+def package():
+    """The library's Python package, from the build folder."""
+    sys.path.insert(0, str(Path(os.environ["FSDP_BUILD_DIR"]) / "bindings"))
+    return importlib.import_module("fsdp")
+
+
 def fully_shard_of(impl):
-    """FSDP2's function, or that of the extension in the build folder (`python`)."""
+    """FSDP2's function, or the package's (`python`)."""
     if impl == "python":
-        sys.path.insert(0, str(Path(os.environ["FSDP_BUILD_DIR"]) / "bindings"))
-        return importlib.import_module("fsdp").fully_shard
+        return package().fully_shard
     return importlib.import_module("torch.distributed.fsdp").fully_shard
 
 
@@ -43,6 +48,13 @@ def seconds(function):
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin
+
+
+def cpu_seconds(function):
+    """Of this process: what others do on the machine is left out, but so is waiting."""
+    begin = time.process_time()
+    function()
+    return time.process_time() - begin
 
 
 def init_gloo():

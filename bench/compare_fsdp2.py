@@ -1,0 +1,180 @@
+"""The Python package, FSDP2 and the plain model side by side: host work, optimizer, step, memory and start.
+
+Five parts, each against an aim that is printed with it; `--parts` chooses. Ratios are medians of pairs that were
+taken in turns, with p10 and p90 of the pairs. Timings on a busy machine differ by more than what
+they are to show: instructions, counted by callgrind, decide then.
+
+host: what sharding adds on the host for each group and step, over a network that is free (host_overhead).
+optimizer: AdamW, fused and foreach, and clipping, on DTensor parameters and on local shards.
+step: a step of a Llama of 51M parameters on two gloo ranks (gloo_step). memory: its peak of live tensors.
+start: fully_shard on each of 1,000 small modules, and the first step.
+"""
+
+import callgrind
+import conductor
+import gloo_step
+import harness
+import host_overhead
+import memory
+
+PAIR = ("python", "fsdp2")
+LLAMA = ["--blocks", "12", "--dim", "512", "--hidden", "2048", "--vocabulary", "512"]
+
+
+def add_options(parser):
+    parser.add_argument("--parts", default="all", help=f"comma-separated, of {', '.join(PARTS)}; default all")
+    parser.add_argument("--repeats", type=int, default=10, help="pairs of turns, of every part (default 10)")
+    parser.add_argument("--modules", type=int, default=1000, help="of start (default 1000)")
+    parser.add_argument("--no-callgrind", action="store_true", help="timings only")
+
+
+def host(options, report):
+    """Aim: at most 250 k + 20 k x P instructions a group, and at most a ninth of FSDP2's at P = 9."""
+    arguments = ["--blocks", "2,6" if options.quick else "4,16", "--repeats", str(options.repeats)]
+    part = harness.options_of(host_overhead, arguments, options.quick)
+    part.no_callgrind = options.no_callgrind
+    for world in (8,) if options.quick else (8, 1024):
+        part.worlds = [world]
+        part.params = [9] if options.quick or world == 1024 else [1, 4, 9, 32]
+        report.setting(part="host", params=part.params, world=world, blocks=part.blocks, device="CPU, 1 thread",
+                       time="process CPU clock", dtype="float32", repeats=part.repeats)
+        host_overhead.measure(PAIR, part, report)
+
+
+def optimizer(options, report):
+    """Aim: DTensors at most 1.0 of FSDP2's; local shards at most 1.1 of plain tensors."""
+    shape = {"groups": 4 if options.quick else 50, "params": 9, "world": 8}
+    counted = {**shape, "groups": 4}  # callgrind takes its time
+    turns = 2 * options.repeats if options.quick else 10 * options.repeats
+    command = conductor.pytorch_command("optimizer_step.py")
+    for local_numel in (64, 8192):
+        setup = {"do": "setup", "local_numel": local_numel, **shape}
+        counts = {} if options.no_callgrind else callgrind.count("optimizer under callgrind", command, [
+            {**setup, **counted}, *({"do": "count", "what": what, "label": what} for what in WHATS)])
+        per_param = {label: count / (counted["groups"] * counted["params"]) for label, count in counts.items()}
+        report.setting(part="optimizer", **shape, elements_a_rank=local_numel, dtype="float32", device="CPU, 1 thread",
+                       time="process CPU clock", repeats=turns)
+        with conductor.Workers() as workers:
+            worker = workers.start("optimizer", command)
+            worker.ask(setup)
+            for what in WHATS:
+                times = worker.ask({"do": "turns", "what": what, "turns": turns})
+                report_optimizer(what, {**shape, "local_numel": local_numel}, times, per_param, report)
+
+
+WHATS = {"fused": "fused AdamW", "foreach": "foreach AdamW", "clip": "clip_grad_norm_"}
+
+
+def report_optimizer(what, shape, times, instructions, report):
+    """instructions: a parameter, by label."""
+    rows = []
+    params = shape["groups"] * shape["params"]
+    for kind, samples in times.items():
+        base = {"python": "fsdp2", "local_shards": "plain"}.get(kind)
+        ratio = harness.paired_ratio(samples, times[base]) if base else {}
+        mine = instructions.get(f"{what}-{kind}")
+        of_base = mine / instructions[f"{what}-{base}"] if mine and base else None
+        us = harness.spread(samples, "us_per_parameter", 1e6 / params)
+        report.case(what=what, kind=kind, elements_a_rank=shape["local_numel"], parameters=params, compared_with=base,
+                    **ratio, instructions_per_parameter=mine and round(mine),
+                    instructions_ratio=of_base and round(of_base, 4), **us)
+        rows.append([kind, *us.values(), mine or "-", base or "", *(ratio.values() or [""] * 3), of_base or ""])
+    report.note(f"\n{WHATS[what]}, microseconds a parameter of {shape['local_numel']} elements a rank")
+    report.table(["on", "median", "p10", "p90", "instructions", "against", "ratio", "p10", "p90", "of instructions"],
+                 rows)
+
+
+def step(options, report):
+    """Aim: at most 0.65 of FSDP2's time."""
+    part = harness.options_of(gloo_step, ["--model", "llama", "--repeats", str(options.repeats), *LLAMA], options.quick)
+    if options.quick:
+        part.repeats, part.steps, part.warmup = 2, 1, 2
+    gloo_step.measure((*PAIR, "plain"), part, report)
+
+
+def peak_memory(options, report):
+    """Aim: at most FSDP2's."""
+    part = harness.options_of(memory, ["--model", "llama", "--ranks", "2", "--tokens", "64", *LLAMA], options.quick)
+    report.setting(part="memory", shape="the Llama of step", dtype="float32", world=2, device="CPU, gloo",
+                   warm_up_steps=part.warmup, repeats=f"{part.repeats}, the highest peak of any rank")
+    peaks = {}
+    for impl in PAIR:
+        plain, sharded = memory.measure(impl, None, part)
+        peaks[impl] = max(sharded["peak_bytes"])
+        report.case(impl=impl, peak_bytes=peaks[impl], between_steps_bytes=sharded["between_steps_bytes"],
+                    parameter_bytes=plain["parameter_bytes"], activation_bytes=plain["activation_bytes"])
+    report.note("\npeak bytes of live tensors in a step")
+    report.table(["impl", "peak", "of FSDP2"], [[impl, peak, peak / peaks["fsdp2"]] for impl, peak in peaks.items()])
+
+
+def start(options, report):
+    """Aim: at most a fifth of FSDP2's, with the first step."""
+    modules = 100 if options.quick else options.modules
+    command = conductor.pytorch_command("many_modules.py")
+    request = {"impls": PAIR, "world": 8, "repeats": 1}
+    report.setting(part="start", modules=modules, shape="Linear(8, 8)", dtype="float32", world=8,
+                   device="CPU, 1 thread", time="process CPU clock, no garbage collection", repeats=options.repeats)
+    with conductor.Workers() as workers:
+        worker = workers.start("start", command)
+        for device in ("cpu", "meta"):
+            worker.ask({**request, "modules": 3, "device": device, "label": "warm"})
+            times = worker.ask({**request, "modules": modules, "device": device, "label": "n",
+                                "repeats": options.repeats})
+            report_start(device, modules, times, report)
+    if options.no_callgrind:
+        return
+    sizes = (20, 80) if options.quick else (50, 200)  # a cost a module that grows would show
+    counted = [{**request, "modules": size, "device": device, "label": f"{size}-{device}"}
+               for size in (3, *sizes) for device in ("cpu", "meta")]
+    report_start_counts(sizes, callgrind.count("start under callgrind", command, counted), report)
+
+
+def report_start(device, modules, times, report):
+    whole = {impl: [sum(phases) for phases in zip(*times[impl].values())] for impl in PAIR}
+    ratio = harness.paired_ratio(whole["fsdp2"], whole["python"])
+    rows = []
+    for impl in PAIR:
+        spreads = {phase: harness.spread(samples, "ms", 1e3)
+                   for phase, samples in {**times[impl], "together": whole[impl]}.items()}
+        report.case(impl=impl, device=device, modules=modules, times_faster=ratio if impl == "python" else None,
+                    **spreads)
+        rows.append([impl, *(value for phase in spreads.values() for value in phase.values())])
+    report.note(f"\n{modules} modules, {device}: milliseconds; FSDP2 takes {ratio['median_ratio']:.2f} times as long "
+                f"(p10 {ratio['p10_ratio']:.2f}, p90 {ratio['p90_ratio']:.2f})")
+    report.table(["impl", "fully_shard", "p10", "p90", "first step", "p10", "p90", "together", "p10", "p90"], rows)
+
+
+def report_start_counts(sizes, counts, report):
+    rows = []
+    for device in ("cpu", "meta"):
+        for size in sizes:
+            whole = {}
+            for impl in PAIR:
+                sharding, step = (counts[f"{size}-{device}-{impl}-{phase}"] / size
+                                  for phase in ("fully_shard", "first_step"))
+                whole[impl] = sharding + step
+                times_ours = whole[impl] / whole["python"]
+                report.case(impl=impl, device=device, modules=size, fully_shard_instructions_per_module=round(sharding),
+                            first_step_instructions_per_module=round(step), times_ours=round(times_ours, 3))
+                rows.append([impl, device, size, sharding, step, times_ours])
+    report.note("\ninstructions a module, fully_shard and the first step")
+    report.table(["impl", "device", "modules", "fully_shard", "first step", "times ours"], rows)
+
+
+PARTS = {"host": host, "optimizer": optimizer, "step": step, "memory": peak_memory, "start": start}
+
+
+def run(options, report):
+    parts = list(PARTS) if options.parts == "all" else options.parts.split(",")
+    for name in parts:
+        if name not in PARTS:
+            raise SystemExit(f"compare_fsdp2: unknown part {name!r}; there are {', '.join(PARTS)}")
+    if options.quick:
+        options.repeats = 2
+    if not options.no_callgrind:
+        callgrind.check_installed()
+    harness.build(options, harness.targets_for(PAIR))
+    for name in parts:
+        report.part = name
+        report.note(f"\n{name}: {PARTS[name].__doc__}")
+        PARTS[name](options, report)

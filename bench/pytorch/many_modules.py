@@ -1,0 +1,71 @@
+"""The start of a model of many small modules: fully_shard on each, then the first step, over a free network.
+
+A request names impls (fsdp2, python), which take turns, modules, world, device (cpu, or meta: filled after
+fully_shard), repeats and label; the reply holds the CPU seconds of each phase. Under callgrind the instructions of
+fully_shard and of the step are dumped under the label, the implementation and the phase.
+"""
+
+import gc
+
+import torch
+
+import free_network
+import worker
+
+extension = worker.extension()
+WIDTH = 8
+
+
+class Model(torch.nn.Module):
+    def __init__(self, modules):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(modules))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def measured(function, label):
+    extension.start_counting_instructions()
+    taken = worker.cpu_seconds(function)
+    extension.stop_counting_instructions(label)
+    return taken
+
+
+def start(impl, request):
+    """Seconds of fully_shard on every module and the root, and of the first step."""
+    gc.collect()
+    mesh = free_network.start_world(request["world"])
+    with torch.device(request["device"]):
+        model = Model(request["modules"])
+    fully_shard = worker.fully_shard_of(impl)
+
+    def shard():
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    def step():
+        model(torch.ones(2, WIDTH)).sum().backward()
+
+    label = f"{request['label']}-{impl}"
+    sharded = measured(shard, f"{label}-fully_shard")
+    if request["device"] == "meta":
+        model.to_empty(device="cpu")
+        for layer in model.layers:
+            layer.reset_parameters()
+    return {"fully_shard": sharded, "first_step": measured(step, f"{label}-first_step")}
+
+
+def answer(request):
+    turns = [{impl: start(impl, request) for impl in request["impls"]} for _ in range(request["repeats"])]
+    return {impl: {phase: [turn[impl][phase] for turn in turns] for phase in ("fully_shard", "first_step")}
+            for impl in request["impls"]}
+
+
+if __name__ == "__main__":
+    free_network.install()
+    gc.disable()
+    worker.serve(answer)
