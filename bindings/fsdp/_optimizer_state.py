@@ -17,9 +17,9 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 def optimizer_state_dict(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state in the form of torch.distributed.checkpoint's get_optimizer_state_dict: keys are the
-    parameters' names, and what belongs to a parameter's elements is a DTensor as the parameter is, whether the optimizer
-    holds the parameters or their local shards. So it can be saved by torch.distributed.checkpoint, and loaded
-    into either kind.
+    parameters' names, and what belongs to a parameter's elements is a DTensor as the parameter is, whether the
+    optimizer holds the parameters or their local shards. So it can be saved by torch.distributed.checkpoint, and
+    loaded into either kind.
 
     The tensors are the optimizer's own memory. As in torch's, an optimizer without any state is given one, by a step
     with zeros for gradients and a learning rate of 0. No communication.
@@ -89,9 +89,9 @@ class _Members:
 
     def name(self, part):
         if id(part.parameter) not in self._names:
-            raise ValueError(f"the optimizer holds a parameter {part.name!r} of sizes {tuple(part.parameter.shape)} that "
-                             "is not the module's now; if it was replaced (load_state_dict with assign=True), call "
-                             "local_shards again, or build the optimizer again")
+            raise ValueError(f"the optimizer holds a parameter {part.name!r} of sizes {tuple(part.parameter.shape)} "
+                             "that is not the module's now; if it was replaced (load_state_dict with assign=True), "
+                             "call local_shards again, or build the optimizer again")
         return self._names[id(part.parameter)]
 
 
