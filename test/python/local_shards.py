@@ -121,8 +121,7 @@ def local_shards_train_as_parameters_do(rank, ranks):
     train_beside(ranks, rank, shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1))
     train_beside(ranks, rank, offload_policy=fsdp.CPUOffloadPolicy())
     train_beside(ranks, rank, reshard_after_forward=False)
-    if ranks == 2:
-        train_beside(ranks, rank, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    train_beside(ranks, rank, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard")))
 
 
 @check

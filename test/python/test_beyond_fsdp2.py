@@ -35,7 +35,7 @@ def run_on_a_rank(folder):
 
 @functools.lru_cache
 def results():
-    return rank_results.run_on(RANKS, __file__, "--rank", timeout_s=200)
+    return rank_results.run_on(RANKS, __file__, "--rank", timeout_s=400)
 
 
 class BeyondFsdp2(unittest.TestCase):
