@@ -89,6 +89,18 @@ void ShardedModule::follow_root() {
     if (auto shown = of(state)) followed_.push_back(shown);
   });
   root->context->follower = weak_from_this();
+  // Outside a step: inside one, operators on registered parameters mean the handles.
+  for (const auto& weak : followed_)
+    if (const auto shown = weak.lock()) shown->take_replaced();
+}
+
+/// Until the first use, users may put other parameters in the place of the sharded ones. Later, what stands there
+/// may be torch.func.functional_call's for the length of a call.
+void ShardedModule::take_replaced() {
+  if (has_begun_) return;
+  has_begun_ = true;
+  if (!shows_unsharded_ && std::any_of(params_.begin(), params_.end(), [](const auto& p) { return p->is_replaced(); }))
+    applied();
 }
 
 void ShardedModule::show_as(bool unsharded) {
@@ -152,14 +164,16 @@ py::object ShardedModule::post_forward(py::object output) {
   if (depth_ == 0) return py::none();  // its pre_forward has thrown
   --depth_;
   const bool have_all_run = std::none_of(waits_for_.begin(), waits_for_.end(), [](bool waits) { return waits; });
-  if (have_all_run && depth_ == 0) {
-    waits_for_.assign(modules_.size(), true);
-    if (shows_unsharded_ && reshards_after_forward()) show_as(/*unsharded=*/false);
-  }
+  const bool reshards = have_all_run && depth_ == 0 && reshards_after_forward();
+  if (have_all_run && depth_ == 0) waits_for_.assign(modules_.size(), true);
+  if (reshards && shows_unsharded_) show_as(/*unsharded=*/false);
   if (at::GradMode::is_enabled()) watch_backward(output);
   {
     py::gil_scoped_release no_gil;
-    controls_.state().context->leave_scope();
+    auto& context = *controls_.state().context;
+    if (reshards)
+      for (const auto& group : controls_.state().live_groups()) context.end_hold(*group);
+    context.leave_scope();
   }
   if (!casts_.outputs || output.is_none()) return py::none();
   return cast_all(casts_, std::move(output), *casts_.outputs);

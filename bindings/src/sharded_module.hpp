@@ -61,6 +61,7 @@ class ShardedModule final : public StepFollower,
 
  private:
   void follow_root();
+  void take_replaced();
   void show_as(bool unsharded);
   bool is_kept() const;
   bool reshards_after_forward() const;
@@ -74,8 +75,8 @@ class ShardedModule final : public StepFollower,
   std::vector<std::shared_ptr<ShownParam>> params_;
   std::vector<std::weak_ptr<ShardedModule>> followed_;  ///< of a root: itself and all below
   const RootContext* context_ = nullptr;                ///< when the root was last looked for
-  bool shows_unsharded_ = false;
   PyRef post_optim_event_;
+  bool shows_unsharded_ = false, has_begun_ = false;
   int depth_ = 0;                 ///< forwards under way
   std::vector<bool> waits_for_;   ///< by module: it has not run yet in this pass; several modules only
 };

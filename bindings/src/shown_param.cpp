@@ -210,6 +210,12 @@ at::Tensor ShownParam::applied_local() {
   return tensor_of(sharded_.object().attr("_local_tensor"));
 }
 
+bool ShownParam::is_replaced() const {
+  const auto& [place, key] = places_.front();
+  const PyObject* now = PyDict_GetItemWithError(place.table, key.get());
+  return now != nullptr && now != Py_None && now != sharded_.get();
+}
+
 void ShownParam::point_home() {
   // Another tensor than the registered one, so that operators inside forward do not take it for the whole;
   // with the same memory and version counter, so that an optimizer's writes are seen.

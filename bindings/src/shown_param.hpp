@@ -62,6 +62,8 @@ class ShownParam {
   /// After `nn.Module._apply` (to, to_empty, float...): the DTensor parameter that stands in the table now may
   /// have another local tensor, on another device or in another dtype.
   at::Tensor applied_local();
+  /// True if a user has put another parameter in the place of the sharded one, which is to be shown now.
+  bool is_replaced() const;
   /// The registered parameter holds the values: the DTensor shows its memory again.
   void point_home();
   /// The same if the registered parameter lies in other memory now than when the DTensor was made.

@@ -253,6 +253,11 @@ void RootContext::wait_for_unshard(ParamGroup& group) {
   if (group.is_gathering()) group.wait_for_unshard();
 }
 
+void RootContext::end_hold(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  group.is_kept_by_user = false;
+}
+
 void RootContext::reshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   observer_.look_for_listener();

@@ -65,6 +65,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void unshard(ParamGroup& group);
   void wait_for_unshard(ParamGroup& group);
   void reshard(ParamGroup& group);
+  /// The forward that `unshard` was for is over: the group is released as if it had been gathered for that.
+  void end_hold(ParamGroup& group);
   void reset_iter_state();
   void enter_scope();
   void leave_scope() noexcept;
