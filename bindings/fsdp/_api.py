@@ -1,10 +1,23 @@
 """The policies: torch's own where this torch has them, so that either kind may be passed."""
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
+import torch
+import torch.nn as nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import Shard
+
+if "param_dtype_override_fn" not in {field.name for field in dataclasses.fields(MixedPrecisionPolicy)}:
+
+    @dataclass(frozen=True)
+    class MixedPrecisionPolicy(MixedPrecisionPolicy):
+        """torch's, with a dtype for each parameter: (parameter) -> param_dtype, its own dtype, or None for the former."""
+
+        param_dtype_override_fn: Callable[[nn.Parameter], torch.dtype | None] | None = dataclasses.field(
+            default=None, kw_only=True)
+
 
 try:
     from torch.distributed.fsdp import DataParallelMeshDims

@@ -133,6 +133,10 @@ def _check_params(params):
         if type(param) not in (nn.Parameter, DTensor) and is_traceable_wrapper_subclass(param):
             raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, a tensor subclass that "
                                       "this version of fsdp does not shard; ignore it with ignored_params")
+        if param.requires_grad and getattr(param, "grad_dtype", param.dtype) != param.dtype:
+            raise NotImplementedError(
+                f"fully_shard: a parameter of {param.dtype} has grad_dtype {param.grad_dtype}, which this version of "
+                "fsdp does not take yet; leave grad_dtype unset, and use MixedPrecisionPolicy(reduce_dtype=...)")
 
 
 def _reduce_dtype(policy, params):
@@ -252,7 +256,9 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """`method_name` gathers and releases the module's parameters as its forward does."""
     if not isinstance(module, FSDPModule):
         return
-    method = getattr(module, method_name)
+    method = getattr(module, method_name, None)
+    if method is None:
+        raise ValueError(f"register_fsdp_forward_method: {type(module)} has no method {method_name}")
     core = module._core()
 
     @functools.wraps(method)

@@ -6,7 +6,6 @@ import torch
 import torch.distributed.fsdp
 from typing_extensions import deprecated
 
-from ._C import GradientReductionHandle
 from ._meshes import process_group_over
 
 
@@ -16,7 +15,7 @@ def check_reshard_after_forward(value, subject):
         raise ValueError(f"{subject} should be a bool or an int representing the group size to reshard to, not {value}")
 
 
-class UnshardHandle:
+class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
     """What `FSDPModule.unshard(async_op=True)` returns."""
 
     def __init__(self, core=None):
@@ -27,6 +26,21 @@ class UnshardHandle:
         if self._core is not None:
             self._core.unshard_done()
             self._core = None
+
+
+class GradientReductionHandle(getattr(torch.distributed.fsdp, "GradientReductionHandle", object)):
+    """What `FSDPModule.finalize_backward(async_op=True)` returns."""
+
+    def __init__(self, core=None):
+        self._core = core
+
+    def wait(self) -> None:
+        """Waits until all gradients are there; waiting twice is free.
+
+        RuntimeError if `reset_iter_state` has dropped the reduction.
+        """
+        if self._core is not None:
+            self._core.wait()
 
 
 class FSDPModule(torch.distributed.fsdp.FSDPModule):
@@ -77,7 +91,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         self._core().reset_iter_state()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """On the root. False: more backwards follow, so the end of a backward waits for no reduction."""
+        """False: more backwards follow, so the end of a backward waits for no reduction."""
         self._core().set_is_last_backward(is_last_backward)
 
     def set_manual_backward_finalization(self, enabled: bool) -> None:
@@ -87,12 +101,15 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
     def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
         """Reduces what the backwards have left, and waits, or, with `async_op`, leaves that to the handle."""
         if async_op:
-            return self._core().finalize_backward_async()
+            return GradientReductionHandle(self._core().finalize_backward_async())
         self._core().finalize_backward()
         return None
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: backward leaves gradients unsharded on this rank, to be reduced by a later one."""
+        """False: backward leaves gradients unsharded on this rank, to be reduced by a later one.
+
+        True turns the all-reduce of HSDP on again, too.
+        """
         self._core().set_requires_gradient_sync(requires_gradient_sync, recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
@@ -121,7 +138,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         self._core().set_modules_to_backward_prefetch(_cores_of(modules))
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Divides gradients by this instead of by the data-parallel size."""
+        """Divides this module's own gradients by this instead of by the data-parallel size."""
         self._core().set_gradient_divide_factor(factor)
 
     @deprecated("Use `set_gradient_divide_factor` instead")
@@ -130,7 +147,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         self.set_gradient_divide_factor(factor)
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """True: collectives only add up; what has to be divided is divided outside them."""
+        """True: this module's own collectives only add up; what has to be divided is divided outside them."""
         self._core().set_force_sum_reduction_for_comms(enable)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
@@ -139,7 +156,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """True: parameters without a gradient take part in every reduction with zeros."""
-        self._core().set_reduce_scatter_unused_params(reduce_scatter_unused_params)
+        self._core().set_reduce_scatter_unused_params(reduce_scatter_unused_params, recurse)
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """How many groups' packed gradients may be alive in reduce-scatters under way."""
@@ -211,6 +228,10 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
     def statistics(self) -> dict[str, int]:
         """Collectives and bytes of this module's root since it was sharded. Ours alone."""
         return self._core().statistics()
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        # Which stream FSDP2's all-gathers take; ours have one of their own.
+        return
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # to(), to_empty(), float()...: on the sharded parameters.

@@ -1,5 +1,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "api/controlled_groups.hpp"
 #include "comm/borrowed_group.hpp"
 #include "custom_comms.hpp"
 #include "fsdp/error.hpp"
@@ -40,6 +41,9 @@ template <auto Control>
 void recursive_control(ShardedModule& module, bool value, bool recurse) {
   (module.controls().*Control)(value, recurse_of(recurse));
 }
+
+/// Before the first forward FSDP2 has nothing to finalize, whatever module and mode it is asked for.
+bool has_begun(const Self& self) { return self.controls().state().context->has_started(); }
 
 void define_errors(py::module_& module) {
   static py::exception<Error> error(module, "Error", PyExc_RuntimeError);
@@ -94,11 +98,20 @@ void define_controls(PySharded& module) {
       .def("set_separate_reduce_scatter_group", &recursive_control<&FSDPModule::set_separate_reduce_scatter_group>, NoLock())
       .def("set_is_last_backward", &control<&FSDPModule::set_is_last_backward>, NoLock())
       .def("set_manual_backward_finalization", &control<&FSDPModule::set_manual_backward_finalization>, NoLock())
-      .def("set_force_sum_reduction_for_comms", &control<&FSDPModule::set_force_sum_reduction_for_comms>, NoLock())
+      .def("set_force_sum_reduction_for_comms",
+           [](Self& self, bool value) {
+             set_force_sum_reduction_for_comms(self.controls().state(), value, Recurse::kNo);
+           },
+           NoLock())
       .def("set_unshard_in_backward", &control<&FSDPModule::set_unshard_in_backward>, NoLock())
-      .def("set_reduce_scatter_unused_params", &control<&FSDPModule::set_reduce_scatter_unused_params>, NoLock())
+      .def("set_reduce_scatter_unused_params",
+           [](Self& self, bool value, bool recurse) {
+             set_reduce_scatter_unused_params(self.controls().state(), value, recurse_of(recurse));
+           },
+           NoLock())
       .def("set_gradient_divide_factor",
-           [](Self& self, double factor) { self.controls().set_gradient_divide_factor(factor); }, NoLock())
+           [](Self& self, double factor) { set_gradient_divide_factor(self.controls().state(), factor, Recurse::kNo); },
+           NoLock())
       .def("set_reshard_after_forward",
            [](Self& self, const std::variant<bool, int64_t>& value, bool recurse) {
              const auto request = std::visit([](auto v) { return ReshardAfterForward(v); }, value);
@@ -129,8 +142,14 @@ void define_controls(PySharded& module) {
            NoLock())
       .def("set_unsharded_byte_budget",
            [](Self& self, std::optional<int64_t> bytes) { self.controls().set_unsharded_byte_budget(bytes); }, NoLock())
-      .def("finalize_backward", [](Self& self) { self.controls().finalize_backward(); }, NoLock())
-      .def("finalize_backward_async", [](Self& self) { return self.controls().finalize_backward_async(); }, NoLock());
+      .def("finalize_backward",
+           [](Self& self) {
+             if (has_begun(self)) self.controls().finalize_backward();
+           },
+           NoLock())
+      .def("finalize_backward_async",
+           [](Self& self) { return has_begun(self) ? self.controls().finalize_backward_async() : GradientReductionHandle(); },
+           NoLock());
 }
 
 void define_statistics(PySharded& module) {
@@ -163,11 +182,8 @@ PYBIND11_MODULE(_C, module) {
   define_errors(module);
   define_communication(module);
   py::class_<Mirror, std::shared_ptr<Mirror>>(module, "Mirror");
-  py::class_<GradientReductionHandle>(module, "GradientReductionHandle",
-                                      "What `FSDPModule.finalize_backward(async_op=True)` returns.")
-      .def("wait", &GradientReductionHandle::wait, NoLock(),
-           "Waits until all gradients are there; waiting twice is free. RuntimeError if `reset_iter_state` has "
-           "dropped the reduction.");
+  py::class_<GradientReductionHandle>(module, "GradientReductionHandle").def("wait", &GradientReductionHandle::wait,
+                                                                            NoLock());
   PySharded sharded(module, "ShardedModule");
   sharded.def("pre_forward", &ShardedModule::pre_forward)
       .def("post_forward", &ShardedModule::post_forward)

@@ -48,8 +48,10 @@ void FSDPModule::reshard() {
 }
 
 void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {
-  for_groups(*state_, recurse,
-             [&](ParamGroup& group) { group.reduction().requires_gradient_sync = value; });
+  // Both parts of the reduction, as in FSDP2: what set_requires_all_reduce said before is over.
+  for_groups(*state_, recurse, [&](ParamGroup& group) {
+    group.reduction().requires_gradient_sync = group.reduction().requires_all_reduce = value;
+  });
 }
 
 void FSDPModule::set_requires_all_reduce(bool value, Recurse recurse) {
@@ -57,9 +59,7 @@ void FSDPModule::set_requires_all_reduce(bool value, Recurse recurse) {
              [&](ParamGroup& group) { group.reduction().requires_all_reduce = value; });
 }
 
-void FSDPModule::set_is_last_backward(bool value) {
-  root_context(*state_, "set_is_last_backward").options().is_last_backward = value;
-}
+void FSDPModule::set_is_last_backward(bool value) { state_->context->options().is_last_backward = value; }
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse recurse) {
   const auto check = [&](const ModuleState& state) { state.check_reshard(value); };
@@ -116,24 +116,33 @@ void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
   context.options().unsharded_byte_budget = bytes;
 }
 
-void FSDPModule::set_gradient_divide_factor(double factor) {
+void set_gradient_divide_factor(ModuleState& state, double factor, Recurse recurse) {
   require(factor > 0, "set_gradient_divide_factor: expected a factor above 0, found {}", factor);
-  for_groups(*state_, Recurse::kYes,
-             [&](ParamGroup& group) { group.reduction().divide_factor = factor; });
+  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().divide_factor = factor; });
+}
+
+void FSDPModule::set_gradient_divide_factor(double factor) {
+  fsdp::set_gradient_divide_factor(*state_, factor, Recurse::kYes);
+}
+
+void set_force_sum_reduction_for_comms(ModuleState& state, bool value, Recurse recurse) {
+  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().forces_sum = value; });
 }
 
 void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
-  for_groups(*state_, Recurse::kYes,
-             [&](ParamGroup& group) { group.reduction().forces_sum = value; });
+  fsdp::set_force_sum_reduction_for_comms(*state_, value, Recurse::kYes);
 }
 
 void FSDPModule::set_unshard_in_backward(bool value) {
   for_own(*state_, [&](ParamGroup& group) { group.policy().prefetch_in_backward = value; });
 }
 
+void set_reduce_scatter_unused_params(ModuleState& state, bool value, Recurse recurse) {
+  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().reduces_unused_params = value; });
+}
+
 void FSDPModule::set_reduce_scatter_unused_params(bool value) {
-  for_groups(*state_, Recurse::kYes,
-             [&](ParamGroup& group) { group.reduction().reduces_unused_params = value; });
+  fsdp::set_reduce_scatter_unused_params(*state_, value, Recurse::kYes);
 }
 
 void FSDPModule::reset_iter_state() {
