@@ -82,16 +82,17 @@ def compare(program, ranks):
     return differences(ours, theirs, max(TOLERANCE[ranks], program.tolerance))
 
 
-def main():
+def run_all(compare, programs=None, backend="gloo"):
+    """Runs `compare` on every program for that many ranks, or on those named on the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--programs", default="programs", metavar="PACKAGE")
     parser.add_argument("chosen", nargs="*", metavar="PROGRAM")
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     results = {}
-    for name, program in importlib.import_module(arguments.programs).PROGRAMS.items():
+    for name, program in (programs or importlib.import_module(arguments.programs).PROGRAMS).items():
         is_chosen = not arguments.chosen or name in arguments.chosen
         if ranks not in program.ranks or program.missing() or not is_chosen:
             continue
@@ -104,4 +105,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_all(compare)

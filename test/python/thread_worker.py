@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGr
 import programs
 from parity_worker import compare
 
-MODULES = ("arguments", "around", "construction", "gradients", "registered", "states")
+MODULES = ("arguments", "around", "construction", "controls", "gradients", "registered", "states")
 LEFT_OUT = ("compiled",)  # Dynamo's caches and counters are one for the process
 DRAWS = {torch.Tensor.uniform_, torch.Tensor.normal_, torch.randn, torch.nn.init.uniform_, torch.nn.init.normal_,
          torch.nn.init.kaiming_uniform_}

@@ -1,0 +1,76 @@
+"""One rank of the parity suite over process groups of a user's own (own_group.py), which count: per group of
+parameters, ours launch as many collectives as FSDP2's.
+
+Usage: own_group_worker.py [PROGRAM...] RESULTS_FOLDER
+"""
+
+from collections import Counter
+
+import torch.distributed.fsdp
+
+import fsdp
+import programs
+from own_group import OwnGroup
+from parity_worker import compare, run_all
+
+MODULES = ("arguments", "controls", "gradients", "registered", "states")
+PROGRAMS = {name: program for name, program in programs.PROGRAMS.items()
+            if program.function.__module__.removeprefix("programs.") in MODULES}
+
+# Where the numbers differ, and why.
+FEWER = {
+    "reshard_after_forward": "the group that backward begins with stays gathered at the end of forward (T4)",
+    "registered_at_every_moment_True": "the same",
+    "list_of_modules": "the same",
+    "hybrid_1": "nothing is sent among one replica",
+}
+MORE = {
+    "manual_finalization": "every backward that synchronizes reduces; FSDP2 leaves groups whose inputs need no gradient",
+}
+
+
+class Counting:
+    """One side, with what it launched."""
+
+    def __init__(self, program):
+        self.program, self.tolerance, self.launched = program, program.tolerance, []
+
+    def run(self, api, ranks):
+        OwnGroup.launched.clear()
+        found = self.program.run(api, ranks)
+        self.launched.append(counted(OwnGroup.launched))
+        return found
+
+
+def counted(launched):
+    """How often, for each group of parameters: by kind and ranks, in ascending order, as sizes differ by padding."""
+    times = {}
+    for each, number in Counter(launched).items():
+        times.setdefault(each.split(":")[0], []).append(number)
+    return {kind: sorted(numbers) for kind, numbers in sorted(times.items())}
+
+
+def total(counts):
+    return sum(sum(numbers) for numbers in counts.values())
+
+
+def reason(name, table):
+    return next((text for prefix, text in table.items() if name.startswith(prefix)), None)
+
+
+def compare_counts(program, ranks):
+    counting = Counting(program)
+    found = compare(counting, ranks)
+    if len(counting.launched) != 2:
+        return found
+    theirs, ours = counting.launched
+    name = program.function.__name__ + "".join(f"_{argument}" for argument in program.arguments)
+    difference = total(ours) - total(theirs)
+    is_expected = (reason(name, FEWER) and difference <= 0) or (reason(name, MORE) and difference >= 0)
+    if ours != theirs and not is_expected:
+        found.append(f"launched {ours}, FSDP2 {theirs}")
+    return found
+
+
+if __name__ == "__main__":
+    run_all(compare_counts, PROGRAMS, backend="own")

@@ -1,0 +1,40 @@
+"""The parity suite's programs over process groups of a user's own, derived in Python: the same values as FSDP2 over
+the same groups, and the same number of collectives for each group of parameters (own_group_worker.py).
+"""
+
+import functools
+import sys
+import unittest
+from pathlib import Path
+
+import rank_results
+from closing_line import main
+
+sys.path.insert(0, str(rank_results.PACKAGE))
+import own_group_worker
+
+
+@functools.lru_cache
+def results_of(ranks):
+    """For each rank what differs, by program, and how the run ended."""
+    return rank_results.run_on(ranks, Path(own_group_worker.__file__), timeout_s=280)
+
+
+class OwnGroups(unittest.TestCase):
+    maxDiff = None
+
+    def expect_equal(self, name, ranks):
+        results, ended = results_of(ranks)
+        for rank, found in enumerate(results):
+            self.assertIn(name, found, f"rank {rank} did not get here: {ended}")
+            self.assertEqual(found[name], [], f"rank {rank} of {ranks}")
+
+
+for _name, _program in own_group_worker.PROGRAMS.items():
+    for _ranks in _program.ranks:
+        setattr(OwnGroups, f"test_{_name}_on_{_ranks}_ranks".replace(".", "_"),
+                functools.partialmethod(OwnGroups.expect_equal, _name, _ranks))
+
+
+if __name__ == "__main__":
+    main()
