@@ -62,4 +62,22 @@ def _names(names):
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-__all__ = ["CPUOffloadPolicy", "DataParallelMeshDims", "MixedPrecisionPolicy", "OffloadPolicy", "ShardPlacementResult"]
+try:
+    from torch.distributed.fsdp import GradientReductionHandle
+except ImportError:
+
+    class GradientReductionHandle:
+        """What torch's class of this name is from 2.15 on: the base of the handles."""
+
+        def wait(self) -> None:
+            """Waits for nothing."""
+
+
+__all__ = [
+    "CPUOffloadPolicy",
+    "DataParallelMeshDims",
+    "GradientReductionHandle",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "ShardPlacementResult",
+]

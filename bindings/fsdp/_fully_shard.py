@@ -2,7 +2,7 @@
 
 import functools
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, overload
 
 import torch
 import torch.distributed.fsdp
@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _C, _dtensors
+from . import _C, _checks, _dtensors
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._meshes import default_mesh
-from ._module import FSDPModule, _cores_of, check_reshard_after_forward
+from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
 
 _dtensors.install()
@@ -72,16 +72,8 @@ def _outermost(modules):
     return [module for module in dict.fromkeys(modules) if module not in inside]
 
 
-def _check_module(module):
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
-        raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"fully_shard: expected an nn.Module or a list of them, got {type(module)}")
-
-
 def _check_mesh(mesh, dp_mesh_dims):
-    if not isinstance(mesh, DeviceMesh):
-        raise ValueError(f"fully_shard: expected a DeviceMesh, got {type(mesh)}")
+    _checks.mesh(mesh)
     if dp_mesh_dims is not None:
         _check_dims(mesh, dp_mesh_dims)
         return
@@ -128,8 +120,11 @@ def _own_params(managed, ignored):
                               if param is not None and param not in ignored))
 
 
-def _check_params(params):
-    for param in params:
+def _check_params(managed, ignored):
+    named = [(name, param) for module in managed for name, param in module._parameters.items()
+             if param is not None and param not in ignored]
+    _checks.params(named)
+    for _, param in named:
         if type(param) not in (nn.Parameter, DTensor) and is_traceable_wrapper_subclass(param):
             raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, a tensor subclass that "
                                       "this version of fsdp does not shard; ignore it with ignored_params")
@@ -184,17 +179,46 @@ def _hooks(core, index):
     return pre, post
 
 
+# What is returned is what was given, with another class.
+@overload
 def fully_shard(
-    module: nn.Module | list[nn.Module],
+    module: nn.Module,
+    *,
+    mesh: DeviceMesh | None = ...,
+    reshard_after_forward: bool | int | None = ...,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy | None = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+    dp_mesh_dims: DataParallelMeshDims | None = ...,
+) -> FSDPModule: ...
+
+
+@overload
+def fully_shard(
+    module: list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = ...,
+    reshard_after_forward: bool | int | None = ...,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy | None = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+    dp_mesh_dims: DataParallelMeshDims | None = ...,
+) -> list[FSDPModule]: ...
+
+
+def fully_shard(
+    module: Any,
     *,
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
     mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
-    offload_policy: OffloadPolicy = OffloadPolicy(),
+    offload_policy: OffloadPolicy | None = OffloadPolicy(),
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,
-):
+) -> Any:
     """Shards the parameters of `module` that no sharded module below it has taken yet, as one group that is
     gathered and reduced together. The module keeps its class, with FSDPModule in front. Shard inner modules first.
 
@@ -204,23 +228,27 @@ def fully_shard(
     shard_placement_fn: (parameter) -> Shard(dim), or None for Shard(0). mp_policy, offload_policy: torch's own
     classes. ignored_params: left alone.
 
-    Raises what torch's fully_shard raises for wrong arguments, before anything has changed.
+    Returns the module, or the list, that it was given.
+
+    Wrong arguments raise what torch's fully_shard raises, before anything has changed: TypeError for what is no module,
+    mesh or policy, ValueError for a value that is not possible, AssertionError for a module that is sharded already,
+    NotImplementedError for what is not in this version. What shard_placement_fn and param_dtype_override_fn raise
+    arrives as it is.
     """
-    modules = [module] if isinstance(module, nn.Module) else list(module)
+    modules = _checks.modules(module)
     for each in modules:
-        _check_module(each)
         _check_not_sharded(each)
     modules = _outermost(modules)
-    if not modules:
-        raise ValueError("fully_shard: expected at least one module, got an empty list")
     mesh = mesh if mesh is not None else default_mesh()
     _check_mesh(mesh, dp_mesh_dims)
     if reshard_after_forward is not None:
-        check_reshard_after_forward(reshard_after_forward, "reshard_after_forward")
-    ignored = set(ignored_params or ())
+        _checks.reshard_after_forward(reshard_after_forward, "reshard_after_forward")
+    _checks.policies(mp_policy, offload_policy)
+    ignored = _checks.ignored_params(ignored_params)
     managed = _managed_modules(modules)
+    _check_params(managed, ignored)
     params = _own_params(managed, ignored)
-    _check_params(params)
+    _checks.function(shard_placement_fn, "shard_placement_fn")
     placer = Placer(data_parallel(mesh, dp_mesh_dims), shard_placement_fn, params)
     core = _C.fully_shard(modules, placer, {
         "reshard_after_forward": reshard_after_forward,
@@ -229,11 +257,11 @@ def fully_shard(
         "param_dtype": mp_policy.param_dtype,
         "reduce_dtype": _reduce_dtype(mp_policy, params),
         "output_dtype": mp_policy.output_dtype,
-        "cast_forward_inputs": mp_policy.cast_forward_inputs,
-        "param_dtype_override_fn": getattr(mp_policy, "param_dtype_override_fn", None),
+        "cast_forward_inputs": _checks.flag(mp_policy.cast_forward_inputs, "mp_policy.cast_forward_inputs"),
+        "param_dtype_override_fn": _checks.dtype_override(mp_policy),
         "apply_to_tensors": _apply_to_tensors,
         "offloads": isinstance(offload_policy, CPUOffloadPolicy),
-        "pin_memory": getattr(offload_policy, "pin_memory", False),
+        "pin_memory": _checks.flag(getattr(offload_policy, "pin_memory", False), "offload_policy.pin_memory"),
     })
     placer.forget()
     state, item = FSDPState(core), RegistryItem()
@@ -256,9 +284,12 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """`method_name` gathers and releases the module's parameters as its forward does."""
     if not isinstance(module, FSDPModule):
         return
-    method = getattr(module, method_name, None)
-    if method is None:
-        raise ValueError(f"register_fsdp_forward_method: {type(module)} has no method {method_name}")
+    if not hasattr(module, method_name):
+        raise ValueError(f"register_fsdp_forward_method: {type(module)} does not have a method {method_name}")
+    method = getattr(module, method_name)
+    if not callable(method):
+        raise TypeError(f"register_fsdp_forward_method: {method_name} of {type(module)} is no method but "
+                        f"{type(method)}")
     core = module._core()
 
     @functools.wraps(method)

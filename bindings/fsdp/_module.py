@@ -1,57 +1,61 @@
 """What a sharded module is and can do: FSDPModule's controls and the handles that they return."""
 
-from typing import Any, Callable, Literal
+from typing import Any, Callable, Literal, overload
 
 import torch
 import torch.distributed.fsdp
 from typing_extensions import deprecated
 
+from . import _C, _api, _checks
+from ._checks import flag
 from ._meshes import process_group_over
 
 
-def check_reshard_after_forward(value, subject):
-    """An int that does not divide the shard size is the core's to refuse."""
-    if not isinstance(value, (bool, int)):
-        raise ValueError(f"{subject} should be a bool or an int representing the group size to reshard to, not {value}")
-
-
 class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
-    """What `FSDPModule.unshard(async_op=True)` returns."""
+    """What `FSDPModule.unshard(async_op=True)` returns. One that a program makes itself waits for nothing."""
 
-    def __init__(self, core=None):
-        self._core = core
+    _core: _C.ShardedModule | None = None
 
     def wait(self) -> None:
-        """Waits until the parameters are there, and registers them. Waiting twice is free."""
+        """Returns when the parameters are gathered (on a GPU: when the current stream may use them) and registered on
+        the module. Waiting twice is free.
+        """
         if self._core is not None:
             self._core.unshard_done()
             self._core = None
 
 
-class GradientReductionHandle(getattr(torch.distributed.fsdp, "GradientReductionHandle", object)):
-    """What `FSDPModule.finalize_backward(async_op=True)` returns."""
+class GradientReductionHandle(_api.GradientReductionHandle):
+    """What `FSDPModule.finalize_backward(async_op=True)` returns. One that a program makes itself waits for nothing."""
 
-    def __init__(self, core=None):
-        self._core = core
+    _core: _C.GradientReduction | None = None
 
     def wait(self) -> None:
-        """Waits until all gradients are there; waiting twice is free.
+        """Returns when the gradients of this root are reduced (on a GPU: when the current stream may use them).
 
-        RuntimeError if `reset_iter_state` has dropped the reduction.
+        Waiting twice is free. Raises RuntimeError if `reset_iter_state` has dropped the reduction.
         """
         if self._core is not None:
             self._core.wait()
+            self._core = None
 
 
 class FSDPModule(torch.distributed.fsdp.FSDPModule):
     """The class that `fully_shard` puts in front of a module's own, with the controls of the sharded module.
 
-    `isinstance(module, torch.distributed.fsdp.FSDPModule)` holds for it, too.
+    `isinstance(module, torch.distributed.fsdp.FSDPModule)` holds for it, too. It is not made by itself.
+
+    A control takes effect on what comes after it and communicates nothing, where it does not say "a collective call":
+    then all ranks of the mesh call it, in the same order. With `recurse` it is for the sharded modules below, too.
+    A wrong type raises TypeError, a value that is not possible ValueError, and a control of the root on another module,
+    or at a time when it cannot be, RuntimeError; nothing has changed then.
     """
 
     def __new__(cls, *args, **kwargs):
         # The module's own class: what indexing a container, say, makes a new one of.
         own = next(base for base in cls.__mro__[1:] if not issubclass(base, torch.distributed.fsdp.FSDPModule))
+        if own is object:
+            raise TypeError(f"{cls.__name__} is not made; call fully_shard on a module, which puts this class in front")
         module = own.__new__(own)
         module.__init__(*args, **kwargs)
         return module
@@ -72,36 +76,59 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gathers this module's own parameters, not those of sharded modules below it, and registers them.
 
-        With `async_op` it returns at once, and the handle's `wait`, or the module's forward, waits.
-        A collective call.
+        They are in `param_dtype` where the policy names one. With `async_op` it returns at once, and the handle's
+        `wait`, or the module's forward, waits. A collective call.
         """
+        async_op = flag(async_op, "unshard")
         core = self._core()
         core.unshard()
         if async_op:
-            return UnshardHandle(core)
+            handle = UnshardHandle()
+            handle._core = core
+            return handle
         core.unshard_done()
         return None
 
     def reshard(self) -> None:
-        """Releases this module's unsharded parameters and registers the sharded ones."""
+        """Releases this module's unsharded parameters and registers the sharded ones, which are DTensors."""
         self._core().reshard()
 
     def reset_iter_state(self) -> None:
-        """On the root, after an exception in forward or backward: drops the iteration and its gradients."""
+        """On the root, after an exception in forward or backward: drops the iteration and its gradients, also those
+        that were to be added up. Handles of `finalize_backward` raise RuntimeError from then on.
+        """
         self._core().reset_iter_state()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: more backwards follow, so the end of a backward waits for no reduction."""
-        self._core().set_is_last_backward(is_last_backward)
+        self._core().set_is_last_backward(flag(is_last_backward, "set_is_last_backward"))
 
     def set_manual_backward_finalization(self, enabled: bool) -> None:
-        """On the root. True: `finalize_backward` ends the step, not the end of a backward."""
-        self._core().set_manual_backward_finalization(enabled)
+        """On the root. True: `finalize_backward` ends the step, not the end of a backward.
+
+        Raises RuntimeError between a backward and its finalization.
+        """
+        self._core().set_manual_backward_finalization(flag(enabled, "set_manual_backward_finalization"))
+
+    @overload
+    def finalize_backward(self, *, async_op: Literal[False] = False) -> None: ...
+
+    @overload
+    def finalize_backward(self, *, async_op: Literal[True]) -> GradientReductionHandle: ...
+
+    @overload
+    def finalize_backward(self, *, async_op: bool) -> GradientReductionHandle | None: ...
 
     def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
-        """Reduces what the backwards have left, and waits, or, with `async_op`, leaves that to the handle."""
-        if async_op:
-            return GradientReductionHandle(self._core().finalize_backward_async())
+        """On the root: reduces what the backwards have left, and waits, or, with `async_op`, leaves that to the handle,
+        which is to be waited on before the next forward. A collective call.
+
+        Raises RuntimeError without `set_manual_backward_finalization(True)`, and inside a backward.
+        """
+        if flag(async_op, "finalize_backward"):
+            handle = GradientReductionHandle()
+            handle._core = self._core().finalize_backward_async()
+            return handle
         self._core().finalize_backward()
         return None
 
@@ -110,36 +137,46 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
         True turns the all-reduce of HSDP on again, too.
         """
-        self._core().set_requires_gradient_sync(requires_gradient_sync, recurse)
+        value = flag(requires_gradient_sync, "set_requires_gradient_sync")
+        self._core().set_requires_gradient_sync(value, flag(recurse, "recurse"))
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """HSDP. False: backward reduces within the shard group only."""
-        self._core().set_requires_all_reduce(requires_all_reduce, recurse)
+        """HSDP. False: backward reduces within the shard group only, and the sums wait for a later one."""
+        value = flag(requires_all_reduce, "set_requires_all_reduce")
+        self._core().set_requires_all_reduce(value, flag(recurse, "recurse"))
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Whether parameters are released after forward; an int as for `fully_shard`."""
-        check_reshard_after_forward(reshard_after_forward, "set_reshard_after_forward: the value")
-        self._core().set_reshard_after_forward(reshard_after_forward, recurse)
+        _checks.reshard_after_forward(reshard_after_forward, "set_reshard_after_forward: the value")
+        self._core().set_reshard_after_forward(reshard_after_forward, flag(recurse, "recurse"))
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: parameters stay unsharded after backward."""
-        self._core().set_reshard_after_backward(reshard_after_backward, recurse)
+        value = flag(reshard_after_backward, "set_reshard_after_backward")
+        self._core().set_reshard_after_backward(value, flag(recurse, "recurse"))
 
     def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
         """True: released parameters keep their memory, at the same addresses."""
-        self._core().set_keep_unsharded_storage(keep, recurse)
+        self._core().set_keep_unsharded_storage(flag(keep, "set_keep_unsharded_storage"), flag(recurse, "recurse"))
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """Gathers these when this module's forward begins, instead of along the learned order."""
+        """Gathers these when this module's forward begins, instead of along the learned order. [] goes back to that.
+
+        Raises ValueError for a module that is not sharded.
+        """
         self._core().set_modules_to_forward_prefetch(_cores_of(modules))
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """Gathers these when this module's backward begins, instead of along the learned order."""
+        """Gathers these when this module's backward begins, instead of along the learned order. [] goes back to that.
+
+        Raises ValueError for a module that is not sharded.
+        """
         self._core().set_modules_to_backward_prefetch(_cores_of(modules))
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Divides this module's own gradients by this instead of by the data-parallel size."""
-        self._core().set_gradient_divide_factor(factor)
+        """Divides the sums of this module's own gradients over all ranks by this, above 0, instead of by the number of
+        ranks."""
+        self._core().set_gradient_divide_factor(_checks.number(factor, "set_gradient_divide_factor"))
 
     @deprecated("Use `set_gradient_divide_factor` instead")
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
@@ -148,31 +185,35 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """True: this module's own collectives only add up; what has to be divided is divided outside them."""
-        self._core().set_force_sum_reduction_for_comms(enable)
+        self._core().set_force_sum_reduction_for_comms(flag(enable, "set_force_sum_reduction_for_comms"))
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """False: backward does not gather this module's parameters ahead of their use."""
-        self._core().set_unshard_in_backward(unshard_in_backward)
+        self._core().set_unshard_in_backward(flag(unshard_in_backward, "set_unshard_in_backward"))
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """True: parameters without a gradient take part in every reduction with zeros."""
-        self._core().set_reduce_scatter_unused_params(reduce_scatter_unused_params, recurse)
+        value = flag(reduce_scatter_unused_params, "set_reduce_scatter_unused_params")
+        self._core().set_reduce_scatter_unused_params(value, flag(recurse, "recurse"))
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """How many groups' packed gradients may be alive in reduce-scatters under way."""
-        self._core().set_reduce_scatter_max_input_buffers(max_input_buffers, recurse)
+        """How many groups' packed gradients may be alive in reduce-scatters under way, 1 or more (1)."""
+        buffers = _checks.whole_number(max_input_buffers, "set_reduce_scatter_max_input_buffers")
+        self._core().set_reduce_scatter_max_input_buffers(buffers, flag(recurse, "recurse"))
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
         """True: reduce-scatters have a communicator of their own. A collective call the first time."""
-        self._core().set_separate_reduce_scatter_group(enable, recurse)
+        value = flag(enable, "set_separate_reduce_scatter_group")
+        self._core().set_separate_reduce_scatter_group(value, flag(recurse, "recurse"))
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
         """True: buffers of collectives come from the process group's allocator, where it has one."""
-        self._core().set_allocate_memory_from_process_group_for_comm(enable)
+        value = flag(enable, "set_allocate_memory_from_process_group_for_comm")
+        self._core().set_allocate_memory_from_process_group_for_comm(value)
 
     def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL") -> None:
-        """Symmetric memory for collectives: refused, as no backend of this version has it."""
-        self._core().set_symm_mem_for_comm(backend)
+        """Symmetric memory for collectives: raises RuntimeError, as no backend of this version has it."""
+        self._core().set_symm_mem_for_comm(_checks.text(backend, "set_symm_mem_for_comm"))
 
     def set_custom_all_gather(self, comm: Any) -> None:
         """Gathers this module's group through `comm`, of FSDP2's interface AllGather: `allocate(size, dtype=,
@@ -215,10 +256,15 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
     def set_prefetch_distance(self, groups: int) -> None:
         """On the root: how many groups ahead the learned order is gathered (1); 0: none. Ours alone."""
-        self._core().set_prefetch_distance(groups)
+        self._core().set_prefetch_distance(_checks.whole_number(groups, "set_prefetch_distance"))
 
     def set_unsharded_byte_budget(self, bytes: int | None) -> None:
-        """On the root: the memory that unsharded parameters may take. Ours alone."""
+        """On the root: the bytes that unsharded parameters may take; None: no such limit. Ours alone.
+
+        Raises ValueError, or RuntimeError when the step is planned, for less than what must be there at once.
+        """
+        if bytes is not None:
+            bytes = _checks.byte_count(bytes, "set_unsharded_byte_budget")
         self._core().set_unsharded_byte_budget(bytes)
 
     def report(self) -> str:
@@ -270,7 +316,4 @@ for _name in vars(torch.distributed.fsdp.FSDPModule):
 
 
 def _cores_of(modules):
-    for module in modules:
-        if not isinstance(module, FSDPModule):
-            raise ValueError(f"Expects FSDPModule but got {type(module)}: {module}")
-    return [module._core() for module in modules]
+    return [module._core() for module in _checks.fsdp_modules(modules, FSDPModule)]

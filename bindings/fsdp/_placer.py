@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from . import _checks
 from ._dtensors import make_parameter, spec_of
 from ._meshes import core_mesh
 
@@ -193,9 +193,8 @@ class Placer:
         if hasattr(asked, "mesh_info"):  # ShardPlacementResult, torch's or ours
             over, has_own_mesh = _over_mesh_info(asked.mesh_info, over)
             asked = asked.placement
-        if asked is not None and not isinstance(asked, Shard):
-            raise ValueError("fully_shard: shard_placement_fn has to return a Shard, a ShardPlacementResult or None, "
-                             f"but got {asked}")
+        if asked is not None:
+            _checks.placement(asked, parameter)
         kind = Form
         if over.whole is not None:
             if not isinstance(parameter, DTensor):

@@ -26,7 +26,7 @@ void Mirror::follow_parameters(Mirrors& mirrors) {
   // An entry never goes: the core knows entries by their position.
   std::unordered_set<std::string> names;
   for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get())) {
-    Place place{table_.get(), key.cast<std::string>()};
+    Place place{table_.get(), name_of(key)};
     names.insert(place.name);
     auto tensor = tensor_of(value);
     if (tensor.defined() && ShownParam::shows_at(tensor, place)) continue;
@@ -47,7 +47,7 @@ void Mirror::follow_buffers(py::handle module) {
   auto& buffers = buffers_of(*this);
   buffers.clear();
   for (const auto& [key, value] : module.attr("_buffers").cast<py::dict>())
-    buffers.insert(key.cast<std::string>(), tensor_of(value));
+    buffers.insert(name_of(key), tensor_of(value));
 }
 
 std::shared_ptr<Mirror> Mirrors::mirror_of(py::handle module) {
@@ -75,15 +75,17 @@ at::Tensor Mirrors::seen(py::handle parameter) {
 }
 
 std::shared_ptr<Mirror> Mirrors::follow(py::handle module) {
+  const RecursionLevel level(" while following a tree of modules");
   auto mirror = mirror_of(module);
   if (!followed_.insert(module.ptr()).second) return mirror;
   mirror->follow_parameters(*this);
   mirror->follow_buffers(module);
-  mirror->train(module.attr("training").cast<bool>());
   for (const auto& name : mirror->named_children().keys()) mirror->unregister_module(name);
+  // Without children: it goes down the tree, which in Python may lead back up.
+  mirror->train(module.attr("training").cast<bool>());
   for (const auto& [key, child] : module.attr("_modules").cast<py::dict>()) {
     if (child.is_none() || is_left_out_(child).cast<bool>()) continue;
-    mirror->register_module(key.cast<std::string>(), follow(child));
+    mirror->register_module(name_of(key), follow(child));
   }
   return mirror;
 }

@@ -24,10 +24,51 @@ using PySharded = py::class_<ShardedModule, std::shared_ptr<ShardedModule>>;
 
 Recurse recurse_of(bool value) { return value ? Recurse::kYes : Recurse::kNo; }
 
+/// Holders may be null: Python's None.
+template <class Pointer>
+const Pointer& present(const Pointer& pointer, const char* expected) {
+  if (!pointer) throw py::type_error(std::string("expected ") + expected + ", found None");
+  return pointer;
+}
+
 std::vector<FSDPModule> controls_of(const Modules& modules) {
   std::vector<FSDPModule> controls;
-  for (const auto& module : modules) controls.push_back(module->controls());
+  for (const auto& module : modules) controls.push_back(present(module, "a sharded module")->controls());
   return controls;
+}
+
+/// The class's objects come from its functions alone: no object without a C++ one behind it, which pybind11
+/// would invent, from memory that nobody has written.
+template <class Class>
+Class& not_made_by_python(Class& defined) {
+  reinterpret_cast<PyTypeObject*>(defined.ptr())->tp_new = nullptr;
+  return defined;
+}
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// The Python function (world ranks, name) -> process group, called without the interpreter's lock.
+auto group_maker(py::object function) {
+  return [shared = std::make_shared<PyRef>(std::move(function))](const std::vector<int>& ranks, const std::string& name) {
+    py::gil_scoped_acquire gil;
+    return shared->object()(ranks, name).cast<ProcessGroupPtr>();
+  };
+}
+
+std::shared_ptr<Communicator> borrow(const ProcessGroupPtr& group, std::vector<int> ranks,
+                                     const std::string& device_type, double timeout_s, py::object new_group) {
+  present(group, "a process group");
+  BorrowedGroupOptions options{.world_ranks = std::move(ranks),
+                               .device_type = c10::Device(device_type).type(),
+                               .timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000)),
+                               .new_group = group_maker(std::move(new_group))};
+  py::gil_scoped_release no_gil;
+  return borrowed_group(group, std::move(options));
+}
+
+DeviceMesh mesh_of(const std::vector<std::shared_ptr<Communicator>>& groups, const std::vector<std::string>& names) {
+  for (const auto& group : groups) present(group, "a communicator");
+  return mesh_of_groups(groups, names);
 }
 
 /// One of FSDPModule's controls of one value.
@@ -61,33 +102,13 @@ void define_errors(py::module_& module) {
   });
 }
 
-using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
-
-/// The Python function (world ranks, name) -> process group, called without the interpreter's lock.
-auto group_maker(py::object function) {
-  return [shared = std::make_shared<PyRef>(std::move(function))](const std::vector<int>& ranks, const std::string& name) {
-    py::gil_scoped_acquire gil;
-    return shared->object()(ranks, name).cast<ProcessGroupPtr>();
-  };
-}
-
 void define_communication(py::module_& module) {
-  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator");
-  py::class_<DeviceMesh>(module, "DeviceMesh")
-      .def("submesh", &DeviceMesh::submesh)
-      .def("__repr__", &DeviceMesh::to_string);
-  module.def(
-      "borrowed_group",
-      [](const ProcessGroupPtr& group, std::vector<int> ranks, const std::string& device_type, double timeout_s,
-         py::object new_group) {
-        BorrowedGroupOptions options{.world_ranks = std::move(ranks),
-                                     .device_type = c10::Device(device_type).type(),
-                                     .timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000)),
-                                     .new_group = group_maker(std::move(new_group))};
-        py::gil_scoped_release no_gil;
-        return borrowed_group(group, std::move(options));
-      });
-  module.def("mesh_of_groups", &mesh_of_groups, NoLock());
+  py::class_<Communicator, std::shared_ptr<Communicator>> communicator(module, "Communicator");
+  not_made_by_python(communicator);
+  py::class_<DeviceMesh> mesh(module, "DeviceMesh");
+  not_made_by_python(mesh).def("submesh", &DeviceMesh::submesh).def("__repr__", &DeviceMesh::to_string);
+  module.def("borrowed_group", &borrow);
+  module.def("mesh_of_groups", &mesh_of, NoLock());
 }
 
 void define_controls(PySharded& module) {
@@ -181,11 +202,12 @@ PYBIND11_MODULE(_C, module) {
   give_up_interpreter_lock();
   define_errors(module);
   define_communication(module);
-  py::class_<Mirror, std::shared_ptr<Mirror>>(module, "Mirror");
-  py::class_<GradientReductionHandle>(module, "GradientReductionHandle").def("wait", &GradientReductionHandle::wait,
-                                                                            NoLock());
+  py::class_<Mirror, std::shared_ptr<Mirror>> mirror(module, "Mirror");
+  not_made_by_python(mirror);
+  py::class_<GradientReductionHandle> reduction(module, "GradientReduction");
+  not_made_by_python(reduction).def("wait", &GradientReductionHandle::wait, NoLock());
   PySharded sharded(module, "ShardedModule");
-  sharded.def("pre_forward", &ShardedModule::pre_forward)
+  not_made_by_python(sharded).def("pre_forward", &ShardedModule::pre_forward)
       .def("post_forward", &ShardedModule::post_forward)
       .def("unshard", &ShardedModule::unshard)
       .def("unshard_done", &ShardedModule::unshard_done)

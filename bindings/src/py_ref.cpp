@@ -17,4 +17,11 @@ bool is_dtensor(py::handle tensor) {
          py::hasattr(tensor, "_local_tensor");
 }
 
+std::string name_of(py::handle key) {
+  if (!py::isinstance<py::str>(key))
+    throw py::type_error("expected the names of a module's parameters, buffers and modules to be strings, found " +
+                         py::repr(key).cast<std::string>());
+  return key.cast<std::string>();
+}
+
 }  // namespace fsdp::python

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <string>
 #include <utility>
 
 namespace fsdp::python {
@@ -31,9 +32,24 @@ class PyRef {
   PyObject* object_ = nullptr;
 };
 
+/// A level of a recursion over what Python gives. RecursionError where Python would have it for its own functions:
+/// values may be nested without end.
+class RecursionLevel {
+ public:
+  /// where: what is under way, as in " while looking for tensors".
+  explicit RecursionLevel(const char* where) {
+    if (Py_EnterRecursiveCall(where) != 0) throw py::error_already_set();
+  }
+  ~RecursionLevel() { Py_LeaveRecursiveCall(); }
+  RecursionLevel(const RecursionLevel&) = delete;
+  RecursionLevel& operator=(const RecursionLevel&) = delete;
+};
+
 /// The tensor that a Python object stands for; undefined for None. Needs the interpreter's lock.
 at::Tensor tensor_of(py::handle object);
 /// Of a tensor.
 bool is_dtensor(py::handle tensor);
+/// The name that an entry of a module's table has; TypeError if it is no string.
+std::string name_of(py::handle key);
 
 }  // namespace fsdp::python

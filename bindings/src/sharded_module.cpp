@@ -1,5 +1,6 @@
 #include "sharded_module.hpp"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -24,6 +25,7 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
 /// Calls `visit` with every tensor in a module's output.
 template <class Visit>
 void for_tensors(const BoundaryCasts& casts, py::handle value, const Visit& visit) {
+  const RecursionLevel level(" while looking for tensors in a module's output");
   if (THPVariable_Check(value.ptr())) {
     visit(THPVariable_Unpack(value.ptr()));
   } else if (PyTuple_Check(value.ptr()) || PyList_Check(value.ptr())) {
@@ -146,6 +148,7 @@ void ShardedModule::use(bool records_autograd) {
 }
 
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
+  if (index >= waits_for_.size()) throw py::index_error("pre_forward: no module has this index");
   follow_root();
   if (post_optim_event_) PyRef(std::move(post_optim_event_)).object().attr("wait")();
   const bool records = records_autograd(args);
@@ -165,16 +168,16 @@ py::object ShardedModule::post_forward(py::object output) {
   --depth_;
   const bool have_all_run = std::none_of(waits_for_.begin(), waits_for_.end(), [](bool waits) { return waits; });
   const bool reshards = have_all_run && depth_ == 0 && reshards_after_forward();
-  if (have_all_run && depth_ == 0) waits_for_.assign(modules_.size(), true);
-  if (reshards && shows_unsharded_) show_as(/*unsharded=*/false);
-  if (at::GradMode::is_enabled()) watch_backward(output);
-  {
+  const auto leave = c10::make_scope_exit([this, reshards] {
     py::gil_scoped_release no_gil;
     auto& context = *controls_.state().context;
     if (reshards)
       for (const auto& group : controls_.state().live_groups()) context.end_hold(*group);
     context.leave_scope();
-  }
+  });
+  if (have_all_run && depth_ == 0) waits_for_.assign(modules_.size(), true);
+  if (reshards && shows_unsharded_) show_as(/*unsharded=*/false);
+  if (at::GradMode::is_enabled()) watch_backward(output);
   if (!casts_.outputs || output.is_none()) return py::none();
   return cast_all(casts_, std::move(output), *casts_.outputs);
 }

@@ -44,7 +44,7 @@ ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object s
 ShownParam::~ShownParam() {
   py::gil_scoped_acquire gil;
   by_registered().erase(registered_.unsafeGetTensorImpl());
-  for (const auto& [place, key] : places_) by_place().erase(place);
+  for (const auto& held : places_) by_place().erase(held.place);
 }
 
 std::shared_ptr<ShownParam> ShownParam::find(const at::Tensor& registered) {
@@ -112,13 +112,13 @@ bool ShownParam::shows_at(const at::Tensor& tensor, const Place& place) {
 }
 
 void ShownParam::add_place(const Place& place) {
-  places_.emplace_back(place, PyRef(py::str(place.name)));
+  places_.push_back({place, PyRef(py::reinterpret_borrow<py::object>(place.table)), PyRef(py::str(place.name))});
   by_place()[place] = this;
-  check(PyDict_SetItem(place.table, places_.back().second.get(), sharded_.get()));
+  check(PyDict_SetItem(place.table, places_.back().key.get(), sharded_.get()));
 }
 
 void ShownParam::show(const PyRef& parameter) const {
-  for (const auto& [place, key] : places_) check(PyDict_SetItem(place.table, key.get(), parameter.get()));
+  for (const auto& held : places_) check(PyDict_SetItem(held.table.get(), held.key.get(), parameter.get()));
 }
 
 void ShownParam::show_unsharded() const {
@@ -200,8 +200,8 @@ void ShownParam::run_hooks() const {
 
 at::Tensor ShownParam::applied_local() {
   // `_apply` swaps the tensor behind the parameter, or puts another parameter into the table.
-  const auto& [place, key] = places_.front();
-  PyObject* now = PyDict_GetItemWithError(place.table, key.get());
+  const auto& first = places_.front();
+  PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
   if (now == nullptr) throw py::error_already_set();
   if (now != sharded_.get()) {
     sharded_ = PyRef(py::reinterpret_borrow<py::object>(now));
@@ -211,8 +211,8 @@ at::Tensor ShownParam::applied_local() {
 }
 
 bool ShownParam::is_replaced() const {
-  const auto& [place, key] = places_.front();
-  const PyObject* now = PyDict_GetItemWithError(place.table, key.get());
+  const auto& first = places_.front();
+  const PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
   return now != nullptr && now != Py_None && now != sharded_.get();
 }
 

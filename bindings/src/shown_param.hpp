@@ -92,7 +92,12 @@ class ShownParam {
   const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
   const DTensorMaker& maker_;
-  std::vector<std::pair<Place, PyRef>> places_;  ///< with the key as a Python string
+  /// A table that it stands in, and its key there as a Python string. Both are held: the module may go before.
+  struct HeldPlace {
+    Place place;
+    PyRef table, key;
+  };
+  std::vector<HeldPlace> places_;
 };
 
 }  // namespace fsdp::python

@@ -247,7 +247,7 @@ class FSDPModule {
   /// nothing but a copy into them differs. Throws UsageError with a custom all-gather or
   /// reduce-scatter, StateError inside a step.
   void set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse = Recurse::kNo);
-  /// FSDP2's symmetric memory for collectives. No communicator of this version has it: throws UsageError
+  /// FSDP2's symmetric memory for collectives. No communicator of this version has it: throws StateError
   /// that names the backend, with nothing changed.
   void set_symm_mem_for_comm(const std::string& backend = "NCCL");
   /// True: the unsharded parameters lie in one buffer that is kept when they are released and filled again

@@ -65,9 +65,9 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
 void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
   const auto groups = state_->live_groups();
   if (groups.empty()) return;
-  require(backend == "NCCL", "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"",
+  require_state(backend == "NCCL", "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"",
           backend);
-  throw UsageError(fmt::format(
+  throw StateError(fmt::format(
       "set_symm_mem_for_comm: '{}' communicates over {}, which has no symmetric memory here; use "
       "set_allocate_memory_from_process_group_for_comm, or bring your own with set_custom_all_gather",
       groups.front()->name(), groups.front()->config().mesh_info.shard_group->backend()));

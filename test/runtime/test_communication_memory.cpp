@@ -93,9 +93,9 @@ TEST_CASE("buffers from the process group change nothing where it has none", "[r
 TEST_CASE("symmetric memory is refused, naming the backend", "[runtime][communication_memory]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh());
-    rank.check_throws<UsageError>([&] { chain.root[0].set_symm_mem_for_comm(); },
+    rank.check_throws<StateError>([&] { chain.root[0].set_symm_mem_for_comm(); },
                                   {"root", "threads", "set_allocate_memory_from_process_group_for_comm"}, "no such memory");
-    rank.check_throws<UsageError>([&] { chain.root[0].set_symm_mem_for_comm("NVSHMEM"); }, {"NVSHMEM"}, "backend");
+    rank.check_throws<StateError>([&] { chain.root[0].set_symm_mem_for_comm("NVSHMEM"); }, {"NVSHMEM"}, "backend");
     chain.step(rank.index());
   });
 }

@@ -20,6 +20,7 @@ from . import (
     registered,
     saved,
     states,
+    wrong_arguments,
 )
 from .common import PROGRAMS
 
@@ -39,4 +40,5 @@ __all__ = [
     "registered",
     "saved",
     "states",
+    "wrong_arguments",
 ]

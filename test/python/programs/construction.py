@@ -1,12 +1,9 @@
-"""Building models, moving them, and wrong arguments."""
-
-import functools
+"""Building models and moving them."""
 
 import torch
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 
-from .common import WIDTH, Model, adam, batches, error_of, mesh_of, program, shard, shown, train
+from .common import WIDTH, Model, adam, batches, mesh_of, program, shard, shown, train
 
 
 @program
@@ -40,22 +37,3 @@ def class_and_indexing(api, ranks):
     model = api.fully_shard(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)]), mesh=mesh_of(ranks))
     return [type(model).__name__, type(model[:2]).__name__, isinstance(model, nn.Sequential),
             isinstance(model, torch.distributed.fsdp.FSDPModule)]
-
-
-@program(ranks=(2,))
-def wrong_arguments(api, ranks):
-    mesh = mesh_of(ranks)
-    three = init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("a", "b", "c"))
-    linear = functools.partial(nn.Linear, 4, 4)
-    sharded = api.fully_shard(linear(), mesh=mesh)
-    model = Model()
-    return [
-        error_of(lambda: api.fully_shard(nn.ModuleList([linear()]), mesh=mesh)),
-        error_of(lambda: api.fully_shard(linear(), mesh=three)),
-        error_of(lambda: api.fully_shard(linear(), mesh=mesh, reshard_after_forward=3)),
-        error_of(lambda: api.fully_shard(linear(), mesh=mesh, reshard_after_forward="yes")),
-        error_of(lambda: api.fully_shard(sharded, mesh=mesh)),
-        error_of(lambda: sharded.set_modules_to_forward_prefetch([model])),
-        error_of(lambda: api.share_comm_ctx([model])),
-        shown(model),
-    ]

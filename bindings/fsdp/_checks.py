@@ -1,0 +1,184 @@
+"""What arguments are checked for when they enter, before anything changes. What only the core knows is the core's to
+refuse.
+
+The types are those of FSDP2's exceptions where it checks itself. Where it fails by accident later (AttributeError,
+IndexError), or takes no notice, a wrong type is a TypeError here and a wrong value a ValueError.
+"""
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+
+from ._api import MixedPrecisionPolicy, OffloadPolicy
+
+_LARGEST_INT = 2**31 - 1  # no world and no number of buffers is larger
+_LARGEST_SIZE = 2**63 - 1
+
+
+def _kind(value):
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def flag(value, subject):
+    """What has a truth value of its own is taken; a string or a list, which is true by its length, is a mistake."""
+    if value is None or hasattr(type(value), "__bool__"):
+        return bool(value)
+    raise TypeError(f"{subject}: expected a bool, found {value!r} ({_kind(value)})")
+
+
+def number(value, subject):
+    if isinstance(value, (str, bytes)) or not (hasattr(type(value), "__float__") or hasattr(type(value), "__index__")):
+        raise TypeError(f"{subject}: expected a number, found {value!r} ({_kind(value)})")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{subject}: expected a number, found one that is too large: {value!r}") from None
+
+
+def whole_number(value, subject, largest=_LARGEST_INT):
+    """An int; True is none, and what is larger than there can be anything of is as good as the largest."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{subject}: expected an int, found {value!r} ({_kind(value)})")
+    return max(-largest, min(value, largest))
+
+
+def byte_count(value, subject):
+    return whole_number(value, subject, _LARGEST_SIZE)
+
+
+def dtype(value, subject):
+    if value is not None and not isinstance(value, torch.dtype):
+        raise TypeError(f"{subject}: expected a torch.dtype or None, found {value!r} ({_kind(value)})")
+    return value
+
+
+def text(value, subject):
+    if not isinstance(value, str):
+        raise TypeError(f"{subject}: expected a str, found {value!r} ({_kind(value)})")
+    return value
+
+
+def reshard_after_forward(value, subject):
+    """An int that does not divide the shard size is the core's to refuse."""
+    if not isinstance(value, (bool, int)):
+        raise ValueError(f"{subject}: expected a bool, or an int that divides the shard size, found {value!r}")
+    if abs(value) > _LARGEST_INT:
+        raise ValueError(f"{subject}: expected a divisor of the shard size, found {value}")
+
+
+def modules(given):
+    """The list of modules that `fully_shard` was given one or several of."""
+    if isinstance(given, nn.Module):
+        if isinstance(given, (nn.ModuleList, nn.ModuleDict)) and type(given).forward is nn.Module.forward:
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {given}\n"
+                             "Call it on the container's modules, or on the list of them")
+        return [given]
+    if isinstance(given, type) or not hasattr(given, "__iter__"):
+        raise TypeError(f"fully_shard: expected an nn.Module or a list of them, found {given!r} ({_kind(given)})")
+    found = list(given)
+    for index, module in enumerate(found):
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"fully_shard: expected a list of modules, found {module!r} ({_kind(module)}) at position "
+                            f"{index}")
+    if not found:
+        raise ValueError("fully_shard: expected at least one module, found an empty list")
+    if len(set(found)) != len(found):
+        twice = next(module for module in found if found.count(module) > 1)
+        raise AssertionError("fully_shard can only be applied to a module once; the list has the following module "
+                             f"twice:\n{twice}")
+    return found
+
+
+def mesh(value):
+    if not isinstance(value, DeviceMesh):
+        raise TypeError(f"fully_shard: expected a DeviceMesh as mesh, found {value!r} ({_kind(value)}); make one with "
+                        "torch.distributed.device_mesh.init_device_mesh")
+
+
+def policies(mp_policy, offload_policy):
+    if not isinstance(mp_policy, MixedPrecisionPolicy):
+        raise TypeError("fully_shard: expected mp_policy to be a MixedPrecisionPolicy, found "
+                        f"{mp_policy!r} ({_kind(mp_policy)})")
+    # None is what programs pass that offload on demand, and FSDP2 takes for no offloading.
+    if offload_policy is not None and not isinstance(offload_policy, OffloadPolicy):
+        raise TypeError("fully_shard: expected offload_policy to be an OffloadPolicy, such as CPUOffloadPolicy(), "
+                        f"found {offload_policy!r} ({_kind(offload_policy)})")
+    for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+        dtype(getattr(mp_policy, name), f"mp_policy.{name}")
+    function(getattr(mp_policy, "param_dtype_override_fn", None), "mp_policy.param_dtype_override_fn")
+
+
+def function(value, subject):
+    if value is not None and not callable(value):
+        raise TypeError(f"{subject}: expected a function or None, found {value!r} ({_kind(value)})")
+
+
+def ignored_params(value):
+    if value is None:
+        return set()
+    if isinstance(value, (str, nn.Module, torch.Tensor)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"fully_shard: expected ignored_params to be a set of parameters, found {_kind(value)}")
+    found = set(value)
+    for each in found:
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"fully_shard: expected ignored_params to hold parameters, found {each!r} ({_kind(each)})")
+    return found
+
+
+def params(named):
+    """named: (name, parameter) of those to be sharded, as they are registered."""
+    for name, param in named:
+        if not isinstance(param, torch.Tensor):
+            raise TypeError(f"fully_shard: expected parameter {name!r} to be a tensor, found {_kind(param)}")
+        if isinstance(param, nn.parameter.UninitializedTensorMixin):
+            raise RuntimeError(f"fully_shard: parameter {name!r} is not initialized yet; run a lazy module once before "
+                               "it is sharded")
+        if param.layout is not torch.strided or param.is_quantized:
+            raise NotImplementedError(f"fully_shard: expected parameter {name!r} to be a dense tensor, found "
+                                      f"{'a quantized one' if param.is_quantized else param.layout}")
+        if not param.is_leaf:
+            raise RuntimeError(f"fully_shard: parameter {name!r} is the result of an operator, not a leaf; register an "
+                               "nn.Parameter")
+
+
+def placement(result, param):
+    """What shard_placement_fn returned where that is no placement with a mesh of its own."""
+    if not isinstance(result, Shard):
+        raise ValueError(f"Invalid shard_placement_fn result: {result!r}; expected Shard(dim) or None")
+    if isinstance(result.dim, bool) or not isinstance(result.dim, int):
+        raise ValueError(f"Invalid shard_placement_fn result: {result!r}; expected an int as its dimension")
+    if not -param.dim() <= result.dim < param.dim():
+        raise AssertionError(f"Invalid shard_placement_fn result: {result!r} for a parameter of shape "
+                             f"{tuple(param.shape)}; expected a dimension in [{-param.dim()}, {param.dim()})")
+    return result.dim
+
+
+def dtype_override(policy):
+    """The policy's param_dtype_override_fn, with what it returns checked; None if there is none."""
+    asked = getattr(policy, "param_dtype_override_fn", None)
+    if asked is None:
+        return None
+
+    def checked(param):
+        result = asked(param)
+        if result is not None and not isinstance(result, torch.dtype):
+            raise ValueError(f"param_dtype_override_fn must return a torch.dtype or None, found {result!r} "
+                             f"({_kind(result)})")
+        if result not in (None, policy.param_dtype, param.dtype):
+            raise ValueError("param_dtype_override_fn must return None, param_dtype or the parameter's own dtype, "
+                             f"found {result} for a parameter of {param.dtype} with param_dtype {policy.param_dtype}")
+        return result
+
+    return checked
+
+
+def fsdp_modules(modules, kind):
+    """kind: the class FSDPModule, which this file does not know."""
+    if isinstance(modules, type) or not hasattr(modules, "__iter__"):
+        raise TypeError(f"expected a list of FSDPModules, found {modules!r} ({_kind(modules)})")
+    found = list(modules)
+    for module in found:
+        if not isinstance(module, kind):
+            raise ValueError(f"expected FSDPModules, found {type(module)}: {module}; call fully_shard on it first")
+    return found
