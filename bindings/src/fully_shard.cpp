@@ -4,6 +4,7 @@
 
 #include <unordered_map>
 
+#include "api/find_param.hpp"
 #include "options.hpp"
 
 namespace fsdp::python {
@@ -23,7 +24,7 @@ std::shared_ptr<ShownParam> make_shown(const ShardedParam& param, const py::obje
   const auto& maker = python_side().dtensors;
   const bool is_cut = !param.sizes().empty();  // what has no dimensions is replicated
   const auto sharded = placer.attr("sharded")(
-      param.registered().detach(), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
+      plain_view(param.registered()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
       py::make_tuple(c10::IntArrayRef(param.sizes()), c10::IntArrayRef(param.strides())), param.requires_grad());
   std::unique_ptr<DTensorHandle> dtensor;
   if (is_dtensor(original))

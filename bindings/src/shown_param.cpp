@@ -6,6 +6,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "api/find_param.hpp"
+
 namespace fsdp::python {
 
 namespace {
@@ -217,9 +219,9 @@ bool ShownParam::is_replaced() const {
 }
 
 void ShownParam::point_home() {
-  // Another tensor than the registered one, so that operators inside forward do not take it for the whole;
-  // with the same memory and version counter, so that an optimizer's writes are seen.
-  py::object local = py::cast(registered_.detach());
+  // An ordinary tensor, which operators inside forward do not take for the whole, and an optimizer's need not
+  // be looked at; with the same memory and version counter, so that its writes are seen.
+  py::object local = py::cast(plain_view(registered_));
   check(PyObject_SetAttr(sharded_.get(), local_tensor_name(), local.ptr()));
   stand_in();  // `_apply` may have put another tensor behind the parameter
   home_ = registered_.storage().unsafeGetStorageImpl();
