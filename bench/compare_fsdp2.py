@@ -48,20 +48,29 @@ def optimizer(options, report):
     turns = 2 * options.repeats if options.quick else 10 * options.repeats
     command = conductor.pytorch_command("optimizer_step.py")
     for local_numel in (64, 8192):
-        setup = {"do": "setup", "local_numel": local_numel, **shape}
-        counts = {} if options.no_callgrind else callgrind.count("optimizer under callgrind", command, [
-            {**setup, **counted}, *({"do": "count", "what": what, "label": what} for what in WHATS)])
+        # A process for each: DTensor's caches take what one has put there for the other's, at some cost.
+        setups = {kind: {"do": "setup", "kind": kind, "local_numel": local_numel, **shape} for kind in KINDS}
+        counts = {}
+        for kind, setup in setups.items():
+            if not options.no_callgrind:
+                counts |= callgrind.count(f"{kind} under callgrind", command, [
+                    {**setup, **counted}, *({"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS)])
         per_param = {label: count / (counted["groups"] * counted["params"]) for label, count in counts.items()}
         report.setting(part="optimizer", **shape, elements_a_rank=local_numel, dtype="float32", device="CPU, 1 thread",
                        time="process CPU clock", repeats=turns)
         with conductor.Workers() as workers:
-            worker = workers.start("optimizer", command)
-            worker.ask(setup)
+            started = {kind: workers.start(kind, command) for kind in KINDS}
+            for kind, worker in started.items():
+                worker.ask(setups[kind])
             for what in WHATS:
-                times = worker.ask({"do": "turns", "what": what, "turns": turns})
+                times = {kind: [] for kind in KINDS}
+                for _ in range(turns):
+                    for kind, worker in started.items():
+                        times[kind].append(worker.ask({"do": "time", "what": what})["cpu_seconds"])
                 report_optimizer(what, {**shape, "local_numel": local_numel}, times, per_param, report)
 
 
+KINDS = ("plain", "fsdp2", "python", "local_shards")
 WHATS = {"fused": "fused AdamW", "foreach": "foreach AdamW", "clip": "clip_grad_norm_"}
 
 

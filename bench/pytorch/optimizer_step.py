@@ -1,13 +1,10 @@
 """The optimizer's step and the clipping of gradients: on DTensor parameters of FSDP2 and of the extension, on the
-extension's local shards, and on plain tensors of the same local sizes. All in one process, over collectives that
-move nothing.
+extension's local shards, or on plain tensors of the same local sizes, over collectives that move nothing.
 
-`setup` names groups, params (a group), local_numel (elements that a rank holds of each) and world. `turns` names what
-(fused, foreach, clip) and turns; the reply holds each turn's CPU seconds by kind. `count` runs each kind once;
-callgrind's count is dumped under the label and the kind.
+`setup` names the kind (plain, fsdp2, python, local_shards), groups, params (a group), local_numel (elements that a rank
+holds of each) and world. `time` names what (fused, foreach, clip); the reply holds the CPU seconds of one call. `count`
+runs one for callgrind, whose count is dumped under label.
 """
-
-import gc
 
 import torch
 
@@ -15,7 +12,6 @@ import free_network
 import worker
 
 extension = worker.extension()
-KINDS = ("plain", "fsdp2", "python", "local_shards")
 
 
 class Group(torch.nn.Module):
@@ -62,33 +58,26 @@ class Kind:
         self.clip_(self.parameters, 1.0)
 
 
-kinds = {}
+measured = None
 
 
 def answer(request):
-    global kinds
+    global measured
     if request["do"] == "setup":
-        kinds = {}
-        gc.collect()
-        kinds = {kind: Kind(kind, request) for kind in KINDS}
+        measured = Kind(request["kind"], request)
         for what in ("fused", "foreach", "clip"):
-            for kind in kinds.values():
-                for _ in range(3):
-                    getattr(kind, what)()
+            for _ in range(3):
+                getattr(measured, what)()
         worker.quiet_collector()
         return {}
-    functions = {name: getattr(kind, request["what"]) for name, kind in kinds.items()}
-    if request["do"] == "count":
-        for name, function in functions.items():
-            extension.start_counting_instructions()
-            function()
-            extension.stop_counting_instructions(f"{request['label']}-{name}")
-        return {}
-    turns, order = [], list(functions)
-    for _ in range(request["turns"]):
-        turns.append({name: worker.cpu_seconds(functions[name]) for name in order})
-        order.append(order.pop(0))  # whose data the one before has driven out of the cache
-    return {name: [turn[name] for turn in turns] for name in functions}
+    function = getattr(measured, request["what"])
+    if request["do"] == "time":
+        function()  # what the other processes have driven out of the caches comes back
+        return {"cpu_seconds": worker.cpu_seconds(function)}
+    extension.start_counting_instructions()
+    function()
+    extension.stop_counting_instructions(request["label"])
+    return {}
 
 
 if __name__ == "__main__":
