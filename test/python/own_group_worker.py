@@ -23,9 +23,13 @@ FEWER = {
     "registered_at_every_moment_True": "the same",
     "list_of_modules": "the same",
     "hybrid_1": "nothing is sent among one replica",
+    "chunked_loss": "a group in use is gathered and reduced once for all chunks",
 }
 MORE = {
     "manual_finalization": "every backward that synchronizes reduces; FSDP2 leaves groups whose inputs need no gradient",
+    "a_group_unused_in_the_last_micro_batch": "one step prefetches along the order it has learned (T3)",
+    "partial_sums_of_other_parameters": "the same",
+    "unsharded_gradients_are_seen": "set_reshard_after_backward(True) before a forward releases what is there",
 }
 
 

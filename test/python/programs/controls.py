@@ -4,6 +4,7 @@ import torch
 import torch.distributed.fsdp
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
 
@@ -101,6 +102,8 @@ def a_group_unused_in_the_last_micro_batch(api, ranks):
 
 @program(ranks=(4,))
 def partial_sums_of_other_parameters(api, ranks):
+    if not hasattr(FSDPParamGroup, "_get_partial_reduce_grad"):
+        return "this torch loses the sums of a group that the last micro-batch does not use"
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = shard(api, Picks(), mesh=mesh)
     first, second = batches(2)

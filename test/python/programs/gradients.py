@@ -1,6 +1,7 @@
 """Gradients: accumulation, frozen and unused parameters, several passes."""
 
 import torch
+import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
 from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
@@ -125,7 +126,7 @@ def backward_twice_over_one_graph(api, ranks):
 @program(tolerance=1e-6)
 def manual_finalization(api, ranks):
     model = shard(api, Model(), mesh=mesh_of(ranks))
-    if not hasattr(model, "set_manual_backward_finalization"):
+    if not hasattr(torch.distributed.fsdp.FSDPModule, "set_manual_backward_finalization"):
         return "not in this torch"
     model.set_manual_backward_finalization(True)
     for x in batches(2):
