@@ -1,11 +1,14 @@
 """DTensors over the memory of the core's registered parameters, gradients and handles."""
 
+import copy
 import weakref
 
+import torch
+import torch.nn as nn
 from torch.distributed._composable.contract import _get_registry
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _C
@@ -36,6 +39,14 @@ def make_parameter(local, spec, requires_grad):
     return parameter
 
 
+def copy_parameter(parameter, memo):
+    """Another one over the same memory, until the copy's registered parameter is there."""
+    local = DTensor(parameter._local_tensor.detach(), parameter._spec, requires_grad=False)
+    new = nn.Parameter(local, requires_grad=parameter.requires_grad)
+    new.__dict__.update(copy.deepcopy(parameter.__dict__, memo))
+    return new
+
+
 def _make_gradient(local, parameter):
     spec = _in_dtype(parameter._spec, local.dtype)
     if local.storage_offset() == 0 or parameter.dtype != local.dtype:
@@ -49,6 +60,14 @@ def _make_gradient(local, parameter):
 
 def _make_unsharded(local, like, requires_grad):
     return make_parameter(local, _in_dtype(like._spec, local.dtype), requires_grad)
+
+
+def _make_post_forward(local, mesh, dim, geometry, requires_grad):
+    """geometry: (sizes, strides) of the whole, cut along `dim` over the mesh's last dimension."""
+    sizes, strides = geometry
+    placements = (Replicate(),) * (mesh.ndim - 1) + (Shard(dim),)
+    spec = spec_of(mesh, placements, TensorMeta(torch.Size(sizes), tuple(strides), local.dtype))
+    return nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=requires_grad)
 
 
 def _local_gradient(gradient, placements):
@@ -73,6 +92,7 @@ def install():
     _C.set_python_side({
         "make_gradient": _make_gradient,
         "make_unsharded": _make_unsharded,
+        "make_post_forward": _make_post_forward,
         "local_gradient": _local_gradient,
         "replicates_ordinary": _replicates_ordinary,
         "mirrors": WeakIdKeyDictionary(ref_type=weakref.ref),

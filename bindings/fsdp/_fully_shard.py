@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _C, _checks, _dtensors
+from . import _C, _checks, _copying, _dtensors
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
-from ._meshes import default_mesh
+from ._meshes import default_mesh, post_forward_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
 
@@ -35,9 +35,10 @@ class FSDPState(_State):
     _fsdp_param_group = None
     _fsdp_param_groups = ()
 
-    def __init__(self, core):
+    def __init__(self, core, mesh):
         super().__init__()
-        self.core = core  # the C++ side
+        self.core, self.mesh = core, mesh  # the C++ side; torch's data-parallel mesh
+        self.post_forward_mesh = post_forward_mesh(mesh, None)
         self._state_ctx = SimpleNamespace(all_states=[self])
         self._comm_ctx = object()
 
@@ -45,6 +46,15 @@ class FSDPState(_State):
         self.core.set_manual_backward_finalization(True)
         self.core.finalize_backward()
         self.core.set_manual_backward_finalization(False)
+
+    def follow_reshard_after_forward(self, value):
+        self.post_forward_mesh = post_forward_mesh(self.mesh, value)
+        self.core.set_post_forward_mesh(*self.post_forward_mesh)
+
+    def __deepcopy__(self, memo):
+        new = FSDPState(None, self.mesh)  # gets its core when its modules are there
+        new.post_forward_mesh = self.post_forward_mesh
+        return new
 
 
 # torch's own decorator `contract` for this would refuse a tie across groups, which shows one name less.
@@ -147,34 +157,46 @@ def _reduce_dtype(policy, params):
 def _put_class_in_front(module):
     own = type(module)
     if own not in _sharded_classes:
-        _sharded_classes[own] = type(f"FSDP{own.__name__}", (FSDPModule, own), {"__deepcopy__": _refuse_deepcopy})
+        _sharded_classes[own] = type(f"FSDP{own.__name__}", (FSDPModule, own), {
+            "__deepcopy__": _copying.deepcopy,
+            "__copy__": _copying.shallow_copy,
+            "__reduce_ex__": _copying.refuse_pickle,
+        })
     module.__class__ = _sharded_classes[own]
 
 
-def _refuse_deepcopy(*args, **kwargs):
-    raise AssertionError("fsdp does not support deepcopy of sharded modules yet; use a state dict")
+def _core_of(module):
+    return module.__dict__[STATE_KEY][fully_shard].core
 
 
-def _register_hooks(core, modules):
+def _register_hooks(modules):
     for index, module in enumerate(modules):
-        pre, post = _hooks(core, index)
+        pre, post = _hooks(index)
         module.register_forward_pre_hook(pre, prepend=True, with_kwargs=True)
         module.register_forward_hook(post, prepend=False, always_call=True)
-        module.register_state_dict_pre_hook(lambda *_, core=core: core.reshard())
-        module._register_load_state_dict_pre_hook(lambda *_, core=core: core.reshard())
-        module.register_load_state_dict_post_hook(lambda *_, core=core: core.applied())
+        module.register_state_dict_pre_hook(_reshard)
+        module._register_load_state_dict_pre_hook(_reshard, with_module=True)
+        module.register_load_state_dict_post_hook(_take_over_loaded)
 
 
-def _hooks(core, index):
-    pre_forward, post_forward = core.pre_forward, core.post_forward
+# Hooks ask the module for its core, and so serve a copy of the module, too.
+def _reshard(module, *_):
+    _core_of(module).reshard()
 
+
+def _take_over_loaded(module, *_):
+    _core_of(module).applied()
+
+
+@functools.cache
+def _hooks(index):
     @torch._dynamo.disable(reason="fsdp's hooks")
     def pre(module, args, kwargs):
-        return pre_forward(index, args, kwargs)
+        return _core_of(module).pre_forward(index, args, kwargs)
 
     @torch._dynamo.disable(reason="fsdp's hooks")
     def post(module, args, output):
-        return post_forward(output)
+        return _core_of(module).post_forward(output)
 
     return pre, post
 
@@ -249,7 +271,8 @@ def fully_shard(
     _check_params(managed, ignored)
     params = _own_params(managed, ignored)
     _checks.function(shard_placement_fn, "shard_placement_fn")
-    placer = Placer(data_parallel(mesh, dp_mesh_dims), shard_placement_fn, params)
+    over = data_parallel(mesh, dp_mesh_dims)
+    placer = Placer(over, shard_placement_fn, params)
     core = _C.fully_shard(modules, placer, {
         "reshard_after_forward": reshard_after_forward,
         "ignored_params": list(ignored),
@@ -264,10 +287,11 @@ def fully_shard(
         "pin_memory": _checks.flag(getattr(offload_policy, "pin_memory", False), "offload_policy.pin_memory"),
     })
     placer.forget()
-    state, item = FSDPState(core), RegistryItem()
+    state, item = FSDPState(core, over.mesh), RegistryItem()
+    state.follow_reshard_after_forward(False if over.replicates_only else reshard_after_forward)
     for each in modules:
         _remember_state(each, state, item)
-    _register_hooks(core, modules)
+    _register_hooks(modules)
     for each in managed:
         # What Dynamo asks.
         each._is_fsdp_managed_module = True
@@ -290,16 +314,18 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     if not callable(method):
         raise TypeError(f"register_fsdp_forward_method: {method_name} of {type(module)} is no method but "
                         f"{type(method)}")
-    core = module._core()
+    # Of a copy of the module it is the copy's.
+    function = method.__func__ if getattr(method, "__self__", None) is module else lambda _, *args, **kw: method(*args, **kw)
 
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
+        core = self._core()
         replaced = core.pre_forward(0, args, kwargs)
         if replaced is not None:
             args, kwargs = replaced
         output = None
         try:
-            output = method(*args, **kwargs)
+            output = function(self, *args, **kwargs)
         finally:
             cast = core.post_forward(output)
         return output if cast is None else cast

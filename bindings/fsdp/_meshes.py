@@ -13,6 +13,7 @@ from . import _C
 _groups = weakref.WeakKeyDictionary()
 _meshes = weakref.WeakKeyDictionary()
 _made = {}
+_post_forward_meshes = weakref.WeakKeyDictionary()
 
 
 def default_mesh():
@@ -63,3 +64,19 @@ def core_mesh(mesh: DeviceMesh, beside: dict = {}):
     if key not in known:
         known[key] = _C.mesh_of_groups([_communicator(group, mesh.device_type) for group in groups], names)
     return known[key]
+
+
+def post_forward_mesh(mesh: DeviceMesh, reshard_after_forward):
+    """(mesh, rank, ranks): groups of as many ranks as an int `reshard_after_forward` asks for; (None, 0, 0) where it
+    asks for none. A collective call the first time."""
+    is_number = isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool)
+    # torch makes such a mesh together with all ranks of the world.
+    if not is_number or not 1 < reshard_after_forward < mesh.size(mesh.ndim - 1) or mesh.size() < dist.get_world_size():
+        return None, 0, 0
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    known = _post_forward_meshes.setdefault(groups[0], {})
+    key = (mesh.device_type, tuple(id(group) for group in groups), reshard_after_forward)
+    if key not in known:
+        known[key] = DeviceMesh(mesh.device_type, mesh.mesh.view(-1, reshard_after_forward))
+    found = known[key]
+    return found, found.get_local_rank(1), reshard_after_forward

@@ -149,6 +149,9 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         """Whether parameters are released after forward; an int as for `fully_shard`."""
         _checks.reshard_after_forward(reshard_after_forward, "set_reshard_after_forward: the value")
         self._core().set_reshard_after_forward(reshard_after_forward, flag(recurse, "recurse"))
+        for module in self.modules() if recurse else [self]:
+            if isinstance(module, FSDPModule):
+                module._get_fsdp_state().follow_reshard_after_forward(reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: parameters stay unsharded after backward."""

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 #include "py_ref.hpp"
 
 namespace fsdp::python {
@@ -10,6 +12,8 @@ namespace fsdp::python {
 struct DTensorMaker {
   py::object make_gradient;   ///< (local, parameter) -> DTensor
   py::object make_unsharded;  ///< (local, like: the parameter's DTensor, requires_grad) -> nn.Parameter
+  /// (local, mesh, dimension that is cut, (sizes, strides) of the whole, requires_grad) -> nn.Parameter
+  py::object make_post_forward;
   /// (gradient: a DTensor, placements) -> the local tensor of it placed so; None among them: as it comes.
   py::object local_gradient;
   py::object replicates_ordinary;  ///< () -> bool: DTensor takes ordinary tensors as replicated at the moment
@@ -27,6 +31,10 @@ class DTensorHandle {
 
   /// The nn.Parameter, which is another one after the handle's memory or dtype has changed.
   const PyRef& parameter() const { return parameter_; }
+  /// The same over another handle.
+  std::unique_ptr<DTensorHandle> over(at::Tensor handle) const {
+    return std::make_unique<DTensorHandle>(std::move(handle), like_.object(), gradient_placements_.object(), maker_);
+  }
   /// Takes over what has changed of the handle since the last call.
   void follow();
 

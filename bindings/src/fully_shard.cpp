@@ -30,7 +30,8 @@ std::shared_ptr<ShownParam> make_shown(const ShardedParam& param, const py::obje
   if (is_dtensor(original))
     dtensor = std::make_unique<DTensorHandle>(param.handle(), original, placer.attr("gradient_placements")(original),
                                               maker);
-  return std::make_shared<ShownParam>(param.registered(), original, sharded, maker, std::move(dtensor));
+  const auto unsharded = dtensor ? py::cast(param.handle()) : original;
+  return std::make_shared<ShownParam>(param.registered(), unsharded, sharded, maker, std::move(dtensor));
 }
 
 /// The parameters of a group as Python is to show them, by handle. Those that came from another group keep

@@ -22,11 +22,17 @@ Mirror::Mirror(py::handle module)
     : Module(py::str(py::type::of(module).attr("__name__")).cast<std::string>()),
       table_(py::object(module.attr("_parameters"))) {}
 
+std::vector<std::pair<Place, py::object>> Mirror::entries() const {
+  std::vector<std::pair<Place, py::object>> found;
+  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get()))
+    found.emplace_back(Place{table_.get(), name_of(key)}, py::reinterpret_borrow<py::object>(value));
+  return found;
+}
+
 void Mirror::follow_parameters(Mirrors& mirrors) {
   // An entry never goes: the core knows entries by their position.
   std::unordered_set<std::string> names;
-  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get())) {
-    Place place{table_.get(), name_of(key)};
+  for (const auto& [place, value] : entries()) {
     names.insert(place.name);
     auto tensor = tensor_of(value);
     if (tensor.defined() && ShownParam::shows_at(tensor, place)) continue;
@@ -37,7 +43,7 @@ void Mirror::follow_parameters(Mirrors& mirrors) {
     else
       *known = tensor;
     if (tensor.defined())
-      mirrors.add_plain({std::move(place), py::reinterpret_borrow<py::object>(value), tensor.unsafeGetTensorImpl()});
+      mirrors.add_plain({place, value, tensor.unsafeGetTensorImpl()});
   }
   for (auto& entry : parameters_)
     if (!names.contains(entry.key())) entry.value() = at::Tensor();
@@ -77,7 +83,8 @@ at::Tensor Mirrors::seen(py::handle parameter) {
 std::shared_ptr<Mirror> Mirrors::follow(py::handle module) {
   const RecursionLevel level(" while following a tree of modules");
   auto mirror = mirror_of(module);
-  if (!followed_.insert(module.ptr()).second) return mirror;
+  if (!seen_.insert(module.ptr()).second) return mirror;
+  followed_.push_back(mirror);
   mirror->follow_parameters(*this);
   mirror->follow_buffers(module);
   for (const auto& name : mirror->named_children().keys()) mirror->unregister_module(name);

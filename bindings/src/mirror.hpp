@@ -27,6 +27,10 @@ class Mirror final : public torch::nn::Module {
  public:
   explicit Mirror(py::handle module);
 
+  /// All entries, those of None too, as they are in Python now.
+  std::vector<std::pair<Place, py::object>> entries() const;
+  /// Holds `tensor` at an entry, whatever the Python module shows there.
+  void put(const std::string& name, at::Tensor tensor) { parameters_[name] = std::move(tensor); }
 
  private:
   friend class Mirrors;
@@ -58,7 +62,9 @@ class Mirrors {
   /// the same one every time. Undefined for None.
   at::Tensor seen(py::handle parameter);
 
-  /// Of all trees that were followed.
+  /// Every module of the trees that were followed once, depth-first.
+  const std::vector<std::shared_ptr<Mirror>>& followed() const { return followed_; }
+  /// Of these.
   const std::vector<PlainEntry>& plain_entries() const { return plain_; }
   void add_plain(PlainEntry entry) { plain_.push_back(std::move(entry)); }
 
@@ -66,7 +72,8 @@ class Mirrors {
   std::shared_ptr<Mirror> mirror_of(py::handle module);
 
   py::object mirrors_, is_left_out_, local_tensors_;
-  std::unordered_set<PyObject*> followed_;
+  std::unordered_set<PyObject*> seen_;
+  std::vector<std::shared_ptr<Mirror>> followed_;
   std::vector<PlainEntry> plain_;
 };
 

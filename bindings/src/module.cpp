@@ -1,7 +1,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "api/controlled_groups.hpp"
+#include "api/shard_like.hpp"
 #include "comm/borrowed_group.hpp"
+#include "copy_sharded.hpp"
 #include "custom_comms.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/report.hpp"
@@ -213,7 +215,10 @@ PYBIND11_MODULE(_C, module) {
       .def("unshard_done", &ShardedModule::unshard_done)
       .def("reshard", &ShardedModule::reshard)
       .def("reset_iter_state", &ShardedModule::reset_iter_state)
-      .def("applied", &ShardedModule::applied);
+      .def("applied", &ShardedModule::applied)
+      .def("set_post_forward_mesh", [](ShardedModule& self, py::object mesh, int rank, int ranks) {
+        self.set_post_forward_mesh({std::move(mesh), rank, ranks});
+      });
   sharded.def("set_post_optim_event", &ShardedModule::set_post_optim_event)
       .def("set_custom_all_gather", &set_custom_all_gather)
       .def("set_custom_reduce_scatter", &set_custom_reduce_scatter)
@@ -222,13 +227,22 @@ PYBIND11_MODULE(_C, module) {
       .def("replicates", [](const Self& self) { return self.controls().state().mesh_info.replicate_size() > 1; });
   define_controls(sharded);
   define_statistics(sharded);
+  sharded.def("forms", [](const ShardedModule& self) {
+    std::vector<std::pair<py::object, py::object>> forms;
+    for (const auto& param : self.params()) forms.emplace_back(param->sharded(), param->unsharded());
+    return forms;
+  });
+  sharded.def("check_copyable", [](const ShardedModule& self) {
+    for (const auto& unit : self.modules()) check_copyable(*unit);
+  });
   module.def("fully_shard", &shard);
+  module.def("copy_sharded", &copy_sharded);
   module.def("local_shards", &local_shards);
   module.def("clip_grad_norm_", &clip_grad_norm);
   module.def("share_comm_ctx", [](const Modules& roots) { share_comm_ctx(controls_of(roots)); }, NoLock());
   module.def("set_python_side", [](const py::dict& side) {
-    python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["local_gradient"],
-                                  side["replicates_ordinary"]},
+    python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["make_post_forward"],
+                                  side["local_gradient"], side["replicates_ordinary"]},
                      .mirrors = side["mirrors"],
                      .is_left_out = side["is_left_out"],
                      .local_tensors = side["local_tensors"]};

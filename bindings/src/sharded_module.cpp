@@ -47,6 +47,12 @@ py::object cast_all(const BoundaryCasts& casts, py::object value, at::ScalarType
   return casts.apply(py::cpp_function([dtype](const at::Tensor& tensor) { return cast(tensor, dtype); }), value);
 }
 
+/// While it lives, what the core does is not part of a transform of torch.func that a forward runs under.
+struct OutsideTransforms {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
+};
+
 }  // namespace
 
 ShardedModule::ShardedModule(FSDPModule controls, std::vector<std::shared_ptr<Mirror>> modules, BoundaryCasts casts)
@@ -60,6 +66,7 @@ ShardedModule::~ShardedModule() {
   by_state().erase(&controls_.state());
   params_.clear();
   casts_.apply = py::object();
+  post_forward_mesh_.mesh = py::object();
 }
 
 std::shared_ptr<ShardedModule> ShardedModule::of(const ModuleState& state) {
@@ -70,10 +77,12 @@ std::shared_ptr<ShardedModule> ShardedModule::of(const ModuleState& state) {
 void ShardedModule::find_params() {
   by_state()[&controls_.state()] = weak_from_this();
   std::vector<std::shared_ptr<ShownParam>> found;
-  for (const auto& group : controls_.state().live_groups())
+  for (const auto& group : controls_.state().live_groups()) {
+    group->policy().stays_after_evaluation = true;
     for (const auto& param : group->params())
       if (!param.is_vacant())
         if (auto shown = ShownParam::find(param.registered())) found.push_back(std::move(shown));
+  }
   params_ = std::move(found);  // only now: nothing else keeps those that stay
   for (const auto& param : params_) {
     param->set_user(weak_from_this());
@@ -101,19 +110,30 @@ void ShardedModule::follow_root() {
 void ShardedModule::take_replaced() {
   if (has_begun_) return;
   has_begun_ = true;
-  if (!shows_unsharded_ && std::any_of(params_.begin(), params_.end(), [](const auto& p) { return p->is_replaced(); }))
+  if (form_ == Form::kSharded && std::any_of(params_.begin(), params_.end(), [](const auto& p) { return p->is_replaced(); }))
     applied();
 }
 
-void ShardedModule::show_as(bool unsharded) {
-  shows_unsharded_ = unsharded;
-  for (const auto& param : params_) unsharded ? param->show_unsharded() : param->show_sharded();
+void ShardedModule::show_as(Form form) {
+  form_ = form;
+  for (const auto& param : params_) {
+    if (form == Form::kUnsharded) param->show_unsharded();
+    if (form == Form::kSharded) param->show_sharded();
+    if (form == Form::kPostForward) param->show_post_forward(post_forward_mesh_);
+  }
+}
+
+void ShardedModule::set_post_forward_mesh(PostForwardMesh mesh) {
+  if (form_ == Form::kPostForward) show_as(Form::kSharded);
+  post_forward_mesh_ = std::move(mesh);
+  for (const auto& param : params_) param->drop_post_forward();
 }
 
 bool ShardedModule::is_kept() const {
   const auto groups = controls_.state().live_groups();
   return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
-    return group->is_held() && (group->is_kept_by_user || !group->policy().reshard_after_backward);
+    return group->is_held() && (group->is_kept_by_user || group->is_left_by_evaluation ||
+                                !group->policy().reshard_after_backward);
   });
 }
 
@@ -135,6 +155,7 @@ bool ShardedModule::records_autograd(const py::tuple& args) const {
 
 /// As an operator on one of its parameters would.
 void ShardedModule::use(bool records_autograd) {
+  const OutsideTransforms outside;
   std::vector<ResidencyOwner*> owners;
   const auto groups = controls_.state().live_groups();
   for (const auto& group : groups) owners.push_back(group.get());
@@ -158,7 +179,7 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   }
   ++depth_;
   waits_for_[index] = false;
-  if (!shows_unsharded_) show_as(/*unsharded=*/true);
+  if (form_ != Form::kUnsharded) show_as(Form::kUnsharded);
   if (!casts_.inputs) return py::none();
   return py::make_tuple(cast_all(casts_, args, *casts_.inputs), cast_all(casts_, kwargs, *casts_.inputs));
 }
@@ -170,13 +191,15 @@ py::object ShardedModule::post_forward(py::object output) {
   const bool reshards = have_all_run && depth_ == 0 && reshards_after_forward();
   const auto leave = c10::make_scope_exit([this, reshards] {
     py::gil_scoped_release no_gil;
+    const OutsideTransforms outside;
     auto& context = *controls_.state().context;
     if (reshards)
       for (const auto& group : controls_.state().live_groups()) context.end_hold(*group);
     context.leave_scope();
   });
   if (have_all_run && depth_ == 0) waits_for_.assign(modules_.size(), true);
-  if (reshards && shows_unsharded_) show_as(/*unsharded=*/false);
+  if (reshards && form_ == Form::kUnsharded)
+    show_as(at::GradMode::is_enabled() && post_forward_mesh_.ranks > 0 ? Form::kPostForward : Form::kSharded);
   if (at::GradMode::is_enabled()) watch_backward(output);
   if (!casts_.outputs || output.is_none()) return py::none();
   return cast_all(casts_, std::move(output), *casts_.outputs);
@@ -191,7 +214,7 @@ void ShardedModule::watch_backward(const py::object& output) {
       const auto self = weak.lock();
       if (!self) return;
       py::gil_scoped_acquire gil;
-      if (!self->shows_unsharded_) self->show_as(/*unsharded=*/true);
+      if (self->form_ != Form::kUnsharded) self->show_as(Form::kUnsharded);
     });
   });
 }
@@ -214,7 +237,7 @@ void ShardedModule::unshard_done() {
     py::gil_scoped_release no_gil;
     UnshardHandle(controls_.shared_state()).wait();
   }
-  show_as(/*unsharded=*/true);
+  show_as(Form::kUnsharded);
 }
 
 void ShardedModule::reshard() {
@@ -222,7 +245,7 @@ void ShardedModule::reshard() {
     py::gil_scoped_release no_gil;
     controls_.reshard();
   }
-  show_as(/*unsharded=*/false);
+  show_as(Form::kSharded);
 }
 
 void ShardedModule::reset_iter_state() {
@@ -236,7 +259,7 @@ void ShardedModule::reset_iter_state() {
     if (const auto shown = weak.lock()) {
       shown->depth_ = 0;
       shown->waits_for_.assign(shown->modules_.size(), true);
-      shown->show_as(/*unsharded=*/false);
+      shown->show_as(Form::kSharded);
     }
 }
 
@@ -278,8 +301,8 @@ void ShardedModule::show() {
   for (const auto& weak : followed_) {
     const auto shown = weak.lock();
     if (!shown) continue;
-    const bool is_kept = shown->is_kept();
-    if (shown->shows_unsharded_ != is_kept && shown->depth_ == 0) shown->show_as(is_kept);
+    const auto form = shown->is_kept() ? Form::kUnsharded : Form::kSharded;
+    if (shown->form_ != form && shown->depth_ == 0) shown->show_as(form);
     for (const auto& param : shown->params_) param->show_gradient();
   }
 }

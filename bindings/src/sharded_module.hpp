@@ -36,12 +36,17 @@ class ShardedModule final : public StepFollower,
   static std::shared_ptr<ShardedModule> of(const ModuleState& state);
   /// The first of its modules, as the core sees it.
   const torch::nn::Module& module() const { return *modules_.front(); }
+  const std::vector<std::shared_ptr<Mirror>>& modules() const { return modules_; }
+  const BoundaryCasts& casts() const { return casts_; }
+  const std::vector<std::shared_ptr<ShownParam>>& params() const { return params_; }
 
   /// The hook before the forward of module `index`. Returns (args, kwargs), or None where nothing changes.
   py::object pre_forward(size_t index, py::tuple args, py::dict kwargs);
   /// The hook behind a forward, which also comes after an exception, with None then.
   py::object post_forward(py::object output);
 
+  /// How parameters show between a forward that releases them and its backward; no mesh: as they do outside.
+  void set_post_forward_mesh(PostForwardMesh mesh);
   void unshard();
   void unshard_done();
   void reshard();
@@ -62,7 +67,8 @@ class ShardedModule final : public StepFollower,
  private:
   void follow_root();
   void take_replaced();
-  void show_as(bool unsharded);
+  enum class Form { kSharded, kUnsharded, kPostForward };
+  void show_as(Form form);
   bool is_kept() const;
   bool reshards_after_forward() const;
   void watch_backward(const py::object& output);
@@ -76,7 +82,9 @@ class ShardedModule final : public StepFollower,
   std::vector<std::weak_ptr<ShardedModule>> followed_;  ///< of a root: itself and all below
   const RootContext* context_ = nullptr;                ///< when the root was last looked for
   PyRef post_optim_event_;
-  bool shows_unsharded_ = false, has_begun_ = false;
+  bool has_begun_ = false;
+  Form form_ = Form::kSharded;
+  PostForwardMesh post_forward_mesh_;
   int depth_ = 0;                 ///< forwards under way
   std::vector<bool> waits_for_;   ///< by module: it has not run yet in this pass; several modules only
 };

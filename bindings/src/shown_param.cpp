@@ -3,6 +3,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "api/find_param.hpp"
+#include "group/root_context.hpp"
+
 #include <map>
 #include <unordered_map>
 
@@ -41,6 +44,7 @@ ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object s
       sharded_(std::move(sharded)),
       dtensor_(std::move(dtensor)),
       home_(registered_.storage().unsafeGetStorageImpl()),
+      is_scalar_(tensor_of(unsharded_.object()).dim() == 0),
       maker_(maker) {}
 
 ShownParam::~ShownParam() {
@@ -64,7 +68,7 @@ std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> ShownPar
 void ShownParam::remember(const std::shared_ptr<ShownParam>& self) {
   by_registered()[self->registered_.unsafeGetTensorImpl()] = self;
   self->self_ = self;
-  self->stand_in();
+  self->stand_in(self->sharded_);
 }
 
 /// Operators that have ordinary tensors beside the DTensor get the handle.
@@ -79,12 +83,21 @@ class ShownParam::ForOperators final : public StandIn {
     // In DTensor's own mode for it, ordinary tensors are replicated ones.
     if (!user || shown->maker_.replicates_ordinary().cast<bool>()) return {};
     user->before_use();
-    shown->take_over_requires_grad();
+    shown->follow_requires_grad();
     return THPVariable_Unpack(shown->unsharded_.get());
   }
   int64_t version() const override {
     const auto shown = shown_.lock();
     return shown ? static_cast<int64_t>(shown->registered_._version()) : 0;
+  }
+  bool is_of_scalar() const override {
+    const auto shown = shown_.lock();
+    return shown && shown->is_scalar_;
+  }
+  void note_write() override {
+    const auto shown = shown_.lock();
+    const auto* storage = shown ? KeyedStorage::of(shown->registered_.unsafeGetTensorImpl()) : nullptr;
+    if (storage != nullptr && storage->owner() != nullptr) storage->owner()->note_registered_write(storage->index());
   }
   bool casts_operands() const override {
     const auto shown = shown_.lock();
@@ -92,45 +105,87 @@ class ShownParam::ForOperators final : public StandIn {
     return user && user->casts_inputs();
   }
   bool is_refusal(const std::exception& error) const override {
-    const auto* raised = dynamic_cast<const python_error*>(&error);
+    auto* raised = const_cast<python_error*>(dynamic_cast<const python_error*>(&error));
+    if (raised == nullptr) return false;
     py::gil_scoped_acquire gil;
-    return raised != nullptr && PyErr_GivenExceptionMatches(raised->type, PyExc_Exception);
+    // It may be the interpreter's current error still, under which no Python may run.
+    if (raised->type == nullptr) raised->persist();
+    return PyErr_GivenExceptionMatches(raised->type, PyExc_Exception);
   }
 
  private:
   std::weak_ptr<ShownParam> shown_;
 };
 
-void ShownParam::stand_in() {
+void ShownParam::stand_in(const PyRef& parameter) {
   if (dtensor_) return;  // its operators have DTensors beside it
-  make_stand_in(THPVariable_Unpack(sharded_.get()), c10::make_intrusive<ForOperators>(self_));
+  make_stand_in(THPVariable_Unpack(parameter.get()), c10::make_intrusive<ForOperators>(self_));
 }
 
 bool ShownParam::shows_at(const at::Tensor& tensor, const Place& place) {
   const auto found = by_place().find(place);
   if (found == by_place().end()) return false;
-  return tensor.is_same(tensor_of(found->second->sharded_.get())) ||
-         tensor.is_same(tensor_of(found->second->unsharded().get()));
+  const auto* shown = found->second;
+  return tensor.is_same(tensor_of(shown->sharded_.get())) || tensor.is_same(tensor_of(shown->computed().get())) ||
+         (shown->post_forward_ && tensor.is_same(tensor_of(shown->post_forward_.get())));
 }
 
 void ShownParam::add_place(const Place& place) {
   places_.push_back({place, PyRef(py::reinterpret_borrow<py::object>(place.table)), PyRef(py::str(place.name))});
   by_place()[place] = this;
-  check(PyDict_SetItem(place.table, places_.back().key.get(), sharded_.get()));
+  put(places_.back(), sharded_);
 }
 
 void ShownParam::show(const PyRef& parameter) const {
-  for (const auto& held : places_) check(PyDict_SetItem(held.table.get(), held.key.get(), parameter.get()));
+  for (const auto& held : places_) {
+    // What the caller has put there stays (functional_call).
+    if (is_ours(PyDict_GetItemWithError(held.table.get(), held.key.get()))) put(held, parameter);
+  }
 }
 
 void ShownParam::show_unsharded() const {
   if (dtensor_) dtensor_->follow();
-  show(unsharded());
+  show(computed());
+}
+
+bool ShownParam::is_ours(const PyObject* parameter) const {
+  return parameter != nullptr &&
+         (parameter == sharded_.get() || parameter == computed().get() || parameter == post_forward_.get());
+}
+
+void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
+  const auto param = find_param(registered_);
+  const bool is_cut = param && !param->param().sizes().empty();
+  if (!is_cut || dtensor_) return show_sharded();
+  if (!post_forward_) {
+    const auto& whole = param->param();
+    const int64_t dim = whole.layout().dim();
+    const ShardLayout layout(whole.sizes(), whole.strides(), dim, mesh.ranks);
+    // A view of the handle, which is gathered when somebody reads it.
+    const auto part = layout.part_of(tensor_of(unsharded_.object()).detach(), mesh.rank);
+    const auto geometry = py::make_tuple(c10::IntArrayRef(whole.sizes()), c10::IntArrayRef(whole.strides()));
+    post_forward_ = PyRef(maker_.make_post_forward(part, mesh.mesh, dim, geometry, whole.requires_grad()));
+    stand_in(post_forward_);
+  }
+  show(post_forward_);
+}
+
+void ShownParam::put(const HeldPlace& held, const PyRef& parameter) {
+  check(PyDict_SetItem(held.table.get(), held.key.get(), parameter.get()));
 }
 
 void ShownParam::take_over_requires_grad() const {
   const auto& shown = THPVariable_Unpack(sharded_.get());
   if (shown.requires_grad() != registered_.requires_grad()) registered_.set_requires_grad(shown.requires_grad());
+}
+
+/// Between steps an operator is to record what the user has just asked for; in one, the next will.
+void ShownParam::follow_requires_grad() const {
+  if (THPVariable_Unpack(sharded_.get()).requires_grad() == registered_.requires_grad()) return;
+  const auto param = find_param(registered_);
+  if (!param || param->group->context->in_step()) return;
+  take_over_requires_grad();
+  param->group->sync_requires_grad();
 }
 
 void ShownParam::take_over() {
@@ -207,7 +262,7 @@ at::Tensor ShownParam::applied_local() {
   if (now == nullptr) throw py::error_already_set();
   if (now != sharded_.get()) {
     sharded_ = PyRef(py::reinterpret_borrow<py::object>(now));
-    show_sharded();
+    for (const auto& held : places_) put(held, sharded_);
   }
   return tensor_of(sharded_.object().attr("_local_tensor"));
 }
@@ -223,8 +278,9 @@ void ShownParam::point_home() {
   // be looked at; with the same memory and version counter, so that its writes are seen.
   py::object local = py::cast(plain_view(registered_));
   check(PyObject_SetAttr(sharded_.get(), local_tensor_name(), local.ptr()));
-  stand_in();  // `_apply` may have put another tensor behind the parameter
+  stand_in(sharded_);  // `_apply` may have put another tensor behind the parameter
   home_ = registered_.storage().unsafeGetStorageImpl();
+  drop_post_forward();  // the handle may have got another dtype or device
   shown_gradient_ = nullptr;
   gradient_ = PyRef();
 }

@@ -14,6 +14,12 @@
 
 namespace fsdp::python {
 
+/// Between forward and backward parameters may be kept as shards of a part of the ranks.
+struct PostForwardMesh {
+  py::object mesh;  ///< torch's, of two dimensions: replicate, shard; None: parameters are not kept so
+  int rank = 0, ranks = 0;  ///< of the shard dimension
+};
+
 /// Who uses a parameter in operators: the module that it was sharded with.
 class ParamUser {
  public:
@@ -32,8 +38,8 @@ class ParamUser {
 /// Every function needs the interpreter's lock.
 class ShownParam {
  public:
-  /// sharded: the DTensor parameter. Inside forward: `unsharded`, the nn.Parameter that is the handle, or, unless
-  /// it is null, what `dtensor` makes of the handle.
+  /// sharded: the DTensor parameter. unsharded: the handle, which modules compute with, or, unless it is null, with
+  /// what `dtensor` makes of it.
   ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker,
              std::unique_ptr<DTensorHandle> dtensor = nullptr);
   ~ShownParam();
@@ -53,6 +59,10 @@ class ShownParam {
   void add_place(const Place& place);
   void show_sharded() const { show(sharded_); }
   void show_unsharded() const;
+  /// As shards of fewer ranks; a parameter that is not cut shows as it does outside.
+  void show_post_forward(const PostForwardMesh& mesh);
+  /// The mesh is another one from now on.
+  void drop_post_forward() { post_forward_ = PyRef(); }
 
   /// Takes over what the user has changed on the DTensor since the last call: requires_grad, a gradient that
   /// was dropped or replaced.
@@ -71,32 +81,43 @@ class ShownParam {
 
   const at::Tensor& registered() const { return registered_; }
   py::object sharded() const { return sharded_.object(); }
+  py::object unsharded() const { return unsharded_.object(); }
+  /// For a copy of the parameter with this handle; null where modules compute with the handle itself.
+  std::unique_ptr<DTensorHandle> dtensor_over(at::Tensor handle) const {
+    return dtensor_ ? dtensor_->over(std::move(handle)) : nullptr;
+  }
 
  private:
   class ForOperators;
-  void stand_in();
-  void take_over_requires_grad() const;
-  void show(const PyRef& parameter) const;
-  void run_hooks() const;
-  void forget_gradient();
-  bool is_ours_alone(const at::Tensor& gradient) const;
-
-  const PyRef& unsharded() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
-
-  at::Tensor registered_;
-  PyRef unsharded_, sharded_;
-  std::unique_ptr<DTensorHandle> dtensor_;
-  std::weak_ptr<ParamUser> user_;
-  std::weak_ptr<ShownParam> self_;
-  PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
-  const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
-  const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
-  const DTensorMaker& maker_;
   /// A table that it stands in, and its key there as a Python string. Both are held: the module may go before.
   struct HeldPlace {
     Place place;
     PyRef table, key;
   };
+  void stand_in(const PyRef& parameter);
+  bool is_ours(const PyObject* parameter) const;
+  void take_over_requires_grad() const;
+  void follow_requires_grad() const;
+  void show(const PyRef& parameter) const;
+  static void put(const HeldPlace& held, const PyRef& parameter);
+  void run_hooks() const;
+  void forget_gradient();
+  bool is_ours_alone(const at::Tensor& gradient) const;
+
+  /// What the tables hold inside forward.
+  const PyRef& computed() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
+
+  at::Tensor registered_;
+  PyRef unsharded_, sharded_;
+  std::unique_ptr<DTensorHandle> dtensor_;
+  PyRef post_forward_;  ///< made when it is first shown
+  std::weak_ptr<ParamUser> user_;
+  std::weak_ptr<ShownParam> self_;
+  PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
+  const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
+  const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
+  bool is_scalar_;  ///< without dimensions
+  const DTensorMaker& maker_;
   std::vector<HeldPlace> places_;
 };
 

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "api/named_states.hpp"
+#include "api/shard_like.hpp"
 #include "api/whole_values.hpp"
 #include "base/require.hpp"
 #include "module/attach.hpp"
@@ -270,18 +271,28 @@ void copy_shards(const Pairs& pairs) {
 
 }  // namespace
 
-std::shared_ptr<Module> clone(Module& module, const CloneOptions& options) {
+void check_copyable(Module& module) {
   require_not_shown(module, "clone");
   for (const auto& root : roots(module))
     for (const auto* group : root.state().root()->context->groups())
       require_state(!group->config().device.is_meta(),
                     "clone: '{}' is on the meta device and has no values; materialise the module first", group->name());
+}
+
+std::shared_ptr<Module> clone(Module& module, const CloneOptions& options) {
+  check_copyable(module);
   at::NoGradGuard no_grad;
   auto copy = clone_plain(module);
   if (options.prepare) {
     at::AutoGradMode grad(true);
     options.prepare(*copy);
   }
+  shard_like(module, copy);
+  return copy;
+}
+
+void shard_like(Module& module, const std::shared_ptr<Module>& copy) {
+  at::NoGradGuard no_grad;
   const Pairs pairs(module, copy);
   ShardLike like(pairs);
   like.check(module);
@@ -289,7 +300,6 @@ std::shared_ptr<Module> clone(Module& module, const CloneOptions& options) {
   for (const auto& param : pairs.params) shape_like_original(param);
   for (const auto& root : roots(module)) like.shard(root.state());
   copy_shards(pairs);
-  return copy;
 }
 
 }  // namespace fsdp

@@ -270,6 +270,7 @@ Communicator& ParamGroup::launched_on(Communicator& comm) const {
 
 void ParamGroup::reshard() {
   mark_not_ready();
+  is_left_by_evaluation = false;
   if (is_never_released() || !is_held()) return;
   const Range range(context->observer(), "FSDP::reshard", *this);
   context->note_released(*this);

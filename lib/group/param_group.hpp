@@ -75,6 +75,9 @@ struct GroupPolicy {
   ReshardPlan after_forward;           ///< set when the root is known
   bool is_after_forward_unset = false;  ///< `after_forward` is a default: a byte budget may decide instead
   bool reshard_after_backward = true;
+  /// What is kept after forward stays when the forward ends without a backward to come, too (FSDP2), until the
+  /// end of the next backward or `reshard`.
+  bool stays_after_evaluation = false;
   bool prefetch_in_backward = true;    ///< FSDP2's set_unshard_in_backward
   std::vector<std::weak_ptr<class ParamGroup>> forward_prefetch, backward_prefetch;
 };
@@ -235,6 +238,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   int id = -1;                  ///< position among the root's groups
   int tree_enter = 0, tree_exit = 0;  ///< depth-first interval of the owning module
   bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward
+  bool is_left_by_evaluation = false;  ///< see GroupPolicy::stays_after_evaluation
   bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
   /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {

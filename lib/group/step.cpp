@@ -85,7 +85,8 @@ void RootContext::prepare_step() {
 void RootContext::release_between_steps() {
   const auto held = held_;
   for (auto* group : held)
-    if (group->policy().reshard_after_backward && !group->is_kept_by_user) group->reshard();
+    if (group->policy().reshard_after_backward && !group->is_kept_by_user && !group->is_left_by_evaluation)
+      group->reshard();
 }
 
 void RootContext::recheck() {
@@ -263,6 +264,7 @@ void RootContext::measure_step() {
 }
 
 void RootContext::close_step() {
+  const bool is_evaluation = phase_ == Phase::kForward;
   measure_step();
   phase_ = Phase::kIdle;
   observer_.end_step();
@@ -270,6 +272,9 @@ void RootContext::close_step() {
   for (auto* group : groups_) {
     group->wait_for_copies();
     group->is_kept_by_user = group->is_listed_prefetch = false;
+    const auto& policy = group->policy();
+    group->is_left_by_evaluation =
+        is_evaluation && policy.stays_after_evaluation && !policy.after_forward.reshard && group->is_unsharded();
     group->mark_not_ready();
   }
   release_between_steps();

@@ -52,6 +52,15 @@ int64_t RepeatedCall::version() const {
   return sum;
 }
 
+void RepeatedCall::note_write() const {
+  for (const auto& operand : operands_) operand.stand_in->note_write();
+}
+
+bool RepeatedCall::is_of_scalar() const {
+  return std::any_of(operands_.begin(), operands_.end(),
+                     [](const auto& operand) { return operand.stand_in->is_of_scalar(); });
+}
+
 bool RepeatedCall::casts_operands() const {
   return std::any_of(operands_.begin(), operands_.end(),
                      [](const auto& operand) { return operand.stand_in->casts_operands(); });
@@ -80,6 +89,10 @@ class Result final : public StandIn {
   }
   int64_t version() const override {
     return call_->version() + (own_version_.enabled() ? own_version_.current_version() : 0);
+  }
+  bool is_of_scalar() const override { return call_->is_of_scalar(); }
+  void note_write() override {
+    if (!made_at_) call_->note_write();  // a view
   }
   bool casts_operands() const override { return call_->casts_operands(); }
   bool is_refusal(const std::exception& error) const override { return call_->is_refusal(error); }

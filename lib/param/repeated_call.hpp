@@ -21,6 +21,8 @@ class RepeatedCall {
   torch::jit::Stack repeat() const;
   /// The sum of the operands'.
   int64_t version() const;
+  void note_write() const;
+  bool is_of_scalar() const;
   bool casts_operands() const;
   bool is_refusal(const std::exception& error) const { return operands_.front().stand_in->is_refusal(error); }
 

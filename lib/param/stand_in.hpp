@@ -22,6 +22,11 @@ class StandIn : public c10::BackendMeta {
   virtual at::Tensor ordinary() = 0;
   /// Moves with every write to what `ordinary` is made of; 0 where that is not told.
   virtual int64_t version() const = 0;
+  /// What it is made of has a parameter without dimensions. The kind would take scalars beside it, and lose the
+  /// reduction of its gradient over the ranks.
+  virtual bool is_of_scalar() const = 0;
+  /// An operator of the kind has written to the tensor.
+  virtual void note_write() = 0;
   /// True if other floating-point operands are to come in its ordinary tensor's dtype (T8).
   virtual bool casts_operands() const = 0;
   /// The kind could not run the operator, as far as this error of it tells (not an interrupt, say).

@@ -44,24 +44,23 @@ struct Company {
   bool has_own_kind = false;   ///< gradients, optimizer state: no stand-ins themselves
   bool has_ordinary = false;   ///< tensors with elements of their own, which the kind refuses
   bool has_scalars = false;    ///< tensors without dimensions, which it takes
-  bool is_scalar = true;       ///< no stand-in has dimensions
+  bool is_of_scalar = false;   ///< a stand-in is a scalar parameter, or made of one
   bool needs_gradient = false;
 };
 
-Company company_of(Arguments arguments, const OperatorTraits& traits) {
+Company company_of(Arguments arguments) {
   Company company;
   for_tensors(arguments, [&](const at::Tensor& tensor, size_t) {
     company.needs_gradient |= tensor.requires_grad();
-    if (stand_in_of(tensor)) {
+    if (const auto stand_in = stand_in_of(tensor)) {
       ++company.stand_ins;
-      company.is_scalar &= tensor.dim() == 0;
+      company.is_of_scalar |= stand_in->is_of_scalar();
     } else if (is_of_a_kind(tensor)) {
       company.has_own_kind = true;
     } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       return;
     } else if (has_residency_key(tensor.unsafeGetTensorImpl()) || tensor.dim() > 0) {
-      // An optimizer's learning rate may be a tensor of one element.
-      (traits.writes != 0 && tensor.numel() == 1 ? company.has_scalars : company.has_ordinary) = true;
+      company.has_ordinary = true;
     } else {
       company.has_scalars = true;
     }
@@ -74,9 +73,8 @@ bool takes_any(const OperatorTraits& traits) { return traits.is_view || traits.i
 
 bool needs_handles(const Company& company, const OperatorTraits& traits) {
   if (company.has_own_kind || takes_any(traits)) return false;
-  // The kind would take a scalar parameter beside a scalar, and lose the reduction of its gradient.
-  const bool is_trained = at::GradMode::is_enabled() && traits.is_differentiable && company.needs_gradient;
-  return company.has_ordinary || (company.has_scalars && company.is_scalar && is_trained);
+  return company.has_ordinary ||
+         (company.has_scalars && company.is_of_scalar && traits.is_differentiable && traits.writes == 0);
 }
 
 /// Whether the results can be had again from the handles. A copy is the user's own from then on (EMA).
@@ -90,6 +88,16 @@ bool can_be_repeated(const c10::OperatorHandle& op, const Company& company, cons
   if (returns_one && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType && company.stand_ins > 1)
     return false;  // foreach
   return !traits.is_clone || (at::GradMode::is_enabled() && company.needs_gradient);
+}
+
+std::vector<c10::intrusive_ptr<StandIn>> written_stand_ins(Arguments arguments, const OperatorTraits& traits) {
+  std::vector<c10::intrusive_ptr<StandIn>> written;
+  if (traits.writes == 0) return written;
+  for_tensors(arguments, [&](const at::Tensor& tensor, size_t argument) {
+    if (!is_written(traits, argument)) return;
+    if (auto stand_in = stand_in_of(tensor)) written.push_back(std::move(stand_in));
+  });
+  return written;
 }
 
 /// The operands with ordinary tensors in the place of stand-ins.
@@ -171,7 +179,7 @@ void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys
   const auto& traits = traits_of(op);
   const size_t count = op.schema().arguments().size(), results = op.schema().returns().size();
   const Arguments arguments(stack->data() + (stack->size() - count), count);
-  const auto company = company_of(arguments, traits);
+  const auto company = company_of(arguments);
   if (needs_handles(company, traits)) {
     Substitution substitution;
     if (substitution.replace(arguments, traits)) {
@@ -183,9 +191,9 @@ void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys
   }
   std::shared_ptr<RepeatedCall> call;
   if (can_be_repeated(op, company, traits)) call = std::make_shared<RepeatedCall>(op, arguments);
+  const auto written = written_stand_ins(arguments, traits);
   const size_t below = stack->size() - count;
   try {
-    // The kind's own operators, on parts of registered parameters, are to be seen.
     op.redispatchBoxed(keys, stack);
   } catch (const std::exception& error) {
     auto repeated = call && call->is_refusal(error) ? call->repeat() : torch::jit::Stack();
@@ -194,6 +202,8 @@ void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys
     std::move(repeated.begin(), repeated.end(), std::back_inserter(*stack));
     return;
   }
+  // The kind's own operators, below this key, are not seen.
+  for (const auto& stand_in : written) stand_in->note_write();
   if (call) make_results_stand_in(call, *stack, results, traits.is_view);
 }
 

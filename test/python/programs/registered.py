@@ -63,3 +63,41 @@ def set_reshard_after_forward(api, ranks):
     seen = shown(model)
     y.square().mean().backward()
     return {"seen": seen, "gradients": gradients(model)}
+
+
+@program(variants=[(None,), (True,), (False,)])
+def registered_around_evaluation(api, ranks, reshard):
+    model = shard(api, Model(blocks=2), mesh=mesh_of(ranks), reshard_after_forward=reshard)
+    x, seen = batches(1)[0], {"outputs": []}
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        with mode():
+            seen["outputs"].append(model(x).clone())
+        seen[f"after_{len(seen)}"] = shown(model)
+    loss = model(x).square().mean()
+    seen["in_training"] = shown(model)
+    loss.backward()
+    seen["after_backward"] = shown(model), gradients(model)
+    with torch.no_grad():
+        seen["outputs"].append(model(x))
+    model.state_dict()
+    seen["saved"] = shown(model)
+    seen["trained"] = train(model, adam(model), batches(2))
+    with torch.no_grad():
+        seen["outputs"].append(model(x))
+    model.reshard()
+    seen["resharded"] = shown(model)
+    return seen
+
+
+@program(ranks=(4,))
+def registered_over_fewer_ranks(api, ranks):
+    model = shard(api, Model(blocks=2), mesh=mesh_of(ranks), reshard_after_forward=2)
+    seen = {"meshes": []}
+    for x in batches(2):
+        loss = model(x).square().mean()
+        seen["between"] = shown(model)
+        seen["meshes"].append([(p.device_mesh.mesh, p.to_local().shape) for p in model.parameters()
+                               if p.shape[0] % ranks == 0])
+        loss.backward()
+        seen["after"] = shown(model)
+    return {**seen, "gradients": gradients(model)}

@@ -1,0 +1,109 @@
+#include "copy_sharded.hpp"
+
+#include <fmt/format.h>
+
+#include <unordered_map>
+
+#include "api/find_param.hpp"
+#include "api/shard_like.hpp"
+#include "fsdp/error.hpp"
+#include "fully_shard.hpp"
+#include "module/module_table.hpp"
+
+namespace fsdp::python {
+
+namespace {
+
+using MirrorList = std::vector<std::shared_ptr<Mirror>>;
+
+/// A parameter of the copy.
+struct Copied {
+  py::object sharded, unsharded;
+  std::shared_ptr<ShownParam> original;
+};
+using CopiedParams = std::unordered_map<const c10::TensorImpl*, Copied>;  // by the DTensor
+
+py::object copied(const py::dict& memo, const py::object& original) {
+  return memo[py::int_(reinterpret_cast<uintptr_t>(original.ptr()))];
+}
+
+CopiedParams copied_params(const std::vector<std::shared_ptr<ShardedModule>>& sharded, const py::dict& memo) {
+  CopiedParams params;
+  for (const auto& module : sharded)
+    for (const auto& param : module->params()) {
+      Copied copy{copied(memo, param->sharded()), copied(memo, param->unsharded()), param};
+      params.emplace(tensor_of(copy.sharded).unsafeGetTensorImpl(), std::move(copy));
+    }
+  return params;
+}
+
+/// Calls `visit(mirror, place, copied)` for every entry of the copy that shows a sharded parameter.
+template <class Visit>
+void for_entries(const MirrorList& mirrors, const CopiedParams& params, const Visit& visit) {
+  for (const auto& mirror : mirrors)
+    for (const auto& [place, value] : mirror->entries()) {
+      const auto tensor = tensor_of(value);
+      const auto found = tensor.defined() ? params.find(tensor.unsafeGetTensorImpl()) : params.end();
+      if (found != params.end()) visit(*mirror, place, found->second);
+    }
+}
+
+void show_copies(const ModuleState& state, const MirrorList& mirrors, const CopiedParams& params,
+                 std::vector<std::shared_ptr<ShownParam>>& made) {
+  std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> by_handle;
+  for (const auto& group : state.live_groups())
+    for (const auto& param : group->params())
+      if (!param.is_vacant()) by_handle.emplace(param.handle().unsafeGetTensorImpl(), nullptr);
+  for_entries(mirrors, params, [&](Mirror&, const Place& place, const Copied& copy) {
+    const auto handle = tensor_of(copy.unsharded);
+    const auto found = by_handle.find(handle.unsafeGetTensorImpl());
+    if (found == by_handle.end()) return;
+    if (!found->second) {
+      const auto registered = find_param(handle)->param().registered();
+      found->second = std::make_shared<ShownParam>(registered, copy.unsharded, copy.sharded, python_side().dtensors,
+                                                   copy.original->dtensor_over(handle));
+      ShownParam::remember(found->second);
+      found->second->point_home();
+      made.push_back(found->second);
+    }
+    found->second->add_place(place);
+  });
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& module, const py::object& copy,
+                                                         const std::vector<std::shared_ptr<ShardedModule>>& sharded,
+                                                         const py::dict& memo) {
+  const auto& side = python_side();
+  Mirrors of_original(side.mirrors, side.is_left_out, side.local_tensors);
+  Mirrors of_copy(side.mirrors, side.is_left_out, side.local_tensors);
+  const auto original = of_original.follow(module), mirror = of_copy.follow(copy);
+  const MirrorList &originals = of_original.followed(), &copies = of_copy.followed();
+  if (originals.size() != copies.size())
+    throw UsageError(fmt::format("deepcopy: {} has {} modules, its copy {}", original->name(), originals.size(),
+                                 copies.size()));
+  const auto params = copied_params(sharded, memo);
+  for_entries(copies, params, [](Mirror& each, const Place& place, const Copied& param) {
+    each.put(place.name, tensor_of(param.unsharded));
+  });
+  {
+    py::gil_scoped_release no_gil;
+    shard_like(*original, mirror);
+  }
+  std::unordered_map<const Mirror*, std::shared_ptr<Mirror>> copy_of;
+  for (size_t i = 0; i < originals.size(); ++i) copy_of.emplace(originals[i].get(), copies[i]);
+  std::vector<std::shared_ptr<ShownParam>> made;  // until their modules keep them
+  std::vector<std::shared_ptr<ShardedModule>> result;
+  for (const auto& each : sharded) {
+    MirrorList units;
+    for (const auto& unit : each->modules()) units.push_back(copy_of.at(unit.get()));
+    auto state = find_state(*units.front());
+    show_copies(*state, copies, params, made);
+    result.push_back(std::make_shared<ShardedModule>(FSDPModule(std::move(state)), std::move(units), each->casts()));
+  }
+  for (const auto& each : result) each->find_params();
+  return result;
+}
+
+}  // namespace fsdp::python
