@@ -105,9 +105,10 @@ class ShownParam::ForOperators final : public StandIn {
     return user && user->casts_inputs();
   }
   bool is_refusal(const std::exception& error) const override {
+    py::gil_scoped_acquire gil;
+    if (const auto* thrown = dynamic_cast<const py::error_already_set*>(&error)) return thrown->matches(PyExc_Exception);
     auto* raised = const_cast<python_error*>(dynamic_cast<const python_error*>(&error));
     if (raised == nullptr) return false;
-    py::gil_scoped_acquire gil;
     // It may be the interpreter's current error still, under which no Python may run.
     if (raised->type == nullptr) raised->persist();
     return PyErr_GivenExceptionMatches(raised->type, PyExc_Exception);
