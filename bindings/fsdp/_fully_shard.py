@@ -315,7 +315,11 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
         raise TypeError(f"register_fsdp_forward_method: {method_name} of {type(module)} is no method but "
                         f"{type(method)}")
     # Of a copy of the module it is the copy's.
-    function = method.__func__ if getattr(method, "__self__", None) is module else lambda _, *args, **kw: method(*args, **kw)
+    if getattr(method, "__self__", None) is module:
+        function = method.__func__
+    else:
+        def function(_, *args, **kwargs):
+            return method(*args, **kwargs)
 
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):

@@ -12,8 +12,8 @@ namespace fsdp {
 /// state dicts. Where an operator has ordinary tensors beside it, which that kind refuses, the handle takes
 /// its place (T20), so that any function may read the parameter. What is computed from stand-ins alone, such as a
 /// view, is a stand-in in turn: the operator is repeated on the handles when its result meets an ordinary
-/// tensor, or where the kind cannot run it. Tensors of the kind that are not stand-ins (gradients, optimizer state) have nothing in whose place
-/// they stand, so operators on them pass on, too.
+/// tensor, or where the kind cannot run it. Tensors of the kind that are not stand-ins (gradients, optimizer state)
+/// have nothing in whose place they stand, so operators on them pass on, too.
 ///
 /// It travels with its tensor as LibTorch's backend metadata, and the tensor carries the residency key.
 class StandIn : public c10::BackendMeta {
