@@ -1,0 +1,48 @@
+"""A user's program as a type checker sees it (test_typing.py); it is not run. Lines that end in `# wrong` are
+mistakes, which it is to find."""
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+import fsdp
+from fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, UnshardHandle, fully_shard
+
+mesh = init_device_mesh("cpu", (2,))
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+for layer in model:
+    fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=2,
+                shard_placement_fn=lambda parameter: Shard(0))
+root: FSDPModule = fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(), ignored_params=set())
+both: list[FSDPModule] = fully_shard([nn.Linear(4, 4), nn.Linear(4, 4)], mesh=mesh)
+
+root.set_requires_gradient_sync(False, recurse=False)
+root.set_modules_to_forward_prefetch(both)
+handle: UnshardHandle | None = root.unshard(async_op=True)
+if handle is not None:
+    handle.wait()
+reduction = root.finalize_backward(async_op=True)
+reduction.wait()
+fsdp.register_fsdp_forward_method(model, "forward")
+fsdp.share_comm_ctx([root, *both])
+counts: dict[str, int] = root.statistics()
+
+fully_shard(3)  # wrong
+fully_shard(model, mesh)  # wrong
+fully_shard(model, mesh="cpu")  # wrong
+fully_shard(model, reshard_after_forward="yes")  # wrong
+fully_shard(model, mp_policy=CPUOffloadPolicy())  # wrong
+fully_shard(model, shard_placement_fn=Shard(0))  # wrong
+fully_shard(model, reshard=True)  # wrong
+root.set_requires_gradient_sync("no")  # wrong
+root.set_requires_gradient_sync(True, False)  # wrong
+root.set_modules_to_backward_prefetch([model])  # wrong
+root.set_gradient_divide_factor("2")  # wrong
+root.set_symm_mem_for_comm("MPI")  # wrong
+root.no_such_control(True)  # wrong
+text: str = root.statistics()  # wrong
+fsdp.register_fsdp_forward_method(model, 3)  # wrong
+fsdp.share_comm_ctx(root)  # wrong
+fsdp.no_such_function()  # wrong
