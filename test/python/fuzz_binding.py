@@ -20,8 +20,10 @@ import traceback
 from pathlib import Path
 
 DRAWS_A_PROCESS = 100
-LIMIT_S = 120  # without a new draw; one takes well below a second where nobody else works
-START_LIMIT_S = 400  # before the first, while Python reads torch
+# A draw takes well below a second, of the processor's time too. Others may work on this machine: a process that gets
+# little of it does not hang.
+BUSY_LIMIT_S = 60  # of the processor's time without a new draw
+IDLE_LIMIT_S = 120  # of the clock's without one, and with next to none of the processor's
 INTERNAL = ("INTERNAL ASSERT", "returned a result with an exception set", "returned NULL without setting",
             "Unable to cast", "bad any cast", "std::bad_", "vector::_M_range", "basic_string::", "map::at", "vector::")
 
@@ -85,6 +87,7 @@ def run_draws(first, count):
 
     faulthandler.enable()
     import torch
+    import torch._dynamo  # which a first hook reads otherwise
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -125,14 +128,15 @@ class Watched:
 
     def run(self, until):
         """Until it ends, or no draw has begun for a while, or the time is over. What was found."""
-        size, since, hangs = -1, time.monotonic(), False
+        size, since, busy_since, hangs = -1, 0.0, 0.0, False
         while self.process.poll() is None:
             time.sleep(0.05)
-            now = time.monotonic()
+            now, busy = time.monotonic(), self.processor_s()
             if self.output.stat().st_size != size:
-                size, since = self.output.stat().st_size, now
-            hangs = now - since > (LIMIT_S if size > 0 else START_LIMIT_S)
-            if hangs or now > until:
+                size, since, busy_since = self.output.stat().st_size, now, busy
+            busy -= busy_since
+            hangs = busy > BUSY_LIMIT_S or (busy < 0.2 and now - since > IDLE_LIMIT_S)
+            if hangs or (now > until and self.seeds()):
                 # It says where its threads are; then it goes.
                 self.process.send_signal(signal.SIGABRT)
                 time.sleep(0.5)
@@ -142,7 +146,14 @@ class Watched:
         else:
             if self.process.returncode != 0:
                 return [f"the process ended with {self.process.returncode} {self.where()}"]
-        return ([f"nothing went on for {LIMIT_S} s {self.where()}"] if hangs else []) + self.errors()
+        return ([f"nothing goes on {self.where()}"] if hangs else []) + self.errors()
+
+    def processor_s(self):
+        try:
+            user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        except OSError:
+            return 0.0  # it has ended
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def lines(self):
         return self.output.read_text(errors="replace").splitlines()
