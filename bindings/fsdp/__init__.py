@@ -24,8 +24,8 @@ from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 
 # The extension makes these two without.
-Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a RuntimeError. Wrong arguments are ValueErrors
-and TypeErrors, torch's own errors and those of a program's hooks and functions pass as they are."""
+Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a RuntimeError. Wrong arguments are
+ValueErrors and TypeErrors, torch's own errors and those of a program's hooks and functions pass as they are."""
 CommError.__doc__ = """A collective that failed: names the operation, its group and this rank. The process group is
 unusable afterwards."""
 
