@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "api/find_param.hpp"
 #include "group/root_context.hpp"
@@ -29,6 +30,22 @@ auto& by_place() {
 PyObject* local_tensor_name() {
   static PyObject* name = PyUnicode_InternFromString("_local_tensor");
   return name;
+}
+
+/// On a registered parameter: the core calls it when it has put a gradient there or added to it.
+class GradientWatch final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit GradientWatch(std::shared_ptr<bool> has_new) : has_new_(std::move(has_new)) {}
+  void operator()(const torch::autograd::Variable&) override { *has_new_ = true; }
+
+ private:
+  std::shared_ptr<bool> has_new_;
+};
+
+/// Hooks of `register_post_accumulate_grad_hook`.
+bool has_hooks(const at::Tensor& tensor) {
+  return torch::autograd::impl::get_autograd_meta(tensor) != nullptr &&
+         torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr;
 }
 
 void check(int status) {
@@ -192,6 +209,7 @@ void ShownParam::follow_requires_grad() const {
 void ShownParam::take_over() {
   take_over_requires_grad();
   const auto& shown = THPVariable_Unpack(sharded_.get());
+  if (!has_new_gradient_ && has_hooks(shown)) watch_gradient();
   const auto& gradient = shown.grad();
   if (!gradient.defined()) {
     // Where none was shown, what is there waits for the end of its step.
@@ -237,7 +255,10 @@ void ShownParam::show_gradient() {
     forget_gradient();
     return;
   }
-  if (gradient.unsafeGetTensorImpl() == shown_gradient_ && shown.grad().defined()) return;
+  if (gradient.unsafeGetTensorImpl() == shown_gradient_ && shown.grad().defined()) {
+    if (has_new_gradient_ && *has_new_gradient_) run_hooks();  // it was added to in place
+    return;
+  }
   if (gradient_ && is_ours_alone(shown.grad()) && THPVariable_Unpack(gradient_.get()).dtype() == gradient.dtype()) {
     const auto local = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
     check(PyObject_SetAttr(gradient_.get(), local_tensor_name(), local.ptr()));
@@ -249,8 +270,15 @@ void ShownParam::show_gradient() {
   run_hooks();
 }
 
+void ShownParam::watch_gradient() {
+  has_new_gradient_ = std::make_shared<bool>(false);
+  torch::autograd::impl::materialize_autograd_meta(registered_);
+  torch::autograd::impl::set_post_acc_grad_hooks(registered_, std::make_unique<GradientWatch>(has_new_gradient_));
+}
+
 /// Those of `register_post_accumulate_grad_hook` on the DTensor, which autograd does not accumulate into.
-void ShownParam::run_hooks() const {
+void ShownParam::run_hooks() {
+  if (has_new_gradient_) *has_new_gradient_ = false;
   const auto hooks = py::getattr(sharded_.get(), "_post_accumulate_grad_hooks", py::none());
   if (hooks.is_none()) return;
   for (const auto& hook : py::list(hooks.attr("values")())) hook(sharded_.object());

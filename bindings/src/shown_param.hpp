@@ -100,7 +100,8 @@ class ShownParam {
   void follow_requires_grad() const;
   void show(const PyRef& parameter) const;
   static void put(const HeldPlace& held, const PyRef& parameter);
-  void run_hooks() const;
+  void watch_gradient();
+  void run_hooks();
   void forget_gradient();
   bool is_ours_alone(const at::Tensor& gradient) const;
 
@@ -115,6 +116,7 @@ class ShownParam {
   std::weak_ptr<ShownParam> self_;
   PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
   const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
+  std::shared_ptr<bool> has_new_gradient_;  ///< kept while hooks of the user's are to know; null without any
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
   bool is_scalar_;  ///< without dimensions
   const DTensorMaker& maker_;

@@ -192,12 +192,15 @@ def raise_in(model, place):
         handle = module.register_full_backward_pre_hook(hook)
     elif place == "after_backward":
         handle = module.register_full_backward_hook(hook)
-    else:
+    elif place == "gradient_of_the_output":
         handle = module.register_forward_hook(lambda m, args, y: y.register_hook(hook) and None)
+    else:
+        handle = next(module.parameters()).register_post_accumulate_grad_hook(hook)
 
 
 @program(ranks=(2,), variants=[(place,) for place in (
-    "before_forward", "after_forward", "before_backward", "after_backward", "gradient_of_the_output")])
+    "before_forward", "after_forward", "before_backward", "after_backward", "gradient_of_the_output",
+    "accumulated_gradient")])
 def a_hook_raises(api, ranks, place):
     """It arrives with type and arguments, and after reset_iter_state the model trains as if nothing had been."""
     torch.manual_seed(0)
