@@ -12,8 +12,9 @@ from torch.distributed.tensor import Shard
 if "param_dtype_override_fn" not in {field.name for field in dataclasses.fields(MixedPrecisionPolicy)}:
 
     @dataclass(frozen=True)
-    class MixedPrecisionPolicy(MixedPrecisionPolicy):
-        """torch's, with a dtype for each parameter: (parameter) -> param_dtype, its own dtype, or None for the former."""
+    class MixedPrecisionPolicy(MixedPrecisionPolicy):  # type: ignore[no-redef]
+        """torch's, with a dtype for each parameter: (parameter) -> param_dtype, its own dtype, or None for the
+        former."""
 
         param_dtype_override_fn: Callable[[nn.Parameter], torch.dtype | None] | None = dataclasses.field(
             default=None, kw_only=True)
@@ -24,7 +25,7 @@ try:
 except ImportError:
 
     @dataclass(frozen=True)
-    class DataParallelMeshDims:
+    class DataParallelMeshDims:  # type: ignore[no-redef]
         """Which dimensions of a larger mesh shard (`shard`) and which replicate (`replicate`), by name."""
 
         shard: str | tuple[str, ...] | None = None
@@ -48,7 +49,7 @@ try:
 except ImportError:
 
     @dataclass
-    class ShardPlacementResult:
+    class ShardPlacementResult:  # type: ignore[no-redef]
         """What shard_placement_fn may return: a cut (None: Shard(0)) and the mesh that it is over, as an object with
         the attribute `mesh`, or the mesh itself."""
 
@@ -66,7 +67,7 @@ try:
     from torch.distributed.fsdp import GradientReductionHandle
 except ImportError:
 
-    class GradientReductionHandle:
+    class GradientReductionHandle:  # type: ignore[no-redef]
         """What torch's class of this name is from 2.15 on: the base of the handles."""
 
         def wait(self) -> None:

@@ -9,13 +9,13 @@ from torch.distributed._composable.contract import _get_registry
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from . import _C
 
 # Equal ones are one object, as long as a tensor has it: DTensor then looks up its cached hash only, and the many
 # like modules of a model need few. By the mesh's id, which the spec keeps alive.
-_specs = weakref.WeakValueDictionary()
+_specs: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 def spec_of(mesh, placements, meta):
@@ -97,5 +97,5 @@ def install():
         "replicates_ordinary": _replicates_ordinary,
         "mirrors": WeakIdKeyDictionary(ref_type=weakref.ref),
         "is_left_out": _is_left_out,
-        "local_tensors": WeakIdKeyDictionary(ref_type=weakref.ref),
+        "local_tensors": WeakTensorKeyDictionary(),
     })

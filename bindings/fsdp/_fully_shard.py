@@ -1,7 +1,7 @@
 """fully_shard and the functions beside it."""
 
 import functools
-from types import SimpleNamespace
+import types
 from typing import Any, Callable, overload
 
 import torch
@@ -39,7 +39,7 @@ class FSDPState(_State):
         super().__init__()
         self.core, self.mesh = core, mesh  # the C++ side; torch's data-parallel mesh
         self.post_forward_mesh = post_forward_mesh(mesh, None)
-        self._state_ctx = SimpleNamespace(all_states=[self])
+        self._state_ctx = types.SimpleNamespace(all_states=[self])
         self._comm_ctx = object()
 
     def _root_post_backward_final_callback(self):
@@ -301,7 +301,7 @@ def fully_shard(
     return module
 
 
-fully_shard.state = _state_of
+fully_shard.state = _state_of  # type: ignore[attr-defined]
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
@@ -334,12 +334,12 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
             cast = core.post_forward(output)
         return output if cast is None else cast
 
-    setattr(module, method_name, wrapped.__get__(module, type(module)))
+    setattr(module, method_name, types.MethodType(wrapped, module))
 
 
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
     """Several roots (the stages of a pipeline on one rank) count packed gradients together."""
     _C.share_comm_ctx(_cores_of(modules))
-    states = [fully_shard.state(module) for module in modules]
+    states = [_state_of(module) for module in modules]
     for state in states:
         state._comm_ctx = states[0]._comm_ctx

@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from . import _C
 
 # By process group, which may be made anew under the same name.
-_groups = weakref.WeakKeyDictionary()
-_meshes = weakref.WeakKeyDictionary()
-_made = {}
-_post_forward_meshes = weakref.WeakKeyDictionary()
+_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_meshes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_post_forward_meshes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def default_mesh():

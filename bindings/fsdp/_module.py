@@ -149,7 +149,8 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         """Whether parameters are released after forward; an int as for `fully_shard`."""
         _checks.reshard_after_forward(reshard_after_forward, "set_reshard_after_forward: the value")
         self._core().set_reshard_after_forward(reshard_after_forward, flag(recurse, "recurse"))
-        for module in self.modules() if recurse else [self]:
+        modules = self.modules()  # type: ignore[attr-defined]  # an nn.Module is behind this class
+        for module in modules if recurse else [self]:
             if isinstance(module, FSDPModule):
                 module._get_fsdp_state().follow_reshard_after_forward(reshard_after_forward)
 
@@ -162,14 +163,18 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         """True: released parameters keep their memory, at the same addresses."""
         self._core().set_keep_unsharded_storage(flag(keep, "set_keep_unsharded_storage"), flag(recurse, "recurse"))
 
-    def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
+    def set_modules_to_forward_prefetch(  # type: ignore[override]
+        self, modules: list["FSDPModule"]
+    ) -> None:
         """Gathers these when this module's forward begins, instead of along the learned order. [] goes back to that.
 
         Raises ValueError for a module that is not sharded.
         """
         self._core().set_modules_to_forward_prefetch(_cores_of(modules))
 
-    def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
+    def set_modules_to_backward_prefetch(  # type: ignore[override]
+        self, modules: list["FSDPModule"]
+    ) -> None:
         """Gathers these when this module's backward begins, instead of along the learned order. [] goes back to that.
 
         Raises ValueError for a module that is not sharded.
@@ -254,9 +259,6 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
                              "(shard_placement_fn); one comm or hook would serve them all")
         return core
 
-    def _set_unshard_async_op(self, async_op: bool) -> None:
-        """Nothing to do: gathers never block the host before their use."""
-
     def set_prefetch_distance(self, groups: int) -> None:
         """On the root: how many groups ahead the learned order is gathered (1); 0: none. Ours alone."""
         self._core().set_prefetch_distance(_checks.whole_number(groups, "set_prefetch_distance"))
@@ -286,7 +288,8 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         # to(), to_empty(), float()...: on the sharded parameters.
         core = self._core()
         core.reshard()
-        applied = super(torch.distributed.fsdp.FSDPModule, self)._apply(fn, recurse=recurse)
+        behind = super(torch.distributed.fsdp.FSDPModule, self)
+        applied = behind._apply(fn, recurse=recurse)  # type: ignore[attr-defined]
         core.applied()
         return applied
 

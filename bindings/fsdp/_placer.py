@@ -1,6 +1,7 @@
 """Where each parameter of one call of fully_shard goes: which mesh, which placements, which DTensor shows it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -174,7 +175,7 @@ class Placer:
         self._over = over
         self._asks = shard_placement_fn is not None
         self._forms = {id(parameter): self._form(parameter, shard_placement_fn) for parameter in params}
-        self._cores = {}
+        self._cores: dict[DeviceMesh, Any] = {}
         forms = [form for form in self._forms.values() if form.beside]
         self.core_mesh = self._core_part(over, forms)
         for form in self._forms.values():

@@ -298,8 +298,11 @@ at::Tensor ShownParam::applied_local() {
 
 bool ShownParam::is_replaced() const {
   const auto& first = places_.front();
-  const PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
-  return now != nullptr && now != Py_None && now != sharded_.get();
+  PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
+  // A DTensor parameter: torch.func.functional_call puts other tensors there for the length of a call.
+  if (now == nullptr || now == Py_None || now == sharded_.get() || !THPVariable_Check(now)) return false;
+  const py::handle parameter(now);
+  return is_dtensor(parameter) && py::bool_(parameter.attr("_is_param"));
 }
 
 void ShownParam::point_home() {
