@@ -146,6 +146,7 @@ DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vect
 
 DeviceMesh mesh_of_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
                           std::vector<std::string> dim_names) {
+  require(!groups.empty(), "mesh from groups: expected a group for each dimension, got none");
   for (const auto& group : groups)
     require(group != nullptr, "mesh from groups: expected groups that this rank is a member of, got null");
   State state;

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fsdp
 import fuzz_values as values
-from fsdp import _C, _dtensors, _fully_shard, _meshes
+from fsdp import _C, _dtensors, _fully_shard, _meshes, _placer
 
 ACTIONS = []
 
@@ -199,15 +199,16 @@ def native_shard(draw, pool):
     arguments = {"reshard_after_forward": None, "ignored_params": [], "replicated_params": [], "param_dtype": None,
                  "reduce_dtype": None, "output_dtype": None, "cast_forward_inputs": True,
                  "param_dtype_override_fn": None, "apply_to_tensors": _fully_shard._apply_to_tensors, "offloads": False,
-                 "pin_memory": False, "shard_dim_fn": None}
+                 "pin_memory": False}
     for name in list(arguments):
         if draw.random() < 0.15:
             arguments[name] = values.odd(draw, pool)
         if draw.random() < 0.03:
             del arguments[name]
+    params = [parameter for module in modules for parameter in module.parameters()]
+    placer = _placer.Placer(_placer.data_parallel(pool.mesh, None), None, params[:draw.choice([0, 1, None, None, None])])
     pool.handles.append(_C.fully_shard(right_or_odd(draw, pool, lambda: modules),
-                                       right_or_odd(draw, pool, lambda: pool.mesh),
-                                       right_or_odd(draw, pool, lambda: pool.core_mesh), arguments))
+                                       right_or_odd(draw, pool, lambda: placer), arguments))
 
 
 @action
@@ -222,11 +223,16 @@ def native_instance(draw, pool):
     getattr(made, name)(*[values.odd(draw, pool) for _ in range(draw.randrange(3))])
 
 
+PYTHON_SIDE = ["make_gradient", "make_unsharded", "make_post_forward", "local_gradient", "replicates_ordinary", "mirrors",
+               "is_left_out", "local_tensors"]
+
+
 @action(weight=1)
 def python_side(draw, pool):
     """What the extension asks Python for fails."""
     try:
-        _C.set_python_side(*[values.odd(draw, pool) for _ in range(5)])
+        side = {name: values.odd(draw, pool) for name in draw.sample(PYTHON_SIDE, draw.randrange(len(PYTHON_SIDE) + 1))}
+        _C.set_python_side(draw.choice([side, {**dict.fromkeys(PYTHON_SIDE, abs), **side}]))
         draw.choice([shard, step, make])(draw, pool)
     finally:
         _dtensors.install()

@@ -22,6 +22,8 @@ FEWER = {
     "reshard_after_forward": "the group that backward begins with stays gathered at the end of forward (T4)",
     "registered_at_every_moment_True": "the same",
     "list_of_modules": "the same",
+    "registered_around_evaluation": "the same",
+    "registered_over_fewer_ranks": "the same",
     "hybrid_1": "nothing is sent among one replica",
     "chunked_loss": "a group in use is gathered and reduced once for all chunks",
 }

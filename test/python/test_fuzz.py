@@ -83,13 +83,16 @@ class Findings(unittest.TestCase):
         for _ in range(5000):
             model = nn.Sequential(model)
         with self.assertRaises(RecursionError):
-            _C.fully_shard([model], mesh(), fsdp._meshes.core_mesh(mesh()), self.arguments())
+            _C.fully_shard([model], self.placer(), self.arguments())
         with self.assertRaises(RecursionError):
             sharded(model)
 
+    def placer(self):
+        return fsdp._placer.Placer(fsdp._placer.data_parallel(mesh(), None), None, [])
+
     def arguments(self):
         named = dict.fromkeys(("reshard_after_forward", "param_dtype", "reduce_dtype", "output_dtype",
-                               "param_dtype_override_fn", "shard_dim_fn", "apply_to_tensors"))
+                               "param_dtype_override_fn", "apply_to_tensors"))
         return {**named, "ignored_params": [], "replicated_params": [], "cast_forward_inputs": True,
                 "offloads": False, "pin_memory": False}
 
@@ -112,12 +115,14 @@ class Findings(unittest.TestCase):
 
     def test_none_is_no_communicator_and_no_sharded_module(self):
         core = core_of(sharded(nn.Linear(4, 4)))
-        for call in (lambda: _C.mesh_from_groups([None], []), lambda: _C.share_comm_ctx([None]),
-                     lambda: _C.borrowed_group(None, [0], "cpu", 1.0),
+        for call in (lambda: _C.mesh_of_groups([None], []), lambda: _C.share_comm_ctx([None]),
+                     lambda: _C.borrowed_group(None, [0], "cpu", 1.0, None),
                      lambda: core.set_modules_to_forward_prefetch([None]),
                      lambda: core.set_modules_to_backward_prefetch([None])):
             with self.assertRaises(TypeError):
                 call()
+        with self.assertRaises(ValueError):
+            _C.mesh_of_groups([], [])
 
     def test_a_module_that_is_not_there_is_an_index_error(self):
         core = core_of(sharded(nn.Linear(4, 4)))
