@@ -53,8 +53,8 @@ def optimizer(options, report):
         counts = {}
         for kind, setup in setups.items():
             if not options.no_callgrind:
-                counts |= callgrind.count(f"{kind} under callgrind", command, [
-                    {**setup, **counted}, *({"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS)])
+                asked = [{"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS]
+                counts |= callgrind.count(f"{kind} under callgrind", command, [{**setup, **counted}, *asked])
         per_param = {label: count / (counted["groups"] * counted["params"]) for label, count in counts.items()}
         report.setting(part="optimizer", **shape, elements_a_rank=local_numel, dtype="float32", device="CPU, 1 thread",
                        time="process CPU clock", repeats=turns)

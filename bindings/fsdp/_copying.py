@@ -49,7 +49,8 @@ def deepcopy(module, memo):
     for core in cores:
         core.reshard()  # tables hold DTensors
         for parameter, handle in core.forms():
-            memo[id(parameter)] = copy_parameter(parameter, memo)
+            if id(parameter) not in memo:  # an optimizer's copy may have it already
+                memo[id(parameter)] = copy_parameter(parameter, memo)
             memo[id(handle)] = _copy_handle(handle, parameter, memo)
     memo[id(_UNDER_WAY)] = _UNDER_WAY
     try:

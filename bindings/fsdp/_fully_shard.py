@@ -154,15 +154,13 @@ def _reduce_dtype(policy, params):
     return functools.reduce(torch.promote_types, dtypes) if dtypes else None
 
 
-def _put_class_in_front(module):
-    own = type(module)
+def _make_sharded_class(own):
     if own not in _sharded_classes:
         _sharded_classes[own] = type(f"FSDP{own.__name__}", (FSDPModule, own), {
             "__deepcopy__": _copying.deepcopy,
             "__copy__": _copying.shallow_copy,
             "__reduce_ex__": _copying.refuse_pickle,
         })
-    module.__class__ = _sharded_classes[own]
 
 
 def _core_of(module):
@@ -273,6 +271,8 @@ def fully_shard(
     _checks.function(shard_placement_fn, "shard_placement_fn")
     over = data_parallel(mesh, dp_mesh_dims)
     placer = Placer(over, shard_placement_fn, params)
+    for each in modules:
+        _make_sharded_class(type(each))  # a class may refuse classes below it
     core = _C.fully_shard(modules, placer, {
         "reshard_after_forward": reshard_after_forward,
         "ignored_params": list(ignored),
@@ -297,7 +297,7 @@ def fully_shard(
         each._is_fsdp_managed_module = True
         each._fsdp_use_orig_params = True
     for each in modules:
-        _put_class_in_front(each)
+        each.__class__ = _sharded_classes[type(each)]
     return module
 
 
@@ -334,6 +334,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
             cast = core.post_forward(output)
         return output if cast is None else cast
 
+    del wrapped.__wrapped__  # the bound method, which would keep the module for its copies
     setattr(module, method_name, types.MethodType(wrapped, module))
 
 

@@ -48,9 +48,9 @@ def _communicator(group, device_type):
 def process_group_over(ranks):
     """The process group of these world ranks in their order, made by its members if there is none."""
     for group in list(_groups):
-        if dist.get_process_group_ranks(group) == list(ranks):
+        if group in dist.distributed_c10d._world.pg_map and dist.get_process_group_ranks(group) == list(ranks):
             return group
-    if tuple(ranks) not in _made:
+    if _made.get(tuple(ranks)) not in dist.distributed_c10d._world.pg_map:
         _made[tuple(ranks)] = dist.new_group(list(ranks), use_local_synchronization=True)
     return _made[tuple(ranks)]
 

@@ -244,7 +244,7 @@ class Placer:
 
 
 def _over_mesh_info(mesh_info, default):
-    mesh = getattr(mesh_info, "mesh", mesh_info)
+    mesh = mesh_info if isinstance(mesh_info, DeviceMesh) else mesh_info.mesh
     if mesh is default.mesh:
         return default, False
     return DataParallel(mesh), True

@@ -48,7 +48,8 @@ class PythonComm {
         "device"_a = py::cast(options.device())));
   }
   template <class... Args>
-  std::shared_ptr<Work> start(const at::Tensor& output, const at::Tensor& input, Communicator& group, Args&&... args) const {
+  std::shared_ptr<Work> start(const at::Tensor& output, const at::Tensor& input, Communicator& group,
+                              Args&&... args) const {
     py::gil_scoped_acquire gil;
     using namespace py::literals;
     return work_of(comm_.object()("output_tensor"_a = output, "input_tensor"_a = input,

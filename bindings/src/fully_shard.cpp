@@ -20,7 +20,8 @@ std::shared_ptr<Originals> originals_of(const std::vector<PlainEntry>& entries) 
   return originals;
 }
 
-std::shared_ptr<ShownParam> make_shown(const ShardedParam& param, const py::object& original, const py::object& placer) {
+std::shared_ptr<ShownParam> make_shown(const ShardedParam& param, const py::object& original,
+                                       const py::object& placer) {
   const auto& maker = python_side().dtensors;
   const bool is_cut = !param.sizes().empty();  // what has no dimensions is replicated
   const auto sharded = placer.attr("sharded")(

@@ -88,7 +88,8 @@ double clip_grad_norm(const py::iterable& parameters, double max_norm, double no
     tensors.push_back(shown->second->registered());
   }
   py::gil_scoped_release no_gil;
-  return fsdp::clip_grad_norm_(tensors, max_norm, norm_type, error_if_nonfinite ? NonFinite::kThrow : NonFinite::kAllow);
+  const auto nonfinite = error_if_nonfinite ? NonFinite::kThrow : NonFinite::kAllow;
+  return fsdp::clip_grad_norm_(tensors, max_norm, norm_type, nonfinite);
 }
 
 }  // namespace fsdp::python

@@ -51,7 +51,8 @@ using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// The Python function (world ranks, name) -> process group, called without the interpreter's lock.
 auto group_maker(py::object function) {
-  return [shared = std::make_shared<PyRef>(std::move(function))](const std::vector<int>& ranks, const std::string& name) {
+  auto shared = std::make_shared<PyRef>(std::move(function));
+  return [shared](const std::vector<int>& ranks, const std::string& name) {
     py::gil_scoped_acquire gil;
     return shared->object()(ranks, name).cast<ProcessGroupPtr>();
   };
@@ -171,7 +172,9 @@ void define_controls(PySharded& module) {
            },
            NoLock())
       .def("finalize_backward_async",
-           [](Self& self) { return has_begun(self) ? self.controls().finalize_backward_async() : GradientReductionHandle(); },
+           [](Self& self) {
+             return has_begun(self) ? self.controls().finalize_backward_async() : GradientReductionHandle();
+           },
            NoLock());
 }
 

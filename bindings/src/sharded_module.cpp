@@ -1,6 +1,7 @@
 #include "sharded_module.hpp"
 
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -110,8 +111,8 @@ void ShardedModule::follow_root() {
 void ShardedModule::take_replaced() {
   if (has_begun_) return;
   has_begun_ = true;
-  if (form_ == Form::kSharded && std::any_of(params_.begin(), params_.end(), [](const auto& p) { return p->is_replaced(); }))
-    applied();
+  const auto is_replaced = [](const auto& param) { return param->is_replaced(); };
+  if (form_ == Form::kSharded && std::any_of(params_.begin(), params_.end(), is_replaced)) applied();
 }
 
 void ShardedModule::show_as(Form form) {
@@ -214,7 +215,15 @@ void ShardedModule::watch_backward(const py::object& output) {
       const auto self = weak.lock();
       if (!self) return;
       py::gil_scoped_acquire gil;
-      if (self->form_ != Form::kUnsharded) self->show_as(Form::kUnsharded);
+      if (self->form_ == Form::kUnsharded) return;
+      self->show_as(Form::kUnsharded);
+      // A backward that needs none of the handles does not reach the core, which would tell of its end.
+      torch::autograd::Engine::get_default_engine().queue_callback([weak] {
+        const auto module = weak.lock();
+        if (!module) return;
+        py::gil_scoped_acquire lock;
+        if (module->depth_ == 0 && !module->is_kept()) module->show_as(Form::kSharded);
+      });
     });
   });
 }
@@ -265,6 +274,7 @@ void ShardedModule::reset_iter_state() {
 
 void ShardedModule::applied() {
   // All parameters of a group go the same way.
+  for (const auto& param : params_) param->check_applied();
   std::vector<at::Tensor> locals;
   for (const auto& param : params_) locals.push_back(param->applied_local());
   for (const auto& group : controls_.state().live_groups()) {

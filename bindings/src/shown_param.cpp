@@ -123,7 +123,8 @@ class ShownParam::ForOperators final : public StandIn {
   }
   bool is_refusal(const std::exception& error) const override {
     py::gil_scoped_acquire gil;
-    if (const auto* thrown = dynamic_cast<const py::error_already_set*>(&error)) return thrown->matches(PyExc_Exception);
+    if (const auto* thrown = dynamic_cast<const py::error_already_set*>(&error))
+      return thrown->matches(PyExc_Exception);
     auto* raised = const_cast<python_error*>(dynamic_cast<const python_error*>(&error));
     if (raised == nullptr) return false;
     // It may be the interpreter's current error still, under which no Python may run.
@@ -220,6 +221,10 @@ void ShownParam::take_over() {
   if (gradient_ && gradient.is_same(THPVariable_Unpack(gradient_.get()))) return;
   // The user's own.
   py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
+  if (!is_dtensor(object))
+    throw py::type_error("parameter '" + places_.front().place.name +
+                         "': expected its .grad to be a DTensor like the parameter, found an ordinary tensor; make "
+                         "one with torch.distributed.tensor.distribute_tensor");
   const auto local = tensor_of(object.attr("_local_tensor"));
   registered_.mutable_grad() = local;
   shown_gradient_ = local.unsafeGetTensorImpl();
@@ -255,10 +260,34 @@ void ShownParam::show_gradient() {
     forget_gradient();
     return;
   }
-  if (gradient.unsafeGetTensorImpl() == shown_gradient_ && shown.grad().defined()) {
+  if (gradient.unsafeGetTensorImpl() == shown_gradient_ && shows_our_gradient()) {
     if (has_new_gradient_ && *has_new_gradient_) run_hooks();  // it was added to in place
     return;
   }
+  take_autograds_own(gradient);
+  put_gradient(gradient);
+  run_hooks();
+}
+
+bool ShownParam::shows_our_gradient() const {
+  const auto& shown = THPVariable_Unpack(sharded_.get()).grad();
+  return shown.defined() && gradient_ && shown.is_same(THPVariable_Unpack(gradient_.get()));
+}
+
+/// What a loss gave that is computed from the DTensor itself, beside the modules: autograd has put it on the DTensor
+/// since the backward began.
+void ShownParam::take_autograds_own(const at::Tensor& gradient) {
+  const auto& shown = THPVariable_Unpack(sharded_.get());
+  if (!shown.grad().defined() || shows_our_gradient()) return;
+  const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown.grad()));
+  const auto local = tensor_of(maker_.local_gradient(own, sharded_.object().attr("placements")));
+  at::NoGradGuard no_grad;
+  gradient.add_(local);
+  shown.mutable_grad().reset();
+}
+
+void ShownParam::put_gradient(const at::Tensor& gradient) {
+  const auto& shown = THPVariable_Unpack(sharded_.get());
   if (gradient_ && is_ours_alone(shown.grad()) && THPVariable_Unpack(gradient_.get()).dtype() == gradient.dtype()) {
     const auto local = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
     check(PyObject_SetAttr(gradient_.get(), local_tensor_name(), local.ptr()));
@@ -267,7 +296,6 @@ void ShownParam::show_gradient() {
   }
   shown.mutable_grad() = THPVariable_Unpack(gradient_.get());
   shown_gradient_ = gradient.unsafeGetTensorImpl();
-  run_hooks();
 }
 
 void ShownParam::watch_gradient() {
@@ -284,12 +312,24 @@ void ShownParam::run_hooks() {
   for (const auto& hook : py::list(hooks.attr("values")())) hook(sharded_.object());
 }
 
-at::Tensor ShownParam::applied_local() {
-  // `_apply` swaps the tensor behind the parameter, or puts another parameter into the table.
+/// What stands in the table now: `_apply` swaps the tensor behind the parameter, or puts another parameter there.
+PyObject* ShownParam::entry() const {
   const auto& first = places_.front();
   PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
-  if (now == nullptr) throw py::error_already_set();
-  if (now != sharded_.get()) {
+  if (now == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return now;
+}
+
+void ShownParam::check_applied() const {
+  PyObject* now = entry();
+  if (now == nullptr || !THPVariable_Check(now) || !is_dtensor(now))
+    throw py::type_error("parameter '" + places_.front().place.name +
+                         "' of a sharded module has been replaced by what is no DTensor; load values with "
+                         "load_state_dict(..., assign=False), or DTensors like those of its own state_dict()");
+}
+
+at::Tensor ShownParam::applied_local() {
+  if (PyObject* now = entry(); now != sharded_.get()) {
     sharded_ = PyRef(py::reinterpret_borrow<py::object>(now));
     for (const auto& held : places_) put(held, sharded_);
   }
@@ -297,10 +337,11 @@ at::Tensor ShownParam::applied_local() {
 }
 
 bool ShownParam::is_replaced() const {
-  const auto& first = places_.front();
-  PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
+  PyObject* now = entry();
+  if (now == nullptr || now == Py_None || !THPVariable_Check(now)) return false;
+  // `_apply` on a module below swaps the tensor behind the same object.
+  if (now == sharded_.get()) return !tensor_of(sharded_.object().attr("_local_tensor")).is_alias_of(registered_);
   // A DTensor parameter: torch.func.functional_call puts other tensors there for the length of a call.
-  if (now == nullptr || now == Py_None || now == sharded_.get() || !THPVariable_Check(now)) return false;
   const py::handle parameter(now);
   return is_dtensor(parameter) && py::bool_(parameter.attr("_is_param"));
 }
@@ -313,8 +354,17 @@ void ShownParam::point_home() {
   stand_in(sharded_);  // `_apply` may have put another tensor behind the parameter
   home_ = registered_.storage().unsafeGetStorageImpl();
   drop_post_forward();  // the handle may have got another dtype or device
+  // The gradient goes with the parameter, unless the user has dropped it since it was shown.
+  const auto& shown = THPVariable_Unpack(sharded_.get());
+  const bool was_shown = shown_gradient_ != nullptr;
   shown_gradient_ = nullptr;
   gradient_ = PyRef();
+  if (!was_shown) return;
+  if (!shown.grad().defined()) registered_.mutable_grad().reset();
+  if (registered_.grad().defined())
+    put_gradient(registered_.grad());
+  else
+    shown.mutable_grad().reset();
 }
 
 void ShownParam::follow_home() {

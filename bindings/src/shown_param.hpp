@@ -72,6 +72,8 @@ class ShownParam {
   /// After `nn.Module._apply` (to, to_empty, float...): the DTensor parameter that stands in the table now may
   /// have another local tensor, on another device or in another dtype.
   at::Tensor applied_local();
+  /// Throws TypeError if no DTensor stands there; before any `applied_local` of a module.
+  void check_applied() const;
   /// True if a user has put another parameter in the place of the sharded one, which is to be shown now.
   bool is_replaced() const;
   /// The registered parameter holds the values: the DTensor shows its memory again.
@@ -95,6 +97,7 @@ class ShownParam {
     PyRef table, key;
   };
   void stand_in(const PyRef& parameter);
+  PyObject* entry() const;
   bool is_ours(const PyObject* parameter) const;
   void take_over_requires_grad() const;
   void follow_requires_grad() const;
@@ -102,6 +105,9 @@ class ShownParam {
   static void put(const HeldPlace& held, const PyRef& parameter);
   void watch_gradient();
   void run_hooks();
+  void put_gradient(const at::Tensor& gradient);
+  void take_autograds_own(const at::Tensor& gradient);
+  bool shows_our_gradient() const;
   void forget_gradient();
   bool is_ours_alone(const at::Tensor& gradient) const;
 

@@ -80,7 +80,8 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
                   use.param_name);
   const auto held = held_;
   for (auto* group : held)
-    if (!contains(used, group) && !group->is_kept_by_user && !group->is_left_by_evaluation && !encloses_any(*group, used))
+    if (!contains(used, group) && !group->is_kept_by_user && !group->is_left_by_evaluation &&
+        !encloses_any(*group, used))
       group->reshard();
   for (auto* group : used) {
     if (!group->is_stale()) continue;

@@ -1,8 +1,10 @@
 """The checks of test_beyond_fsdp2.py: functions (rank, ranks) that run on every rank."""
 
 import copy
+import gc
 import threading
 import time
+import weakref
 
 import torch
 import torch.nn as nn
@@ -221,3 +223,80 @@ def the_next_forward_waits_for_an_event_behind_the_optimizer(rank, ranks):
         assert "expected an event" in str(error)
     else:
         raise AssertionError("None was taken for an event")
+
+
+@check
+def a_class_that_refuses_classes_below_it_is_left_alone(rank, ranks):
+    class Refuses(nn.Linear):
+        def __init_subclass__(cls, **kwargs):
+            raise TypeError("no classes below this one")
+
+    model = Refuses(6, 3)
+    try:
+        fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    except TypeError as error:
+        assert "no classes below" in str(error)
+    else:
+        raise AssertionError("it has been sharded")
+    assert not isinstance(model.weight, DTensor)
+    model(batches_of(rank)[0]).sum().backward()
+
+
+@check
+def plain_tensors_in_the_place_of_parameters_are_refused(rank, ranks):
+    model = beside(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), ranks)
+    state = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    try:
+        model.load_state_dict(state, assign=True)
+    except TypeError as error:
+        assert "assign=False" in str(error), error
+    else:
+        raise AssertionError("plain tensors were taken")
+
+
+@check
+def a_copy_does_not_keep_its_original(rank, ranks):
+    class Encodes(nn.Linear):
+        def encode(self, x):
+            return self(x) * 2
+
+    model = beside(Encodes(6, 3), ranks)
+    fsdp.register_fsdp_forward_method(model, "encode")
+    copied, original = copy.deepcopy(model), weakref.ref(model)
+    del model
+    gc.collect()
+    assert original() is None
+    assert copied.encode(batches_of(rank)[0]).shape == (4, 3)
+
+
+@check
+def an_optimizer_and_its_module_are_copied_together(rank, ranks):
+    model = beside(nn.Linear(6, 3), ranks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for pair in (copy.deepcopy([model, optimizer]), copy.deepcopy([optimizer, model])[::-1]):
+        copied, its_optimizer = pair
+        held = {id(parameter) for group in its_optimizer.param_groups for parameter in group["params"]}
+        assert held == {id(parameter) for parameter in copied.parameters()}
+        before = whole(copied.weight.detach()).clone()
+        copied(batches_of(rank)[0]).sum().backward()
+        its_optimizer.step()
+        assert not torch.equal(whole(copied.weight.detach()), before)
+
+
+@check
+def gradients_go_with_parameters_to_another_dtype(rank, ranks):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    model = beside(plain, ranks)
+    for is_dropped in (False, True):
+        for of_plain, each in ((True, plain), (False, model)):
+            inputs = [x.to(each[1].bias.dtype) for x in (batches_of(one)[0] for one in range(ranks))]
+            loss = sum(each(x).sum() for x in inputs) / ranks if of_plain else each(inputs[rank]).sum()
+            loss.backward()
+            each.to(torch.float64 if not is_dropped else torch.float32)
+            if is_dropped:
+                each.zero_grad()
+        for (name, expected), found in zip(plain.named_parameters(), model.parameters()):
+            assert (expected.grad is None) == (found.grad is None), name
+            if expected.grad is not None:
+                torch.testing.assert_close(whole(found.grad), expected.grad, rtol=1e-5, atol=1e-6, msg=name)

@@ -28,7 +28,8 @@ FEWER = {
     "chunked_loss": "a group in use is gathered and reduced once for all chunks",
 }
 MORE = {
-    "manual_finalization": "every backward that synchronizes reduces; FSDP2 leaves groups whose inputs need no gradient",
+    "manual_finalization": "every backward that synchronizes reduces; FSDP2 leaves groups whose inputs need no "
+                           "gradient",
     "a_group_unused_in_the_last_micro_batch": "one step prefetches along the order it has learned (T3)",
     "partial_sums_of_other_parameters": "the same",
     "unsharded_gradients_are_seen": "set_reshard_after_backward(True) before a forward releases what is there",

@@ -1,0 +1,95 @@
+"""What users do to gradients, parameters and modules between steps."""
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train
+
+
+def backward(model, x):
+    model(x).square().mean().backward()
+
+
+def load(model):
+    model.load_state_dict(model.state_dict())
+
+
+def assign(model):
+    model.load_state_dict(model.state_dict(), assign=True)
+
+
+def move(model):
+    model.to("cpu")
+
+
+WAYS = {"load": load, "assign": assign, "move": move}
+
+
+@program(variants=[(name, is_first) for name in WAYS for is_first in (True, False)])
+def gradients_dropped_around(api, ranks, name, is_first):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    first, second = batches(2)
+    backward(model, first)
+    if is_first:
+        model.zero_grad()
+    WAYS[name](model)
+    if not is_first:
+        model.zero_grad()
+    backward(model, second)
+    return gradients(model)
+
+
+@program(variants=[(name,) for name in WAYS])
+def gradients_kept_through(api, ranks, name):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    first, second = batches(2)
+    backward(model, first)
+    WAYS[name](model)
+    before = gradients(model)
+    backward(model, second)
+    return {"before": before, "after": gradients(model)}
+
+
+def whole(parameter):
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+@program(tolerance=1e-6)
+def a_loss_on_the_parameters_too(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks), reshard_after_forward=True)
+    seen = []
+    for x in batches(2):
+        penalty = sum(whole(parameter).pow(2).sum() for parameter in model.parameters())
+        (model(x).square().sum() + penalty).backward()
+        seen.append(gradients(model))
+    return seen
+
+
+@program
+def filled_module_by_module(api, ranks):
+    with torch.device("meta"):
+        model = Model()
+    api.fully_shard(model, mesh=mesh_of(ranks))
+    for module in model.modules():
+        module.to_empty(device="cpu", recurse=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.full_like(parameter, 0.1))
+        model.scale.fill_(0.5)
+    return train(model, adam(model), batches(2))
+
+
+@program
+def training_around_a_functional_call(api, ranks):
+    model = api.fully_shard(nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Linear(4, 3)), mesh=mesh_of(ranks))
+    x = batches(1)[0]
+    backward(model, x)
+    model.zero_grad()
+    own = [torch.randn(7, 4, requires_grad=True)]
+    # Its backward needs no parameter.
+    (model(x).detach() + (x @ own[0]).sum()).sum().backward()
+    kinds = shown(model)
+    model.zero_grad()
+    backward(model, x)
+    return {"kinds": kinds, "gradients": gradients(model)}
