@@ -18,8 +18,8 @@ class PyRef {
     return *this;
   }
   ~PyRef() {
-    // At the interpreter's end nothing can be given back any more.
-    if (object_ == nullptr || !Py_IsInitialized()) return;
+    // At the interpreter's end nothing can be given back any more, and a thread that asks for its lock is ended.
+    if (object_ == nullptr || !Py_IsInitialized() || is_ending()) return;
     py::gil_scoped_acquire gil;
     Py_DECREF(object_);
   }
@@ -29,6 +29,14 @@ class PyRef {
   py::object object() const { return py::reinterpret_borrow<py::object>(object_); }
 
  private:
+  static bool is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing() != 0;
+#else
+    return _Py_IsFinalizing() != 0;
+#endif
+  }
+
   PyObject* object_ = nullptr;
 };
 
