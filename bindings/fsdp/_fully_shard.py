@@ -125,14 +125,12 @@ def _managed_modules(modules):
 
 
 def _own_params(managed, ignored):
-    """In the order of the modules, which is the same on all ranks."""
-    return list(dict.fromkeys(param for module in managed for param in module._parameters.values()
-                              if param is not None and param not in ignored))
+    """(name, parameter) of every entry, in the order of the modules, which is the same on all ranks."""
+    return [(name, param) for module in managed for name, param in module._parameters.items()
+            if param is not None and param not in ignored]
 
 
-def _check_params(managed, ignored):
-    named = [(name, param) for module in managed for name, param in module._parameters.items()
-             if param is not None and param not in ignored]
+def _check_params(named):
     _checks.params(named)
     for _, param in named:
         if type(param) not in (nn.Parameter, DTensor) and is_traceable_wrapper_subclass(param):
@@ -266,8 +264,9 @@ def fully_shard(
     _checks.policies(mp_policy, offload_policy)
     ignored = _checks.ignored_params(ignored_params)
     managed = _managed_modules(modules)
-    _check_params(managed, ignored)
-    params = _own_params(managed, ignored)
+    named = _own_params(managed, ignored)
+    _check_params(named)
+    params = list(dict.fromkeys(param for _, param in named))
     _checks.function(shard_placement_fn, "shard_placement_fn")
     over = data_parallel(mesh, dp_mesh_dims)
     placer = Placer(over, shard_placement_fn, params)

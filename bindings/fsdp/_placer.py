@@ -47,11 +47,10 @@ def _one_dimension(mesh, names):
 class Form:
     """One parameter's place. The base class: a plain tensor. What can fail fails when it is made."""
 
-    def __init__(self, over, parameter, asked, has_own_mesh):
+    def __init__(self, over, parameter, asked):
         self.over = over
         self.parameter = parameter
         self.asked = asked  # Shard, or None: by shard_placement_fn
-        self.has_own_mesh = has_own_mesh
         self.beside = {}  # mesh dimensions of tensor parallelism: name -> process group
 
     def spec(self, dim, meta):
@@ -173,7 +172,6 @@ class Placer:
 
     def __init__(self, over: DataParallel, shard_placement_fn, params):
         self._over = over
-        self._asks = shard_placement_fn is not None
         self._forms = {id(parameter): self._form(parameter, shard_placement_fn) for parameter in params}
         self._cores: dict[DeviceMesh, Any] = {}
         forms = [form for form in self._forms.values() if form.beside]
@@ -181,7 +179,7 @@ class Placer:
         for form in self._forms.values():
             self._core_part(form.over, forms)
         self.replicates_only = over.replicates_only
-        self.placement_fn = self._placement if self._asks else None
+        self.placement_fn = self._placement if shard_placement_fn is not None else None
         self.tensor_parallel_fn = self._tensor_parallel if forms else None
 
     def forget(self):
@@ -190,9 +188,9 @@ class Placer:
 
     def _form(self, parameter, shard_placement_fn):
         asked = shard_placement_fn(parameter) if shard_placement_fn else None
-        over, has_own_mesh = self._over, False
+        over = self._over
         if hasattr(asked, "mesh_info"):  # ShardPlacementResult, torch's or ours
-            over, has_own_mesh = _over_mesh_info(asked.mesh_info, over)
+            over = _over_mesh_info(asked.mesh_info, over)
             asked = asked.placement
         if asked is not None:
             _checks.placement(asked, parameter)
@@ -204,7 +202,7 @@ class Placer:
             kind = SpmdForm
         elif isinstance(parameter, DTensor):
             kind = TensorParallelForm
-        return kind(over, parameter, asked, has_own_mesh)
+        return kind(over, parameter, asked)
 
     def _core_part(self, over, forms):
         """The data-parallel dimensions of the core's mesh, which has those of tensor parallelism beside them."""
@@ -219,10 +217,10 @@ class Placer:
 
     def _placement(self, parameter):
         form = self._forms[id(parameter)]
-        dim = form.asked.dim if form.asked is not None else 0
-        if form.has_own_mesh:
-            return dim, self._core_part(form.over, ())
-        return dim if form.asked is not None else None
+        dim = form.asked.dim if form.asked is not None else None
+        if form.over is self._over:
+            return dim
+        return dim or 0, self._core_part(form.over, ())
 
     def _tensor_parallel(self, parameter):
         form = self._forms[id(parameter)]
@@ -245,6 +243,4 @@ class Placer:
 
 def _over_mesh_info(mesh_info, default):
     mesh = mesh_info if isinstance(mesh_info, DeviceMesh) else mesh_info.mesh
-    if mesh is default.mesh:
-        return default, False
-    return DataParallel(mesh), True
+    return default if mesh is default.mesh else DataParallel(mesh)

@@ -48,26 +48,25 @@ void for_entries(const MirrorList& mirrors, const CopiedParams& params, const Vi
     }
 }
 
-void show_copies(const ModuleState& state, const MirrorList& mirrors, const CopiedParams& params,
-                 std::vector<std::shared_ptr<ShownParam>>& made) {
-  std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> by_handle;
-  for (const auto& group : state.live_groups())
-    for (const auto& param : group->params())
-      if (!param.is_vacant()) by_handle.emplace(param.handle().unsafeGetTensorImpl(), nullptr);
+/// By handle, until their modules keep them.
+using Made = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>>;
+
+Made show_copies(const MirrorList& mirrors, const CopiedParams& params) {
+  Made made;
   for_entries(mirrors, params, [&](Mirror&, const Place& place, const Copied& copy) {
     const auto handle = tensor_of(copy.unsharded);
-    const auto found = by_handle.find(handle.unsafeGetTensorImpl());
-    if (found == by_handle.end()) return;
-    if (!found->second) {
-      const auto registered = find_param(handle)->param().registered();
-      found->second = std::make_shared<ShownParam>(registered, copy.unsharded, copy.sharded, python_side().dtensors,
-                                                   copy.original->dtensor_over(handle));
-      ShownParam::remember(found->second);
-      found->second->point_home();
-      made.push_back(found->second);
+    auto& shown = made[handle.unsafeGetTensorImpl()];
+    if (!shown) {
+      const auto param = find_param(handle);
+      if (!param) return;
+      shown = std::make_shared<ShownParam>(param->param().registered(), copy.unsharded, copy.sharded,
+                                           python_side().dtensors, copy.original->dtensor_over(handle));
+      ShownParam::remember(shown);
+      shown->point_home();
     }
-    found->second->add_place(place);
+    shown->add_place(place);
   });
+  return made;
 }
 
 }  // namespace
@@ -93,13 +92,12 @@ std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& modul
   }
   std::unordered_map<const Mirror*, std::shared_ptr<Mirror>> copy_of;
   for (size_t i = 0; i < originals.size(); ++i) copy_of.emplace(originals[i].get(), copies[i]);
-  std::vector<std::shared_ptr<ShownParam>> made;  // until their modules keep them
+  const auto made = show_copies(copies, params);
   std::vector<std::shared_ptr<ShardedModule>> result;
   for (const auto& each : sharded) {
     MirrorList units;
     for (const auto& unit : each->modules()) units.push_back(copy_of.at(unit.get()));
     auto state = find_state(*units.front());
-    show_copies(*state, copies, params, made);
     result.push_back(std::make_shared<ShardedModule>(FSDPModule(std::move(state)), std::move(units), each->casts()));
   }
   for (const auto& each : result) each->find_params();

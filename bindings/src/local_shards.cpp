@@ -74,7 +74,7 @@ double clip_grad_norm(const py::iterable& parameters, double max_norm, double no
   std::optional<std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>>> dtensors;
   for (const auto& parameter : parameters) {
     const auto tensor = tensor_of(parameter);
-    if (!py::hasattr(parameter, "_local_tensor")) {
+    if (!is_dtensor(parameter)) {
       tensors.push_back(tensor);
       continue;
     }

@@ -4,13 +4,10 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <map>
+
 #include "api/find_param.hpp"
 #include "group/root_context.hpp"
-
-#include <map>
-#include <unordered_map>
-
-#include "api/find_param.hpp"
 
 namespace fsdp::python {
 
