@@ -65,8 +65,8 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
 void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
   const auto groups = state_->live_groups();
   if (groups.empty()) return;
-  require_state(backend == "NCCL", "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"",
-          backend);
+  require_state(backend == "NCCL",
+                "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"", backend);
   throw StateError(fmt::format(
       "set_symm_mem_for_comm: '{}' communicates over {}, which has no symmetric memory here; use "
       "set_allocate_memory_from_process_group_for_comm, or bring your own with set_custom_all_gather",
