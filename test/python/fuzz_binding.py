@@ -41,6 +41,7 @@ def is_private(error):
 def draw_one(seed, mesh):
     """The errors of this draw that no user should see."""
     import fuzz_actions
+    import fuzz_native_actions  # adds its own
 
     draw, found = random.Random(seed), []
     pool = fuzz_actions.Pool(draw, mesh)
