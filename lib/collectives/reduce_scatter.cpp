@@ -139,17 +139,14 @@ void write_all_pieces(const ReduceEntry& entry, const TailPlace& place, int worl
     const auto itemsize = static_cast<int64_t>(input.element_size());
     auto* to = static_cast<char*>(input.mutable_data_ptr()) + place.begin * itemsize;
     const int64_t step = place.rank_numel * itemsize, bytes = place.piece_numel * itemsize;
-    const auto zero_behind = [&](int64_t rank, int64_t used) {
-      if (width * itemsize > used) std::memset(to + rank * step + used, 0, static_cast<size_t>(width * itemsize - used));
-    };
+    for (int64_t rank = full; rank < world; ++rank)
+      std::memset(to + rank * step, 0, static_cast<size_t>(width * itemsize));
     if (numel > 0) {
       const auto* from = static_cast<const char*>(entry.gradient.const_data_ptr());
-      copy_pieces(to, from, {.count = full, .bytes = bytes, .to_step = step, .from_step = bytes});
+      copy_padded_pieces(to, from, {.count = full, .bytes = bytes, .to_step = step, .from_step = bytes},
+                         width * itemsize);
       if (rest > 0) std::memcpy(to + full * step, from + full * bytes, static_cast<size_t>(rest * itemsize));
     }
-    if (width > place.piece_numel)
-      for (int64_t rank = 0; rank < full; ++rank) zero_behind(rank, bytes);
-    for (int64_t rank = full; rank < world; ++rank) zero_behind(rank, rank == full ? rest * itemsize : 0);
     return;
   }
   const auto begin_of_gradient = numel > 0 ? entry.gradient.storage_offset() : 0;
