@@ -1,4 +1,3 @@
-#include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
@@ -14,16 +13,11 @@
 #include <ATen/ops/transpose_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/library.h>
 
 #include "param/managed_storage.hpp"
-#include "param/residency.hpp"
-#include "param/residency_fallback.hpp"
+#include "param/unboxed_kernel.hpp"
 
-// Boxing its operands is most of what the fallback costs (600 to 2,000 instructions an operator).
-// So the operators that touch parameters most often get a kernel with their own signature, which
-// asks the one question that nearly always has the answer yes (is the group ready?) and leaves
-// every other case to the fallback. Semantics live there alone.
+// Note [Unboxed kernels]; the question is whether the groups of all operands are ready.
 namespace fsdp {
 
 namespace {
@@ -82,14 +76,9 @@ struct HotKernel<Op, needs, Result(Args...)> {
   static Result call(c10::DispatchKeySet keys, Args... args) {
     if ((is_settled(args, needs) && ...) || needs_no_cast(args...)) [[likely]] {
       c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
-      return Op::redispatch(
-          keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kResidencyKey),
-          std::forward<Args>(args)...);
+      return Op::redispatch(below_residency(keys), std::forward<Args>(args)...);
     }
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    static const auto fallback = c10::BoxedKernel::makeFromFunction<&residency_fallback>();
-    return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(fallback, op, keys,
-                                                                std::forward<Args>(args)...);
+    return call_residency_fallback<Op, Result, Args...>(keys, std::forward<Args>(args)...);
   }
 
  private:
@@ -103,10 +92,7 @@ struct HotKernel<Op, needs, Result(Args...)> {
 
 template <class Op, Needs needs = Needs::kData>
 void add(torch::Library& library) {
-  std::string name = Op::name;
-  if (Op::overload_name[0] != '\0') name += std::string(".") + Op::overload_name;
-  library.impl(name.c_str(), torch::dispatch(kResidencyKey,
-                                             TORCH_FN((HotKernel<Op, needs, typename Op::schema>::call))));
+  add_residency_kernel<Op, HotKernel<Op, needs, typename Op::schema>>(library);
 }
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
