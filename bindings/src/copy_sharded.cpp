@@ -30,7 +30,7 @@ py::object copied(const py::dict& memo, const py::object& original) {
 CopiedParams copied_params(const std::vector<std::shared_ptr<ShardedModule>>& sharded, const py::dict& memo) {
   CopiedParams params;
   for (const auto& module : sharded)
-    for (const auto& param : module->params()) {
+    for (const auto& param : present(module, "a sharded module")->params()) {
       Copied copy{copied(memo, param->sharded()), copied(memo, param->unsharded()), param};
       params.emplace(tensor_of(copy.sharded).unsafeGetTensorImpl(), std::move(copy));
     }
@@ -69,6 +69,20 @@ Made show_copies(const MirrorList& mirrors, const CopiedParams& params) {
   return made;
 }
 
+using CopyOf = std::unordered_map<const Mirror*, std::shared_ptr<Mirror>>;
+
+MirrorList units_of_copy(const ShardedModule& original, const CopyOf& copy_of) {
+  MirrorList units;
+  for (const auto& unit : original.modules()) {
+    const auto found = copy_of.find(unit.get());
+    if (found == copy_of.end())
+      throw UsageError(fmt::format("deepcopy: {} was sharded in one call with {}, which is no longer in the module "
+                                   "that is copied", original.modules().front()->name(), unit->name()));
+    units.push_back(found->second);
+  }
+  return units;
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& module, const py::object& copy,
@@ -86,17 +100,17 @@ std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& modul
   for_entries(copies, params, [](Mirror& each, const Place& place, const Copied& param) {
     each.put(place.name, tensor_of(param.unsharded));
   });
+  CopyOf copy_of;
+  for (size_t i = 0; i < originals.size(); ++i) copy_of.emplace(originals[i].get(), copies[i]);
+  for (const auto& each : sharded) units_of_copy(*each, copy_of);
   {
     py::gil_scoped_release no_gil;
     shard_like(*original, mirror);
   }
-  std::unordered_map<const Mirror*, std::shared_ptr<Mirror>> copy_of;
-  for (size_t i = 0; i < originals.size(); ++i) copy_of.emplace(originals[i].get(), copies[i]);
   const auto made = show_copies(copies, params);
   std::vector<std::shared_ptr<ShardedModule>> result;
   for (const auto& each : sharded) {
-    MirrorList units;
-    for (const auto& unit : each->modules()) units.push_back(copy_of.at(unit.get()));
+    auto units = units_of_copy(*each, copy_of);
     auto state = find_state(*units.front());
     result.push_back(std::make_shared<ShardedModule>(FSDPModule(std::move(state)), std::move(units), each->casts()));
   }

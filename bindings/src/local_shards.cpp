@@ -52,6 +52,7 @@ py::dict as_dict(const LocalShard& local) {
 }  // namespace
 
 py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, const py::object& label) {
+  for (const auto& root : roots) present(root, "a sharded module");
   py::list found;
   for (const auto& root : roots) {
     auto& state = root->controls().state();

@@ -26,13 +26,6 @@ using PySharded = py::class_<ShardedModule, std::shared_ptr<ShardedModule>>;
 
 Recurse recurse_of(bool value) { return value ? Recurse::kYes : Recurse::kNo; }
 
-/// Holders may be null: Python's None.
-template <class Pointer>
-const Pointer& present(const Pointer& pointer, const char* expected) {
-  if (!pointer) throw py::type_error(std::string("expected ") + expected + ", found None");
-  return pointer;
-}
-
 std::vector<FSDPModule> controls_of(const Modules& modules) {
   std::vector<FSDPModule> controls;
   for (const auto& module : modules) controls.push_back(present(module, "a sharded module")->controls());

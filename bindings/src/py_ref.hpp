@@ -60,4 +60,11 @@ bool is_dtensor(py::handle tensor);
 /// The name that an entry of a module's table has; TypeError if it is no string.
 std::string name_of(py::handle key);
 
+/// Holders may be null: Python's None.
+template <class Pointer>
+const Pointer& present(const Pointer& pointer, const char* expected) {
+  if (!pointer) throw py::type_error(std::string("expected ") + expected + ", found None");
+  return pointer;
+}
+
 }  // namespace fsdp::python

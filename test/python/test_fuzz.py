@@ -4,6 +4,7 @@ A longer run: test/python/fuzz_binding.py --seconds 3600, with PYTHONPATH=build/
 signal, or hangs, where it fails.
 """
 
+import copy
 import gc
 import os
 import sys
@@ -116,6 +117,8 @@ class Findings(unittest.TestCase):
     def test_none_is_no_communicator_and_no_sharded_module(self):
         core = core_of(sharded(nn.Linear(4, 4)))
         for call in (lambda: _C.mesh_of_groups([None], []), lambda: _C.share_comm_ctx([None]),
+                     lambda: _C.local_shards([None], None),
+                     lambda: _C.copy_sharded(nn.Linear(1, 1), nn.Linear(1, 1), [None], {}),
                      lambda: _C.borrowed_group(None, [0], "cpu", 1.0, None),
                      lambda: core.set_modules_to_forward_prefetch([None]),
                      lambda: core.set_modules_to_backward_prefetch([None])):
@@ -141,6 +144,15 @@ class Findings(unittest.TestCase):
         garbage = [{str(each): each} for each in range(10_000)]  # where its table was
         outer(torch.ones(2, 4)).sum().backward()
         self.assertEqual(garbage[7], {"7": 7})
+
+
+    def test_a_module_sharded_together_with_one_that_is_gone_is_not_copied(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        sharded([model[0], model[1]])
+        sharded(model)
+        del model[1]
+        with self.assertRaisesRegex(ValueError, "no longer in the module"):
+            copy.deepcopy(model)
 
 
 class Fuzz(unittest.TestCase):
