@@ -1,4 +1,4 @@
-"""The Python package as pip installs it: a wheel for this torch, used from a folder outside the tree.
+"""The Python package as pip installs it: a wheel for this torch, used from a folder outside the tree, and editable.
 
 Compiles the library once more, which takes minutes: only with FSDP_TEST_WHEEL=1.
 """
@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 import unittest
 from pathlib import Path
@@ -18,7 +19,7 @@ import readme  # noqa: E402
 from closing_line import main  # noqa: E402
 from commands import run  # noqa: E402
 
-BUILD = ROOT / "build-wheel"  # in the tree: a second time only compiles what has changed
+BUILD = ROOT / "build-wheel"  # in the tree, for both: a second time only compiles what has changed
 
 PROGRAM = """
 import os, sys
@@ -50,17 +51,23 @@ print("trained", flush=True)
 """
 
 
-@unittest.skipUnless(os.environ.get("FSDP_TEST_WHEEL") == "1", "compiles for minutes; FSDP_TEST_WHEEL=1 runs it")
-class Wheel(unittest.TestCase):
+NEEDS_MINUTES = unittest.skipUnless(os.environ.get("FSDP_TEST_WHEEL") == "1",
+                                    "compiles for minutes; FSDP_TEST_WHEEL=1 runs it")
+
+
+class Installed(unittest.TestCase):
+    """What holds for either way of installing; `python` is what sees the package."""
+
+    python = Path(sys.executable)
+
     @classmethod
     def setUpClass(cls):
         cls.folder = Path(tempfile.mkdtemp(prefix="fsdp-wheel-"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        cls.run_command(*pip, "wheel", "--no-build-isolation", "--no-deps", f"-Cbuild-dir={BUILD}",
-                        "--wheel-dir", cls.folder, ROOT)
-        (cls.wheel,) = cls.folder.glob("*.whl")
-        cls.run_command(*pip, "install", "--no-deps", "--target", cls.folder / "site", cls.wheel)
+
+    @classmethod
+    def pip(cls, *command):
+        return cls.run_command(cls.python, "-m", "pip", "--disable-pip-version-check", *command)
 
     @classmethod
     def run_command(cls, *command, fails=False):
@@ -70,15 +77,28 @@ class Wheel(unittest.TestCase):
                        "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
         return run(*command, environment=environment, fails=fails, cwd=cls.folder)
 
+    def expect_training(self):
+        program = self.folder / "program.py"
+        program.write_text(PROGRAM)
+        output = self.run_command(self.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                                  program)
+        self.assertEqual(output.count("trained"), 2, output)
+
+
+@NEEDS_MINUTES
+class Wheel(Installed):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.pip("wheel", "--no-build-isolation", "--no-deps", f"-Cbuild-dir={BUILD}", "--wheel-dir", cls.folder, ROOT)
+        (cls.wheel,) = cls.folder.glob("*.whl")
+        cls.pip("install", "--no-deps", "--target", cls.folder / "site", cls.wheel)
+
     def test_it_is_for_this_python_and_machine(self):
         self.assertIn(f"cp{sys.version_info.major}{sys.version_info.minor}", self.wheel.name)
 
     def test_two_ranks_train(self):
-        program = self.folder / "program.py"
-        program.write_text(PROGRAM)
-        output = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                                  program)
-        self.assertEqual(output.count("trained"), 2, output)
+        self.expect_training()
 
     @unittest.skipIf(importlib.util.find_spec("transformers") is None,
                      "not installed: transformers; tools/setup does it")
@@ -100,8 +120,34 @@ class Wheel(unittest.TestCase):
         listed = self.run_command(sys.executable, "-m", "zipfile", "-l", self.wheel)
         self.assertIn("libfsdp.so", listed)
         self.assertIn("fsdp/py.typed", listed)
+        self.assertIn("fsdp/_C.pyi", listed)
         for name in ("fsdp_train", "test_", ".hpp"):
             self.assertNotIn(name, listed)
+
+
+@NEEDS_MINUTES
+class Editable(Installed):
+    """In an environment of its own, which sees this one's packages: the tree's files are the package's."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.run_command(sys.executable, "-m", "venv", cls.folder / "env")
+        cls.python = cls.folder / "env" / "bin" / "python"
+        places = cls.run_command(cls.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        Path(places, "torch.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        cls.pip("install", "--no-build-isolation", "--no-deps", f"-Cbuild-dir={BUILD}", "--editable",
+                ROOT)
+
+    def test_the_package_is_the_tree(self):
+        output = self.run_command(self.python, "-c", "import fsdp, fsdp._C\n"
+                                  "print(fsdp._fully_shard.__file__)\nprint(fsdp._C.__file__)")
+        source, extension = output.split()[-2:]
+        self.assertEqual(Path(source), ROOT / "bindings" / "fsdp" / "_fully_shard.py")
+        self.assertFalse(Path(extension).is_relative_to(self.folder), extension)
+
+    def test_two_ranks_train(self):
+        self.expect_training()
 
 
 if __name__ == "__main__":
