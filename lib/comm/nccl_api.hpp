@@ -1,0 +1,62 @@
+// Only in builds with CUDA: nccl.h comes with the torch wheel.
+#pragma once
+
+#include <nccl.h>
+
+#include <functional>
+#include <string>
+
+namespace fsdp {
+
+/// All of NCCL that this library calls: nothing else names a function of it, so tests put their own in its place.
+/// Those of the last part are not in every NCCL that the wheels of torch load; null where they are missing.
+struct NcclApi {
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  decltype(&::ncclGetErrorString) get_error_string = nullptr;
+  decltype(&::ncclGetLastError) get_last_error = nullptr;
+
+  decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&::ncclCommInitRankConfig) comm_init_rank_config = nullptr;
+  decltype(&::ncclCommSplit) comm_split = nullptr;
+  decltype(&::ncclCommGetAsyncError) comm_get_async_error = nullptr;
+  decltype(&::ncclCommFinalize) comm_finalize = nullptr;
+  decltype(&::ncclCommDestroy) comm_destroy = nullptr;
+  decltype(&::ncclCommAbort) comm_abort = nullptr;
+
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
+  decltype(&::ncclAllGather) all_gather = nullptr;
+  decltype(&::ncclReduceScatter) reduce_scatter = nullptr;
+  decltype(&::ncclAllReduce) all_reduce = nullptr;
+  decltype(&::ncclBroadcast) broadcast = nullptr;
+  decltype(&::ncclRedOpCreatePreMulSum) red_op_create_pre_mul_sum = nullptr;
+  decltype(&::ncclRedOpDestroy) red_op_destroy = nullptr;
+
+  decltype(&::ncclMemAlloc) mem_alloc = nullptr;
+  decltype(&::ncclMemFree) mem_free = nullptr;
+  decltype(&::ncclCommRegister) comm_register = nullptr;
+  decltype(&::ncclCommDeregister) comm_deregister = nullptr;
+  decltype(&::ncclCommWindowRegister) comm_window_register = nullptr;      // from 2.27 on
+  decltype(&::ncclCommWindowDeregister) comm_window_deregister = nullptr;  // from 2.27 on
+
+  bool has_memory() const { return mem_alloc != nullptr && mem_free != nullptr; }
+  bool has_registration() const { return comm_register != nullptr && comm_deregister != nullptr; }
+  bool has_windows() const { return comm_window_register != nullptr && comm_window_deregister != nullptr; }
+
+  /// "2.30.7", of the library.
+  std::string version() const;
+  /// What NCCL says of `result`, with its own account of the last error: "NCCL 2.30.7: remote process exited or
+  /// there was a network error (...)". `comm` may be null.
+  std::string describe(ncclResult_t result, ncclComm_t comm) const;
+};
+
+/// The address of a function by its name; null: there is none.
+using SymbolSource = std::function<void*(const char* name)>;
+
+/// Throws CommError naming the function that is missing and the version, unless it is one of the last part.
+NcclApi load_nccl_api(const SymbolSource& find);
+
+/// The NCCL that LibTorch calls too, one that LD_PRELOAD put in its place included. Throws as above.
+const NcclApi& nccl_api();
+
+}  // namespace fsdp

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/comm_streams.hpp"
+
+namespace fsdp::test {
+
+class HostStream;
+
+/// One rank's streams as threads of the host: each runs its operations in order, and some of them late, so that a wait
+/// that is missing shows as a wrong result. A thread without a stream of its own (see Current) is one itself: what
+/// it does is done, and where its stream is to wait, it does.
+class HostStreams final : public CommStreams {
+ public:
+  struct Options {
+    uint64_t seed = 1;
+    /// Every other operation or so starts late, by up to this.
+    std::chrono::microseconds max_delay{0};
+    /// As if somebody had forgotten to let streams wait: to see that a test would notice.
+    bool forgets_waits = false;
+  };
+
+  HostStreams();
+  explicit HostStreams(Options options);
+  /// Returns when all that is queued has run.
+  ~HostStreams() override;
+
+  c10::Device device() const override { return c10::Device(c10::DeviceType::CPU); }
+  StreamHandle make_stream(StreamPriority priority) override;
+  StreamHandle current() override;
+  std::shared_ptr<StreamEvent> record(StreamHandle stream) override;
+  void wait(StreamHandle stream, const StreamEvent& event) override;
+  bool is_capturing(StreamHandle stream) override;
+
+  /// From now on what is recorded must not be asked whether it is done.
+  void set_capturing(bool is_capturing);
+  /// How often one was asked all the same.
+  int captured_events_asked() const;
+
+  static void enqueue(StreamHandle stream, std::function<void()> operation);
+  /// The host waits.
+  void synchronize(StreamHandle stream);
+
+  /// Makes a stream the calling thread's current one while it lives.
+  class Current {
+   public:
+    explicit Current(StreamHandle stream);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    StreamHandle before_;
+  };
+
+ private:
+  struct Capture;
+  Options options_;
+  std::shared_ptr<Capture> capture_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<HostStream>> streams_;
+};
+
+}  // namespace fsdp::test

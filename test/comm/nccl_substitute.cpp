@@ -1,0 +1,344 @@
+#include "nccl_substitute.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "host_streams.hpp"
+#include "nccl_substitute_state.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using State = NcclSubstitute::State;
+State* active = nullptr;
+
+struct Queued {
+  ncclComm_t comm;
+  StreamHandle stream;
+  NcclCall call;
+};
+thread_local int group_depth = 0;
+thread_local std::vector<Queued> group_calls;
+
+/// Null if `comm` may be used for something new now.
+const char* why_unusable(ncclComm_t comm) {
+  if (comm == nullptr) return "null";
+  if (comm->state == ncclComm::State::kGone) return comm->is_aborted ? "aborted" : "destroyed";
+  if (comm->state != ncclComm::State::kReady) return "not connected, or being finalized";
+  if (!comm->held.empty()) return "busy with a launch that is in progress";
+  return nullptr;
+}
+
+std::string name_of(ncclComm_t comm) { return comm == nullptr ? "no rank" : fmt::format("rank {}", comm->rank); }
+
+bool is_at(const std::optional<NcclSubstitute::Place>& place, ncclComm_t comm, int launch) {
+  return place && place->rank == comm->rank && place->launch == launch;
+}
+
+/// On the stream's thread: meets the other ranks.
+void run_launch(State& state, ncclComm_t comm, int number, const std::vector<NcclCall>& calls) {
+  std::unique_lock lock(state.mutex);
+  ++comm->running;
+  if (is_at(state.options.async_error, comm, number)) {
+    comm->error = ncclRemoteError;
+    state.last_error = "the peer has closed the connection";
+    state.changed.wait(lock, [&] { return comm->is_aborted; });
+  }
+  if (!comm->is_aborted) {
+    auto& meeting = comm->clique->meetings[number];
+    if (!meeting.by_rank.empty() && signature(meeting.by_rank.begin()->second) != signature(calls)) {
+      state.misuse(fmt::format("launch {} is {} on rank {} and {} on rank {}", number,
+                               signature(meeting.by_rank.begin()->second), meeting.by_rank.begin()->first,
+                               signature(calls), comm->rank));
+      meeting.has_failed = true;
+    }
+    meeting.by_rank[comm->rank] = calls;
+    if (static_cast<int>(meeting.by_rank.size()) == comm->clique->size && !meeting.has_failed) {
+      run_collectives(meeting.by_rank);
+      meeting.is_done = true;
+    }
+    state.changed.notify_all();
+    state.changed.wait(lock, [&] { return meeting.is_done || meeting.has_failed || comm->is_aborted; });
+    if (meeting.has_failed) comm->error = ncclInternalError;
+    if (meeting.has_failed) state.changed.wait(lock, [&] { return comm->is_aborted; });
+  }
+  --comm->running;
+  --comm->queued;
+  state.changed.notify_all();
+}
+
+ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamHandle stream,
+                    std::vector<NcclCall> calls) {
+  State& state = *active;
+  const int number = ++comm->launches;
+  ++state.launches;
+  state.collectives += static_cast<int>(calls.size());
+  if (is_at(state.options.blocks, comm, number)) {
+    state.changed.wait(lock, [&] { return comm->is_aborted; });
+    return ncclInternalError;
+  }
+  ++comm->queued;
+  auto start = [&state, comm, number, stream, calls = std::move(calls)] {
+    HostStreams::enqueue(stream, [&state, comm, number, calls] { run_launch(state, comm, number, calls); });
+  };
+  if (state.options.polls == 0) {
+    start();
+    return ncclSuccess;
+  }
+  comm->polls_left = state.options.polls;
+  comm->held.push_back(std::move(start));
+  return ncclInProgress;
+}
+
+ncclResult_t get_version(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+const char* get_error_string(ncclResult_t result) {
+  switch (result) {
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "internal error";
+  }
+}
+
+const char* get_last_error(ncclComm_t /*comm*/) {
+  thread_local std::string text;
+  std::lock_guard lock(active->mutex);
+  text = active->last_error;
+  return text.c_str();
+}
+
+ncclResult_t get_unique_id(ncclUniqueId* id) {
+  std::lock_guard lock(active->mutex);
+  std::memset(id->internal, 0, sizeof(id->internal));
+  const std::string text = fmt::format("id {}", active->ids++);
+  std::memcpy(id->internal, text.data(), text.size());
+  return ncclSuccess;
+}
+
+ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  State& state = *active;
+  std::lock_guard lock(state.mutex);
+  if (config == nullptr || config->blocking != 0) return state.misuse("a communicator is made that blocks");
+  auto& clique = state.cliques[std::string(id.internal)];
+  if (!clique) clique = std::make_shared<Clique>(Clique{.size = size});
+  if (clique->size != size || rank < 0 || rank >= size || clique->joined == clique->size)
+    return state.misuse(fmt::format("rank {} of {} joins {} of {} ranks", rank, size, clique->joined, clique->size));
+  state.comms.push_back(std::make_unique<ncclComm>(ncclComm{.clique = clique, .rank = rank}));
+  *made = state.comms.back().get();
+  (*made)->polls_left = state.options.polls;
+  if (state.options.init_fails_on == rank) {
+    (*made)->error = ncclSystemError;
+    state.last_error = "no network interface was found";
+  } else {
+    ++clique->joined;
+  }
+  return ncclInProgress;
+}
+
+ncclResult_t comm_split(ncclComm_t /*comm*/, int /*color*/, int /*key*/, ncclComm_t* /*made*/,
+                        ncclConfig_t* /*config*/) {
+  std::lock_guard lock(active->mutex);
+  return active->misuse("ncclCommSplit, which no communicator of this library calls");
+}
+
+ncclResult_t comm_get_async_error(ncclComm_t comm, ncclResult_t* result) {
+  State& state = *active;
+  std::lock_guard lock(state.mutex);
+  if (comm == nullptr || comm->state == ncclComm::State::kGone)
+    return state.misuse(name_of(comm) + " asks for the errors of a communicator that is gone");
+  *result = comm->error;
+  if (comm->error != ncclSuccess) return ncclSuccess;
+  const bool waits = (comm->state == ncclComm::State::kConnecting && comm->clique->joined < comm->clique->size) ||
+                     (comm->state == ncclComm::State::kFinalizing && comm->queued > 0);
+  if (waits || comm->polls_left > 0) {
+    if (!waits) --comm->polls_left;
+    *result = ncclInProgress;
+    return ncclSuccess;
+  }
+  if (comm->state == ncclComm::State::kConnecting) comm->state = ncclComm::State::kReady;
+  for (const auto& start : comm->held) start();
+  comm->held.clear();
+  return ncclSuccess;
+}
+
+ncclResult_t comm_finalize(ncclComm_t comm) {
+  std::lock_guard lock(active->mutex);
+  if (const char* why = why_unusable(comm)) return active->misuse(fmt::format("finalize of one that is {}", why));
+  comm->state = ncclComm::State::kFinalizing;
+  return ncclInProgress;
+}
+
+ncclResult_t leave(State& state, ncclComm_t comm) {
+  comm->state = ncclComm::State::kGone;
+  for (const Operator& op : comm->operators)
+    if (op.is_alive) return state.misuse(name_of(comm) + " leaves an operator behind");
+  return ncclSuccess;
+}
+
+ncclResult_t comm_destroy(ncclComm_t comm) {
+  std::lock_guard lock(active->mutex);
+  if (comm == nullptr || comm->state != ncclComm::State::kFinalizing || comm->queued > 0)
+    return active->misuse(name_of(comm) + " destroys a communicator that was not finalized");
+  return leave(*active, comm);
+}
+
+ncclResult_t comm_abort(ncclComm_t comm) {
+  State& state = *active;
+  std::unique_lock lock(state.mutex);
+  if (comm == nullptr || comm->state == ncclComm::State::kGone)
+    return state.misuse(name_of(comm) + " aborts a communicator that is gone");
+  comm->is_aborted = true;
+  state.changed.notify_all();
+  // Kernels end before their memory goes.
+  state.changed.wait(lock, [&] { return comm->running == 0; });
+  return leave(state, comm);
+}
+
+ncclResult_t group_start() {
+  ++group_depth;
+  return ncclSuccess;
+}
+
+ncclResult_t group_end() {
+  std::unique_lock lock(active->mutex);
+  if (group_depth == 0) return active->misuse("a group ends that has not begun");
+  if (--group_depth > 0) return ncclSuccess;
+  ncclResult_t result = ncclSuccess;
+  const auto calls = std::exchange(group_calls, {});
+  for (size_t i = 0; i < calls.size();) {
+    const auto& first = calls[i];
+    std::vector<NcclCall> together;
+    for (; i < calls.size() && calls[i].comm == first.comm; ++i) {
+      if (calls[i].stream != first.stream) return active->misuse("two streams in one launch");
+      together.push_back(calls[i].call);
+    }
+    result = launch(lock, first.comm, first.stream, std::move(together));
+  }
+  return result;
+}
+
+ncclResult_t add(NcclCall call, ncclComm_t comm, cudaStream_t stream) {
+  {
+    std::lock_guard lock(active->mutex);
+    if (const char* why = why_unusable(comm))
+      return active->misuse(fmt::format("{} of {} on a communicator that is {}", call.name, name_of(comm), why));
+    if (call.op >= ncclNumOps) {
+      const auto index = static_cast<size_t>(call.op - ncclNumOps);
+      if (index >= comm->operators.size() || !comm->operators[index].is_alive ||
+          comm->operators[index].dtype != call.dtype)
+        return active->misuse(std::string(call.name) + " with an operator that is destroyed, or not of its dtype");
+      call.scale = comm->operators[index].scale;
+    }
+  }
+  if (group_depth > 0) {
+    group_calls.push_back({comm, stream, call});
+    return ncclSuccess;
+  }
+  std::unique_lock lock(active->mutex);
+  return launch(lock, comm, stream, {call});
+}
+
+ncclResult_t all_gather(const void* input, void* output, size_t count, ncclDataType_t dtype, ncclComm_t comm,
+                        cudaStream_t stream) {
+  return add({"all_gather", input, output, count, dtype}, comm, stream);
+}
+
+ncclResult_t reduce_scatter(const void* input, void* output, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                            ncclComm_t comm, cudaStream_t stream) {
+  return add({"reduce_scatter", input, output, count, dtype, op}, comm, stream);
+}
+
+ncclResult_t all_reduce(const void* input, void* output, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                        ncclComm_t comm, cudaStream_t stream) {
+  return add({"all_reduce", input, output, count, dtype, op}, comm, stream);
+}
+
+ncclResult_t broadcast(const void* input, void* output, size_t count, ncclDataType_t dtype, int root,
+                       ncclComm_t comm, cudaStream_t stream) {
+  return add({"broadcast", input, output, count, dtype, ncclSum, root}, comm, stream);
+}
+
+ncclResult_t red_op_create(ncclRedOp_t* op, void* scalar, ncclDataType_t dtype, ncclScalarResidence_t residence,
+                           ncclComm_t comm) {
+  std::lock_guard lock(active->mutex);
+  if (const char* why = why_unusable(comm)) return active->misuse(fmt::format("an operator for one that is {}", why));
+  if (residence != ncclScalarHostImmediate) return active->misuse("a factor that is read later");
+  *op = static_cast<ncclRedOp_t>(ncclNumOps + comm->operators.size());
+  comm->operators.push_back({.dtype = dtype, .scale = scalar_value(scalar, dtype)});
+  return ncclSuccess;
+}
+
+ncclResult_t red_op_destroy(ncclRedOp_t op, ncclComm_t comm) {
+  std::lock_guard lock(active->mutex);
+  const auto index = static_cast<size_t>(op - ncclNumOps);
+  if (comm == nullptr || index >= comm->operators.size() || !comm->operators[index].is_alive)
+    return active->misuse("an operator is destroyed that is not there");
+  comm->operators[index].is_alive = false;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+NcclSubstitute::NcclSubstitute() : NcclSubstitute(Options()) {}
+
+NcclSubstitute::NcclSubstitute(Options options) : state_(std::make_unique<State>()) {
+  if (active != nullptr) throw std::logic_error("there is a substitute for NCCL already");
+  state_->options = std::move(options);
+  active = state_.get();
+  if (state_->options.missing_symbol.empty()) state_->api = load_nccl_api(find);
+}
+
+NcclSubstitute::~NcclSubstitute() { active = nullptr; }
+
+const NcclApi& NcclSubstitute::api() const { return state_->api; }
+
+void* NcclSubstitute::find(const char* name) {
+  static const std::map<std::string, void*> functions = {
+      {"ncclGetVersion", reinterpret_cast<void*>(get_version)},
+      {"ncclGetErrorString", reinterpret_cast<void*>(get_error_string)},
+      {"ncclGetLastError", reinterpret_cast<void*>(get_last_error)},
+      {"ncclGetUniqueId", reinterpret_cast<void*>(get_unique_id)},
+      {"ncclCommInitRankConfig", reinterpret_cast<void*>(comm_init_rank_config)},
+      {"ncclCommSplit", reinterpret_cast<void*>(comm_split)},
+      {"ncclCommGetAsyncError", reinterpret_cast<void*>(comm_get_async_error)},
+      {"ncclCommFinalize", reinterpret_cast<void*>(comm_finalize)},
+      {"ncclCommDestroy", reinterpret_cast<void*>(comm_destroy)},
+      {"ncclCommAbort", reinterpret_cast<void*>(comm_abort)},
+      {"ncclGroupStart", reinterpret_cast<void*>(group_start)},
+      {"ncclGroupEnd", reinterpret_cast<void*>(group_end)},
+      {"ncclAllGather", reinterpret_cast<void*>(all_gather)},
+      {"ncclReduceScatter", reinterpret_cast<void*>(reduce_scatter)},
+      {"ncclAllReduce", reinterpret_cast<void*>(all_reduce)},
+      {"ncclBroadcast", reinterpret_cast<void*>(broadcast)},
+      {"ncclRedOpCreatePreMulSum", reinterpret_cast<void*>(red_op_create)},
+      {"ncclRedOpDestroy", reinterpret_cast<void*>(red_op_destroy)},
+  };
+  if (active != nullptr && active->options.missing_symbol == name) return nullptr;
+  const auto found = functions.find(name);
+  return found == functions.end() ? nullptr : found->second;
+}
+
+std::vector<std::string> NcclSubstitute::misuses() const {
+  std::lock_guard lock(state_->mutex);
+  auto all = state_->misuses;
+  for (const auto& comm : state_->comms)
+    if (comm->state != ncclComm::State::kGone) all.push_back(name_of(comm.get()) + " still has a communicator");
+  return all;
+}
+
+NcclSubstitute::Counts NcclSubstitute::counts() const {
+  std::lock_guard lock(state_->mutex);
+  return {static_cast<int>(state_->comms.size()), state_->launches, state_->collectives};
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/nccl_api.hpp"
+
+namespace fsdp::test {
+
+/// NCCL's functions for ranks that are threads of this process: they move CPU memory, on HostStreams. Nothing of a
+/// group runs before its end, and all of it is one launch; a launch begins when its stream is there, and is done when
+/// it has begun on all ranks. No call blocks, as the communicators ask for.
+///
+/// How it is called is checked: see `misuses`. One at a time, as functions know no object.
+class NcclSubstitute {
+ public:
+  /// A rank's `launch`-th launch on a communicator, from 1 on.
+  struct Place {
+    int rank = 0;
+    int launch = 1;
+  };
+  struct Options {
+    /// How often what could be done is "in progress" first.
+    int polls = 0;
+    std::optional<int> init_fails_on = {};
+    /// NCCL finds an error there, and the collective never ends.
+    std::optional<Place> async_error = {};
+    /// The call that launches comes back when the communicator is aborted, and not before.
+    std::optional<Place> blocks = {};
+    std::string missing_symbol = {};
+  };
+
+  NcclSubstitute();
+  explicit NcclSubstitute(Options options);
+  ~NcclSubstitute();
+  NcclSubstitute(const NcclSubstitute&) = delete;
+  NcclSubstitute& operator=(const NcclSubstitute&) = delete;
+
+  const NcclApi& api() const;
+  /// By NCCL's names, as the loader would find them; null: `missing_symbol`, or one that is not there.
+  static void* find(const char* name);
+
+  /// What NCCL would not have forgiven: calls on a communicator that is gone or busy, groups left open, ranks whose
+  /// launches differ, operators used when they were destroyed. Those alive now, communicators or operators, are leaks.
+  std::vector<std::string> misuses() const;
+  /// What all ranks have made so far: communicators, launches, and collectives in them.
+  struct Counts {
+    int communicators = 0, launches = 0, collectives = 0;
+  };
+  Counts counts() const;
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fsdp::test

@@ -1,0 +1,74 @@
+// What the functions of the substitute share.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "nccl_substitute.hpp"
+#include "nccl_substitute_math.hpp"
+
+namespace fsdp::test {
+
+/// One launch of all ranks.
+struct Meeting {
+  std::map<int, std::vector<NcclCall>> by_rank;
+  bool is_done = false;
+  bool has_failed = false;
+};
+
+/// The ranks that were given one id.
+struct Clique {
+  int size = 0;
+  int joined = 0;
+  std::map<int, Meeting> meetings = {};  // by the launch's number, from 1 on
+};
+
+struct Operator {
+  ncclDataType_t dtype = ncclFloat32;
+  double scale = 1;
+  bool is_alive = true;
+};
+
+}  // namespace fsdp::test
+
+// NCCL's opaque type.
+struct ncclComm {
+  std::shared_ptr<fsdp::test::Clique> clique;
+  int rank = 0;
+  enum class State { kConnecting, kReady, kFinalizing, kGone } state = State::kConnecting;
+  ncclResult_t error = ncclSuccess;
+  bool is_aborted = false;
+  int polls_left = 0;
+  int launches = 0;
+  int queued = 0;   // launches on streams that have not ended
+  int running = 0;  // of these, those that their stream has come to
+  std::vector<std::function<void()>> held = {};  // what is in progress still
+  std::vector<fsdp::test::Operator> operators = {};
+};
+
+namespace fsdp::test {
+
+struct NcclSubstitute::State {
+  Options options;
+  NcclApi api;
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::unique_ptr<ncclComm>> comms;  // those that are gone too, so that their use is noticed
+  std::map<std::string, std::shared_ptr<Clique>> cliques;
+  std::vector<std::string> misuses;
+  std::string last_error;
+  int ids = 0, launches = 0, collectives = 0;
+
+  ncclResult_t misuse(const std::string& what) {
+    misuses.push_back(what);
+    last_error = what;
+    return ncclInvalidUsage;
+  }
+};
+
+}  // namespace fsdp::test
