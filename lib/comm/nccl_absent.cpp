@@ -1,6 +1,7 @@
-// Stands in for nccl_backend.cpp in builds without CUDA.
+// Stands in for nccl_backend.cpp and nccl_communicator.cpp in builds without CUDA.
 #include "base/require.hpp"
 #include "comm/nccl_backend.hpp"
+#include "comm/nccl_communicator.hpp"
 
 namespace fsdp {
 
@@ -8,12 +9,22 @@ bool has_nccl(int /*devices*/) { return false; }
 
 void choose_cuda_device(int /*local_rank*/) {}
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
-    const c10::intrusive_ptr<c10d::Store>& /*store*/, int /*rank*/, int /*size*/,
-    std::chrono::milliseconds /*timeout*/) {
+namespace {
+
+[[noreturn]] void refuse() {
   throw UsageError(
       "backend nccl: this libfsdp was built without CUDA; rebuild against the CUDA wheel of torch, "
       "or use backend gloo");
 }
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
+    const c10::intrusive_ptr<c10d::Store>& /*store*/, int /*rank*/, int /*size*/,
+    std::chrono::milliseconds /*timeout*/) {
+  refuse();
+}
+
+std::shared_ptr<Communicator> make_nccl_communicator(NcclWorld /*world*/) { refuse(); }
 
 }  // namespace fsdp

@@ -12,6 +12,9 @@
 #include "comm/gloo_backend.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/process_group.hpp"
+#ifdef FSDP_HAS_NCCL
+#include "nccl_ranks.hpp"
+#endif
 
 namespace fsdp::test {
 namespace {
@@ -77,6 +80,9 @@ const std::vector<Backend>& value_backends() {
       {"threads",
        [](int size, const RankMain& body) { return errors_on_threads(size, body, kTimeout); }},
       {"gloo", [](int size, const RankMain& body) { return errors_on_gloo(size, body, kTimeout); }},
+#ifdef FSDP_HAS_NCCL
+      {"nccl", [](int size, const RankMain& body) { return errors_on_nccl(size, body, kTimeout); }},
+#endif
   };
   return backends;
 }

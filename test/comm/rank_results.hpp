@@ -30,7 +30,7 @@ struct Backend {
   std::function<std::vector<std::string>(int world_size, const RankMain& rank_main)> run;
 };
 
-/// Threads and gloo, with a timeout that no correct test reaches.
+/// Threads, gloo, and in builds with CUDA NCCL over its substitute, with a timeout that no correct test reaches.
 const std::vector<Backend>& value_backends();
 
 /// No rank threw anything.

@@ -1,0 +1,79 @@
+// Only in builds with CUDA.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "comm/nccl_api.hpp"
+
+namespace fsdp {
+
+/// Asked again and again while the host waits for NCCL; throws CommError with the reason to wait no longer.
+using Patience = std::function<void()>;
+
+/// One NCCL communicator of this rank. NCCL is told to block in no call: what takes time is asked for again and
+/// again, so that a failure elsewhere, a timeout or an abort always ends it.
+///
+/// connect, launch and close: one thread at a time. The others may be called from any thread.
+class NcclLink {
+ public:
+  /// `api` outlives the link.
+  explicit NcclLink(const NcclApi& api) : api_(api) {}
+  NcclLink(const NcclLink&) = delete;
+  NcclLink& operator=(const NcclLink&) = delete;
+
+  bool is_connected() const { return is_connected_.load(std::memory_order_acquire); }
+
+  /// Returns when all `size` ranks that were given `id` are connected.
+  void connect(const ncclUniqueId& id, int rank, int size, const Patience& patience);
+
+  /// Queues what `enqueue` calls as one launch, and returns when it is on its stream.
+  /// Throws CommError with NCCL's message; the link is to be aborted then.
+  void launch(const std::function<ncclResult_t(ncclComm_t comm)>& enqueue, const Patience& patience);
+
+  /// NCCL's message if it has found that something went wrong since. Empty: it has not, or the link is being
+  /// used at this moment and its user will be told.
+  std::string async_error();
+
+  /// Waits until everything queued has run, on all ranks, and frees the communicator.
+  void close(const Patience& patience);
+
+  /// Ends what runs on the device and frees the communicators, together, as NCCL wants it where one's kernels
+  /// could keep the other's memory from being freed. A call under way is given a moment to return, and then is
+  /// made to.
+  static void abort(std::span<NcclLink* const> links);
+
+ private:
+  void check(ncclResult_t result) const;
+  void await_ready(const Patience& patience) const;
+  void stop_if_aborted() const;
+
+  const NcclApi& api_;
+  std::timed_mutex mutex_;  // held while NCCL is called with comm_
+  std::atomic<bool> is_connected_{false};
+  std::atomic<bool> is_aborted_{false};
+  ncclComm_t comm_ = nullptr;
+};
+
+/// A sum of what each rank multiplies by `scale` before it is sent. To be made inside NcclLink::launch, with its
+/// communicator; it may go once the calls that it was given to have returned.
+class NcclScaledSum {
+ public:
+  /// dtype: one of NCCL's floating-point types that hold a `scale` (see scale_in).
+  NcclScaledSum(const NcclApi& api, double scale, ncclDataType_t dtype, ncclComm_t comm);
+  ~NcclScaledSum();
+  NcclScaledSum(const NcclScaledSum&) = delete;
+  NcclScaledSum& operator=(const NcclScaledSum&) = delete;
+
+  ncclRedOp_t op() const { return op_; }
+
+ private:
+  const NcclApi& api_;
+  ncclComm_t comm_;
+  ncclRedOp_t op_ = ncclSum;
+};
+
+}  // namespace fsdp

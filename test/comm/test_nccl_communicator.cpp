@@ -1,0 +1,219 @@
+// What only the native NCCL communicator promises: launches, streams, lifetimes, scaled sums. Values of plain
+// collectives are in test_collectives.cpp.
+#include <catch2/catch.hpp>
+
+#include <cstring>
+#include <future>
+#include <thread>
+
+#include "comm/scaled_sum.hpp"
+#include "fsdp/error.hpp"
+#include "nccl_ranks.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kSum = ReduceOp::kSum;
+
+/// Holds a stream back until it is opened.
+class Gate {
+ public:
+  explicit Gate(StreamHandle stream) {
+    HostStreams::enqueue(stream, [opened = opened_.get_future().share()] { opened.wait(); });
+  }
+  void open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> opened_;
+};
+
+bool is_alive(const c10::weak_intrusive_ptr<c10::StorageImpl>& memory) { return memory.use_count() > 0; }
+
+c10::weak_intrusive_ptr<c10::StorageImpl> weak_memory(const at::Tensor& tensor) {
+  return c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl());
+}
+
+}  // namespace
+
+TEST_CASE("a batch is one launch, and nothing is launched for nothing", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
+    const std::vector<at::Tensor> pieces = {at::ones({3}), at::zeros({0}), at::ones({2}, at::kBFloat16)};
+    const std::vector<at::Tensor> wholes = {at::ones({6}), at::zeros({0}), at::ones({4}, at::kBFloat16)};
+    rank.world->start_all_gather_batch(wholes, pieces, "batch")->wait();
+    rank.world->start_reduce_scatter_batch(pieces, wholes, kSum, "batch")->wait();
+    all_reduce(*rank.world, at::zeros({0}));
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(nccl.counts().launches == 2 * 2);
+  CHECK(nccl.counts().collectives == 2 * 2 * 2);
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("gathers and reductions have a communicator each, connected when it is used", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  std::vector<int> reducing(2), gathering(2);
+  const auto errors = errors_on_nccl(nccl, {.world_size = 1}, [&](NcclRank& rank) {
+    all_reduce(*rank.world, at::ones({1}));
+    reduce_scatter(*rank.world, at::ones({1}), at::ones({1}));
+    reducing[0] = nccl.counts().communicators;
+    all_gather(*rank.world, at::ones({1}), at::ones({1}));
+    broadcast(*rank.world, at::ones({1}), 0);
+    gathering[0] = nccl.counts().communicators;
+  });
+  CHECK(errors == no_errors(1));
+  CHECK(reducing[0] == 1);
+  CHECK(gathering[0] == 2);
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("a scaled sum averages in the collective, in every floating-point dtype", "[comm][nccl_communicator]") {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
+    for (const int size : {1, 2, 3}) {
+      CAPTURE(dtype, size);
+      const NcclSubstitute nccl({.polls = 1});
+      const double scale = 1.0 / size;
+      std::vector<at::Tensor> pieces(size), sums(size);
+      const auto values = [&](int rank) { return (at::arange(2 * size, at::kDouble) + 3 * rank).to(dtype); };
+      const auto errors = errors_on_nccl(nccl, {.world_size = size}, [&](NcclRank& rank) {
+        auto* scaled = scaled_sums_of(*rank.world, dtype);
+        if (scaled == nullptr) throw std::logic_error("it scales no sums");
+        const int index = rank.world->rank();
+        pieces[index] = at::zeros({2}, dtype);
+        sums[index] = values(index);
+        const at::Tensor input = values(index);
+        scaled->start_scaled_reduce_scatter({&pieces[index], 1}, {&input, 1}, scale, "gradients")->wait();
+        scaled->start_scaled_all_reduce(sums[index], scale, "gradients")->wait();
+      });
+      CHECK(errors == no_errors(size));
+      CHECK(nccl.misuses().empty());
+      at::Tensor expected = at::zeros({2 * size}, dtype);
+      for (int rank = 0; rank < size; ++rank) expected += values(rank) * at::scalar_tensor(scale, dtype);
+      for (int rank = 0; rank < size; ++rank) {
+        CHECK(at::equal(pieces[rank], expected.narrow(0, 2 * rank, 2)));
+        CHECK(at::equal(sums[rank], expected));
+      }
+    }
+}
+
+TEST_CASE("dtypes without arithmetic are refused by name, before anything is launched", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  for (const auto dtype : {at::kBool, at::kShort, at::kComplexFloat}) {
+    const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+      all_reduce(*rank.world, at::zeros({2}).to(dtype), kSum, "sums");
+    });
+    for (const auto& error : errors)
+      CHECK_THAT(error, Catch::StartsWith("all_reduce of 'sums': NCCL has no arithmetic for ") &&
+                            Catch::Contains(c10::toString(dtype)));
+  }
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    if (scaled_sums_of(*rank.world, at::kLong) != nullptr) throw std::logic_error("it scales integers");
+    dynamic_cast<HasScaledSums&>(*rank.world).start_scaled_all_reduce(at::ones({1}, at::kLong), 0.5, "sums");
+  });
+  for (const auto& error : errors) CHECK_THAT(error, Catch::Contains("sums of Long cannot be scaled"));
+  CHECK(nccl.counts().communicators == 0);
+}
+
+TEST_CASE("wait holds back the current stream, not the host", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  std::vector<at::Tensor> seen(2);
+  std::vector<bool> returned_early(2);
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    const int index = rank.world->rank();
+    const auto stream = rank.streams->make_stream(StreamPriority::kNormal);
+    const HostStreams::Current current(stream);
+    const auto input = at::zeros({3}), output = at::zeros({6});
+    seen[index] = at::zeros({6});
+    Gate gate(stream);
+    // Behind the gate: the collective must start behind this, and what reads its result behind it.
+    HostStreams::enqueue(stream, [=] { input.data_ptr<float>()[0] = 10.0F + static_cast<float>(index); });
+    const auto work = rank.world->start_all_gather(output, input, "gather");
+    work->wait();
+    returned_early[index] = !work->is_completed();
+    HostStreams::enqueue(stream, [=, to = seen[index]] { std::memcpy(to.data_ptr(), output.data_ptr(), 24); });
+    gate.open();
+    rank.streams->synchronize(stream);
+    if (!work->is_completed()) throw std::logic_error("the stream has waited, yet the collective is not done");
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(returned_early == std::vector<bool>{true, true});
+  for (const auto& output : seen) CHECK(at::equal(output, at::tensor({10.F, 0.F, 0.F, 11.F, 0.F, 0.F})));
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("tensors of a Work that was dropped live until the collective is done", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  std::vector<bool> alive_before(2), alive_after(2);
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    const int index = rank.world->rank();
+    const auto stream = rank.streams->make_stream(StreamPriority::kNormal);
+    auto input = at::ones({100});
+    const auto memory = weak_memory(input);
+    Gate gate(stream);
+    {
+      const HostStreams::Current current(stream);
+      rank.world->start_all_gather(at::zeros({200}), std::exchange(input, {}), "dropped");
+    }
+    std::this_thread::sleep_for(50ms);
+    alive_before[index] = is_alive(memory);
+    gate.open();
+    all_gather(*rank.world, at::zeros({2}), at::ones({1}));
+    const auto end = std::chrono::steady_clock::now() + 20s;
+    while (is_alive(memory) && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    alive_after[index] = is_alive(memory);
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(alive_before == std::vector<bool>{true, true});
+  CHECK(alive_after == std::vector<bool>{false, false});
+}
+
+TEST_CASE("once a stream waits for the Work, its tensors are the caller's alone", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  std::vector<int64_t> uses(2);
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    const auto stream = rank.streams->make_stream(StreamPriority::kNormal);
+    const auto input = at::ones({1}), output = at::zeros({2});
+    Gate gate(stream);
+    {
+      const HostStreams::Current current(stream);
+      const auto work = rank.world->start_all_gather(output, input, "gather");
+      work->wait();
+      uses[rank.world->rank()] = static_cast<int64_t>(input.use_count());
+    }
+    gate.open();
+    rank.streams->synchronize(stream);
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(uses == std::vector<int64_t>{1, 1});
+}
+
+TEST_CASE("no event of a captured graph is asked whether it is done", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  std::vector<int> asked(2, -1);
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    all_gather(*rank.world, at::zeros({2}), at::ones({1}));
+    rank.streams->set_capturing(true);
+    const auto work = rank.world->start_all_gather(at::zeros({2}), at::ones({1}), "captured");
+    if (!work->is_completed()) throw std::logic_error("the host would wait for what it writes down");
+    work->wait();
+    std::this_thread::sleep_for(50ms);  // several looks of the watchdog
+    rank.streams->set_capturing(false);
+    asked[rank.world->rank()] = rank.streams->captured_events_asked();
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(asked == std::vector<int>{0, 0});
+}
+
+TEST_CASE("wrong arguments are refused before anything is launched", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
+    rank.world->start_all_gather(at::zeros({3}), at::zeros({1}), "shape");
+  });
+  for (const auto& error : errors)
+    CHECK_THAT(error, Catch::Contains("all_gather of 'shape'") && Catch::Contains("found 3"));
+  CHECK(nccl.counts().launches == 0);
+}
+
+}  // namespace fsdp::test

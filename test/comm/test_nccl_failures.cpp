@@ -1,0 +1,289 @@
+// What becomes of the ranks when NCCL, or one of them, fails.
+#include <catch2/catch.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "fsdp/error.hpp"
+#include "nccl_ranks.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Catch::Contains;
+
+class Stopwatch {
+ public:
+  std::chrono::milliseconds elapsed() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin_);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+at::Tensor rank_numbers(const Communicator& comm, int64_t numel = 4) { return at::full({numel}, comm.rank() + 1.0F); }
+
+void gather_once(Communicator& comm, const std::string& subject) {
+  all_gather(comm, at::zeros({comm.size() * 4}), rank_numbers(comm), subject);
+}
+
+}  // namespace
+
+TEST_CASE("a rank that never comes is named by those that did", "[comm][nccl_failures]") {
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {.world_size = 3, .timeout = 300ms}, [](NcclRank& rank) {
+    if (rank.world->rank() != 2) gather_once(*rank.world, "blocks.3");
+  });
+  for (const int rank : {0, 1}) {
+    CHECK_THAT(errors[rank], Contains("no sign of rank(s) 2 within 300 ms"));
+    CHECK_THAT(errors[rank], Contains("all_gather of 'blocks.3' (48 bytes) in group 'world' on rank " +
+                                      std::to_string(rank) + " of 3 failed"));
+  }
+  CHECK(errors[2].empty());
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("a rank that cannot connect tells the others why, at once", "[comm][nccl_failures]") {
+  const Stopwatch watch;
+  const NcclSubstitute nccl({.init_fails_on = 1});
+  const auto errors =
+      errors_on_nccl(nccl, {.world_size = 3}, [](NcclRank& rank) { gather_once(*rank.world, "blocks.3"); });
+  for (const std::string& error : errors) CHECK_THAT(error, Contains("unhandled system error (no network interface"));
+  CHECK_THAT(errors[0], Contains("rank 1: NCCL "));
+  CHECK(nccl.misuses().empty());
+  CHECK(watch.elapsed() < 20s);
+}
+
+TEST_CASE("a collective that one rank leaves out times out on the others", "[comm][nccl_failures]") {
+  const NcclSubstitute nccl;
+  std::promise<void> ended;
+  const auto may_leave = ended.get_future().share();
+  const auto errors = errors_on_nccl(nccl, {.timeout = 300ms}, [&](NcclRank& rank) {
+    gather_once(*rank.world, "first");
+    if (rank.world->rank() == 1) return (void)may_leave.wait_for(20s);
+    try {
+      gather_once(*rank.world, "second");
+    } catch (const CommError&) {
+      ended.set_value();
+      throw;
+    }
+  });
+  CHECK_THAT(errors[0], Contains("all_gather of 'second' (32 bytes) in group 'world' on rank 0 of 2 failed"));
+  CHECK_THAT(errors[0], Contains("was not done within 300 ms"));
+  CHECK(errors[1].empty());
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("an error that NCCL finds later reaches all ranks, and all later collectives", "[comm][nccl_failures]") {
+  const Stopwatch watch;
+  const NcclSubstitute nccl({.async_error = NcclSubstitute::Place{.rank = 1, .launch = 3}});
+  std::vector<std::string> later(3);
+  const auto errors = errors_on_nccl(nccl, {.world_size = 3}, [&](NcclRank& rank) {
+    try {
+      for (int i = 0; i < 4; ++i) gather_once(*rank.world, "step " + std::to_string(i));
+    } catch (const CommError&) {
+      try {
+        all_reduce(*rank.world, at::ones({1}), ReduceOp::kSum, "later");
+      } catch (const CommError& error) {
+        later[rank.world->rank()] = error.what();
+      }
+      throw;
+    }
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK_THAT(errors[rank], Contains("all_gather of 'step 2'"));
+    CHECK_THAT(errors[rank], Contains("network error (the peer has closed the connection)"));
+    CHECK_THAT(later[rank], Contains("all_reduce of 'later'") && Contains("the peer has closed the connection"));
+  }
+  CHECK_THAT(errors[0], Contains("rank 1: NCCL "));
+  CHECK(nccl.misuses().empty());
+  CHECK(watch.elapsed() < 20s);
+}
+
+TEST_CASE("an abort from another thread ends a wait, and the other ranks' too", "[comm][nccl_failures]") {
+  const Stopwatch watch;
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [](NcclRank& rank) {
+    gather_once(*rank.world, "first");
+    if (rank.world->rank() == 1) std::this_thread::sleep_for(100ms);
+    std::thread other([&] {
+      std::this_thread::sleep_for(50ms);
+      if (rank.world->rank() == 0) rank.world->abort("the user gave up");
+      if (rank.world->rank() == 0) rank.world->abort("a second reason");
+    });
+    try {
+      // Rank 1 reduces where rank 0 gathers: neither could end.
+      if (rank.world->rank() == 0)
+        gather_once(*rank.world, "second");
+      else
+        all_reduce(*rank.world, at::ones({1}), ReduceOp::kSum, "third");
+    } catch (...) {
+      other.join();
+      throw;
+    }
+    other.join();
+  });
+  CHECK_THAT(errors[0], Contains("all_gather of 'second'") && Contains("failed: the user gave up"));
+  CHECK_THAT(errors[1], Contains("all_reduce of 'third'") && Contains("failed: rank 0: the user gave up"));
+  CHECK(nccl.misuses().empty());
+  CHECK(watch.elapsed() < 20s);
+}
+
+TEST_CASE("an abort returns at once while a call of NCCL's hangs, and ends it", "[comm][nccl_failures]") {
+  const Stopwatch watch;
+  const NcclSubstitute nccl({.blocks = NcclSubstitute::Place{.rank = 0, .launch = 2}});
+  std::atomic<int64_t> abort_took_ms{-1};
+  const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [&](NcclRank& rank) {
+    gather_once(*rank.world, "first");
+    if (rank.world->rank() == 1) return;
+    std::thread other([&] {
+      std::this_thread::sleep_for(100ms);
+      const Stopwatch abort_watch;
+      rank.world->abort("the user gave up");
+      abort_took_ms = abort_watch.elapsed().count();
+    });
+    try {
+      gather_once(*rank.world, "second");
+    } catch (...) {
+      other.join();
+      throw;
+    }
+    other.join();
+  });
+  CHECK_THAT(errors[0], Contains("all_gather of 'second'") && Contains("failed: the user gave up"));
+  CHECK(abort_took_ms >= 0);
+  CHECK(abort_took_ms < 500);
+  CHECK(watch.elapsed() < 20s);
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("a call of NCCL's that hangs is ended by the timeout", "[comm][nccl_failures]") {
+  const NcclSubstitute nccl({.blocks = NcclSubstitute::Place{.rank = 0, .launch = 1}});
+  const auto errors = errors_on_nccl(nccl, {.world_size = 2, .timeout = 300ms}, [&](NcclRank& rank) {
+    all_reduce(*rank.world, at::ones({1}), ReduceOp::kSum, "sum");
+  });
+  CHECK_THAT(errors[0], Contains("all_reduce of 'sum'") && Contains("was not done within 300 ms"));
+  CHECK_THAT(errors[1], Contains("all_reduce of 'sum'"));
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("a rank that leaves by an exception ends the group for the others", "[comm][nccl_failures]") {
+  const Stopwatch watch;
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [](NcclRank& rank) {
+    gather_once(*rank.world, "first");
+    if (rank.world->rank() == 1) throw UsageError("a mistake of the user's");
+    gather_once(*rank.world, "second");
+  });
+  CHECK_THAT(errors[0], Contains("failed: rank 1: this rank was ended by an exception"));
+  CHECK(errors[1] == "a mistake of the user's");
+  CHECK(nccl.misuses().empty());
+  CHECK(watch.elapsed() < 20s);
+}
+
+TEST_CASE("a group may go while work is under way: it is done first", "[comm][nccl_failures]") {
+  const NcclSubstitute nccl;
+  std::vector<at::Tensor> outputs(2);
+  const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [&](NcclRank& rank) {
+    outputs[rank.world->rank()] = at::zeros({8});
+    gather_once(*rank.world, "first");
+    if (rank.world->rank() == 1) std::this_thread::sleep_for(100ms);
+    auto work = rank.world->start_all_gather(outputs[rank.world->rank()], rank_numbers(*rank.world), "last");
+    rank.world = nullptr;
+    work->wait();  // it outlives the group
+  });
+  CHECK(errors == no_errors(2));
+  const auto expected = at::tensor({1.F, 1.F, 1.F, 1.F, 2.F, 2.F, 2.F, 2.F});
+  for (const at::Tensor& output : outputs) CHECK(at::equal(output, expected));
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("a group whose work never ends goes after the timeout", "[comm][nccl_failures]") {
+  const Stopwatch watch;
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {.world_size = 2, .timeout = 300ms}, [&](NcclRank& rank) {
+    gather_once(*rank.world, "first");
+    if (rank.world->rank() == 0)
+      rank.world->start_all_gather(at::zeros({8}), rank_numbers(*rank.world), "never");
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(watch.elapsed() < 20s);
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("a group that fails leaves its parent and its siblings alone", "[comm][nccl_failures]") {
+  const NcclSubstitute nccl;
+  std::vector<float> sums(2);
+  const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [&](NcclRank& rank) {
+    const std::vector<int> both = {0, 1};
+    const auto first = rank.world->split(both, "first");
+    const auto second = rank.world->split(both, "second");
+    gather_once(*first, "before");
+    first->abort("only this one");
+    bool has_thrown = false;
+    try {
+      gather_once(*first, "after");
+    } catch (const CommError&) {
+      has_thrown = true;
+    }
+    if (!has_thrown) throw std::logic_error("an aborted group gathers");
+    const at::Tensor sum = at::ones({1});
+    all_reduce(*second, sum);
+    all_reduce(*rank.world, sum);
+    sums[rank.world->rank()] = sum.item<float>();
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(sums == std::vector<float>{4, 4});
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("the substitute notices launches that differ, in order or in size", "[comm][nccl_failures]") {
+  for (const bool differs_in_size : {false, true}) {
+    const NcclSubstitute nccl;
+    const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [&](NcclRank& rank) {
+      const bool is_other = rank.world->rank() == 1;
+      if (differs_in_size)
+        all_reduce(*rank.world, at::ones({is_other ? 2 : 3}));
+      else if (is_other)
+        broadcast(*rank.world, at::ones({4}), 0);
+      else
+        gather_once(*rank.world, "gather");
+    });
+    for (const std::string& error : errors) CHECK_FALSE(error.empty());
+    REQUIRE(nccl.misuses().size() == 1);
+    CHECK_THAT(nccl.misuses()[0], Contains("launch 1 is "));
+  }
+}
+
+TEST_CASE("the substitute notices leaks, uses after the end, and operators that are gone", "[comm][nccl_failures]") {
+  const NcclSubstitute nccl;
+  const NcclApi& api = nccl.api();
+  ncclUniqueId id;
+  REQUIRE(api.get_unique_id(&id) == ncclSuccess);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = nullptr;
+  REQUIRE(api.comm_init_rank_config(&comm, 1, id, 0, &config) == ncclInProgress);
+  float value = 1;
+  CHECK(api.all_reduce(&value, &value, 1, ncclFloat32, ncclSum, comm, nullptr) == ncclInvalidUsage);  // not connected
+  ncclResult_t state = ncclInProgress;
+  REQUIRE(api.comm_get_async_error(comm, &state) == ncclSuccess);
+  REQUIRE(state == ncclSuccess);
+  ncclRedOp_t op;
+  REQUIRE(api.red_op_create_pre_mul_sum(&op, &value, ncclFloat32, ncclScalarHostImmediate, comm) == ncclSuccess);
+  CHECK(api.all_reduce(&value, &value, 1, ncclFloat64, op, comm, nullptr) == ncclInvalidUsage);
+  REQUIRE(api.red_op_destroy(op, comm) == ncclSuccess);
+  CHECK(api.all_reduce(&value, &value, 1, ncclFloat32, op, comm, nullptr) == ncclInvalidUsage);
+  CHECK(api.comm_destroy(comm) == ncclInvalidUsage);  // not finalized
+  CHECK(nccl.misuses().size() == 5);                  // four uses and the leak
+  CHECK(api.comm_abort(comm) == ncclSuccess);
+  CHECK(api.comm_abort(comm) == ncclInvalidUsage);
+  CHECK(api.group_end() == ncclInvalidUsage);
+  CHECK(nccl.misuses().size() == 6);
+}
+
+}  // namespace fsdp::test
