@@ -12,7 +12,7 @@
 namespace fsdp {
 
 struct ProcessGroupOptions {
-  /// "gloo", "nccl" or "single"; empty: NCCL where there is a GPU per local rank, else gloo.
+  /// "gloo", "nccl", "c10d_nccl" (NCCL through c10d) or "single"; empty: nccl if each local rank has a GPU, else gloo.
   std::string backend = {};
   /// "env://" (MASTER_ADDR, MASTER_PORT), "tcp://host:port" or "file:///path"; empty: env://.
   std::string init_method = {};

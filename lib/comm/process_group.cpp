@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <mutex>
 #include <numeric>
 
@@ -10,6 +12,7 @@
 #include "comm/backend_factory.hpp"
 #include "comm/default_world.hpp"
 #include "comm/nccl_backend.hpp"
+#include "comm/nccl_communicator.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/single_rank.hpp"
 #include "comm/thread_ranks.hpp"
@@ -49,9 +52,9 @@ WorldPlan plan_world(const ProcessGroupOptions& options) {
   require(world_size >= 1 && rank >= 0 && rank < world_size,
           "init_process_group: expected a rank from 0 to world_size - 1, found rank {} of {}", rank,
           world_size);
-  require(options.backend.empty() || options.backend == "gloo" || options.backend == "nccl" ||
-              options.backend == "single",
-          "init_process_group: expected backend gloo, nccl or single, found '{}'", options.backend);
+  constexpr std::array<std::string_view, 5> kBackends = {"", "gloo", "nccl", "c10d_nccl", "single"};
+  require(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
+          "init_process_group: expected backend gloo, nccl, c10d_nccl or single, found '{}'", options.backend);
   require(
       options.backend != "single" || world_size == 1,
       "init_process_group: backend single is a world of one rank, found world_size {}; use gloo "
@@ -71,24 +74,31 @@ WorldPlan plan_world(const ProcessGroupOptions& options) {
   return plan;
 }
 
-std::shared_ptr<Communicator> make_c10d_world(const WorldPlan& plan) {
+std::shared_ptr<Communicator> make_c10d_world(const WorldPlan& plan, const MeetingPlace& place) {
   const RendezvousOptions& where = plan.rendezvous;
-  const bool is_nccl = plan.backend == "nccl";
-  if (is_nccl) choose_cuda_device(plan.launch.local_rank);
-  const MeetingPlace place = meet(where);
-  const auto make_backend =
-      backend_factory(plan.backend, {.timeout = where.timeout, .loopback = place.is_loopback});
+  const bool is_nccl = plan.backend == "c10d_nccl";
+  const auto make_backend = backend_factory(is_nccl ? "nccl" : plan.backend,
+                                            {.timeout = where.timeout, .loopback = place.is_loopback});
   std::vector<int> ranks(where.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
+  return c10d_communicator({.backend = make_backend(place.store, where.rank, where.world_size),
+                            .world_ranks = std::move(ranks),
+                            .name = "world",
+                            .device_type = is_nccl ? c10::DeviceType::CUDA : c10::DeviceType::CPU,
+                            .store = place.store,
+                            .make_backend = make_backend,
+                            .launches_batches = true,
+                            .packs_below = is_nccl ? 0 : kGlooPacksBelow});
+}
+
+std::shared_ptr<Communicator> make_connected_world(const WorldPlan& plan) {
+  const RendezvousOptions& where = plan.rendezvous;
+  if (plan.backend != "gloo") choose_cuda_device(plan.launch.local_rank);
+  const MeetingPlace place = meet(where);
   try {
-    return c10d_communicator({.backend = make_backend(place.store, where.rank, where.world_size),
-                              .world_ranks = std::move(ranks),
-                              .name = "world",
-                              .device_type = is_nccl ? c10::DeviceType::CUDA : c10::DeviceType::CPU,
-                              .store = place.store,
-                              .make_backend = make_backend,
-                              .launches_batches = true,
-                              .packs_below = is_nccl ? 0 : kGlooPacksBelow});
+    if (plan.backend != "nccl") return make_c10d_world(plan, place);
+    return make_nccl_communicator(
+        {.store = place.store, .rank = where.rank, .size = where.world_size, .timeout = where.timeout});
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -102,7 +112,7 @@ std::shared_ptr<Communicator> make_c10d_world(const WorldPlan& plan) {
 std::shared_ptr<Communicator> make_world(const ProcessGroupOptions& options) {
   const WorldPlan plan = plan_world(options);
   set_log_rank(plan.rendezvous.rank);
-  if (plan.backend != "single") return make_c10d_world(plan);
+  if (plan.backend != "single") return make_connected_world(plan);
   // Alone, the tensors belong where the compute is.
   const bool has_cuda = has_nccl(/*devices=*/1);
   if (has_cuda) choose_cuda_device(plan.launch.local_rank);

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "comm/nccl_backend.hpp"
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
 #include "support/scoped_environment.hpp"
@@ -149,12 +150,25 @@ TEST_CASE("ranks that do not come are named", "[comm][process_group]") {
   std::filesystem::remove(path);
 }
 
+TEST_CASE("without a GPU, NCCL is refused with the way out, through c10d too", "[comm][process_group]") {
+  if (has_nccl(/*devices=*/1)) return;
+  const ScopedEnvironment environment(Variables{});
+  const auto options = [](const std::string& backend) {
+    return ProcessGroupOptions{
+        .backend = backend, .init_method = "file://" + unused_path(), .rank = 0, .world_size = 1};
+  };
+  CHECK_THAT(init_error(options("nccl")), Contains("backend nccl") && Contains("use backend gloo"));
+  CHECK_THROWS_WITH(init_process_group(options("c10d_nccl")), Contains("GPU") || Contains("use backend gloo"));
+  CHECK_FALSE(is_initialized());
+}
+
 TEST_CASE("options that contradict each other are rejected", "[comm][process_group]") {
   const ScopedEnvironment environment(Variables{});
   CHECK_THAT(init_error({.rank = 1}), Contains("rank was given without world_size"));
   CHECK_THAT(init_error({.world_size = 2}), Contains("world_size was given without rank"));
   CHECK_THAT(init_error({.rank = 2, .world_size = 2}), Contains("found rank 2 of 2"));
-  CHECK_THAT(init_error({.backend = "carrier pigeon"}), Contains("found 'carrier pigeon'"));
+  CHECK_THAT(init_error({.backend = "carrier pigeon"}),
+             Contains("gloo, nccl, c10d_nccl or single") && Contains("found 'carrier pigeon'"));
   CHECK_THAT(init_error({.backend = "single", .rank = 0, .world_size = 2}), Contains("one rank"));
   CHECK_THAT(init_error({.backend = "gloo", .init_method = "smb://x", .rank = 0, .world_size = 2}),
              Contains("expected init_method") && Contains("'smb://x'"));
