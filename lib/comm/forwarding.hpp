@@ -2,12 +2,16 @@
 
 #include "comm/comm_memory.hpp"
 #include "comm/notice_board.hpp"
+#include "comm/scaled_sum.hpp"
 
 namespace fsdp {
 
 /// A communicator that does what another one does, which it keeps alive. Others derive from it and change
 /// what they are for; each says what becomes of the groups that are split off.
-class ForwardingCommunicator : public Communicator, public HasNoticeBoard, public HasCommMemory {
+class ForwardingCommunicator : public Communicator,
+                               public HasNoticeBoard,
+                               public HasCommMemory,
+                               public HasScaledSums {
  public:
   c10::DeviceType device_type() const override { return inner_->device_type(); }
   std::string backend() const override { return inner_->backend(); }
@@ -37,6 +41,17 @@ class ForwardingCommunicator : public Communicator, public HasNoticeBoard, publi
                                                    std::span<const at::Tensor> inputs, ReduceOp op,
                                                    std::string_view subject) override {
     return inner_->start_reduce_scatter_batch(outputs, inputs, op, subject);
+  }
+
+  bool scales_sums(at::ScalarType dtype) const override { return scaled_sums_of(*inner_, dtype) != nullptr; }
+  std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
+                                                    std::span<const at::Tensor> inputs, double scale,
+                                                    std::string_view subject) override {
+    return dynamic_cast<HasScaledSums&>(*inner_).start_scaled_reduce_scatter(outputs, inputs, scale, subject);
+  }
+  std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
+                                                std::string_view subject) override {
+    return dynamic_cast<HasScaledSums&>(*inner_).start_scaled_all_reduce(tensor, scale, subject);
   }
 
   void abort(const std::string& reason) override { inner_->abort(reason); }

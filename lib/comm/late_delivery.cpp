@@ -115,13 +115,23 @@ class LateCommunicator final : public ForwardingCommunicator {
       return inner().start_reduce_scatter_batch(to, from, op, subject);
     });
   }
+  std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
+                                                    std::span<const at::Tensor> inputs, double scale,
+                                                    std::string_view subject) override {
+    return reduce(outputs, inputs, subject, [&](const Tensors& to, const Tensors& from) {
+      return ForwardingCommunicator::start_scaled_reduce_scatter(to, from, scale, subject);
+    });
+  }
   std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
                                          std::string_view subject) override {
-    const auto summed = copy_of(tensor);
-    auto parcel = parcel_of({&tensor, 1}, {});
-    parcel.arrived[0] = summed;
-    auto work = inner().start_all_reduce(summed, op, subject);
-    return late("all_reduce", subject, std::move(parcel), std::move(work));
+    return reduce_in_place(tensor, subject,
+                           [&](const at::Tensor& sum) { return inner().start_all_reduce(sum, op, subject); });
+  }
+  std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
+                                                std::string_view subject) override {
+    return reduce_in_place(tensor, subject, [&](const at::Tensor& sum) {
+      return ForwardingCommunicator::start_scaled_all_reduce(sum, scale, subject);
+    });
   }
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
@@ -150,6 +160,15 @@ class LateCommunicator final : public ForwardingCommunicator {
     for (const auto& input : inputs) sent.push_back(copy_of(input));
     auto work = start(parcel.arrived, sent);
     return late("reduce_scatter", subject, std::move(parcel), std::move(work));
+  }
+
+  template <class Start>
+  std::shared_ptr<Work> reduce_in_place(const at::Tensor& tensor, std::string_view subject, Start&& start) {
+    const auto summed = copy_of(tensor);
+    auto parcel = parcel_of({&tensor, 1}, {});
+    parcel.arrived[0] = summed;
+    auto work = start(summed);
+    return late("all_reduce", subject, std::move(parcel), std::move(work));
   }
 
   std::shared_ptr<Work> late(const char* operation, std::string_view subject, Parcel parcel,

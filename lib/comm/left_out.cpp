@@ -43,6 +43,18 @@ class LeftOutCommunicator final : public ForwardingCommunicator {
                                          std::string_view subject) override {
     return reduce_.start_all_reduce(tensor, op, subject);
   }
+  std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
+                                                    std::span<const at::Tensor> inputs,
+                                                    double scale,
+                                                    std::string_view subject) override {
+    if (reduces_) return reduce_.start_reduce_scatter_batch(outputs, inputs, ReduceOp::kSum, subject);
+    return ForwardingCommunicator::start_scaled_reduce_scatter(outputs, inputs, scale, subject);
+  }
+  std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
+                                                std::string_view subject) override {
+    if (reduces_) return reduce_.start_all_reduce(tensor, ReduceOp::kSum, subject);
+    return ForwardingCommunicator::start_scaled_all_reduce(tensor, scale, subject);
+  }
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks,
                                       const std::string& name) override {

@@ -54,6 +54,20 @@ class RecordingCommunicator final : public ForwardingCommunicator {
     return ForwardingCommunicator::start_reduce_scatter_batch(outputs, inputs, op, subject);
   }
 
+  std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
+                                                    std::span<const at::Tensor> inputs,
+                                                    double scale,
+                                                    std::string_view subject) override {
+    record("reduce_scatter", subject, inputs);
+    return ForwardingCommunicator::start_scaled_reduce_scatter(outputs, inputs, scale, subject);
+  }
+
+  std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
+                                                std::string_view subject) override {
+    record("all_reduce", subject, {&tensor, 1});
+    return ForwardingCommunicator::start_scaled_all_reduce(tensor, scale, subject);
+  }
+
   std::shared_ptr<Communicator> split(std::span<const int> ranks,
                                       const std::string& name) override {
     auto group = inner().split(ranks, name);

@@ -4,11 +4,16 @@
 
 #include <cstring>
 #include <future>
+#include <random>
 #include <thread>
 
+#include "comm/late_delivery.hpp"
+#include "comm/left_out.hpp"
 #include "comm/scaled_sum.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/simulated_network.hpp"
 #include "nccl_ranks.hpp"
+#include "support/scoped_environment.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -96,6 +101,49 @@ TEST_CASE("a scaled sum averages in the collective, in every floating-point dtyp
         CHECK(at::equal(sums[rank], expected));
       }
     }
+}
+
+TEST_CASE("scaled sums pass through what wraps a communicator: written down, late, or left out",
+          "[comm][nccl_communicator]") {
+  const ScopedEnvironment environment(Variables{{"FSDP_FAKE_REDUCE", "1"}});
+  const NcclSubstitute nccl;
+  const auto faults = std::make_shared<FaultLog>(/*rank=*/0);
+  std::vector<std::vector<std::string>> written(2);
+  std::vector<at::Tensor> sums(2), pieces(2);
+  std::vector<bool> was_early(2);
+  int launches = 0;
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    const int index = rank.world->rank();
+    sums[index] = at::full({2}, index + 1.0F);
+    pieces[index] = at::zeros({1});
+    const auto log = std::make_shared<CallLog>();
+    const auto late = with_late_delivery(recording(rank.world, log), {.faults = faults,
+                                                                      .max_delay = std::chrono::microseconds(100),
+                                                                      .random = std::mt19937_64(index)});
+    auto& scaled = *scaled_sums_of(*late, at::kFloat);
+    const at::Tensor input = at::full({2}, index + 1.0F);
+    const auto sum = scaled.start_scaled_all_reduce(sums[index], 0.5, "sum");
+    const auto piece = scaled.start_scaled_reduce_scatter({&pieces[index], 1}, {&input, 1}, 0.5, "piece");
+    std::this_thread::sleep_for(20ms);
+    was_early[index] = !sums[index].isnan().all().item<bool>() || !pieces[index].isnan().all().item<bool>();
+    sum->wait();
+    piece->wait();
+    written[index] = log->names();
+    if (scaled_sums_of(*late, at::kLong) != nullptr) throw std::logic_error("it scales integers");
+    if (index == 0) launches = nccl.counts().launches;
+    const auto left_out = with_collectives_left_out(rank.world);
+    scaled_sums_of(*left_out, at::kFloat)->start_scaled_all_reduce(at::ones({1}), 0.5, "left out")->wait();
+    scaled_sums_of(*left_out, at::kFloat)
+        ->start_scaled_reduce_scatter({&pieces[index], 1}, {&input, 1}, 0.5, "left out");
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(faults->take().empty());
+  CHECK(was_early == std::vector<bool>{false, false});
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK(at::equal(sums[rank], at::full({2}, 1.5F)));
+    CHECK(written[rank] == std::vector<std::string>{"all_reduce sum", "reduce_scatter piece"});
+  }
+  CHECK(launches == nccl.counts().launches);
 }
 
 TEST_CASE("dtypes without arithmetic are refused by name, before anything is launched", "[comm][nccl_communicator]") {
