@@ -13,8 +13,8 @@ namespace fsdp {
 class Watched {
  public:
   virtual ~Watched() = default;
-  /// Never waits. Adds the tensors that are needed no more to `unused`, to be let go of by the caller, without
-  /// locks: memory may have owners that do anything when it goes.
+  /// Waits for nothing but an answer of the store. Adds the tensors that are needed no more to `unused`, to be let go
+  /// of by the caller, without locks: memory may have owners that do anything when it goes.
   virtual void look(std::vector<at::Tensor>& unused) = 0;
 };
 

@@ -110,7 +110,7 @@ TEST_CASE("scaled sums pass through what wraps a communicator: written down, lat
   const auto faults = std::make_shared<FaultLog>(/*rank=*/0);
   std::vector<std::vector<std::string>> written(2);
   std::vector<at::Tensor> sums(2), pieces(2);
-  std::vector<bool> was_early(2);
+  std::vector<int> was_early(2);
   int launches = 0;
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     const int index = rank.world->rank();
@@ -138,7 +138,7 @@ TEST_CASE("scaled sums pass through what wraps a communicator: written down, lat
   });
   CHECK(errors == no_errors(2));
   CHECK(faults->take().empty());
-  CHECK(was_early == std::vector<bool>{false, false});
+  CHECK(was_early == std::vector<int>{0, 0});
   for (int rank = 0; rank < 2; ++rank) {
     CHECK(at::equal(sums[rank], at::full({2}, 1.5F)));
     CHECK(written[rank] == std::vector<std::string>{"all_reduce sum", "reduce_scatter piece"});
@@ -167,7 +167,7 @@ TEST_CASE("dtypes without arithmetic are refused by name, before anything is lau
 TEST_CASE("wait holds back the current stream, not the host", "[comm][nccl_communicator]") {
   const NcclSubstitute nccl;
   std::vector<at::Tensor> seen(2);
-  std::vector<bool> returned_early(2);
+  std::vector<int> returned_early(2);  // not bool, whose bits share a word
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     const int index = rank.world->rank();
     const auto stream = rank.streams->make_stream(StreamPriority::kNormal);
@@ -186,14 +186,14 @@ TEST_CASE("wait holds back the current stream, not the host", "[comm][nccl_commu
     if (!work->is_completed()) throw std::logic_error("the stream has waited, yet the collective is not done");
   });
   CHECK(errors == no_errors(2));
-  CHECK(returned_early == std::vector<bool>{true, true});
+  CHECK(returned_early == std::vector<int>{1, 1});
   for (const auto& output : seen) CHECK(at::equal(output, at::tensor({10.F, 0.F, 0.F, 11.F, 0.F, 0.F})));
   CHECK(nccl.misuses().empty());
 }
 
 TEST_CASE("tensors of a Work that was dropped live until the collective is done", "[comm][nccl_communicator]") {
   const NcclSubstitute nccl;
-  std::vector<bool> alive_before(2), alive_after(2);
+  std::vector<int> alive_before(2), alive_after(2);
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     const int index = rank.world->rank();
     const auto stream = rank.streams->make_stream(StreamPriority::kNormal);
@@ -213,8 +213,8 @@ TEST_CASE("tensors of a Work that was dropped live until the collective is done"
     alive_after[index] = is_alive(memory);
   });
   CHECK(errors == no_errors(2));
-  CHECK(alive_before == std::vector<bool>{true, true});
-  CHECK(alive_after == std::vector<bool>{false, false});
+  CHECK(alive_before == std::vector<int>{1, 1});
+  CHECK(alive_after == std::vector<int>{0, 0});
 }
 
 TEST_CASE("once a stream waits for the Work, its tensors are the caller's alone", "[comm][nccl_communicator]") {
