@@ -39,6 +39,7 @@ PUBLIC = {
     "communicator.hpp": "comm",
     "custom_comm.hpp": "comm",
     "process_group.hpp": "comm",
+    "simulated_clock.hpp": "comm",
     "simulated_network.hpp": "comm",
     "device_mesh.hpp": "mesh",
     "mesh_dims.hpp": "mesh",

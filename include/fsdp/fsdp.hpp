@@ -31,6 +31,7 @@
 #include "fsdp/report.hpp"
 #include "fsdp/sanitizer.hpp"
 #include "fsdp/schedule_check.hpp"
+#include "fsdp/simulated_clock.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "fsdp/state_dict.hpp"
 #include "fsdp/statistics.hpp"

@@ -1,44 +1,106 @@
 #include "fsdp/simulated_network.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
+#include <set>
 
 #include "base/require.hpp"
 #include "comm/checks.hpp"
 #include "comm/failure_flag.hpp"
 #include "comm/local_reduce.hpp"
+#include "comm/simulated_link.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
 namespace {
 
 using checks::Devices;
-using Clock = std::chrono::steady_clock;
+/// What the communicators of one network share.
+struct Shared {
+  explicit Shared(const SimulatedNetwork& network)
+      : clock(network.clock ? network.clock : real_clock()), within_nodes(clock), between_nodes(clock) {}
 
-/// Sleeping is late by up to this much, so the last stretch is spun.
-constexpr auto kSpin = std::chrono::microseconds(50);
+  std::shared_ptr<SimulatedClock> clock;
+  SimulatedLink within_nodes, between_nodes;
+};
 
-/// Done at a moment that is known when it starts.
+/// A group's collectives in time.
+class Carrier {
+ public:
+  Carrier(std::shared_ptr<Shared> shared, const SimulatedNetwork& network, const std::vector<int>& ranks)
+      : shared_(std::move(shared)), log_(network.log), ranks_(ranks.size()) {
+    std::set<int> nodes;
+    for (const int rank : ranks) nodes.insert(network.nodes.ranks > 0 ? rank / network.nodes.ranks : 0);
+    nodes_ = nodes.size();
+    link_ = nodes_ > 1 ? &shared_->between_nodes : &shared_->within_nodes;
+    queue_ = link_->add_queue();
+    const auto between = static_cast<double>(nodes_ - 1), within = static_cast<double>(ranks_ - nodes_);
+    launch_us_ = network.launch_us;
+    latency_us_ = within * network.latency_us + between * network.nodes.latency_us;
+    bandwidth_ = network.bandwidth_gb_per_s;
+    if (nodes_ > 1 && network.nodes.bandwidth_gb_per_s > 0) {
+      const double out = network.nodes.bandwidth_gb_per_s * static_cast<double>(ranks_ / nodes_);
+      bandwidth_ = bandwidth_ > 0 ? std::min(bandwidth_, out) : out;
+    }
+  }
+
+  bool is_free() const { return launch_us_ == 0 && latency_us_ == 0 && bandwidth_ == 0; }
+  SimulatedLink& link() const { return *link_; }
+
+  std::shared_ptr<SimulatedLink::Transfer> start(int64_t bytes, int passes) const {
+    const auto ranks = static_cast<double>(ranks_);
+    const double steps = passes * (ranks - 1);
+    // 1 GB/s is a byte a nanosecond.
+    const double sending_ns = bandwidth_ > 0 ? steps * static_cast<double>(bytes) / ranks / bandwidth_ : 0;
+    return link_->start(queue_, 1e3 * (launch_us_ + passes * latency_us_), sending_ns);
+  }
+
+  void note(const SimulatedLink::Transfer& transfer, const CollectiveInfo& info, int64_t start_ns) const {
+    if (!log_) return;
+    log_->push_back({.operation = info.operation,
+                     .subject = info.subject,
+                     .group = info.group,
+                     .bytes = info.bytes,
+                     .alone_us = 1e-3 * (transfer.latency_ns + transfer.sending_ns),
+                     .start_ns = start_ns,
+                     .begin_ns = transfer.begin_ns,
+                     .end_ns = transfer.end_ns});
+  }
+
+  int64_t now_ns() const { return shared_->clock->now_ns(); }
+
+ private:
+  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<std::vector<SimulatedTransfer>> log_;
+  SimulatedLink* link_ = nullptr;
+  size_t ranks_, nodes_ = 1, queue_ = 0;
+  double launch_us_ = 0, latency_us_ = 0, bandwidth_ = 0;
+};
+
 class TimedWork final : public Work {
  public:
-  TimedWork(Clock::time_point done, std::shared_ptr<const FailureFlag> failure, CollectiveInfo info)
-      : done_(done), failure_(std::move(failure)), info_(std::move(info)) {}
+  TimedWork(const Carrier& carrier, int64_t bytes, int passes, std::shared_ptr<const FailureFlag> failure,
+            CollectiveInfo info)
+      : carrier_(carrier),
+        transfer_(carrier.start(bytes, passes)),
+        start_ns_(carrier.now_ns()),
+        failure_(std::move(failure)),
+        info_(std::move(info)) {}
 
   void wait() override {
     if (arrived_) return;
     if (failure_->is_set()) info_.fail(failure_->reason());
-    if (Clock::now() + kSpin < done_) std::this_thread::sleep_until(done_ - kSpin);
-    while (Clock::now() < done_) {
-    }
+    carrier_.link().wait(*transfer_);
     if (failure_->is_set()) info_.fail(failure_->reason());
     arrived_ = true;
+    carrier_.note(*transfer_, info_, start_ns_);
   }
 
-  bool is_completed() override { return arrived_ || failure_->is_set() || Clock::now() >= done_; }
+  bool is_completed() override { return arrived_ || failure_->is_set() || carrier_.link().is_done(*transfer_); }
 
  private:
-  Clock::time_point done_;
+  const Carrier carrier_;
+  std::shared_ptr<SimulatedLink::Transfer> transfer_;
+  int64_t start_ns_;
   std::shared_ptr<const FailureFlag> failure_;
   CollectiveInfo info_;
   bool arrived_ = false;
@@ -46,9 +108,12 @@ class TimedWork final : public Work {
 
 class SimulatedCommunicator final : public Communicator {
  public:
-  SimulatedCommunicator(const SimulatedNetwork& network, int rank, std::vector<int> ranks,
-                        std::string name)
-      : Communicator(rank, std::move(ranks), std::move(name)), network_(network) {}
+  SimulatedCommunicator(const SimulatedNetwork& network, std::shared_ptr<Shared> shared, int rank,
+                        std::vector<int> ranks, std::string name)
+      : Communicator(rank, std::move(ranks), std::move(name)),
+        network_(network),
+        shared_(std::move(shared)),
+        carrier_(shared_, network_, this->ranks()) {}
 
   std::string backend() const override { return "simulated"; }
   bool launches_batches() const override { return network_.launches_batches; }
@@ -112,7 +177,7 @@ class SimulatedCommunicator final : public Communicator {
                                       const std::string& name) override {
     SplitPlan plan = plan_split(*this, ranks, name);
     if (plan.rank < 0) return nullptr;
-    return std::make_shared<SimulatedCommunicator>(network_, plan.rank, std::move(plan.world_ranks),
+    return std::make_shared<SimulatedCommunicator>(network_, shared_, plan.rank, std::move(plan.world_ranks),
                                                    std::move(plan.name));
   }
 
@@ -135,20 +200,14 @@ class SimulatedCommunicator final : public Communicator {
                               int passes) {
     failure_->check(operation, subject, *this);
     // A free network asks no clock and allocates nothing: it serves to count the host's own work.
-    if (network_.latency_us == 0 && network_.bandwidth_gb_per_s == 0) return completed_work();
-    const double steps = passes * (size() - 1);
-    double microseconds = steps * network_.latency_us;
-    if (network_.bandwidth_gb_per_s > 0)  // 1 GB/s is 1000 bytes a microsecond
-      microseconds += steps * bytes / size() / (network_.bandwidth_gb_per_s * 1e3);
-    const auto duration = std::chrono::duration<double, std::micro>(microseconds);
-    free_at_ =
-        std::max(free_at_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(duration);
-    return std::make_shared<TimedWork>(free_at_, failure_,
+    if (carrier_.is_free()) return completed_work();
+    return std::make_shared<TimedWork>(carrier_, bytes, passes, failure_,
                                        CollectiveInfo(operation, subject, *this, bytes));
   }
 
   const SimulatedNetwork network_;
-  Clock::time_point free_at_{};  ///< when the collectives started so far will be done
+  const std::shared_ptr<Shared> shared_;
+  const Carrier carrier_;
   std::shared_ptr<FailureFlag> failure_ = std::make_shared<FailureFlag>();
 };
 
@@ -160,12 +219,16 @@ std::shared_ptr<Communicator> simulated_network(const SimulatedNetwork& network)
   require(network.rank >= 0 && network.rank < network.world_size,
           "simulated_network: expected a rank from 0 to {}, found {}", network.world_size - 1,
           network.rank);
-  require(network.latency_us >= 0 && network.bandwidth_gb_per_s >= 0,
-          "simulated_network: latency and bandwidth must not be negative, found {} us and {} GB/s",
-          network.latency_us, network.bandwidth_gb_per_s);
+  require(network.latency_us >= 0 && network.bandwidth_gb_per_s >= 0 && network.launch_us >= 0,
+          "simulated_network: latency and bandwidth must not be negative, found {} us, {} GB/s and {} us a launch",
+          network.latency_us, network.bandwidth_gb_per_s, network.launch_us);
+  require(network.nodes.ranks >= 0 && network.nodes.latency_us >= 0 && network.nodes.bandwidth_gb_per_s >= 0,
+          "simulated_network: ranks, latency and bandwidth of a node must not be negative, found {}, {} us and {} GB/s",
+          network.nodes.ranks, network.nodes.latency_us, network.nodes.bandwidth_gb_per_s);
   std::vector<int> ranks(network.world_size);
   for (int rank = 0; rank < network.world_size; ++rank) ranks[rank] = rank;
-  return std::make_shared<SimulatedCommunicator>(network, network.rank, std::move(ranks), "world");
+  return std::make_shared<SimulatedCommunicator>(network, std::make_shared<Shared>(network), network.rank,
+                                                 std::move(ranks), "world");
 }
 
 }  // namespace fsdp
