@@ -139,10 +139,11 @@ bool RootContext::follows_plan() const {
   return budget_.has_plan() && trace_ != &inference_ && trace_->follows();
 }
 
-/// Until its first use in this pass, whatever is here was gathered, or kept, for that use.
+/// Until its first use in this pass, whatever is here was gathered, or kept, for that use; so was what nobody has
+/// waited for yet.
 bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
   const auto last = trace_->last_use(group.id);
-  if (!last) return is_used_again(group);
+  if (!last || group.is_gathering()) return is_used_again(group);
   return phase_ == Phase::kForward ? budget_.keeps_after_forward_use(*last)
                                    : budget_.keeps_after_backward_use(*last);
 }
@@ -223,8 +224,9 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
   if (has_list || options_.prefetch_distance == 0 || !trace_->follows()) return;
   const auto distance = static_cast<size_t>(options_.prefetch_distance);
   size_t started = 0;
-  // A plan has counted with so many groups ahead and no more.
-  for (int id : trace_->upcoming(follows_plan() ? distance : distance + held_.size())) {
+  // Behind those that are here already, too. Under a budget that takes no more than a plan may: each group between
+  // this use and the gathered one's is here and takes nothing more, and the budget has room for it.
+  for (int id : trace_->upcoming(distance + held_.size())) {
     auto* group = find(id);
     if (group == nullptr || group->is_never_released()) continue;
     if (group->is_held()) {

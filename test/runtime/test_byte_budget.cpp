@@ -60,6 +60,24 @@ TEST_CASE("at no time are more bytes unsharded than the budget allows", "[runtim
   });
 }
 
+TEST_CASE("what lies behind the groups that stayed is gathered as soon as the first of them has made room",
+          "[runtime][byte_budget]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 6, kWidth);
+    chain.root[0].set_unsharded_byte_budget(4 * kLayerBytes);  // layers 0 and 3 to 5 are there when forward ends
+    for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
+    auto loss = chain.loss(rank.index(), 2);
+    rank.log().clear();
+    loss.backward();
+    rank.check_equal(rank.calls(), std::vector<std::string>{
+        "reduce_scatter root",
+        "all_gather layer2",  // three uses ahead, in the room that the root had
+        "reduce_scatter layer5", "reduce_scatter layer4", "reduce_scatter layer3",
+        "all_gather layer1",  // one is on its way at a time
+        "reduce_scatter layer2", "reduce_scatter layer1", "reduce_scatter layer0"}, "backward");
+  });
+}
+
 TEST_CASE("explicit options stay instructions: what is told to go goes, what is told to stay stays",
           "[runtime][byte_budget]") {
   on_ranks(2, [](Rank& rank) {
