@@ -135,3 +135,7 @@ def pytorch_command(script):
 
 def fsdp_command(build_dir, subcommand):
     return [str(Path(build_dir) / "bench" / "fsdp_bench"), subcommand]
+
+
+def overlap_command(build_dir):
+    return [str(Path(build_dir) / "bench" / "fsdp_bench_overlap")]

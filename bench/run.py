@@ -7,7 +7,8 @@ import sys
 import harness
 from conductor import WorkerError
 
-BENCHMARKS = ("host_overhead", "memory", "gather_bandwidth", "gloo_step", "compare_fsdp2")
+BENCHMARKS = ("host_overhead", "memory", "gather_bandwidth", "gloo_step", "all_gather_overlap", "scale",
+              "compare_fsdp2")
 
 
 def summary(name):

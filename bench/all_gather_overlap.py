@@ -1,0 +1,170 @@
+"""How much communication hides behind compute, beside the least time that any schedule needs.
+
+A stack of layers, each with its own compute time and bytes, runs a forward and a backward with the real scheduler.
+Every line tells the step's time, the time of computing, of the collectives (each with the network to itself) and of
+that what is exposed, and the bound: no schedule within the same memory is shorter (bench/overlap_bound.py). The memory
+is the byte budget; without one it is the most unsharded bytes that the step had, and the bound gathers again
+what the layers' default, to be released after forward, has it release.
+
+--network nvlink, infiniband: simulated (bench/networks.py), on a virtual clock that host work does not move: what is
+  seen is the schedule alone. With --clock real the same in the machine's time, where compute spins.
+--network gloo: that many processes on this machine, with FSDP2 beside it in turns. Compute spins rather than
+  multiplies matrices, so that gloo's own use of the cores and memory does not change its time; the bound comes from
+  raw collectives that are timed alone, and is an estimate.
+--network nccl: needs CUDA, and is not written yet.
+
+--separate-reductions gives reductions a communicator of their own (FSDPModule::set_separate_reduce_scatter_group). On a
+simulated network that is a queue of its own, which shares the bandwidth: two that had all of it each would be
+two networks. In one queue a gather waits for the reductions launched before it. Both are shown: where compute is
+short beside a reduction the second is faster, else they are alike. With two queues the bound is not always
+reached by any schedule, as it leaves out what gathers lose to reductions beside them.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import conductor
+import harness
+import networks
+import stack
+
+MEGABYTE = 1 << 20
+WORLDS = {"nvlink": [8, 64], "infiniband": [16, 128, 1024]}
+RATIOS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0)  # of communication to compute
+
+
+def integers(text):
+    return [int(part) for part in text.split(",")]
+
+
+def numbers(text):
+    return [float(part) for part in text.split(",")]
+
+
+def add_options(parser):
+    parser.add_argument("--network", choices=(*networks.PRESETS, "gloo", "nccl"), help="default: nvlink and infiniband")
+    parser.add_argument("--worlds", type=integers, help="ranks; default 8,64 and 16,128,1024, for gloo 2")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--megabytes", type=numbers, help="of parameters a layer; default 64, for gloo 4")
+    parser.add_argument("--ratios", type=numbers, default=RATIOS,
+                        help="of communication to compute, which sets the layers' compute time")
+    parser.add_argument("--prefetch", type=integers, default=[1, 2],
+                        help="distances (default 1,2); the largest with budgets")
+    parser.add_argument("--budgets", type=integers, default=[4], help="byte budgets, in layers (default 4)")
+    parser.add_argument("--shapes", default="equal,alternating,large-first",
+                        help="of bytes and times over the layers (default equal,alternating,large-first)")
+    parser.add_argument("--separate-reductions", action=argparse.BooleanOptionalAction,
+                        help="default: without, then with")
+    parser.add_argument("--reduce-buffers", type=int,
+                        help="set_reduce_scatter_max_input_buffers; default: as many as groups are gathered ahead")
+    parser.add_argument("--clock", choices=("virtual", "real"), default="virtual")
+    parser.add_argument("--repeats", type=int, default=10, help="steps over gloo (default 10)")
+    parser.add_argument("--trace", type=Path, help="write the last step's timeline here, in the Chrome trace format")
+    parser.add_argument("--plot", type=Path, help="draw exposed communication over the ratio here (PNG)")
+
+
+def weights(shape, layers):
+    """How large each layer is beside the mean one."""
+    if shape == "equal":
+        return [1.0] * layers
+    if shape == "alternating":  # mixture-of-experts layers between dense ones
+        return [(0.5, 1.5)[i % 2] for i in range(layers)]
+    if shape == "large-first":  # an embedding
+        rest = (layers - 3) / (layers - 1) if layers > 3 else 1.0
+        return [3.0] + [rest] * (layers - 1)
+    raise SystemExit(f"all_gather_overlap: unknown shape {shape!r}; there are equal, alternating, large-first")
+
+
+def communication_us(network, layers, size):
+    """Of a step that gathers all but the last layer twice, as most do."""
+    one = network.latency_of_us() + network.sending_us(size)
+    return (3 * layers - 1) * one
+
+
+def make_stack(network, options, case):
+    """case: shape, size in bytes, ratio, and fields of Stack."""
+    case = dict(case)
+    shape, size, ratio = (case.pop(key) for key in ("shape", "size", "ratio"))
+    shares = weights(shape, options.layers)
+    compute = communication_us(network, options.layers, size) / ratio
+    # Time goes with bytes, but for an embedding, which computes next to nothing.
+    times = [0.05] + [1.0] * (options.layers - 1) if shape == "large-first" else shares
+    forward = [compute / 3 * share / sum(times) for share in times]
+    budget = case.pop("budget_layers", None)
+    made = stack.Stack(forward_us=tuple(round(us, 3) for us in forward), bytes=tuple(int(size * w) for w in shares),
+                       world=network.world, network=network, clock=options.clock,
+                       reduce_buffers=options.reduce_buffers or max(1, case["prefetch"]), **case)
+    if budget:
+        made = replace(made, budget=budget * max(made.layer_bytes(i) for i in range(options.layers)))
+    return made
+
+
+def cases(options):
+    """Every case of the sweep but its ratio."""
+    worlds = options.worlds or ([8] if options.quick else None)
+    sizes = [int(size * MEGABYTE) for size in options.megabytes or [64]]
+    shapes = ["equal"] if options.quick else options.shapes.split(",")
+    separations = [False, True] if options.separate_reductions is None else [options.separate_reductions]
+    memories = [{"prefetch": distance} for distance in options.prefetch]
+    memories += [{"prefetch": max(options.prefetch), "budget_layers": layers} for layers in options.budgets]
+    for name in [options.network] if options.network else ["nvlink", "infiniband"]:
+        for world in worlds or WORLDS[name]:
+            for size in sizes:
+                for shape in shapes:
+                    for separate in separations:
+                        for memory in memories:
+                            yield name, world, {"shape": shape, "size": size, "separate": separate, **memory}
+
+
+def describe(case):
+    memory = f"budget {case['budget_layers']} layers" if "budget_layers" in case else f"prefetch {case['prefetch']}"
+    return f"{case['shape']}, {memory}, {'two queues' if case['separate'] else 'one queue'}"
+
+
+def run_simulated(options, report):
+    report.setting(layers=options.layers, ratios=list(options.ratios), clock=options.clock, dtype="float32",
+                   backward="twice the forward", warm_up_steps=3, device="simulated network")
+    rows, points, last = [], [], None
+    with conductor.Workers() as workers:
+        worker = workers.start("overlap", conductor.overlap_command(harness.build_dir()))
+        for name, world, case in cases(options):
+            network = networks.PRESETS[name](world)
+            worst = None
+            for ratio in options.ratios:
+                made = make_stack(network, options, {**case, "ratio": ratio})
+                result = last = stack.simulate(worker, made)
+                report.case(network=name, world=world, **result.line(), ratio=ratio, **case,
+                            is_reachable=result.is_reachable)
+                points.append((name, world, case, ratio, result))
+                if worst is None or result.over_bound > worst[1].over_bound:
+                    worst = (ratio, result)
+            ratio, result = worst
+            rows.append([name, world, case["size"] // MEGABYTE, describe(case), ratio, result.total_us,
+                         result.bound_us, f"{100 * result.over_bound:.2f}", f"{result.overlap_percent:.1f}"])
+    report.note("\nthe worst ratio of each case: microseconds, and percent over the bound and of the possible overlap")
+    report.table(["network", "world", "MiB", "case", "ratio", "total", "bound", "over", "overlap"], rows)
+    over = [point for point in points if point[4].over_bound > 0.05]
+    report.note(f"\n{len(points)} points, {len(over)} of them more than 5% over the bound")
+    if options.trace and last:
+        options.trace.write_text(stack.chrome_trace(last.step, "all_gather_overlap"))
+    if options.plot:
+        import overlap_plot
+
+        overlap_plot.draw(points, options.plot)
+
+
+def run(options, report):
+    if options.network == "nccl":
+        print("all_gather_overlap: --network nccl needs CUDA: it is not written yet, as there was no GPU to try it "
+              "on. Simulated networks and gloo run anywhere", file=sys.stderr)
+        raise SystemExit(2)
+    if options.quick:
+        options.ratios = [0.5, 1.0, 2.0]
+    harness.build(options, [harness.OVERLAP_PROGRAM])
+    if options.network == "gloo":
+        import overlap_gloo
+
+        return overlap_gloo.run(options, report)
+    return run_simulated(options, report)

@@ -1,0 +1,151 @@
+#include <torch/torch.h>
+
+#include <optional>
+
+#include "bench_worker.hpp"
+#include "fsdp/fsdp.hpp"
+#include "layer_stack.hpp"
+#include "support/counting_allocator.hpp"
+
+namespace fsdp::bench {
+namespace {
+
+using Transfers = std::vector<SimulatedTransfer>;
+
+std::shared_ptr<Communicator> make_network(const nlohmann::json& about, const std::shared_ptr<SimulatedClock>& clock,
+                                           const std::shared_ptr<Transfers>& log) {
+  if (about.is_null()) return join_world();
+  SimulatedNetwork network{.world_size = about.at("world"),
+                           .latency_us = about.at("latency_us"),
+                           .bandwidth_gb_per_s = about.at("bandwidth_gb_per_s"),
+                           .launch_us = about.at("launch_us"),
+                           .nodes = {.ranks = about.at("ranks_per_node"),
+                                     .latency_us = about.at("node_latency_us"),
+                                     .bandwidth_gb_per_s = about.at("node_bandwidth_gb_per_s")},
+                           .clock = clock,
+                           .log = log,
+                           .moves_own_bytes = false};
+  return simulated_network(network);
+}
+
+DeviceMesh make_mesh(const std::shared_ptr<Communicator>& world, int64_t replicas) {
+  if (replicas == 1) return init_device_mesh(world, {world->size()}, {"shard"});
+  return init_device_mesh(world, {replicas, world->size() / replicas}, {"replicate", "shard"});
+}
+
+nlohmann::json to_json(const Transfers& transfers, int64_t begin_ns) {
+  auto result = nlohmann::json::array();
+  for (const auto& transfer : transfers)
+    result.push_back({{"operation", transfer.operation},
+                      {"subject", transfer.subject},
+                      {"group", transfer.group},
+                      {"bytes", transfer.bytes},
+                      {"alone_us", transfer.alone_us},
+                      {"start_us", 1e-3 * static_cast<double>(transfer.start_ns - begin_ns)},
+                      {"begin_us", 1e-3 * static_cast<double>(transfer.begin_ns - begin_ns)},
+                      {"end_us", 1e-3 * static_cast<double>(transfer.end_ns - begin_ns)}});
+  return result;
+}
+
+nlohmann::json to_json(const std::vector<ComputeSlice>& slices, int64_t begin_ns) {
+  auto result = nlohmann::json::array();
+  for (const auto& slice : slices)
+    result.push_back({{"layer", slice.layer},
+                      {"pass", slice.is_backward ? "backward" : "forward"},
+                      {"begin_us", 1e-3 * static_cast<double>(slice.begin_ns - begin_ns)},
+                      {"end_us", 1e-3 * static_cast<double>(slice.end_ns - begin_ns)}});
+  return result;
+}
+
+/// Steps of a stack of layers that take a chosen time.
+class Overlap {
+ public:
+  explicit Overlap(const nlohmann::json& request)
+      : machine_(request.at("clock") == "virtual" ? Machine::Time::kVirtual : Machine::Time::kReal),
+        world_(make_network(request.at("network"), machine_.shared_clock(), transfers_)),
+        stack_(request.at("layers"), Sharding(request), make_mesh(world_, request.at("replicas")), machine_),
+        parameters_(stack_->parameters()),
+        is_simulated_(!request.at("network").is_null()) {}
+
+  nlohmann::json step() {
+    for (const auto& parameter : parameters_) parameter.mutable_grad().reset();
+    transfers_->clear();
+    machine_.take_slices();
+    if (!is_simulated_) barrier(*world_);
+    const auto before = statistics(stack_->root());
+    test::start_recording();
+    const int64_t begin = machine_.clock().now_ns();
+    const auto x = stack_->forward(at::zeros({1})).sum();
+    const int64_t between = machine_.clock().now_ns();
+    x.backward();
+    const int64_t end = machine_.clock().now_ns();
+    const auto after = statistics(stack_->root());
+    const auto bytes = parameter_bytes(stack_->root());
+    return {{"total_us", 1e-3 * static_cast<double>(end - begin)},
+            {"forward_us", 1e-3 * static_cast<double>(between - begin)},
+            {"compute", to_json(machine_.take_slices(), begin)},
+            {"transfers", to_json(*transfers_, begin)},
+            {"all_gathers", after.all_gathers - before.all_gathers},
+            {"gathered_bytes", after.gathered_bytes - before.gathered_bytes},
+            {"reduced_bytes", after.reduced_bytes - before.reduced_bytes},
+            {"communicated_bytes", after.communicated_bytes - before.communicated_bytes},
+            {"sharded_bytes", bytes.sharded},
+            {"peak_unsharded_bytes", last_peak()},
+            {"peak_live_bytes", test::peak_bytes()}};
+  }
+
+  /// Of one raw collective over the network of this stack, in turns, as the median of `repeats`.
+  nlohmann::json time_alone(const nlohmann::json& request) {
+    auto gathers = nlohmann::json::array(), reductions = nlohmann::json::array();
+    for (const int64_t bytes : request.at("bytes").get<std::vector<int64_t>>()) {
+      const auto whole = at::zeros({bytes / 4}), piece = at::zeros({bytes / 4 / world_->size()});
+      std::vector<double> gather_us, reduce_us;
+      for (int i = 0; i < request.at("repeats"); ++i) {
+        barrier(*world_);
+        gather_us.push_back(1e6 * seconds([&] { world_->start_all_gather(whole, piece, "alone")->wait(); }));
+        barrier(*world_);
+        reduce_us.push_back(
+            1e6 * seconds([&] { world_->start_reduce_scatter(piece, whole, ReduceOp::kSum, "alone")->wait(); }));
+      }
+      gathers.push_back(gather_us);
+      reductions.push_back(reduce_us);
+    }
+    return {{"gather_us", gathers}, {"reduce_us", reductions}};
+  }
+
+ private:
+  /// Of the last step.
+  int64_t last_peak() const { return stack_->root().report().last_step_peak_bytes; }
+
+  std::shared_ptr<Transfers> transfers_ = std::make_shared<Transfers>();
+  Machine machine_;
+  std::shared_ptr<Communicator> world_;
+  LayerStack stack_;
+  std::vector<at::Tensor> parameters_;
+  bool is_simulated_;
+};
+
+}  // namespace
+
+void serve_overlap() {
+  at::set_num_threads(1);
+  test::install_counting_allocator();
+  std::optional<Overlap> overlap;
+  serve([&](const nlohmann::json& request) -> nlohmann::json {
+    const auto what = request.at("do").get<std::string>();
+    if (what == "setup") {
+      overlap.reset();
+      overlap.emplace(request);
+      return {{"live_bytes", test::live_bytes()}};
+    }
+    if (what == "alone") return overlap->time_alone(request);
+    auto steps = nlohmann::json::array();
+    for (int i = 0; i < request.at("warmup").get<int>() + request.at("steps").get<int>(); ++i) {
+      auto step = overlap->step();
+      if (i >= request.at("warmup")) steps.push_back(std::move(step));
+    }
+    return {{"steps", steps}};
+  });
+}
+
+}  // namespace fsdp::bench

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "fsdp/fully_shard.hpp"
+#include "fsdp/simulated_clock.hpp"
+
+namespace fsdp::bench {
+
+/// One layer's computing in one pass, in its clock's time.
+struct ComputeSlice {
+  size_t layer = 0;
+  bool is_backward = false;
+  int64_t begin_ns = 0, end_ns = 0;
+};
+
+/// What layers compute on: one operator at a time, which occupies the host until the clock has come so far.
+class Machine {
+ public:
+  enum class Time {
+    kVirtual,  ///< moves to the end at once
+    kReal,     ///< spins, as who sleeps wakes up late
+  };
+  explicit Machine(Time time) : time_(time), clock_(time == Time::kVirtual ? virtual_clock() : real_clock()) {}
+  void compute(size_t layer, bool is_backward, double us);
+  SimulatedClock& clock() { return *clock_; }
+  const std::shared_ptr<SimulatedClock>& shared_clock() const { return clock_; }
+  std::vector<ComputeSlice> take_slices() { return std::exchange(slices_, {}); }
+
+ private:
+  Time time_;
+  std::shared_ptr<SimulatedClock> clock_;
+  std::vector<ComputeSlice> slices_;
+};
+
+/// A layer whose computing takes a chosen time: it reads a parameter, as any layer does, and then keeps the machine
+/// busy, forward and backward. Its gradients are zeros.
+struct TimedLayerImpl : torch::nn::Module {
+  TimedLayerImpl(const nlohmann::json& about, size_t index, Machine& machine);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  size_t index_;
+  double forward_us_, backward_us_;
+  std::vector<at::Tensor> weights_;
+  Machine* machine_;
+};
+TORCH_MODULE(TimedLayer);
+
+/// How a stack is sharded: bench/stack.py and bench/scale.py write it.
+struct Sharding {
+  explicit Sharding(const nlohmann::json& request);
+  ReshardAfterForward reshard;  ///< of layers that say nothing themselves
+  int prefetch_distance;
+  std::optional<int64_t> byte_budget;
+  bool separates_reductions;
+  int reduce_buffers;
+  bool is_mixed;  ///< kept and reduced in float32, gathered in bfloat16
+};
+
+struct LayerStackImpl : torch::nn::Module {
+  /// Each layer is sharded before the next one is made, so that no two are whole at a time.
+  LayerStackImpl(const nlohmann::json& layers, const Sharding& sharding, const DeviceMesh& mesh, Machine& machine);
+  at::Tensor forward(at::Tensor x);
+  FSDPModule root() const { return *find_fsdp_module(*this); }
+
+ private:
+  torch::nn::ModuleList layers_;
+};
+TORCH_MODULE(LayerStack);
+
+}  // namespace fsdp::bench

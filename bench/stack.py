@@ -1,0 +1,127 @@
+"""Stacks of layers that take a chosen time: what is asked of `fsdp_bench_overlap`, and what its answers say."""
+
+import json
+from dataclasses import dataclass, field
+
+import overlap_bound
+
+FLOAT_BYTES = 4
+COLUMNS = 8
+STAND_IN_BYTES = 1 << 17  # of a layer, about
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers by forward time and bytes, and how they are sharded."""
+
+    forward_us: tuple
+    bytes: tuple
+    prefetch: int = 1
+    budget: int | None = None  # of unsharded bytes
+    separate: bool = False  # reductions over a communicator of their own
+    reduce_buffers: int = 1
+    backward_per_forward: float = 2.0
+    world: int = 8
+    reshard: bool | int | None = None
+    clock: str = "virtual"
+    network: object = field(default=None)  # None: gloo
+
+    @property
+    def scale(self):
+        """On a simulated network small tensors stand in for large ones: each of their bytes counts for so many."""
+        return max(1, max(self.bytes) // STAND_IN_BYTES) if self.network else 1
+
+    def rows(self, layer):
+        """Of the stand-in: every rank has the same part."""
+        part = self.world * COLUMNS * FLOAT_BYTES
+        return self.world * max(1, round(self.bytes[layer] / self.scale / part))
+
+    def layer_bytes(self, layer):
+        return self.rows(layer) * COLUMNS * FLOAT_BYTES * self.scale
+
+    def request(self):
+        layers = [{"params": [[self.rows(i), COLUMNS]], "forward_us": us,
+                   "backward_us": us * self.backward_per_forward} for i, us in enumerate(self.forward_us)]
+        return {"do": "setup", "layers": layers, "reshard": self.reshard, "prefetch": self.prefetch,
+                "budget": self.budget and self.budget // self.scale, "separate": self.separate,
+                "reduce_buffers": self.reduce_buffers, "mixed": False, "clock": self.clock, "replicas": 1,
+                "network": self.network.scaled(self.scale).request() if self.network else None}
+
+    def compute_us(self):
+        return sum(self.forward_us) * (1 + self.backward_per_forward)
+
+    def machine(self, memory, gather_us, reduce_us, latency_us=0.0):
+        """What the bound is computed for: gather_us and reduce_us by layer."""
+        layers = tuple(overlap_bound.Layer(
+            forward=us, backward=us * self.backward_per_forward, gather=gather_us[i], reduce=reduce_us[i],
+            bytes=self.layer_bytes(i), gather_latency=latency_us, reduce_latency=latency_us)
+            for i, us in enumerate(self.forward_us))
+        # Without a budget the layers are told to be released after forward. The last one is used again at once.
+        may_stay = frozenset(range(len(layers))) if self.budget else frozenset([len(layers) - 1])
+        return overlap_bound.Machine(layers, memory, 2 if self.separate else 1, may_stay)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One step of a stack. Times in microseconds."""
+
+    total_us: float
+    compute_us: float
+    communication_us: float  # of its collectives, each with the network to itself
+    bound_us: float
+    is_reachable: bool  # a schedule is known that reaches the bound
+    memory: int  # most unsharded bytes at one time
+    step: dict = field(repr=False)
+
+    @property
+    def exposed_us(self):
+        return self.total_us - self.compute_us
+
+    @property
+    def over_bound(self):
+        return self.total_us / self.bound_us - 1
+
+    @property
+    def overlap_percent(self):
+        """Of the communication that the best schedule hides behind compute, how much this one hides."""
+        possible = self.communication_us - (self.bound_us - self.compute_us)
+        hidden = self.communication_us - self.exposed_us
+        return 100.0 if possible <= 0 else 100 * max(0.0, min(1.0, hidden / possible))
+
+    def line(self):
+        """The fields that the issue of the benchmark asks for, first."""
+        return {"total_us": round(self.total_us, 3), "compute_us": round(self.compute_us, 3),
+                "communication_us": round(self.communication_us, 3), "exposed_us": round(self.exposed_us, 3),
+                "bound_us": round(self.bound_us, 3), "over_bound_percent": round(100 * self.over_bound, 2),
+                "overlap_percent": round(self.overlap_percent, 1), "memory_bytes": self.memory,
+                "all_gathers": self.step["all_gathers"]}
+
+
+def simulate(worker, stack, steps=1, warmup=3):
+    """The last of `steps` steps, after the order has been learned and planned for."""
+    worker.ask(stack.request())
+    step = worker.ask({"do": "run", "warmup": warmup, "steps": steps})["steps"][-1]
+    latency = stack.network.latency_of_us()
+    alone = [latency + stack.network.sending_us(stack.layer_bytes(i)) for i in range(len(stack.bytes))]
+    memory = max(step["peak_unsharded_bytes"] * stack.scale, stack.budget or 0)
+    bound_us, is_reachable = overlap_bound.bound(stack.machine(memory, alone, alone, latency))
+    communication = sum(transfer["alone_us"] for transfer in step["transfers"])
+    return Result(step["total_us"], stack.compute_us(), communication, bound_us, is_reachable, memory, step)
+
+
+def chrome_trace(step, name):
+    """The step in the Chrome trace format: what computes, and what travels, from launch to end."""
+    events = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}]
+    rows = {"compute": 0}
+    for slice_ in step["compute"]:
+        events.append({"ph": "X", "pid": 0, "tid": 0, "name": f"{slice_['pass']} layers.{slice_['layer']}",
+                       "ts": slice_["begin_us"], "dur": slice_["end_us"] - slice_["begin_us"]})
+    for transfer in step["transfers"]:
+        row = rows.setdefault(f"{transfer['operation']} {transfer['group']}", len(rows))
+        events.append({"ph": "X", "pid": 0, "tid": row, "name": f"{transfer['operation']} ({transfer['subject']})",
+                       "ts": transfer["begin_us"], "dur": transfer["end_us"] - transfer["begin_us"],
+                       "args": {"launched_us": transfer["start_us"],
+                                "alone_us": transfer["alone_us"]}})
+    for row, number in rows.items():
+        events.append({"ph": "M", "pid": 0, "tid": number, "name": "thread_name", "args": {"name": row}})
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

@@ -1,0 +1,173 @@
+"""all_gather_overlap and scale: their figures where they can be told by hand, and what they print."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "processes")]
+
+import closing_line
+import conductor
+import llamas
+import networks
+import stack
+from stack import Stack
+
+MEGABYTE = 1 << 20
+
+
+def bench(*arguments):
+    return subprocess.run([sys.executable, str(BENCH / "run.py"), *arguments, "--no-build"], capture_output=True,
+                          text=True, timeout=500)
+
+
+def lines_of(test, *arguments):
+    done = bench(*arguments, "--json")
+    test.assertEqual(done.returncode, 0, done.stderr)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Simulation(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.worker = conductor.Worker("overlap", conductor.overlap_command(os.environ["FSDP_BUILD_DIR"]))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.worker.close()
+
+    def simulate(self, **about):
+        return stack.simulate(self.worker, Stack(**about))
+
+    def test_with_compute_to_spare_only_the_first_gather_and_the_last_reduction_are_seen(self):
+        # A byte a nanosecond: layers of 1 MiB over 8 ranks take 7/8 MiB in ns each way.
+        network = networks.Network(world=8, latency_us=0, bandwidth_gb_per_s=1, launch_us=0)
+        for separate in (False, True):
+            result = self.simulate(forward_us=(5000.0,) * 4, bytes=(MEGABYTE,) * 4, network=network, world=8,
+                                   separate=separate)
+            one_us = 7 / 8 * MEGABYTE / 1000
+            self.assertAlmostEqual(result.compute_us, 4 * 15000)
+            self.assertAlmostEqual(result.total_us, 4 * 15000 + 2 * one_us, places=2)
+            self.assertAlmostEqual(result.communication_us, 11 * one_us, places=2)
+            self.assertAlmostEqual(result.bound_us, result.total_us, places=2)
+            self.assertAlmostEqual(result.overlap_percent, 100, places=3)
+
+    def test_collectives_take_what_the_presets_say(self):
+        for preset, world in ((networks.nvlink, 8), (networks.infiniband, 16), (networks.infiniband, 1024)):
+            network = preset(world)
+            made = Stack(forward_us=(1.0, 1.0), bytes=(8 * MEGABYTE, 16 * MEGABYTE), network=network, world=world)
+            for transfer in stack.simulate(self.worker, made).step["transfers"]:
+                layer = int(transfer["subject"].split(".")[-1])
+                expected = network.latency_of_us() + network.sending_us(made.layer_bytes(layer))
+                self.assertAlmostEqual(transfer["alone_us"], expected, places=3)
+
+    def test_no_schedule_beats_its_bound(self):
+        draw = random.Random(5)
+        for case in range(60):
+            count = draw.randint(1, 6)
+            sizes = tuple(draw.choice((1, 2, 3)) * MEGABYTE for _ in range(count))
+            network = networks.nvlink(8)
+            budget = draw.choice((None, draw.randint(2, 6)))
+            about = {"forward_us": tuple(draw.choice((3.0, 30.0, 90.0)) for _ in range(count)), "bytes": sizes,
+                     "network": network, "world": 8, "prefetch": draw.randint(0, 3),
+                     "separate": draw.random() < 0.5, "reduce_buffers": draw.randint(1, 3),
+                     "budget": budget and budget * 3 * MEGABYTE}
+            with self.subTest(case=case, about=about):
+                result = self.simulate(**about)
+                self.assertGreaterEqual(result.total_us, result.bound_us - 0.01)
+                if about["budget"]:
+                    self.assertLessEqual(result.step["peak_unsharded_bytes"], about["budget"])
+
+    def test_the_real_clock_takes_as_long_as_the_virtual_one_says_and_hardly_longer(self):
+        about = {"forward_us": (20000.0,) * 3, "bytes": (64 * MEGABYTE,) * 3, "network": networks.nvlink(8), "world": 8}
+        expected, measured = self.simulate(**about), self.simulate(**about, clock="real")
+        self.assertGreaterEqual(measured.total_us, expected.total_us - 1)
+        self.assertLess(measured.total_us, 3 * expected.total_us)  # on a busy machine
+
+    def test_the_trace_holds_what_computes_and_what_travels(self):
+        result = self.simulate(forward_us=(10.0,) * 3, bytes=(MEGABYTE,) * 3, network=networks.nvlink(8), world=8)
+        events = json.loads(stack.chrome_trace(result.step, "three layers"))["traceEvents"]
+        slices = [event for event in events if event["ph"] == "X"]
+        self.assertEqual(len(slices), 6 + len(result.step["transfers"]))
+        self.assertEqual({event["tid"] for event in slices}, {0, 1, 2})  # compute, gathers, reductions
+        self.assertAlmostEqual(max(event["ts"] + event["dur"] for event in slices), result.total_us, places=3)
+
+
+class Programs(unittest.TestCase):
+    def test_all_gather_overlap_prints_a_line_a_point(self):
+        lines = lines_of(self, "all_gather_overlap", "--quick")
+        self.assertEqual(len(lines), 2 * 2 * 3 * 3)  # networks, queues, memories, ratios
+        for line in lines:
+            self.assertEqual(list(line)[:7], ["network", "world", "total_us", "compute_us", "communication_us",
+                                              "exposed_us", "bound_us"])
+            self.assertAlmostEqual(line["exposed_us"], line["total_us"] - line["compute_us"], places=2)
+            self.assertGreaterEqual(line["total_us"], line["bound_us"] - 0.01)
+            if not line["separate"]:
+                self.assertLess(line["over_bound_percent"], 5, line)
+
+    def test_all_gather_overlap_draws_and_writes_a_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            plot, trace = Path(folder) / "plot.png", Path(folder) / "trace.json"
+            done = bench("all_gather_overlap", "--quick", "--network", "nvlink", "--plot", str(plot), "--trace",
+                         str(trace))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(plot.read_bytes()[:4], b"\x89PNG")
+            self.assertIn("traceEvents", json.loads(trace.read_text()))
+
+    def test_over_gloo_fsdp2_stands_beside_it(self):
+        lines = lines_of(self, "all_gather_overlap", "--quick", "--network", "gloo", "--ratios", "1")
+        self.assertEqual({line["impl"] for line in lines}, {"fsdp", "fsdp2"})
+        for line in lines:
+            self.assertGreaterEqual(line["total_us"], line["compute_us"])
+
+    def test_nccl_says_that_it_needs_cuda(self):
+        done = bench("all_gather_overlap", "--network", "nccl")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("needs CUDA", done.stderr)
+
+    def test_scale_predicts_time_and_memory(self):
+        lines = {(line["world"], line["scheme"]): line for line in lines_of(self, "scale", "--quick")}
+        self.assertEqual(set(lines), {(8, "fsdp"), (8, "budget"), (64, "fsdp"), (64, "hsdp"), (64, "node"),
+                                      (64, "budget")})
+        model = llamas.LLAMAS["7B"]
+        for line in lines.values():
+            self.assertGreaterEqual(line["exposed_ms"], 0)
+            self.assertTrue(line["fits"])
+        # Everything but the head twice, in bfloat16; with room for all of it once.
+        once = 2 * model.parameters / 1e9
+        self.assertAlmostEqual(lines[8, "fsdp"]["gathered_gb"], 2 * once - 2 * 32000 * 4096 / 1e9, delta=0.1)
+        self.assertAlmostEqual(lines[8, "budget"]["gathered_gb"], once, delta=0.1)
+        self.assertAlmostEqual(lines[8, "budget"]["unsharded_gb"], once, delta=0.1)
+        self.assertLess(lines[64, "fsdp"]["memory_gb"], lines[8, "fsdp"]["memory_gb"])
+        # Eight ranks' shards, whatever the number of replicas.
+        self.assertAlmostEqual(lines[64, "hsdp"]["memory_gb"], lines[8, "fsdp"]["memory_gb"], delta=0.2)
+
+    def test_scale_refuses_half_a_node(self):
+        done = bench("scale", "--worlds", "12")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("whole nodes of 8 GPUs, found 12", done.stderr)
+
+
+class StandIns(unittest.TestCase):
+    def test_models_have_the_parameters_that_they_are_named_for(self):
+        for name, billions in (("7B", 6.7), ("70B", 70.5), ("405B", 405.8)):
+            self.assertAlmostEqual(llamas.LLAMAS[name].parameters / 1e9, billions, delta=0.1)
+
+    def test_columns_are_divided_without_a_rest_and_pieces_stay_aligned(self):
+        for model in llamas.LLAMAS.values():
+            factor = model.stand_in_factor()
+            self.assertGreater(factor, 1)
+            narrow = llamas.narrowed(model.layer_shapes(), factor)
+            self.assertEqual(llamas.elements(narrow) * factor, llamas.elements(model.layer_shapes()))
+            for _, columns in narrow:
+                self.assertEqual(columns * llamas.BF16_BYTES % llamas.PIECE_BYTES, 0)
+
+
+if __name__ == "__main__":
+    closing_line.main()
