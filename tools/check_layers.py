@@ -1,6 +1,6 @@
 """Fails if a file of lib/ or include/ includes a header of a layer to its right.
 
-    base <- comm <- mesh <- tensor <- { collectives | param } <- group <- module <- api
+    base <- comm <- mesh <- tensor <- { collectives | param } <- group <- module <- api <- checkpoint
 
 Runs with every build. With --stamp and --depfile it tells ninja what it has read, folders too, so that it
 runs again when a file changes, comes or goes.
@@ -21,10 +21,12 @@ LAYERS = [
     ["group"],
     ["module"],
     ["api"],
+    ["checkpoint"],
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 
-# The layer that a public header belongs to; one that is not here belongs to the last.
+# The layer that a public header belongs to; one that is not here belongs to api.
+DEFAULT = "api"
 PUBLIC = {
     "all_gather_extension.hpp": "base",
     "error.hpp": "base",
@@ -47,6 +49,10 @@ PUBLIC = {
     "placement.hpp": "mesh",
     "dtensor.hpp": "tensor",
     "fully_shard.hpp": "module",
+    "checkpoint.hpp": "checkpoint",
+    "checkpoint_parts.hpp": "checkpoint",
+    "checkpoint_saver.hpp": "checkpoint",
+    "fsdp.hpp": "checkpoint",
 }
 
 # Folders of lib/ that are no layer: the build's own.
@@ -59,7 +65,7 @@ def layer_of_include(path):
     """The layer of what an #include names; None if it is not ours."""
     folder, _, name = path.partition("/")
     if folder == "fsdp":
-        return PUBLIC.get(name, LAYERS[-1][0])
+        return PUBLIC.get(name, DEFAULT)
     return folder if folder in RANK else None
 
 
@@ -70,7 +76,7 @@ def may_include(layer, included):
 def sources(root):
     """(file, its layer, whether it is public) for each file that belongs to a layer."""
     for path in sorted((root / "include" / "fsdp").glob("*.hpp")):
-        yield path, PUBLIC.get(path.name, LAYERS[-1][0]), True
+        yield path, PUBLIC.get(path.name, DEFAULT), True
     for folder in sorted(path for path in (root / "lib").iterdir() if path.is_dir()):
         if folder.name in NO_LAYER:
             continue
