@@ -1,0 +1,134 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "base/require.hpp"
+#include "checkpoint/load_values.hpp"
+#include "checkpoint/rank_group.hpp"
+#include "fsdp/checkpoint_parts.hpp"
+
+namespace fsdp {
+
+namespace {
+
+constexpr int64_t kLeastExtraBytes = int64_t{4} << 20;
+
+void list(std::string& text, std::string_view title, const std::vector<std::string>& items) {
+  if (!items.empty()) text += fmt::format(" {}: {}.", title, fmt::join(items, ", "));
+}
+
+void describe(std::string& text, const std::string& section, const CheckpointMisfits& misfits) {
+  if (misfits.none()) return;
+  if (section != "model") text += " In '" + section + "':";
+  list(text, "Missing", misfits.missing);
+  list(text, "Unexpected", misfits.unexpected);
+  list(text, "Wrong", misfits.wrong);
+}
+
+void append(std::vector<std::string>& all, const std::vector<std::string>& some) {
+  all.insert(all.end(), some.begin(), some.end());
+}
+
+}  // namespace
+
+struct CheckpointReader::State {
+  RankGroup ranks;
+  LoadCheckpointOptions options;
+  Catalogue catalogue;
+
+  bool verifies() const { return options.verify != VerifyChecksums::kNever; }
+
+  SectionMatch match(const CheckpointSection& section) const {
+    const auto catalogued = catalogue.sections.find(section.name);
+    return match_section(section, catalogued == catalogue.sections.end() ? nullptr : &catalogued->second,
+                         {options.convert_dtypes, renaming(section.name)});
+  }
+
+  std::function<std::string(const std::string&)> renaming(const std::string& section) const {
+    if (section == "model") return options.rename;
+    if (section != "optimizer" || !options.rename) return nullptr;
+    return [&rename = options.rename](const std::string& name) {
+      const auto dot = name.rfind('.');
+      if (dot == std::string::npos) return name;
+      const auto renamed = rename(name.substr(0, dot));
+      return renamed.empty() ? renamed : renamed + name.substr(dot);
+    };
+  }
+};
+
+CheckpointReader::CheckpointReader(const std::string& path, const LoadCheckpointOptions& options)
+    : state_(new State{RankGroup(options.world), options, {}}) {
+  const auto& ranks = state_->ranks;
+  std::string text;
+  ranks.on_first([&] {
+    require(options.max_extra_bytes >= kLeastExtraBytes, "load_checkpoint: max_extra_bytes is {}, expected {} or more",
+            options.max_extra_bytes, kLeastExtraBytes);
+    state_->catalogue = read_catalogue(path, state_->verifies(), options.follow_symlinks);
+    if (ranks.size() > 1) text = to_text(state_->catalogue);
+  });
+  text = ranks.broadcast(text);
+  if (!ranks.is_first()) state_->catalogue = catalogue_from(text);
+}
+
+CheckpointReader::~CheckpointReader() = default;
+
+int CheckpointReader::world_size() const { return state_->catalogue.world_size; }
+
+bool CheckpointReader::has_section(const std::string& name) const { return state_->catalogue.sections.contains(name); }
+
+std::optional<std::string> CheckpointReader::document(const std::string& name) const {
+  const auto found = state_->catalogue.documents.find(name);
+  if (found == state_->catalogue.documents.end()) return std::nullopt;
+  return found->second;
+}
+
+std::vector<CheckpointReader::TensorInfo> CheckpointReader::tensors(const std::string& section) const {
+  std::vector<TensorInfo> infos;
+  const auto rename = state_->renaming(section);
+  if (const auto found = state_->catalogue.sections.find(section); found != state_->catalogue.sections.end())
+    for (const auto& entry : found->second.tensors)
+      infos.push_back({rename ? rename(entry.name) : entry.name, entry.sizes, entry.dtype});
+  return infos;
+}
+
+CheckpointMisfits CheckpointReader::compare(const CheckpointSection& section) const {
+  return state_->match(section).misfits;
+}
+
+CheckpointMisfits CheckpointReader::load(const std::vector<CheckpointSection>& sections, const CheckpointMisfits& besides) {
+  std::vector<Match> matches;
+  auto all = besides;
+  state_->ranks.together([&] {
+    std::string text;
+    for (const auto& section : sections) {
+      auto result = state_->match(section);
+      describe(text, section.name, result.misfits);
+      append(all.missing, result.misfits.missing);
+      append(all.unexpected, result.misfits.unexpected);
+      append(all.wrong, result.misfits.wrong);
+      std::move(result.matches.begin(), result.matches.end(), std::back_inserter(matches));
+    }
+    describe(text, "model", besides);
+    require(text.empty() || !state_->options.strict,
+            "load_checkpoint: {} does not fit; nothing was changed.{} Set strict to false to load what fits",
+            state_->catalogue.folder, text);
+  });
+  std::stable_sort(matches.begin(), matches.end(), [](const Match& a, const Match& b) {
+    return std::tie(a.entry->place.file, a.entry->place.offset) < std::tie(b.entry->place.file, b.entry->place.offset);
+  });
+  load_values(state_->ranks, state_->catalogue, matches, state_->options);
+  return all;
+}
+
+std::function<std::string(const std::string&)> map_prefixes(std::map<std::string, std::string> prefixes) {
+  return [prefixes = std::move(prefixes)](const std::string& name) {
+    const std::pair<const std::string, std::string>* longest = nullptr;
+    for (const auto& item : prefixes)
+      if (name.starts_with(item.first) && (longest == nullptr || item.first.size() > longest->first.size()))
+        longest = &item;
+    return longest == nullptr ? name : longest->second + name.substr(longest->first.size());
+  };
+}
+
+}  // namespace fsdp

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/catalogue.hpp"
+#include "checkpoint/pieces.hpp"
+#include "fsdp/checkpoint_parts.hpp"
+
+namespace fsdp {
+
+/// A tensor of this rank with what the checkpoint has for it.
+struct Match {
+  const CheckpointTensor* tensor;
+  const Catalogue::TensorEntry* entry;
+  std::vector<Piece> pieces = {};  ///< in the order of the file
+};
+
+struct SectionMatch {
+  std::vector<Match> matches = {};
+  CheckpointMisfits misfits = {};
+};
+
+struct MatchOptions {
+  bool convert_dtypes = false;
+  std::function<std::string(const std::string&)> rename = {};
+};
+
+/// catalogued: null where the checkpoint has no such section. Throws UsageError if `rename` gives two tensors one name,
+/// or a tensor is not what it says itself.
+SectionMatch match_section(const CheckpointSection& section, const Catalogue::Section* catalogued,
+                           const MatchOptions& options);
+
+/// "; they belong to 'a', 'b' and 3 others": what lies in bytes [begin, end) of a file.
+std::string tensors_in(const Catalogue& catalogue, size_t file, int64_t begin, int64_t end);
+
+}  // namespace fsdp
