@@ -5,6 +5,7 @@
 #include "fsdp/activation_checkpoint.hpp"
 #include "fsdp/all_gather_extension.hpp"
 #include "fsdp/all_reduce_hook.hpp"
+#include "fsdp/checkpoint.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 #include "fsdp/clone.hpp"
 #include "fsdp/communicator.hpp"

@@ -1,0 +1,85 @@
+#include "fsdp/checkpoint.hpp"
+
+#include <optional>
+
+#include "base/log.hpp"
+#include "checkpoint/model_section.hpp"
+#include "checkpoint/optimizer_section.hpp"
+#include "checkpoint/rank_group.hpp"
+#include "checkpoint/rng_section.hpp"
+#include "checkpoint/training_parts.hpp"
+
+namespace fsdp {
+
+namespace {
+
+constexpr auto kExtraFile = "extra.json";
+constexpr auto kSave = "save_checkpoint", kLoad = "load_checkpoint";
+
+std::set<std::string> names_of(const CheckpointReader& reader, const std::string& section) {
+  std::set<std::string> names;
+  for (const auto& tensor : reader.tensors(section)) names.insert(tensor.name);
+  return names;
+}
+
+bool can_restore_rng(const CheckpointReader& reader, const CheckpointSection& section, int world_size) {
+  if (reader.world_size() != world_size || !reader.has_section(section.name)) return false;
+  const bool fits = reader.compare(section).none();
+  if (!fits) warn_once("load_checkpoint: the random generators are of another kind than those that were saved, and keep "
+                       "their state");
+  return fits;
+}
+
+}  // namespace
+
+CheckpointParts training_parts(const Checkpoint& checkpoint, const RankGroup& ranks, const SaveCheckpointOptions& options) {
+  require_not_shown(checkpoint.model.get(), kSave);
+  const auto states = named_states(checkpoint.model.get());
+  CheckpointParts parts;
+  parts.sections.push_back(model_section(states, options.dtype));
+  if (auto* optimizer = checkpoint.optimizer.get()) {
+    const auto params = optimizer_params(states, *optimizer, kSave);
+    parts.documents[kOptimizerFile] = optimizer_document(params, *optimizer);
+    parts.sections.push_back(optimizer_section(params, *optimizer));
+  }
+  if (checkpoint.rng_state) parts.sections.push_back(rng_section(ranks.rank(), ranks.size()));
+  if (!checkpoint.extra.empty()) parts.documents[kExtraFile] = checkpoint.extra;
+  return parts;
+}
+
+void save_checkpoint(const std::string& path, const Checkpoint& checkpoint, const SaveCheckpointOptions& options) {
+  const RankGroup ranks(options.world);
+  CheckpointParts parts;
+  ranks.together([&] { parts = training_parts(checkpoint, ranks, options); });
+  save_checkpoint_parts(path, parts, options);
+}
+
+LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                                 const LoadCheckpointOptions& options) {
+  const RankGroup ranks(options.world);
+  CheckpointReader reader(path, options);
+  LoadedCheckpoint loaded{.misfits = {}, .extra = reader.document(kExtraFile).value_or(""), .world_size = reader.world_size()};
+  std::vector<CheckpointSection> sections;
+  std::optional<OptimizerLoad> optimizer;
+  std::optional<CheckpointSection> rng;
+  ranks.together([&] {
+    require_not_shown(checkpoint.model.get(), kLoad);
+    const auto states = named_states(checkpoint.model.get());
+    sections.push_back(model_section(states, std::nullopt));
+    if (auto* given = checkpoint.optimizer.get()) {
+      optimizer.emplace(optimizer_params(states, *given, kLoad), *given, reader.document(kOptimizerFile),
+                        names_of(reader, "optimizer"), options.rename);
+      if (optimizer->misfits().none()) sections.push_back(optimizer->section());
+    }
+    if (!checkpoint.rng_state) return;
+    rng = rng_section(ranks.rank(), ranks.size());
+    loaded.restored_rng_state = can_restore_rng(reader, *rng, ranks.size());
+    if (loaded.restored_rng_state) sections.push_back(*rng);
+  });
+  loaded.misfits = reader.load(sections, optimizer ? optimizer->misfits() : CheckpointMisfits{});
+  if (optimizer) optimizer->finish();
+  if (loaded.restored_rng_state) restore_rng(*rng, ranks.rank());
+  return loaded;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,192 @@
+#include "checkpoint/optimizer_section.hpp"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "api/optimizer_fields.hpp"
+#include "base/require.hpp"
+#include "checkpoint/checkpoint_error.hpp"
+#include "checkpoint/model_section.hpp"
+#include "checkpoint/strict_json.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr auto kStep = "step";
+constexpr int kDepth = 5;
+
+std::string name_of(const OptimizerParam& param, const std::string& field) { return param.names.front() + "." + field; }
+
+/// JSON has no infinities: they are texts.
+json number_json(double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); }
+
+double number_from(const json& value) {
+  return value.is_string() ? std::strtod(value.get_ref<const std::string&>().c_str(), nullptr) : value.get<double>();
+}
+
+json option_json(const OptimizerOption& option) {
+  if (const auto* flag = std::get_if<bool>(&option)) return *flag;
+  if (const auto* number = std::get_if<double>(&option)) return number_json(*number);
+  auto list = json::array();
+  for (const double value : std::get<std::vector<double>>(option)) list.push_back(number_json(value));
+  return list;
+}
+
+OptimizerOption option_from(const json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (!value.is_array()) return number_from(value);
+  std::vector<double> numbers;
+  for (const auto& item : value) numbers.push_back(number_from(item));
+  return numbers;
+}
+
+/// A plain module's parameters() lists a tied one once for each of its names.
+std::vector<OptimizerParam> distinct(std::vector<OptimizerParam> params) {
+  std::set<const c10::TensorImpl*> known;
+  std::erase_if(params, [&](const auto& param) { return !known.insert(param.tensor.unsafeGetTensorImpl()).second; });
+  return params;
+}
+
+std::optional<StateFields> state_of(const torch::optim::Optimizer& optimizer, const OptimizerParam& param) {
+  const auto state = optimizer.state().find(param.tensor.unsafeGetTensorImpl());
+  if (state == optimizer.state().end()) return std::nullopt;
+  return fields_of(*state->second);
+}
+
+}  // namespace
+
+CheckpointSection optimizer_section(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer) {
+  CheckpointSection section{"optimizer", {}};
+  for (const auto& param : distinct(params)) {
+    const bool has_state = optimizer.state().count(param.tensor.unsafeGetTensorImpl()) > 0;
+    const auto fields = state_of(optimizer, param);
+    require(fields.has_value() || !has_state, "save_checkpoint: '{}' has optimizer state of a class that is not known (known: {})",
+            param.names.front(), kKnownOptimizers);
+    if (!fields) continue;
+    for (const auto& [field, tensor] : fields->tensors) {
+      if (!tensor->defined()) continue;
+      require(tensor->sizes() == param.tensor.sizes(),
+              "save_checkpoint: the state '{}' of '{}' has sizes ({}), expected ({}) like its parameter", field,
+              param.names.front(), fmt::join(tensor->sizes(), ", "), fmt::join(param.tensor.sizes(), ", "));
+      section.tensors.push_back(spread_like(param.param, name_of(param, field), tensor->detach()));
+    }
+    if (fields->step != nullptr)
+      section.tensors.push_back(spread_like({}, name_of(param, kStep), at::full({}, *fields->step, at::kLong)));
+  }
+  return section;
+}
+
+std::string optimizer_document(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer) {
+  json document{{"optimizer", optimizer_class(optimizer, "save_checkpoint")}, {"groups", json::array()}};
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    json options = json::object(), names = json::array();
+    for (const auto& [name, value] : read_options(optimizer.param_groups()[group].options())) options[name] = option_json(value);
+    for (const auto& param : distinct(params))
+      if (param.group == group) names.push_back(param.names.front());
+    document["groups"].push_back({{"options", options}, {"params", names}});
+  }
+  return dump(document, "save_checkpoint: the optimizer");
+}
+
+OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer,
+                             const std::optional<std::string>& document, const std::set<std::string>& saved,
+                             const std::function<std::string(const std::string&)>& rename)
+    : params_(distinct(std::move(params))), optimizer_(optimizer), class_(optimizer_class(optimizer, "load_checkpoint")) {
+  if (!document) {
+    misfits_.missing.push_back(fmt::format("the optimizer ('{}')", kOptimizerFile));
+    return;
+  }
+  read_document(*document, rename);
+  if (!misfits_.none()) return;
+  for (const auto& param : params_) planned_.push_back(plan(param, saved));
+}
+
+void OptimizerLoad::read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename) {
+  const auto document = parse_strict(text, kDepth, kOptimizerFile);
+  require_checkpoint(document.is_object(), "{}: is not an object", kOptimizerFile);
+  const auto saved_class = string_at(document, "optimizer", kOptimizerFile);
+  if (saved_class != class_)
+    misfits_.wrong.push_back(fmt::format("the optimizer is {}'s, expected {}'s", saved_class, class_));
+  const auto& groups = array_at(document, "groups", kOptimizerFile);
+  if (groups.size() != optimizer_.param_groups().size())
+    misfits_.wrong.push_back(fmt::format("the optimizer has {} parameter groups, expected {}", groups.size(),
+                                         optimizer_.param_groups().size()));
+  if (!misfits_.none()) return;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    require_checkpoint(groups[group].is_object(), "{}: a group is not an object", kOptimizerFile);
+    auto copy = optimizer_.param_groups()[group].options().clone();
+    try {
+      std::map<std::string, OptimizerOption> values;
+      for (const auto& item : object_at(groups[group], "options", kOptimizerFile).items())
+        values[item.key()] = option_from(item.value());
+      write_options(*copy, values);
+    } catch (const std::exception& error) {  // JSON's own among them
+      misfits_.wrong.push_back(fmt::format("optimizer group {}: {}", group, error.what()));
+    }
+    options_.push_back(read_options(*copy));
+    for (const auto& name : array_at(groups[group], "params", kOptimizerFile)) {
+      require_checkpoint(name.is_string(), "{}: a parameter's name is not a string", kOptimizerFile);
+      groups_[rename ? rename(name) : name.get<std::string>()] = group;
+    }
+  }
+}
+
+OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const std::set<std::string>& saved) {
+  Planned planned;
+  planned.state = new_state(class_);
+  const auto fields = *fields_of(*planned.state);
+  // Any of a tied parameter's names may be the one that it was saved under.
+  const auto* name = &param.names.front();
+  const auto has_any = [&](const std::string& candidate) {
+    if (saved.contains(candidate + "." + kStep)) return true;
+    for (const auto& [field, tensor] : fields.tensors)
+      if (saved.contains(candidate + "." + field)) return true;
+    return false;
+  };
+  for (const auto& candidate : param.names)
+    if (has_any(candidate)) name = &candidate;
+  if (!has_any(*name)) {
+    bool is_known = false;
+    for (const auto& candidate : param.names) is_known |= groups_.contains(candidate);
+    if (!is_known) misfits_.missing.push_back(fmt::format("the optimizer's '{}'", param.names.front()));
+    return {.state = nullptr, .step = {}, .is_left = !is_known};
+  }
+  if (const auto group = groups_.find(*name); group != groups_.end() && group->second != param.group)
+    misfits_.wrong.push_back(fmt::format("'{}' is in the optimizer's group {}, expected {}", *name, group->second, param.group));
+  const auto current = state_of(optimizer_, param);
+  const auto like = param.param ? plain_view(param.tensor) : param.tensor.detach();
+  for (size_t i = 0; i < fields.tensors.size(); ++i) {
+    const auto& [field, tensor] = fields.tensors[i];
+    if (!saved.contains(*name + "." + field)) continue;
+    // In the memory that is there, so that old and new are not both alive.
+    const bool is_there = current && i < current->tensors.size() && current->tensors[i].first == field &&
+                          current->tensors[i].second->defined() && current->tensors[i].second->sizes() == like.sizes();
+    *tensor = is_there ? *current->tensors[i].second : at::empty_like(like);
+    section_.tensors.push_back(spread_like(param.param, *name + "." + field, tensor->detach()));
+  }
+  if (fields.step != nullptr) {
+    planned.step = at::zeros({}, at::kLong);
+    section_.tensors.push_back(spread_like({}, *name + "." + kStep, planned.step));
+  }
+  return planned;
+}
+
+void OptimizerLoad::finish() {
+  for (size_t group = 0; group < options_.size(); ++group)
+    write_options(optimizer_.param_groups()[group].options(), options_[group]);
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    auto& planned = planned_[i];
+    if (planned.is_left) continue;
+    auto* key = params_[i].tensor.unsafeGetTensorImpl();
+    optimizer_.state().erase(key);
+    if (!planned.state) continue;
+    if (const auto fields = *fields_of(*planned.state); fields.step != nullptr) *fields.step = planned.step.item<int64_t>();
+    optimizer_.state()[key] = std::move(planned.state);
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "api/optimizer_params.hpp"
+#include "fsdp/checkpoint_parts.hpp"
+
+// An optimizer in a checkpoint: the section "optimizer" has its tensors as "PARAMETER.FIELD", step counters among them;
+// optimizer.json has its class and the options and parameters of its groups.
+namespace fsdp {
+
+inline constexpr auto kOptimizerFile = "optimizer.json";
+
+/// Throws UsageError for a class or state that is not known.
+CheckpointSection optimizer_section(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer);
+std::string optimizer_document(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer);
+
+/// An optimizer that is loaded: first what it needs from the checkpoint, then, with that in place, the change itself.
+class OptimizerLoad {
+ public:
+  /// saved: the names of the section's tensors; rename: of parameters, as in LoadCheckpointOptions. Changes nothing.
+  OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer,
+                const std::optional<std::string>& document, const std::set<std::string>& saved,
+                const std::function<std::string(const std::string&)>& rename);
+
+  const CheckpointSection& section() const { return section_; }
+  const CheckpointMisfits& misfits() const { return misfits_; }
+  /// The section's tensors have been loaded: gives them to the optimizer, with the groups' options.
+  void finish();
+
+ private:
+  struct Planned {
+    std::unique_ptr<torch::optim::OptimizerParamState> state;  // null: the parameter has none afterwards
+    at::Tensor step;
+    bool is_left = false;
+  };
+
+  void read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename);
+  Planned plan(const OptimizerParam& param, const std::set<std::string>& saved);
+
+  std::vector<OptimizerParam> params_;
+  torch::optim::Optimizer& optimizer_;
+  std::string class_;
+  std::vector<std::map<std::string, OptimizerOption>> options_;  // by group
+  std::map<std::string, size_t> groups_;                         // by parameter
+  std::vector<Planned> planned_;
+  CheckpointSection section_{"optimizer", {}};
+  CheckpointMisfits misfits_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,172 @@
+#include <catch2/catch.hpp>
+
+#include <cstdlib>
+#include <random>
+
+#include "saved_parts.hpp"
+#include "support/tensor_parallel_model.hpp"
+#include "temporary_folder.hpp"
+
+// Modules drawn at random, saved by one world and loaded by another, cut otherwise: always the plain module's bits.
+// FSDP_CHECKPOINT_DRAWS says how many.
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+using at::Tensor;
+
+uint64_t draws() {
+  const char* count = std::getenv("FSDP_CHECKPOINT_DRAWS");
+  return count == nullptr ? 40 : static_cast<uint64_t>(std::atoi(count));
+}
+
+int pick(std::mt19937_64& draw, int count) { return static_cast<int>(draw() % static_cast<uint64_t>(count)); }
+
+/// Parameters of any number of dimensions, empty ones, other strides, several dtypes, buffers, and groups within groups.
+struct DrawnImpl : nn::Module {
+  DrawnImpl(std::mt19937_64& draw, int depth) {
+    for (int i = pick(draw, 4) + (depth == 0 ? 1 : 0); i > 0; --i) add_parameter(draw, fmt::format("p{}", i));
+    if (pick(draw, 2)) register_buffer("table", torch::randn({pick(draw, 4), 3}));
+    for (int i = 0; depth < 2 && i < pick(draw, 3); ++i)
+      blocks.push_back(register_module(fmt::format("c{}", i), std::make_shared<DrawnImpl>(draw, depth + 1)));
+    is_group = depth == 0 || pick(draw, 2);
+  }
+
+  void add_parameter(std::mt19937_64& draw, const std::string& name) {
+    static const at::ScalarType dtypes[] = {at::kFloat, at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kByte};
+    std::vector<int64_t> sizes;
+    for (int dim = pick(draw, 4); dim > 0; --dim) sizes.push_back(std::vector{0, 1, 2, 5, 40, 700}[pick(draw, 12) == 0 ? 0 : 1 + pick(draw, 5)]);
+    if (sizes.size() > 2) sizes[2] = std::min<int64_t>(sizes[2], 5);
+    const auto dtype = dtypes[pick(draw, 7)];
+    auto values = torch::randn(sizes).mul(9).to(dtype);
+    if (sizes.size() > 1 && pick(draw, 2)) values = values.transpose(0, 1);
+    register_parameter(name, values, at::isFloatingType(dtype) && pick(draw, 4));
+  }
+
+  void shard(const FullyShardOptions& options) {
+    for (auto& child : blocks) child->shard(options);
+    if (is_group) fully_shard(*this, options);
+  }
+
+  std::vector<std::shared_ptr<DrawnImpl>> blocks;
+  bool is_group = false;
+};
+
+/// The same structure and values for the same seed.
+std::shared_ptr<DrawnImpl> drawn_module(uint64_t seed) {
+  return seeded(seed, [&] {
+    std::mt19937_64 draw(seed);
+    return std::make_shared<DrawnImpl>(draw, 0);
+  });
+}
+
+/// A world, and how it cuts.
+struct Cut {
+  explicit Cut(std::mt19937_64& draw) : ranks(1 + pick(draw, 6)), dim(pick(draw, 4)), is_flat(pick(draw, 3) == 0), is_plain(pick(draw, 8) == 0) {
+    if (ranks % 2 == 0) replicas = pick(draw, 3);
+    if (replicas == 0) replicate_only = pick(draw, 6) == 0;
+  }
+  void shard(DrawnImpl& module, const Rank& rank) const {
+    if (is_plain) return;
+    FullyShardOptions options{.mesh = replicas > 0 ? rank.hybrid(replicas, ranks / replicas) : rank.mesh(), .replicate_only = replicate_only};
+    if (is_flat && !replicate_only) options.layout = ParamLayout::kFlat;
+    else if (!replicate_only)
+      options.shard_placement_fn = [d = dim](const std::string&, const Tensor& parameter) {
+        return Shard{parameter.dim() > 0 ? d % parameter.dim() : 0};
+      };
+    module.shard(options);
+  }
+  std::string name() const {
+    return fmt::format("{} ranks, {} replicas, dim {}, flat {}, plain {}, replicated {}", ranks, replicas, dim, is_flat, is_plain, replicate_only);
+  }
+  int ranks, replicas = 0, dim;
+  bool is_flat, is_plain, replicate_only = false;
+};
+
+/// Bits, so that NaNs and negative zeros count too.
+Tensor bits(const Tensor& tensor) { return tensor.detach().clone(at::MemoryFormat::Contiguous).view({-1}).view(at::kByte); }
+
+Tensor whole_of(const Tensor& parameter) { return is_fsdp_parameter(parameter) ? full_tensor(parameter) : parameter; }
+
+NamedTensors all_of(const nn::Module& module) {
+  NamedTensors all;
+  for (const auto& item : module.named_parameters()) all.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) all.emplace_back(item.key(), item.value());
+  return all;
+}
+
+void check_bits(const Rank& rank, const nn::Module& module, const nn::Module& plain, const std::string& what) {
+  const auto found = all_of(module), expected = all_of(plain);
+  rank.check_equal(found.size(), expected.size(), what);
+  for (size_t i = 0; i < found.size(); ++i)
+    rank.check_identical(bits(whole_of(found[i].second)), bits(expected[i].second), what + ": " + found[i].first);
+}
+
+void clear(nn::Module& module) {
+  at::NoGradGuard no_grad;
+  for (auto& item : all_of(module)) item.second.zero_();
+}
+
+TEST_CASE("what any world saves, however it is cut, any other loads to the bit", "[checkpoint][properties]") {
+  TemporaryFolder folder;
+  for (uint64_t seed = 0; seed < draws(); ++seed) {
+    std::mt19937_64 draw(seed + 500);
+    const Cut from(draw), to(draw);
+    SaveCheckpointOptions saving{.max_file_bytes = pick(draw, 2) ? 3000 : int64_t{1} << 30};
+    LoadCheckpointOptions loading{.max_extra_bytes = int64_t{4} << 20};
+    loading.readers = pick(draw, 4) == 0 ? CheckpointReaders::kFirstRank : CheckpointReaders::kAllRanks;
+    loading.verify = std::vector{VerifyChecksums::kWhileLoading, VerifyChecksums::kBeforeLoading, VerifyChecksums::kNever}[pick(draw, 3)];
+    const auto what = fmt::format("seed {}: {} -> {}", seed, from.name(), to.name());
+    INFO(what);
+    CHECK(on_ranks(from.ranks, [&](Rank& rank) {
+      auto module = drawn_module(seed);
+      from.shard(*module, rank);
+      auto options = saving;
+      options.world = rank.world();
+      save_checkpoint(folder / "c", {module}, options);
+      rank.check(true, what);
+    }));
+    const auto load = [&](const Cut& cut, const std::string& name) {
+      CHECK(on_ranks(cut.ranks, [&](Rank& rank) {
+        auto module = drawn_module(seed), plain = drawn_module(seed);
+        cut.shard(*module, rank);
+        clear(*module);
+        auto options = loading;
+        options.world = rank.world();
+        load_checkpoint(folder / "c", {module}, options);
+        check_bits(rank, *module, *plain, name);
+      }));
+    };
+    load(to, what);
+    load(Cut(draw), what + ", and once more");
+  }
+}
+
+TEST_CASE("tensor-parallel parameters are saved as wholes and loaded as other parts", "[checkpoint][properties]") {
+  TemporaryFolder folder;
+  const std::vector<TpCase> cases{{.shape = {2, 2}, .hidden = 7}, {.shape = {1, 3}, .hidden = 7}, {.shape = {4, 1}, .hidden = 7},
+                                  {.shape = {2, 2}, .hidden = 7, .says = Says::kMesh, .dim = 1},
+                                  {.shape = {2, 2}, .hidden = 7, .layout = ParamLayout::kFlat},
+                                  {.shape = {2, 1, 2}, .hidden = 7, .is_merged = true}};
+  for (const auto& from : cases) {
+    CHECK(on_ranks(from.ranks(), [&](Rank& rank) {
+      TpModel tp(rank, from);
+      tp.shard(from);
+      save_checkpoint(folder / "c", {tp.model}, {.world = rank.world()});
+      rank.check(true, from.text());
+    }));
+    for (const auto& to : cases)
+      CHECK(on_ranks(to.ranks(), [&](Rank& rank) {
+        TpModel tp(rank, to, 5), expected(rank, to);
+        tp.shard(to);
+        load_checkpoint(folder / "c", {tp.model}, {.world = rank.world()});
+        const auto plain = expected.plain->named_parameters();
+        for (const auto& item : tp.model->named_parameters())
+          rank.check_identical(full_tensor(item.value()), plain[item.key()].detach(), from.text() + " -> " + to.text() + ": " + item.key());
+      }));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::test
