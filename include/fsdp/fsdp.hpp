@@ -7,6 +7,7 @@
 #include "fsdp/all_reduce_hook.hpp"
 #include "fsdp/checkpoint.hpp"
 #include "fsdp/checkpoint_parts.hpp"
+#include "fsdp/checkpoint_saver.hpp"
 #include "fsdp/clone.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/conversion.hpp"

@@ -1,0 +1,120 @@
+#include "fsdp/checkpoint_saver.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+#include "base/log.hpp"
+#include "checkpoint/training_parts.hpp"
+#include "fsdp/process_group.hpp"
+
+namespace fsdp {
+
+namespace {
+
+std::shared_ptr<Communicator> world_of(const CheckpointSaverOptions& options) {
+  return options.world ? options.world : is_initialized() ? default_process_group() : single_rank();
+}
+
+std::shared_ptr<Communicator> own_group(Communicator& world) {
+  if (world.size() == 1) return single_rank();
+  std::vector<int> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.split(ranks, "checkpoint saver");
+}
+
+int64_t held_bytes(const CheckpointParts& parts) {
+  int64_t bytes = 0;
+  for (const auto& section : parts.sections)
+    for (const auto& tensor : section.tensors) bytes += static_cast<int64_t>(tensor.local.nbytes());
+  return bytes;
+}
+
+void copy_aside(CheckpointParts& parts) {
+  at::NoGradGuard no_grad;
+  for (auto& section : parts.sections)
+    for (auto& tensor : section.tensors)
+      tensor.local = tensor.local.to(at::kCPU, tensor.local.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+}  // namespace
+
+struct CheckpointSaver::State {
+  std::shared_ptr<Communicator> world, group;
+  CheckpointSaverOptions options;
+  std::thread writer;
+  std::atomic<bool> is_writing = false;
+  std::exception_ptr error;  // of the writer; read once it has been joined
+
+  void write(const std::string& path, const CheckpointParts& parts, const SaveCheckpointOptions& save) {
+    try {
+      save_checkpoint_parts(path, parts, save);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    is_writing = false;
+  }
+
+  void join() {
+    if (writer.joinable()) writer.join();
+  }
+
+  /// On every rank the same, whichever is done first.
+  bool is_writing_anywhere() const {
+    const auto flags = RankGroup(world).all_gather(std::vector<int64_t>{is_writing ? 1 : 0});
+    return std::any_of(flags.begin(), flags.end(), [](const auto& flag) { return flag.front() != 0; });
+  }
+};
+
+CheckpointSaver::CheckpointSaver(const CheckpointSaverOptions& options) : state_(new State) {
+  state_->options = options;
+  state_->world = world_of(options);
+  state_->group = own_group(*state_->world);
+}
+
+CheckpointSaver::~CheckpointSaver() {
+  state_->join();
+  try {
+    if (state_->error) std::rethrow_exception(state_->error);
+  } catch (const std::exception& error) {
+    log().error("checkpoint: the last save failed: {}", error.what());
+  }
+}
+
+bool CheckpointSaver::is_saving() const { return state_->is_writing; }
+
+void CheckpointSaver::wait() {
+  state_->join();
+  if (const auto error = std::exchange(state_->error, nullptr)) std::rethrow_exception(error);
+}
+
+bool CheckpointSaver::start_save(const std::string& path, const Checkpoint& checkpoint, SaveCheckpointOptions options) {
+  if (state_->options.when_saving == WhenSaving::kRefuse && state_->is_writing_anywhere()) return false;
+  wait();
+  const RankGroup ranks(state_->world);
+  auto parts = std::make_shared<CheckpointParts>();
+  bool is_copied = false;
+  ranks.together([&] {
+    *parts = training_parts(checkpoint, ranks, options);
+    is_copied = held_bytes(*parts) <= state_->options.max_copy_bytes;
+    if (is_copied) copy_aside(*parts);
+  });
+  options.world = state_->group;
+  state_->is_writing = true;
+  const auto device_type = state_->group->device_type();
+  std::optional<c10::Device> device;
+  if (device_type != at::kCPU) device = c10::impl::VirtualGuardImpl(device_type).getDevice();
+  state_->writer = std::thread([state = state_.get(), path, parts, options, device] {
+    if (device) c10::impl::VirtualGuardImpl(device->type()).setDevice(*device);
+    state->write(path, *parts, options);
+  });
+  if (!is_copied) wait();
+  return true;
+}
+
+}  // namespace fsdp

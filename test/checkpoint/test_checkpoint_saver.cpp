@@ -1,0 +1,78 @@
+#include <catch2/catch.hpp>
+
+#include "saved_parts.hpp"
+#include "support/odd_model.hpp"
+#include "temporary_folder.hpp"
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+
+/// The value that every element of a saved model has.
+double saved_value(const Rank& rank, const std::string& path, int64_t width) {
+  nn::Linear linear(width, width);
+  CheckpointReader(path, {.world = rank.world()}).load({whole_section({{"weight", linear->weight.detach()}, {"bias", linear->bias.detach()}})});
+  const auto value = linear->bias[0].item<double>();
+  rank.check(linear->weight.eq(value).all().item<bool>() && linear->bias.eq(value).all().item<bool>(), "one save's values");
+  return value;
+}
+
+void fill(nn::Linear& linear, double value) {
+  at::NoGradGuard no_grad;
+  for (auto& parameter : linear->parameters()) parameter.fill_(value);
+}
+
+TEST_CASE("a save in the background has the values of its beginning", "[checkpoint][checkpoint_saver]") {
+  TemporaryFolder folder;
+  for (const int64_t max_copy_bytes : {int64_t{1} << 40, int64_t{0}})
+    CHECK(on_ranks(2, [&](Rank& rank) {
+      nn::Linear linear(300, 300);
+      fully_shard(linear, {.mesh = rank.mesh()});
+      CheckpointSaver saver({.world = rank.world(), .max_copy_bytes = max_copy_bytes});
+      for (int step = 1; step < 4; ++step) {
+        fill(linear, step);
+        rank.check(saver.start_save(folder / fmt::format("step-{}", step), {linear}), "begun");
+        if (max_copy_bytes == 0) rank.check(!saver.is_saving(), "without a copy it is written at once");
+        fill(linear, -1);
+      }
+      saver.wait();
+      for (int step = 1; step < 4; ++step)
+        rank.check_equal(saved_value(rank, folder / fmt::format("step-{}", step), 300), double(step), "values");
+    }));
+}
+
+TEST_CASE("while one save is written another is refused by all ranks, if that is asked for", "[checkpoint][checkpoint_saver]") {
+  TemporaryFolder folder;
+  CHECK(on_ranks(3, [&](Rank& rank) {
+    nn::Linear linear(3000, 3000);
+    fully_shard(linear, {.mesh = rank.mesh()});
+    CheckpointSaver saver({.world = rank.world(), .when_saving = WhenSaving::kRefuse});
+    fill(linear, 1);
+    rank.check(saver.start_save(folder / "c", {linear}), "the first");
+    fill(linear, 2);
+    rank.check(!saver.start_save(folder / "c", {linear}), "the second");
+    saver.wait();
+    rank.check_equal(saved_value(rank, folder / "c", 3000), 1.0, "the first's values");
+  }));
+}
+
+TEST_CASE("a save that failed is told by the next call on every rank, once", "[checkpoint][checkpoint_saver]") {
+  TemporaryFolder folder;
+  write_bytes(folder / "file", "");
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    nn::Linear linear(3, 3);
+    fully_shard(linear, {.mesh = rank.mesh()});
+    CheckpointSaver saver({.world = rank.world()});
+    saver.start_save(folder / "file", {linear});
+    rank.check_throws<CheckpointError>([&] { saver.start_save(folder / "c", {linear}); }, {"is no folder"}, "the next save");
+    rank.check(saver.start_save(folder / "c", {linear}), "then it goes on");
+    saver.wait();
+    saver.start_save(folder / "file", {linear});
+    rank.check_throws<CheckpointError>([&] { saver.wait(); }, {"is no folder"}, "wait");
+    saver.wait();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp::test
