@@ -37,7 +37,9 @@ class ZeroOperators {
 
 }  // namespace
 
-int64_t blocks_of(int64_t file_bytes) { return (file_bytes + kBlockBytes - 1) / kBlockBytes; }
+int64_t blocks_of(int64_t file_bytes) {
+  return file_bytes / kBlockBytes + (file_bytes % kBlockBytes != 0 ? 1 : 0);
+}
 
 uint32_t block_sum(std::span<const std::byte> block) { return libdeflate_crc32(0, block.data(), block.size()); }
 

@@ -16,10 +16,10 @@ namespace {
 constexpr auto kExtraFile = "extra.json";
 constexpr auto kSave = "save_checkpoint", kLoad = "load_checkpoint";
 
-std::set<std::string> names_of(const CheckpointReader& reader, const std::string& section) {
-  std::set<std::string> names;
-  for (const auto& tensor : reader.tensors(section)) names.insert(tensor.name);
-  return names;
+OptimizerLoad::Saved saved_state(const CheckpointReader& reader) {
+  OptimizerLoad::Saved saved{.document = reader.document(kOptimizerFile), .tensors = {}};
+  for (auto& tensor : reader.tensors("optimizer")) saved.tensors.emplace(tensor.name, std::move(tensor));
+  return saved;
 }
 
 bool can_restore_rng(const CheckpointReader& reader, const CheckpointSection& section, int world_size) {
@@ -67,9 +67,8 @@ LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& chec
     const auto states = named_states(checkpoint.model.get());
     sections.push_back(model_section(states, std::nullopt));
     if (auto* given = checkpoint.optimizer.get()) {
-      optimizer.emplace(optimizer_params(states, *given, kLoad), *given, reader.document(kOptimizerFile),
-                        names_of(reader, "optimizer"), options.rename);
-      if (optimizer->misfits().none()) sections.push_back(optimizer->section());
+      optimizer.emplace(optimizer_params(states, *given, kLoad), *given, saved_state(reader), options);
+      if (optimizer->is_planned()) sections.push_back(optimizer->section());
     }
     if (!checkpoint.rng_state) return;
     rng = rng_section(ranks.rank(), ranks.size());

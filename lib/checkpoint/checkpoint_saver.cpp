@@ -95,8 +95,9 @@ void CheckpointSaver::wait() {
 
 bool CheckpointSaver::start_save(const std::string& path, const Checkpoint& checkpoint, SaveCheckpointOptions options) {
   if (state_->options.when_saving == WhenSaving::kRefuse && state_->is_writing_anywhere()) return false;
-  wait();
   const RankGroup ranks(state_->world);
+  // Together: only some ranks may have waited for the last save themselves, and have its error behind them.
+  ranks.together([&] { wait(); });
   auto parts = std::make_shared<CheckpointParts>();
   bool is_copied = false;
   ranks.together([&] {

@@ -29,7 +29,8 @@ class Names {
               entry.name, name);
     }
     for (const auto& [other, name] : section.other_names)
-      if (const auto entry = saved.find(name); entry != saved.end()) entries_.emplace(renamed(other), entry->second);
+      if (const auto entry = saved.find(name); entry != saved.end())
+        if (auto key = renamed(other); !key.empty()) entries_.emplace(std::move(key), entry->second);
   }
 
   const Catalogue::TensorEntry* find(const CheckpointTensor& tensor) const {

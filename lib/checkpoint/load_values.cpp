@@ -54,8 +54,11 @@ void read_own(const Catalogue& catalogue, const std::vector<Match>& matches, con
   if (matches.empty()) return;
   OpenFiles files(catalogue, options);
   for (const auto& match : matches) {
-    if (match.pieces.empty()) continue;
     TensorSink sink(match.tensor->local, match.entry->dtype, window_bytes(options, 4 * kBlockBytes));
+    if (match.pieces.empty()) {
+      sink.finish();  // a write on every rank, also where none of the elements are
+      continue;
+    }
     auto& file = files.at(match.entry->place.file);
     for (const auto& piece : match.pieces)
       for (int64_t done = 0; done < piece.count;) {
@@ -169,7 +172,7 @@ class FromFirst {
     if (ranks_.is_first()) {
       try {
         files_->at(entry.place.file).read(offset, std::span(first, bytes));
-      } catch (const CheckpointError& found) {
+      } catch (const std::exception& found) {  // whatever it is, the others wait
         error = found.what();
       }
       first[bytes] = error.empty() ? std::byte{0} : std::byte{1};

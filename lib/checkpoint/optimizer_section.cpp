@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <iterator>
 
 #include "api/optimizer_fields.hpp"
 #include "base/require.hpp"
@@ -18,6 +19,11 @@ using nlohmann::json;
 
 constexpr auto kStep = "step";
 constexpr int kDepth = 5;
+
+/// State that an optimizer has with some of its options only: amsgrad, momentum, centered.
+bool is_optional(const std::string& field) {
+  return field == "max_exp_avg_sq" || field == "momentum_buffer" || field == "grad_avg";
+}
 
 std::string name_of(const OptimizerParam& param, const std::string& field) { return param.names.front() + "." + field; }
 
@@ -92,15 +98,18 @@ std::string optimizer_document(const std::vector<OptimizerParam>& params, const 
   return dump(document, "save_checkpoint: the optimizer");
 }
 
-OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer,
-                             const std::optional<std::string>& document, const std::set<std::string>& saved,
-                             const std::function<std::string(const std::string&)>& rename)
-    : params_(distinct(std::move(params))), optimizer_(optimizer), class_(optimizer_class(optimizer, "load_checkpoint")) {
-  if (!document) {
+OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const Saved& saved,
+                             const LoadCheckpointOptions& options)
+    : params_(distinct(std::move(params))),
+      optimizer_(optimizer),
+      class_(optimizer_class(optimizer, "load_checkpoint")),
+      is_strict_(options.strict),
+      converts_(options.convert_dtypes) {
+  if (!saved.document) {
     misfits_.missing.push_back(fmt::format("the optimizer ('{}')", kOptimizerFile));
     return;
   }
-  read_document(*document, rename);
+  read_document(*saved.document, options.rename);
   if (!misfits_.none()) return;
   for (const auto& param : params_) planned_.push_back(plan(param, saved));
 }
@@ -135,16 +144,30 @@ void OptimizerLoad::read_document(const std::string& text, const std::function<s
   }
 }
 
-OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const std::set<std::string>& saved) {
+bool OptimizerLoad::fits(const CheckpointTensor& tensor, const Saved& saved) {
+  const auto found = saved.tensors.find(tensor.name);
+  if (found == saved.tensors.end()) {
+    misfits_.missing.push_back("'" + tensor.name + "'");
+    return false;
+  }
+  const auto& info = found->second;
+  if (info.sizes == tensor.sizes && (converts_ || info.dtype == tensor.local.scalar_type())) return true;
+  misfits_.wrong.push_back(fmt::format("'{}' is {} ({}), expected {} ({})", tensor.name, c10::toString(info.dtype),
+                                       fmt::join(info.sizes, ", "), c10::toString(tensor.local.scalar_type()),
+                                       fmt::join(tensor.sizes, ", ")));
+  return false;
+}
+
+OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const Saved& saved) {
   Planned planned;
   planned.state = new_state(class_);
   const auto fields = *fields_of(*planned.state);
   // Any of a tied parameter's names may be the one that it was saved under.
   const auto* name = &param.names.front();
   const auto has_any = [&](const std::string& candidate) {
-    if (saved.contains(candidate + "." + kStep)) return true;
+    if (saved.tensors.contains(candidate + "." + kStep)) return true;
     for (const auto& [field, tensor] : fields.tensors)
-      if (saved.contains(candidate + "." + field)) return true;
+      if (saved.tensors.contains(candidate + "." + field)) return true;
     return false;
   };
   for (const auto& candidate : param.names)
@@ -159,23 +182,31 @@ OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const st
     misfits_.wrong.push_back(fmt::format("'{}' is in the optimizer's group {}, expected {}", *name, group->second, param.group));
   const auto current = state_of(optimizer_, param);
   const auto like = param.param ? plain_view(param.tensor) : param.tensor.detach();
+  std::vector<CheckpointTensor> wanted;
   for (size_t i = 0; i < fields.tensors.size(); ++i) {
     const auto& [field, tensor] = fields.tensors[i];
-    if (!saved.contains(*name + "." + field)) continue;
+    if (is_optional(field) && !saved.tensors.contains(*name + "." + field)) continue;
     // In the memory that is there, so that old and new are not both alive.
     const bool is_there = current && i < current->tensors.size() && current->tensors[i].first == field &&
                           current->tensors[i].second->defined() && current->tensors[i].second->sizes() == like.sizes();
     *tensor = is_there ? *current->tensors[i].second : at::empty_like(like);
-    section_.tensors.push_back(spread_like(param.param, *name + "." + field, tensor->detach()));
+    wanted.push_back(spread_like(param.param, *name + "." + field, tensor->detach()));
   }
   if (fields.step != nullptr) {
     planned.step = at::zeros({}, at::kLong);
-    section_.tensors.push_back(spread_like({}, *name + "." + kStep, planned.step));
+    wanted.push_back(spread_like({}, *name + "." + kStep, planned.step));
   }
+  if (!is_strict_) {
+    bool fit = true;
+    for (const auto& tensor : wanted) fit &= fits(tensor, saved);
+    if (!fit) return {.state = nullptr, .step = {}, .is_left = true};
+  }
+  std::move(wanted.begin(), wanted.end(), std::back_inserter(section_.tensors));
   return planned;
 }
 
 void OptimizerLoad::finish() {
+  if (!is_planned()) return;
   for (size_t group = 0; group < options_.size(); ++group)
     write_options(optimizer_.param_groups()[group].options(), options_[group]);
   for (size_t i = 0; i < planned_.size(); ++i) {

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -21,12 +21,19 @@ std::string optimizer_document(const std::vector<OptimizerParam>& params, const 
 /// An optimizer that is loaded: first what it needs from the checkpoint, then, with that in place, the change itself.
 class OptimizerLoad {
  public:
-  /// saved: the names of the section's tensors; rename: of parameters, as in LoadCheckpointOptions. Changes nothing.
-  OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer,
-                const std::optional<std::string>& document, const std::set<std::string>& saved,
-                const std::function<std::string(const std::string&)>& rename);
+  struct Saved {
+    std::optional<std::string> document;                                   // optimizer.json
+    std::map<std::string, CheckpointReader::TensorInfo> tensors = {};  // of the section
+  };
 
+  /// Changes nothing.
+  OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const Saved& saved,
+                const LoadCheckpointOptions& options);
+
+  /// What is to be loaded: all or none of a parameter's state, unless `strict` is set, when all has to fit.
   const CheckpointSection& section() const { return section_; }
+  /// False: it is another optimizer's, or none, and nothing of it can be loaded.
+  bool is_planned() const { return !planned_.empty(); }
   const CheckpointMisfits& misfits() const { return misfits_; }
   /// The section's tensors have been loaded: gives them to the optimizer, with the groups' options.
   void finish();
@@ -35,15 +42,17 @@ class OptimizerLoad {
   struct Planned {
     std::unique_ptr<torch::optim::OptimizerParamState> state;  // null: the parameter has none afterwards
     at::Tensor step;
-    bool is_left = false;
+    bool is_left = false;  // as it is now
   };
 
   void read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename);
-  Planned plan(const OptimizerParam& param, const std::set<std::string>& saved);
+  Planned plan(const OptimizerParam& param, const Saved& saved);
+  bool fits(const CheckpointTensor& tensor, const Saved& saved);
 
   std::vector<OptimizerParam> params_;
   torch::optim::Optimizer& optimizer_;
   std::string class_;
+  bool is_strict_, converts_;
   std::vector<std::map<std::string, OptimizerOption>> options_;  // by group
   std::map<std::string, size_t> groups_;                         // by parameter
   std::vector<Planned> planned_;

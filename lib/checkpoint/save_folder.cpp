@@ -91,7 +91,7 @@ void sync_tree(const fs::path& path) {
     for (const auto& entry : fs::directory_iterator(path)) sync_tree(entry.path());
     File::folder(path).sync();
   } else if (fs::is_regular_file(path)) {
-    File::open_to_write(path).sync();
+    File::open_in(File::folder(path.parent_path()), path.filename(), false).sync();  // it may be read-only
   }
 }
 
@@ -226,9 +226,12 @@ void SaveFolder::exchange() const {
                      std::strerror(errno));
   const auto old = parent_ + "/" + hidden(name_, "old-") + token_;
   fs::rename(path_, old);
-  fs::rename(folder_, path_);
+  std::error_code error, ignored;
+  fs::rename(folder_, path_, error);
+  if (error) fs::rename(old, path_, ignored);
+  require_checkpoint(!error, "{}: cannot take its place: {}", path_, error.message());
   File::folder(parent_).sync();
-  fs::remove_all(old);
+  fs::remove_all(old, ignored);  // what stays of it, the next save finds
 }
 
 void SaveFolder::commit(const std::set<std::string>& own_files) {

@@ -86,14 +86,24 @@ std::vector<SectionDescription> agree(const RankGroup& ranks, std::vector<Sectio
   return all;
 }
 
-/// Two numbers that say what a rank holds of a tensor: a hash of its elements, and how many they are.
-constexpr size_t kNumbers = 2;
+/// Three numbers that say what a rank holds of a tensor: a hash of its elements, how many they are, and their edges.
+constexpr size_t kNumbers = 3;
 
 int64_t hash_of(const std::vector<ElementRange>& ranges) {
   uint64_t hash = 1;
   for (const auto& range : ranges)
     hash = mixed_hash(mixed_hash(hash, static_cast<uint64_t>(range.begin)), static_cast<uint64_t>(range.end));
   return static_cast<int64_t>(hash);
+}
+
+uint64_t edge_at(int64_t element) { return mixed_hash(0, static_cast<uint64_t>(element)); }
+
+/// Ends less begins. Where ranges tile a tensor every inner edge is an end and a begin, and cancels in the sum; ranges
+/// that overlap in one place and leave a gap in another have as many elements, but other edges.
+uint64_t edges_of(const std::vector<ElementRange>& ranges) {
+  uint64_t sum = 0;
+  for (const auto& range : ranges) sum += edge_at(range.end) - edge_at(range.begin);
+  return sum;
 }
 
 /// This rank's share of what the ranks hold of one tensor. number: the tensor's, counted over all sections.
@@ -109,9 +119,13 @@ Positions share(const TensorDescription& tensor, size_t number, size_t rank, con
   }
   std::map<int64_t, int64_t> distinct;
   int64_t sharers = 0, index = 0, total = 0;
+  uint64_t edges = 0;
   for (size_t r = 0; r < held.size(); ++r) {
     if (count(r) == 0) continue;
-    if (distinct.emplace(hash(r), count(r)).second) total += count(r);
+    if (distinct.emplace(hash(r), count(r)).second) {
+      total += count(r);
+      edges += static_cast<uint64_t>(held[r][kNumbers * number + 2]);
+    }
     if (hash(r) != hash(rank)) continue;
     if (r < rank) ++index;
     ++sharers;
@@ -124,6 +138,9 @@ Positions share(const TensorDescription& tensor, size_t number, size_t rank, con
           "save_checkpoint: the ranks hold {} elements of '{}', which has {}; different tensors, such as experts on other "
           "ranks, need different names",
           total, tensor.name, numel);
+  require(edges == edge_at(numel) - edge_at(0),
+          "save_checkpoint: some elements of '{}' are held more than once by ranks that do not hold the same, and others by no "
+          "rank", tensor.name);
   if (count(rank) == 0) return {};
   return share_of(count(rank), static_cast<int64_t>(c10::elementSize(tensor.dtype)), sharers, index,
                   static_cast<int64_t>(number));
@@ -176,6 +193,7 @@ SavePlan plan_save(const RankGroup& ranks, const CheckpointParts& parts, int64_t
       const auto ranges = found == own.end() ? std::vector<ElementRange>{} : held_ranges(*found->second);
       numbers.push_back(hash_of(ranges));
       numbers.push_back(found == own.end() ? 0 : found->second->local.numel());
+      numbers.push_back(static_cast<int64_t>(edges_of(ranges)));
     }
   const auto held = ranks.all_gather(numbers);
 

@@ -75,8 +75,9 @@ void TensorSink::finish() {
   at::NoGradGuard no_grad;
   if (!is_direct_) flush();
   if (is_copy_) tensor_.copy_(flat_.view(tensor_.sizes()));
-  // What was written past LibTorch is a write too, of which autograd has to know.
-  else if (is_direct_ && !tensor_.is_inference()) tensor_.unsafeGetTensorImpl()->bump_version();
+  // What was written past LibTorch is a write too, of which autograd has to know; and groups compare versions, which
+  // move on all ranks or on none.
+  else if (!tensor_.is_inference()) tensor_.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace fsdp

@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <fmt/ranges.h>
 
 #include "saved_parts.hpp"
 #include "support/models.hpp"
@@ -102,6 +103,7 @@ TEST_CASE("everything that does not fit is told at once, and nothing is changed"
                                   "strict");
     rank.check_throws<UsageError>([&] { CheckpointReader(folder / "c", {.world = rank.world()}).load({whole_section({into[1]})}); },
                                   {"Unexpected: 'a'", "'b' is I64"}, "unexpected");
+    for (const auto& [name, tensor] : into) rank.check(!tensor.any().item<bool>(), name + " is what it was");
     CheckpointReader loose(folder / "c", {.world = rank.world(), .strict = false, .convert_dtypes = true});
     const auto misfits = loose.load({whole_section(into)});
     rank.check_equal(misfits.missing, std::vector<std::string>{"'c'"}, "missing");
@@ -112,6 +114,43 @@ TEST_CASE("everything that does not fit is told at once, and nothing is changed"
     rank.check_throws<UsageError>([&] { load_checkpoint(folder / "c", {model, optimizer}, {.world = rank.world()}); },
                                   {"'embed.weight'", "the optimizer", "Unexpected: 'a', 'b'"}, "a model and an optimizer");
   }));
+}
+
+TEST_CASE("without strict a parameter's state is loaded whole or left as it is", "[checkpoint][load_checkpoint]") {
+  TemporaryFolder folder;
+  const auto step = [](nn::Sequential& model, torch::optim::AdamW& optimizer) {
+    model->forward(torch::ones({2, 4})).square().sum().backward();
+    optimizer.step();
+  };
+  nn::Sequential saved({{"body", nn::Linear(4, 4)}, {"embed", nn::Linear(4, 3)}});
+  torch::optim::AdamW optimizer(saved->parameters());
+  step(saved, optimizer);
+  step(saved, optimizer);
+  save_checkpoint(folder / "c", {saved, optimizer});
+
+  nn::Sequential model({{"body", nn::Linear(4, 4)}, {"embed", nn::Linear(4, 5)}, {"head", nn::Linear(5, 2)}});
+  torch::optim::AdamW other(model->parameters());
+  const bool has_state = GENERATE(false, true);
+  if (has_state) step(model, other);
+  const auto state = [](const torch::optim::AdamW& of, const Tensor& parameter) -> const torch::optim::AdamWParamState* {
+    const auto found = of.state().find(parameter.unsafeGetTensorImpl());
+    return found == of.state().end() ? nullptr : static_cast<const torch::optim::AdamWParamState*>(found->second.get());
+  };
+  const auto loaded = load_checkpoint(folder / "c", {model, other}, {.strict = false});
+  const auto wrong = fmt::format("{}", fmt::join(loaded.misfits.wrong, ", "));
+  CHECK_THAT(wrong, Catch::Contains("'embed.weight' has sizes (3, 4)") && Catch::Contains("'embed.weight.exp_avg' is Float (3, 4)"));
+  for (const auto* name : {"body.weight", "body.bias"}) {
+    const auto *now = state(other, model->named_parameters()[name]), *then = state(optimizer, saved->named_parameters()[name]);
+    REQUIRE(now != nullptr);
+    CHECK(now->step() == 2);
+    CHECK(torch::equal(now->exp_avg(), then->exp_avg()));
+    CHECK(torch::equal(now->exp_avg_sq(), then->exp_avg_sq()));
+  }
+  for (const auto* name : {"embed.weight", "embed.bias", "head.weight"}) {
+    const auto* now = state(other, model->named_parameters()[name]);
+    CHECK((now != nullptr) == has_state);
+    if (now != nullptr) CHECK(now->step() == 1);
+  }
 }
 
 TEST_CASE("an optimizer of another class or with other groups does not fit", "[checkpoint][load_checkpoint]") {
