@@ -92,6 +92,7 @@ std::shared_ptr<Work> NcclGroup::launch(Channel& channel, NcclCollective collect
     auto& streams = *config_.streams;
     const StreamHandle current = streams.current();
     flight->is_captured = streams.is_capturing(current);
+    if (flight->is_captured) has_captured_ = true;
     streams.wait(channel.stream, *streams.record(current));
     {
       std::lock_guard lock(mutex_);
@@ -166,6 +167,7 @@ std::string NcclGroup::missing_ranks(const Channel& channel) {
 }
 
 void NcclGroup::look(std::vector<at::Tensor>& unused) {
+  const c10::DeviceGuard on_device(config_.streams->device());
   try {
     std::lock_guard lock(mutex_);
     settle(gathers_, unused);
@@ -176,13 +178,15 @@ void NcclGroup::look(std::vector<at::Tensor>& unused) {
   if (failure_.is_set()) return;
   find_failure();
   const auto first = oldest();
-  if (!first) return;
+  const bool has_captured = has_captured_;
+  if (!first && !has_captured) return;
   const auto now = Clock::now();
-  if (now - first->begin > config_.timeout)
+  if (first && now - first->begin > config_.timeout)
     return fail(fmt::format("{} of '{}' was not done within {} ms; a rank does not take part in it, or a device hangs",
                             first->info.operation, first->info.subject, config_.timeout.count()));
   const auto interval = kLooksPerNotice * config_.watch_interval;
-  if (now - first->begin < interval || now - last_notice_ < interval) return;
+  // Of a graph that runs nothing is seen here: the others' notes are all there is.
+  if ((!has_captured && now - first->begin < interval) || now - last_notice_ < interval) return;
   last_notice_ = now;
   if (const std::string found = notice(); !found.empty()) fail(found);
 }
@@ -226,18 +230,24 @@ void NcclGroup::fail(const std::string& reason) {
   failure_.set(reason);
   std::lock_guard lock(abort_mutex_);
   if (aborted_.valid()) return;
-  std::promise<void> done;
-  aborted_ = done.get_future().share();
-  // A thread of its own: NCCL may take its time, and the store may be gone.
-  std::thread([self = shared_from_this(), done = std::move(done)]() mutable {
-    self->abort_links();
-    done.set_value();
-    self->tell_others();
-  }).detach();
+  // Threads of their own: NCCL may take its time or never return, and the store may be gone.
+  const auto start = [self = shared_from_this()](void (NcclGroup::*work)()) {
+    std::promise<void> done;
+    auto ended = done.get_future().share();
+    std::thread([self, work, done = std::move(done)]() mutable {
+      ((*self).*work)();
+      done.set_value();
+    }).detach();
+    return ended;
+  };
+  aborted_ = start(&NcclGroup::abort_links);
+  told_ = start(&NcclGroup::tell_others);
 }
 
 void NcclGroup::abort_links() {
   try {
+    // A new thread's device is 0, of which NCCL would make a context.
+    const c10::DeviceGuard on_device(config_.streams->device());
     const std::array<NcclLink*, 2> links = {&gathers_.link, &reductions_.link};
     NcclLink::abort(links);
   } catch (const std::exception& error) {
@@ -273,9 +283,11 @@ void NcclGroup::close() {
 void NcclGroup::await_flights() {
   const auto end = Clock::now() + kLeavePatience;
   std::unique_lock abort_lock(abort_mutex_);
-  const auto aborted = aborted_;
+  const auto aborted = aborted_, told = told_;
   abort_lock.unlock();
   if (aborted.valid()) (void)aborted.wait_until(end);
+  // The process may end after this.
+  if (told.valid()) (void)told.wait_until(end);
   std::vector<at::Tensor> unused;
   for (Channel* channel : {&gathers_, &reductions_}) {
     for (;;) {

@@ -1,6 +1,7 @@
 // Only in builds with CUDA.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <future>
@@ -109,7 +110,8 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   std::mutex mutex_;  // of the flights
   std::chrono::steady_clock::time_point last_notice_;
   std::mutex abort_mutex_;
-  std::shared_future<void> aborted_;  // valid once an abort has begun
+  std::shared_future<void> aborted_, told_;  // valid once an abort has begun
+  std::atomic<bool> has_captured_{false};    // some launch has gone into a graph
 };
 
 }  // namespace fsdp

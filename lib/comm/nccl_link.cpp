@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "base/log.hpp"
 #include "fsdp/error.hpp"
@@ -14,8 +15,8 @@
 namespace fsdp {
 namespace {
 
-/// What takes less is not slept over: a launch is ready in microseconds.
-constexpr int kPollsWithoutSleep = 200;
+/// What takes less is not slept over: NCCL hands a launch to a thread of its own, which takes tens of microseconds.
+constexpr auto kWithoutSleep = std::chrono::milliseconds(5);
 constexpr auto kPollInterval = std::chrono::microseconds(500);
 /// How long an abort lets a call of NCCL's come back by itself.
 constexpr auto kAbortGrace = std::chrono::seconds(1);
@@ -36,14 +37,18 @@ void NcclLink::stop_if_aborted() const {
 }
 
 void NcclLink::await_ready(const Patience& patience) const {
-  for (int polls = 0;; ++polls) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (;;) {
     stop_if_aborted();
     ncclResult_t state = ncclSuccess;
     check(api_.comm_get_async_error(comm_, &state));
     check(state);
     if (state != ncclInProgress) return;
     patience();
-    if (polls >= kPollsWithoutSleep) std::this_thread::sleep_for(kPollInterval);
+    if (std::chrono::steady_clock::now() - begin < kWithoutSleep)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(kPollInterval);
   }
 }
 
@@ -52,7 +57,10 @@ void NcclLink::connect(const ncclUniqueId& id, int rank, int size, const Patienc
   stop_if_aborted();
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  check(api_.comm_init_rank_config(&comm_, size, id, rank, &config));
+  ncclComm_t made = nullptr;
+  const ncclResult_t begun = api_.comm_init_rank_config(&made, size, id, rank, &config);
+  comm_ = made;
+  check(begun);
   await_ready(patience);
   is_connected_.store(true, std::memory_order_release);
 }
@@ -95,7 +103,7 @@ void NcclLink::close(const Patience& patience) {
   check(api_.comm_finalize(comm_));
   await_ready(patience);
   is_connected_ = false;
-  check(api_.comm_destroy(std::exchange(comm_, nullptr)));
+  check(api_.comm_destroy(comm_.exchange(nullptr)));
 }
 
 void NcclLink::abort(std::span<NcclLink* const> links) {
@@ -111,11 +119,18 @@ void NcclLink::abort(std::span<NcclLink* const> links) {
     if (is_bad(result)) log().warn("abort: {}", api.describe(result, nullptr));
   };
   tell(api.group_start());
-  for (NcclLink* link : links)
-    if (link->comm_ != nullptr) tell(api.comm_abort(link->comm_));
+  std::vector<ncclComm_t> aborted;
+  for (NcclLink* link : links) {
+    aborted.push_back(link->comm_);
+    if (aborted.back() != nullptr) tell(api.comm_abort(aborted.back()));
+  }
   tell(api.group_end());
   for (size_t i = 0; i < links.size(); ++i) {
-    if (!locks[i]) locks[i].lock();
+    if (!locks[i]) {
+      locks[i].lock();
+      // It was being made while the lock was held, and could not be aborted before.
+      if (links[i]->comm_ != aborted[i]) tell(api.comm_abort(links[i]->comm_));
+    }
     links[i]->is_connected_ = false;
     links[i]->comm_ = nullptr;
   }

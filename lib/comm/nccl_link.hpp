@@ -55,7 +55,7 @@ class NcclLink {
   std::timed_mutex mutex_;  // held while NCCL is called with comm_
   std::atomic<bool> is_connected_{false};
   std::atomic<bool> is_aborted_{false};
-  ncclComm_t comm_ = nullptr;
+  std::atomic<ncclComm_t> comm_{nullptr};  // an abort that does not get the lock reads it without
 };
 
 /// A sum of what each rank multiplies by `scale` before it is sent. To be made inside NcclLink::launch, with its
