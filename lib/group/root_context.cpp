@@ -234,7 +234,10 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
       continue;
     }
     if (started >= distance) return;
-    if (backward && !group->policy().prefetch_in_backward) continue;
+    if (backward && !group->policy().prefetch_in_backward) {
+      if (options_.unsharded_byte_budget) return;  // what is behind it could take the room that it will need
+      continue;
+    }
     if (!make_room(used, group)) return;
     group->unshard();
     ++started;
