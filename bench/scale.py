@@ -74,7 +74,7 @@ def request(model, world, scheme, options, factor):
     """None: the scheme is another one at this size."""
     reshard, replicas, budget = None, 1, None
     if scheme == "hsdp":
-        if world <= model.hybrid_shard:
+        if world <= model.hybrid_shard or world % model.hybrid_shard:
             return None
         replicas = world // model.hybrid_shard
     elif scheme == "node":

@@ -70,7 +70,8 @@ class Result:
     communication_us: float  # of its collectives, each with the network to itself
     bound_us: float
     is_reachable: bool  # a schedule is known that reaches the bound
-    memory: int  # most unsharded bytes at one time
+    memory: int  # within which the bound is: the byte budget, else the peak
+    peak: int  # most unsharded bytes at one time
     step: dict = field(repr=False)
 
     @property
@@ -103,10 +104,11 @@ def simulate(worker, stack, steps=1, warmup=3):
     step = worker.ask({"do": "run", "warmup": warmup, "steps": steps})["steps"][-1]
     latency = stack.network.latency_of_us()
     alone = [latency + stack.network.sending_us(stack.layer_bytes(i)) for i in range(len(stack.bytes))]
-    memory = max(step["peak_unsharded_bytes"] * stack.scale, stack.budget or 0)
+    peak = step["peak_unsharded_bytes"] * stack.scale
+    memory = stack.budget or peak
     bound_us, is_reachable = overlap_bound.bound(stack.machine(memory, alone, alone, latency))
     communication = sum(transfer["alone_us"] for transfer in step["transfers"])
-    return Result(step["total_us"], stack.compute_us(), communication, bound_us, is_reachable, memory, step)
+    return Result(step["total_us"], stack.compute_us(), communication, bound_us, is_reachable, memory, peak, step)
 
 
 def chrome_trace(step, name):
