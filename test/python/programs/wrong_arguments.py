@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from .common import WIDTH, Block, adam, mesh_of, program, shown, train
+from .controls import has
 
 
 class OfTheUser(Exception):
@@ -67,7 +68,19 @@ OPTIONS = {
 }
 
 
-@program(ranks=(2,), variants=[(name,) for name in OPTIONS])
+CHECKED_FROM_2_15 = {
+    "another_policy", *(f"policy_{name}" for name in ("none", "number", "text")),
+    *(f"placement_is_{name}" for name in ("a_number", "a_text", "true", "a_list", "replicate", "partial"))}
+
+
+def is_checked(option):
+    """FSDP2 of older torches has fewer options, and lets some wrong values pass."""
+    if "override" in option:
+        return "param_dtype_override_fn" in torch.distributed.fsdp.MixedPrecisionPolicy.__dataclass_fields__
+    return option not in CHECKED_FROM_2_15 or tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+
+
+@program(ranks=(2,), variants=[(name,) for name in OPTIONS if is_checked(name)])
 def wrong_option(api, ranks, name):
     torch.manual_seed(0)
     model = Block()
@@ -132,7 +145,7 @@ CONTROLS = {
 }
 
 
-@program(ranks=(2,), variants=[(name,) for name in CONTROLS])
+@program(ranks=(2,), variants=[(name,) for name, (method, _) in CONTROLS.items() if has(method)])
 def wrong_control(api, ranks, name):
     """FSDP2 sees some of it first when the value is used."""
     method, arguments = CONTROLS[name]
@@ -151,7 +164,7 @@ def wrong_control(api, ranks, name):
     return kind
 
 
-@program(ranks=(2,))
+@program(ranks=(2,), variants=[()] if has("reset_iter_state") else [])
 def controls_of_the_root(api, ranks):
     model = nn.Sequential(Block(), Block())
     api.fully_shard(model[0], mesh=mesh_of(ranks))
@@ -200,7 +213,7 @@ def raise_in(model, place):
 
 @program(ranks=(2,), variants=[(place,) for place in (
     "before_forward", "after_forward", "before_backward", "after_backward", "gradient_of_the_output",
-    "accumulated_gradient")])
+    "accumulated_gradient") if has("reset_iter_state")])
 def a_hook_raises(api, ranks, place):
     """It arrives with type and arguments, and after reset_iter_state the model trains as if nothing had been."""
     torch.manual_seed(0)
