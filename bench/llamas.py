@@ -77,5 +77,5 @@ def narrowed(shapes, factor):
 LLAMAS = {model.name: model for model in (
     Llama("7B", 32, 4096, 11008, 4096, 32000, sequence=4096, batch=2, hybrid_shard=8),
     Llama("70B", 80, 8192, 28672, 1024, 128256, sequence=8192, batch=1, hybrid_shard=64),
-    Llama("405B", 126, 16384, 53248, 1024, 128256, sequence=8192, batch=1, hybrid_shard=4096),
+    Llama("405B", 126, 16384, 53248, 1024, 128256, sequence=8192, batch=1, hybrid_shard=512),
 )}
