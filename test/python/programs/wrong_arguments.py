@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from .common import WIDTH, Block, adam, mesh_of, program, shown, train
 from .controls import has
+from .meshes import HAS_DIMS
 
 
 class OfTheUser(Exception):
@@ -68,6 +69,7 @@ OPTIONS = {
 }
 
 
+IS_2_15 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
 CHECKED_FROM_2_15 = {
     "another_policy", *(f"policy_{name}" for name in ("none", "number", "text")),
     *(f"placement_is_{name}" for name in ("a_number", "a_text", "true", "a_list", "replicate", "partial"))}
@@ -77,7 +79,7 @@ def is_checked(option):
     """FSDP2 of older torches has fewer options, and lets some wrong values pass."""
     if "override" in option:
         return "param_dtype_override_fn" in torch.distributed.fsdp.MixedPrecisionPolicy.__dataclass_fields__
-    return option not in CHECKED_FROM_2_15 or tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+    return IS_2_15 or option not in CHECKED_FROM_2_15
 
 
 @program(ranks=(2,), variants=[(name,) for name in OPTIONS if is_checked(name)])
@@ -116,7 +118,8 @@ def wrong_parameters(api, ranks):
         assert api is torch.distributed.fsdp or type(module.weight) is nn.Parameter
         return [kind, type(module).__name__]
 
-    return [of(nn.Parameter(torch.eye(4).to_sparse())), of((torch.ones(3, requires_grad=True) * 2)),
+    no_leaf = [of((torch.ones(3, requires_grad=True) * 2))] if IS_2_15 else []
+    return [of(nn.Parameter(torch.eye(4).to_sparse())), *no_leaf,
             kind_of(lambda: api.fully_shard(nn.LazyLinear(4), mesh=mesh_of(ranks)))]
 
 
@@ -186,7 +189,8 @@ def wrong_functions(api, ranks):
         kind_of(lambda: api.fully_shard.state(None)), kind_of(lambda: api.fully_shard.state(plain)),
         kind_of(lambda: api.FSDPModule.unshard(plain)), kind_of(lambda: api.UnshardHandle(3)),
         kind_of(lambda: api.UnshardHandle().wait()), kind_of(lambda: api.MixedPrecisionPolicy(a=1)),
-        kind_of(lambda: api.CPUOffloadPolicy(True, True)), kind_of(lambda: api.DataParallelMeshDims()),
+        kind_of(lambda: api.CPUOffloadPolicy(True, True)),
+        *([kind_of(lambda: api.DataParallelMeshDims())] if HAS_DIMS else []),
     ]
 
 
