@@ -14,7 +14,7 @@ namespace fsdp {
 struct Match {
   const CheckpointTensor* tensor;
   const Catalogue::TensorEntry* entry;
-  std::vector<Piece> pieces = {};  ///< in the order of the file
+  std::vector<FilePiece> pieces = {};  ///< in the order of the file
 };
 
 struct SectionMatch {

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVersion = 1;
-constexpr int kDepth = 5;
+constexpr int kManifestDepth = 5;
 constexpr size_t kSumDigits = 8;
 
 std::string to_hex(const std::vector<uint32_t>& sums) {
@@ -68,7 +68,7 @@ std::string make_manifest(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
-  const auto value = parse_strict(text, kDepth, file);
+  const auto value = parse_strict(text, kManifestDepth, file);
   require_checkpoint(value.is_object(), "{}: is not an object", file);
   const auto& body = object_at(value, "manifest", file);
   require_checkpoint(string_at(value, "crc32", file) == sum_of(body, file), "{}: is damaged: its contents do not have its sum",

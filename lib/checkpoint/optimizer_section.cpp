@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr auto kStep = "step";
-constexpr int kDepth = 5;
+constexpr int kDocumentDepth = 5;
 
 /// State that an optimizer has with some of its options only: amsgrad, momentum, centered.
 bool is_optional(const std::string& field) {
@@ -115,7 +115,7 @@ OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::O
 }
 
 void OptimizerLoad::read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename) {
-  const auto document = parse_strict(text, kDepth, kOptimizerFile);
+  const auto document = parse_strict(text, kDocumentDepth, kOptimizerFile);
   require_checkpoint(document.is_object(), "{}: is not an object", kOptimizerFile);
   const auto saved_class = string_at(document, "optimizer", kOptimizerFile);
   if (saved_class != class_)

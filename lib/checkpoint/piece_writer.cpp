@@ -69,7 +69,7 @@ class Stream {
 void write_pieces(const SavePlan& plan, const std::string& folder, std::vector<BlockSums>& sums) {
   std::optional<Stream> stream;
   std::optional<TensorSource> source;
-  const Piece* last = nullptr;
+  const FilePiece* last = nullptr;
   for (const auto& piece : plan.pieces) {
     if (last == nullptr || piece.file != last->file) {
       if (stream) stream->finish();

@@ -16,7 +16,7 @@ Positions share_of(int64_t count, int64_t element_bytes, int64_t sharers, int64_
   return {std::min(count, index * each), std::min(count, (index + 1) * each)};
 }
 
-void add_pieces(std::vector<Piece>& pieces, size_t tensor, std::span<const ElementRange> ranges, Positions positions,
+void add_pieces(std::vector<FilePiece>& pieces, size_t tensor, std::span<const ElementRange> ranges, Positions positions,
                 const FilePlace& place, int64_t element_bytes) {
   int64_t position = 0;
   for (const auto& range : ranges) {
@@ -28,8 +28,8 @@ void add_pieces(std::vector<Piece>& pieces, size_t tensor, std::span<const Eleme
   }
 }
 
-void sort(std::vector<Piece>& pieces) {
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+void sort(std::vector<FilePiece>& pieces) {
+  std::sort(pieces.begin(), pieces.end(), [](const FilePiece& a, const FilePiece& b) {
     return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
   });
 }

@@ -10,7 +10,7 @@
 namespace fsdp {
 
 /// Elements that lie one after another both in a file and in a rank's local tensor.
-struct Piece {
+struct FilePiece {
   size_t file = 0;
   int64_t offset = 0;       ///< in the file, bytes
   size_t tensor = 0;        ///< of the rank's
@@ -28,10 +28,10 @@ struct Positions {
 Positions share_of(int64_t count, int64_t element_bytes, int64_t sharers, int64_t index, int64_t turn);
 
 /// Adds the pieces of one tensor, of which the rank holds `ranges`, to `pieces`.
-void add_pieces(std::vector<Piece>& pieces, size_t tensor, std::span<const ElementRange> ranges, Positions positions,
+void add_pieces(std::vector<FilePiece>& pieces, size_t tensor, std::span<const ElementRange> ranges, Positions positions,
                 const FilePlace& place, int64_t element_bytes);
 
 /// In the order of the files.
-void sort(std::vector<Piece>& pieces);
+void sort(std::vector<FilePiece>& pieces);
 
 }  // namespace fsdp

@@ -17,7 +17,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 constexpr int64_t kPrefixBytes = 8;
 constexpr auto kMetadata = "__metadata__";
 // The file, a tensor, its list of sizes.
-constexpr int kDepth = 3;
+constexpr int kHeaderDepth = 3;
 
 SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& value, int64_t data_bytes,
                              const std::string& file) {
@@ -74,7 +74,7 @@ int64_t checked_bytes(std::span<const int64_t> sizes, at::ScalarType dtype, cons
 }
 
 SafetensorsHeader parse_safetensors(std::string_view json, int64_t data_bytes, const std::string& file) {
-  const auto value = parse_strict(json, kDepth, file + ": the header");
+  const auto value = parse_strict(json, kHeaderDepth, file + ": the header");
   require_checkpoint(value.is_object(), "{}: the header is not an object", file);
   SafetensorsHeader header;
   header.data_begin = kPrefixBytes + static_cast<int64_t>(json.size());

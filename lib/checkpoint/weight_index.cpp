@@ -8,7 +8,7 @@ namespace fsdp {
 namespace {
 
 // Tools may keep more in the index's metadata; no tool nests deeply.
-constexpr int kDepth = 8;
+constexpr int kIndexDepth = 8;
 constexpr std::string_view kEnding = ".safetensors";
 
 }  // namespace
@@ -22,7 +22,7 @@ std::string make_weight_index(const WeightIndex& index, const std::string& file)
 }
 
 WeightIndex parse_weight_index(std::string_view json, const std::string& file) {
-  const auto value = parse_strict(json, kDepth, file);
+  const auto value = parse_strict(json, kIndexDepth, file);
   require_checkpoint(value.is_object(), "{}: is not an object", file);
   WeightIndex index;
   // Some tools leave it out, or write it as a floating-point number: nothing is decided by it.

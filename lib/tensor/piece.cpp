@@ -36,29 +36,29 @@ std::vector<int64_t> sizes_of(const std::vector<IndexRanges>& indices) {
   return sizes;
 }
 
-Piece empty_piece(std::vector<IndexRanges> indices, const at::TensorOptions& options) {
+TensorPiece empty_piece(std::vector<IndexRanges> indices, const at::TensorOptions& options) {
   return {.data = at::empty(sizes_of(indices), options), .indices = std::move(indices)};
 }
 
-void copy_common(const Piece& to, const Piece& from) {
+void copy_common(const TensorPiece& to, const TensorPiece& from) {
   const Runs runs = runs_of(to.indices, from.indices);
   const auto is_empty = [](const auto& of_dim) { return of_dim.empty(); };
   if (std::any_of(runs.begin(), runs.end(), is_empty)) return;
   copy_runs(to.data, from.data, runs, 0);
 }
 
-Piece part_of(const Piece& piece, const std::vector<IndexRanges>& indices) {
+TensorPiece part_of(const TensorPiece& piece, const std::vector<IndexRanges>& indices) {
   if (piece.indices == indices) return piece;
   const Runs runs = runs_of(piece.indices, indices);
   if (std::all_of(runs.begin(), runs.end(), [](const auto& of_dim) { return of_dim.size() <= 1; })) {
-    Piece view = {.data = piece.data, .indices = indices};
+    TensorPiece view = {.data = piece.data, .indices = indices};
     for (size_t dim = 0; dim < runs.size(); ++dim) {
       const IndexRun run = runs[dim].empty() ? IndexRun{} : runs[dim][0];
       view.data = view.data.narrow(static_cast<int64_t>(dim), run.first_position, run.count);
     }
     return view;
   }
-  Piece copy = empty_piece(indices, piece.data.options());
+  TensorPiece copy = empty_piece(indices, piece.data.options());
   copy_common(copy, piece);
   return copy;
 }

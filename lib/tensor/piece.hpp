@@ -9,7 +9,7 @@
 namespace fsdp {
 
 /// Elements of a whole tensor: the product of some indices of each of its dimensions.
-struct Piece {
+struct TensorPiece {
   at::Tensor data;                   ///< one dimension at least; sizes are the counts of `indices`
   std::vector<IndexRanges> indices;  ///< one for each dimension
 };
@@ -17,14 +17,14 @@ struct Piece {
 std::vector<int64_t> sizes_of(const std::vector<IndexRanges>& indices);
 
 /// New memory with the values of uninitialised elements, row-major.
-Piece empty_piece(std::vector<IndexRanges> indices, const at::TensorOptions& options);
+TensorPiece empty_piece(std::vector<IndexRanges> indices, const at::TensorOptions& options);
 
 /// Copies the elements that both have.
-void copy_common(const Piece& to, const Piece& from);
+void copy_common(const TensorPiece& to, const TensorPiece& from);
 
 /// Those elements of `piece` that `indices` name too: a view where they are one box of it, else a copy.
 /// indices: all of them held by `piece`.
-Piece part_of(const Piece& piece, const std::vector<IndexRanges>& indices);
+TensorPiece part_of(const TensorPiece& piece, const std::vector<IndexRanges>& indices);
 
 /// Strides for `sizes` without gaps, with the dimensions in the order that `strides` has.
 std::vector<int64_t> dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides);

@@ -17,7 +17,7 @@ int64_t largest(const std::vector<IndexRanges>& of_rank) {
 /// a run of memory and its padding comes last.
 class RowBuffer {
  public:
-  RowBuffer(const Piece& like, int64_t dim, int64_t rows, int64_t ranks)
+  RowBuffer(const TensorPiece& like, int64_t dim, int64_t rows, int64_t ranks)
       : dim_(dim), rows_(rows), indices_(like.indices) {
     std::vector<int64_t> sizes = like.data.movedim(dim, 0).sizes().vec();
     sizes[0] = rows * ranks;
@@ -27,12 +27,12 @@ class RowBuffer {
   const at::Tensor& data() const { return data_; }
   at::Tensor slot(int64_t rank) const { return data_.narrow(0, rank * rows_, rows_); }
   /// The slot's part for those indices of `dim`, as a piece.
-  Piece piece(int64_t rank, const IndexRanges& indices) const {
-    Piece piece{.data = slot(rank).narrow(0, 0, count(indices)).movedim(0, dim_), .indices = indices_};
+  TensorPiece piece(int64_t rank, const IndexRanges& indices) const {
+    TensorPiece piece{.data = slot(rank).narrow(0, 0, count(indices)).movedim(0, dim_), .indices = indices_};
     piece.indices[dim_] = indices;
     return piece;
   }
-  void fill(int64_t rank, const IndexRanges& indices, const Piece& from) const {
+  void fill(int64_t rank, const IndexRanges& indices, const TensorPiece& from) const {
     copy_common(piece(rank, indices), from);
     const int64_t used = count(indices);
     slot(rank).narrow(0, used, rows_ - used).zero_();
@@ -77,7 +77,7 @@ struct Reducible {
 
 }  // namespace
 
-Piece all_gather_pieces(const Piece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
+TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
                         const std::vector<IndexRanges>& wanted, const PieceGroup& ranks) {
   Communicator& group = ranks.group;
   const int64_t rows = largest(of_rank);
@@ -91,13 +91,13 @@ Piece all_gather_pieces(const Piece& own, int64_t dim, const std::vector<IndexRa
   if (of_others == own.indices && follow_each_other(of_rank, rows, wanted[dim]))
     return {.data = buffer.data().narrow(0, 0, count(wanted[dim])).movedim(0, dim), .indices = wanted};
 
-  Piece all = empty_piece(wanted, own.data.options());
+  TensorPiece all = empty_piece(wanted, own.data.options());
   for (int rank = 0; rank < group.size(); ++rank)
     copy_common(all, buffer.piece(rank, of_rank[rank]));
   return all;
 }
 
-Piece reduce_scatter_piece(const Piece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
+TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
                            ReduceOp op, const PieceGroup& ranks) {
   Communicator& group = ranks.group;
   const int64_t rows = largest(of_rank);
@@ -120,7 +120,7 @@ Piece reduce_scatter_piece(const Piece& own, int64_t dim, const std::vector<Inde
   return {.data = piece.movedim(0, dim), .indices = std::move(received)};
 }
 
-Piece all_reduce_piece(const Piece& own, ReduceOp op, const PieceGroup& ranks) {
+TensorPiece all_reduce_piece(const TensorPiece& own, ReduceOp op, const PieceGroup& ranks) {
   if (own.data.numel() == 0) return own;
   const Reducible reducible(own.data.scalar_type(), op);
   const at::Tensor sent = reducible.sent(own.data.clone(at::MemoryFormat::Contiguous));

@@ -16,8 +16,8 @@ class Redistributor {
       : way_(way), plan_(plan), coordinates_(way.mesh.coordinates()) {}
 
   /// local: one dimension at least.
-  Piece run(const at::Tensor& local) const {
-    Piece piece = {.data = local, .indices = plan_.start(coordinates_)};
+  TensorPiece run(const at::Tensor& local) const {
+    TensorPiece piece = {.data = local, .indices = plan_.start(coordinates_)};
     piece = part_of(piece, plan_.held(coordinates_, 0));
     for (size_t step = 0; step < plan_.steps().size(); ++step)
       piece = part_of(after(piece, step), plan_.held(coordinates_, step + 1));
@@ -25,7 +25,7 @@ class Redistributor {
   }
 
  private:
-  Piece after(const Piece& piece, size_t step) const {
+  TensorPiece after(const TensorPiece& piece, size_t step) const {
     const auto [kind, m] = plan_.steps()[step];
     const PieceGroup ranks = {.group = *way_.mesh.group(m), .subject = way_.subject};
     switch (kind) {
@@ -84,7 +84,7 @@ at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way
   if (local.is_meta()) return empty_target(target.sizes, way, local.options());
 
   const at::Tensor given = local.dim() == 0 ? local.reshape({1}) : local;
-  const Piece piece = Redistributor(way, plan).run(given);
+  const TensorPiece piece = Redistributor(way, plan).run(given);
   const std::vector<IndexRanges> wanted = plan.wanted(coordinates);
   const bool complete = piece.indices == wanted && plan.keeps_values(coordinates);
   // Only a fresh meta tensor's strides are looked at here, no memory.
@@ -95,7 +95,7 @@ at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way
 
   const at::Tensor result = empty_target(target.sizes, way, local.options());
   if (!complete) result.zero_();
-  const Piece filled = {.data = result.dim() == 0 ? result.view({1}) : result, .indices = wanted};
+  const TensorPiece filled = {.data = result.dim() == 0 ? result.view({1}) : result, .indices = wanted};
   if (plan.keeps_values(coordinates)) copy_common(filled, piece);
   return result;
 }

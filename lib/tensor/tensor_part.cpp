@@ -62,7 +62,7 @@ at::Tensor TensorPart::gather(const at::Tensor& local) const {
 
 at::Tensor TensorPart::part_of(const at::Tensor& whole) const {
   if (is_whole()) return whole;
-  Piece all{.data = whole, .indices = {}};
+  TensorPiece all{.data = whole, .indices = {}};
   for (const int64_t size : whole.sizes()) all.indices.push_back(all_indices(size));
   return fsdp::part_of(all, local_piece(sizes, mesh.shape(), mesh.coordinates(), placements).indices).data;
 }

@@ -27,7 +27,7 @@ TEST_CASE("ranks that hold the same divide it in whole blocks, small tensors in 
 TEST_CASE("a piece is what is together in the file and in memory", "[checkpoint][pieces]") {
   // Columns 2 and 3 of a 3 x 4 tensor of 2 bytes each, which begins at byte 100; positions 1 to 5 of these six.
   const std::vector<ElementRange> ranges{{2, 4}, {6, 8}, {10, 12}};
-  std::vector<Piece> pieces;
+  std::vector<FilePiece> pieces;
   add_pieces(pieces, 9, ranges, {1, 5}, {.file = 3, .offset = 100, .bytes = 24}, 2);
   REQUIRE(pieces.size() == 3);
   CHECK(pieces[0].offset == 106);
