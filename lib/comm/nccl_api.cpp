@@ -52,7 +52,6 @@ NcclApi load_nccl_api(const SymbolSource& find) {
   need(api.get_last_error, find, "ncclGetLastError", api);
   need(api.get_unique_id, find, "ncclGetUniqueId", api);
   need(api.comm_init_rank_config, find, "ncclCommInitRankConfig", api);
-  need(api.comm_split, find, "ncclCommSplit", api);
   need(api.comm_get_async_error, find, "ncclCommGetAsyncError", api);
   need(api.comm_finalize, find, "ncclCommFinalize", api);
   need(api.comm_destroy, find, "ncclCommDestroy", api);

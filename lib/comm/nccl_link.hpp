@@ -62,7 +62,7 @@ class NcclLink {
 /// communicator; it may go once the calls that it was given to have returned.
 class NcclScaledSum {
  public:
-  /// dtype: one of NCCL's floating-point types that hold a `scale` (see scale_in).
+  /// dtype: one of NCCL's floating-point types that hold a `scale`.
   NcclScaledSum(const NcclApi& api, double scale, ncclDataType_t dtype, ncclComm_t comm);
   ~NcclScaledSum();
   NcclScaledSum(const NcclScaledSum&) = delete;

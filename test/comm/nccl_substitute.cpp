@@ -92,6 +92,9 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
   return ncclInProgress;
 }
 
+// What NCCL's functions are to the library.
+namespace entry {
+
 ncclResult_t get_version(int* version) {
   *version = NCCL_VERSION_CODE;
   return ncclSuccess;
@@ -143,12 +146,6 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
     ++clique->joined;
   }
   return ncclInProgress;
-}
-
-ncclResult_t comm_split(ncclComm_t /*comm*/, int /*color*/, int /*key*/, ncclComm_t* /*made*/,
-                        ncclConfig_t* /*config*/) {
-  std::lock_guard lock(active->mutex);
-  return active->misuse("ncclCommSplit, which no communicator of this library calls");
 }
 
 ncclResult_t comm_get_async_error(ncclComm_t comm, ncclResult_t* result) {
@@ -287,6 +284,7 @@ ncclResult_t red_op_destroy(ncclRedOp_t op, ncclComm_t comm) {
   return ncclSuccess;
 }
 
+}  // namespace entry
 }  // namespace
 
 NcclSubstitute::NcclSubstitute() : NcclSubstitute(Options()) {}
@@ -304,24 +302,23 @@ const NcclApi& NcclSubstitute::api() const { return state_->api; }
 
 void* NcclSubstitute::find(const char* name) {
   static const std::map<std::string, void*> functions = {
-      {"ncclGetVersion", reinterpret_cast<void*>(get_version)},
-      {"ncclGetErrorString", reinterpret_cast<void*>(get_error_string)},
-      {"ncclGetLastError", reinterpret_cast<void*>(get_last_error)},
-      {"ncclGetUniqueId", reinterpret_cast<void*>(get_unique_id)},
-      {"ncclCommInitRankConfig", reinterpret_cast<void*>(comm_init_rank_config)},
-      {"ncclCommSplit", reinterpret_cast<void*>(comm_split)},
-      {"ncclCommGetAsyncError", reinterpret_cast<void*>(comm_get_async_error)},
-      {"ncclCommFinalize", reinterpret_cast<void*>(comm_finalize)},
-      {"ncclCommDestroy", reinterpret_cast<void*>(comm_destroy)},
-      {"ncclCommAbort", reinterpret_cast<void*>(comm_abort)},
-      {"ncclGroupStart", reinterpret_cast<void*>(group_start)},
-      {"ncclGroupEnd", reinterpret_cast<void*>(group_end)},
-      {"ncclAllGather", reinterpret_cast<void*>(all_gather)},
-      {"ncclReduceScatter", reinterpret_cast<void*>(reduce_scatter)},
-      {"ncclAllReduce", reinterpret_cast<void*>(all_reduce)},
-      {"ncclBroadcast", reinterpret_cast<void*>(broadcast)},
-      {"ncclRedOpCreatePreMulSum", reinterpret_cast<void*>(red_op_create)},
-      {"ncclRedOpDestroy", reinterpret_cast<void*>(red_op_destroy)},
+      {"ncclGetVersion", reinterpret_cast<void*>(entry::get_version)},
+      {"ncclGetErrorString", reinterpret_cast<void*>(entry::get_error_string)},
+      {"ncclGetLastError", reinterpret_cast<void*>(entry::get_last_error)},
+      {"ncclGetUniqueId", reinterpret_cast<void*>(entry::get_unique_id)},
+      {"ncclCommInitRankConfig", reinterpret_cast<void*>(entry::comm_init_rank_config)},
+      {"ncclCommGetAsyncError", reinterpret_cast<void*>(entry::comm_get_async_error)},
+      {"ncclCommFinalize", reinterpret_cast<void*>(entry::comm_finalize)},
+      {"ncclCommDestroy", reinterpret_cast<void*>(entry::comm_destroy)},
+      {"ncclCommAbort", reinterpret_cast<void*>(entry::comm_abort)},
+      {"ncclGroupStart", reinterpret_cast<void*>(entry::group_start)},
+      {"ncclGroupEnd", reinterpret_cast<void*>(entry::group_end)},
+      {"ncclAllGather", reinterpret_cast<void*>(entry::all_gather)},
+      {"ncclReduceScatter", reinterpret_cast<void*>(entry::reduce_scatter)},
+      {"ncclAllReduce", reinterpret_cast<void*>(entry::all_reduce)},
+      {"ncclBroadcast", reinterpret_cast<void*>(entry::broadcast)},
+      {"ncclRedOpCreatePreMulSum", reinterpret_cast<void*>(entry::red_op_create)},
+      {"ncclRedOpDestroy", reinterpret_cast<void*>(entry::red_op_destroy)},
   };
   if (active != nullptr && active->options.missing_symbol == name) return nullptr;
   const auto found = functions.find(name);
