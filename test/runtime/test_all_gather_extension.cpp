@@ -68,25 +68,25 @@ void use_for_matrices(FullyShardOptions& options) {
 
 std::optional<Shard> cut_last(const std::string&, const at::Tensor&) { return Shard{-1}; }
 
-MakeWorkload chain(int64_t width = 5) {
+MakeWorkload short_chain(int64_t width = 5) {
   return [width] { return chain_workload(3, width); };
 }
 
 TEST_CASE("an extension that changes no value trains like plain, in every setting",
           "[runtime][all_gather_extension]") {
   for (int world_size : {1, 2, 3, 4}) {
-    trains_like_plain(chain(), {.world_size = world_size, .adjust = use_for_all<Checksum>});
-    trains_like_plain(chain(), {.world_size = world_size, .micro_batches = 2,
+    trains_like_plain(short_chain(), {.world_size = world_size, .adjust = use_for_all<Checksum>});
+    trains_like_plain(short_chain(), {.world_size = world_size, .micro_batches = 2,
                                 .accumulation = Accumulation::kSyncAtLast, .adjust = use_for_matrices});
   }
-  trains_like_plain(chain(), {.world_size = 4, .replicas = 2, .adjust = use_for_all<Checksum>});
-  trains_like_plain(chain(), {.world_size = 2, .replicate_only = true, .adjust = use_for_all<Checksum>});
+  trains_like_plain(short_chain(), {.world_size = 4, .replicas = 2, .adjust = use_for_all<Checksum>});
+  trains_like_plain(short_chain(), {.world_size = 2, .replicate_only = true, .adjust = use_for_all<Checksum>});
   for (ReshardAfterForward reshard : {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward(2)})
-    trains_like_plain(chain(), {.world_size = 4, .reshard_after_forward = reshard, .adjust = use_for_matrices});
-  trains_like_plain(chain(), {.world_size = 3, .launches_batches = true, .adjust = use_for_matrices});
-  trains_like_plain(chain(), {.world_size = 3, .budget_factor = 1.5, .adjust = use_for_all<Identity>});
-  trains_like_plain(chain(), {.world_size = 3, .dtype = at::kDouble, .adjust = use_for_all<Checksum>});
-  trains_like_plain(chain(), {.world_size = 3, .adjust = [](FullyShardOptions& options) {
+    trains_like_plain(short_chain(), {.world_size = 4, .reshard_after_forward = reshard, .adjust = use_for_matrices});
+  trains_like_plain(short_chain(), {.world_size = 3, .launches_batches = true, .adjust = use_for_matrices});
+  trains_like_plain(short_chain(), {.world_size = 3, .budget_factor = 1.5, .adjust = use_for_all<Identity>});
+  trains_like_plain(short_chain(), {.world_size = 3, .dtype = at::kDouble, .adjust = use_for_all<Checksum>});
+  trains_like_plain(short_chain(), {.world_size = 3, .adjust = [](FullyShardOptions& options) {
                                 use_for_matrices(options);
                                 options.shard_placement_fn = cut_last;
                               }});

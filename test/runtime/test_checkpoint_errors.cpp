@@ -10,7 +10,7 @@
 namespace fsdp::test {
 namespace {
 
-at::Tensor leaf(at::IntArrayRef sizes, int seed = 0) { return Inputs(0, seed).normal(sizes).requires_grad_(); }
+at::Tensor input_leaf(at::IntArrayRef sizes, int seed = 0) { return Inputs(0, seed).normal(sizes).requires_grad_(); }
 
 at::Tensor gradient(const at::Tensor& x, const at::Tensor& y) { return torch::autograd::grad({y.sum()}, {x})[0]; }
 
@@ -38,7 +38,7 @@ struct Autocast {
 
 TEST_CASE("autocast in the recomputation is forward's", "[runtime][activation_checkpoint]") {
   auto layer = seeded(1, [] { return torch::nn::Linear(6, 6); });
-  auto x = leaf({4, 6});
+  auto x = input_leaf({4, 6});
   auto f = [&](const at::Tensor& in) {
     auto h = torch::tanh(layer->forward(in));
     CHECK(h.scalar_type() == at::kBFloat16);
@@ -73,7 +73,7 @@ TEST_CASE("running statistics move once a step", "[runtime][activation_checkpoin
     };
     auto plain = make(), model = make();
     for (int step = 0; step < 3; ++step) {
-      auto x = leaf({6, 4}, step);
+      auto x = input_leaf({6, 4}, step);
       auto expected = gradient(x, plain->forward(x).exp());
       auto f = [&](const at::Tensor& in) { return model->forward(in); };
       auto y = by_name ? checkpoint({.buffers = model->buffers()}, f, x) : checkpoint(model, x);
@@ -95,13 +95,13 @@ TEST_CASE("a custom autograd function's tensors are recomputed too", "[runtime][
       return {grads[0] * 3 * first * again};
     }
   };
-  auto x = leaf({5});
+  auto x = input_leaf({5});
   auto f = [](const at::Tensor& in) { return Cube::apply(in.sin()); };
   CHECK(at::equal(gradient(x, checkpoint(f, x)), gradient(x, f(x))));
 }
 
 TEST_CASE("an output may be modified in place", "[runtime][activation_checkpoint]") {
-  auto x = leaf({5});
+  auto x = input_leaf({5});
   auto f = [](const at::Tensor& in) { return torch::exp(torch::sin(in)); };  // saves its result
   auto y = checkpoint(f, x);
   y.mul_(2).add_(1);
@@ -118,7 +118,7 @@ TEST_CASE("an output may be modified in place", "[runtime][activation_checkpoint
 }
 
 TEST_CASE("a function that modifies its input in place is refused", "[runtime][activation_checkpoint]") {
-  auto x = leaf({5});
+  auto x = input_leaf({5});
   c10::weak_intrusive_ptr<c10::TensorImpl> alive(x.getIntrusivePtr());
   {
     auto input = x * 2;
@@ -146,7 +146,7 @@ TEST_CASE("a function that modifies its input in place is refused", "[runtime][a
 
 TEST_CASE("a tensor that is modified in place after it was saved is an error as without a checkpoint",
           "[runtime][activation_checkpoint]") {
-  auto x = leaf({5});
+  auto x = input_leaf({5});
   auto f = [](const at::Tensor& in) {
     auto h = torch::exp(in);
     auto y = h * 3;
@@ -160,7 +160,7 @@ TEST_CASE("a tensor that is modified in place after it was saved is an error as 
 
 TEST_CASE("a parameter that is written between forward and backward is an error", "[runtime][activation_checkpoint]") {
   auto layer = seeded(1, [] { return torch::nn::Linear(6, 6); });
-  auto x = leaf({4, 6});
+  auto x = input_leaf({4, 6});
   auto y = checkpoint(layer, x);
   {
     torch::NoGradGuard no_grad;
@@ -173,7 +173,7 @@ TEST_CASE("a parameter that is written between forward and backward is an error"
 
 TEST_CASE("a function that does something else the second time is an error that says what",
           "[runtime][activation_checkpoint]") {
-  auto x = leaf({4, 6});
+  auto x = input_leaf({4, 6});
   int calls = 0;
   auto message = [&](CheckpointOptions options, auto&& function) {
     calls = 0;
@@ -197,7 +197,7 @@ TEST_CASE("a function that does something else the second time is an error that 
 }
 
 TEST_CASE("an exception leaves forward or backward, and leaves nothing behind", "[runtime][activation_checkpoint]") {
-  auto x = leaf({5});
+  auto x = input_leaf({5});
   int fail_at = 1, calls = 0;
   at::Tensor escaped;
   auto f = [&](const at::Tensor& in) {

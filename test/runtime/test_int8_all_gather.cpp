@@ -10,7 +10,7 @@
 namespace fsdp::test {
 namespace {
 
-std::optional<Shard> cut_last(const std::string&, const at::Tensor&) { return Shard{-1}; }
+std::optional<Shard> last_dim(const std::string&, const at::Tensor&) { return Shard{-1}; }
 
 void use_int8(FullyShardOptions& options, int64_t block = 16) {
   options.all_gather_extension_fn = [extension = int8_all_gather(block)](const std::string&, const at::Tensor& p) {
@@ -101,7 +101,7 @@ TEST_CASE("handles show each rank's piece within half a scale; whole parameters 
         const auto original = net->weight.detach().clone();
         FullyShardOptions options{.mesh = rank.mesh()};
         if (draw % 3 == 1) options.mp_policy = {.param_dtype = at::kDouble};
-        if (cuts_columns) options.shard_placement_fn = cut_last;
+        if (cuts_columns) options.shard_placement_fn = last_dim;
         use_int8(options, kBlock);
         fully_shard(net, options);
         at::NoGradGuard no_grad;
@@ -202,7 +202,7 @@ TEST_CASE("a write through a member reaches the shards as it was written, the re
         auto expected = net->weight.detach().clone();
         FullyShardOptions options{.mesh = rank.mesh()};
         use_int8(options, 4);
-        if (cuts_columns) options.shard_placement_fn = cut_last;
+        if (cuts_columns) options.shard_placement_fn = last_dim;
         fully_shard(net, options);
         at::NoGradGuard no_grad;
         net->weight[3].fill_(0.123f);

@@ -46,7 +46,7 @@ auto cut_by_name(int64_t n) {
   };
 }
 
-void cut_last(FullyShardOptions& options) {
+void cut_columns(FullyShardOptions& options) {
   options.shard_placement_fn = [](const std::string&, const Tensor&) { return Shard{-1}; };
 }
 void flat(FullyShardOptions& options) { options.layout = ParamLayout::kFlat; }
@@ -58,16 +58,16 @@ TEST_CASE("cut along any dimension, uneven ones too, a model trains like plain",
 }
 
 TEST_CASE("cut along the last dimension with replicas, integer resharding and accumulation", "[runtime][layouts]") {
-  trains_like_plain(mixture, {.world_size = 4, .replicas = 2, .adjust = cut_last});
-  trains_like_plain(mixture, {.world_size = 3, .replicate_only = true, .adjust = cut_last});
+  trains_like_plain(mixture, {.world_size = 4, .replicas = 2, .adjust = cut_columns});
+  trains_like_plain(mixture, {.world_size = 3, .replicate_only = true, .adjust = cut_columns});
   for (int ranks : {1, 2, 3, 6})
-    trains_like_plain(mixture, {.world_size = 6, .reshard_after_forward = ranks, .adjust = cut_last});
-  trains_like_plain(mixture, {.world_size = 8, .replicas = 2, .reshard_after_forward = 2, .adjust = cut_last});
+    trains_like_plain(mixture, {.world_size = 6, .reshard_after_forward = ranks, .adjust = cut_columns});
+  trains_like_plain(mixture, {.world_size = 8, .replicas = 2, .reshard_after_forward = 2, .adjust = cut_columns});
   for (auto accumulation : {Accumulation::kReduceEach, Accumulation::kSyncAtLast, Accumulation::kLastBackward})
     trains_like_plain(mixture, {.world_size = 3, .micro_batches = 2, .accumulation = accumulation, .max_norm = 0.05,
-                                .adjust = cut_last});
+                                .adjust = cut_columns});
   trains_like_plain(mixture, {.world_size = 4, .replicas = 2, .micro_batches = 2,
-                              .accumulation = Accumulation::kAllReduceLast, .adjust = cut_last});
+                              .accumulation = Accumulation::kAllReduceLast, .adjust = cut_columns});
 }
 
 TEST_CASE("in the flat layout a model trains like plain", "[runtime][layouts]") {
@@ -223,7 +223,7 @@ TEST_CASE("writes through handles reach columns and flat pieces", "[runtime][lay
     on_ranks(3, [is_flat](Rank& rank) {
       auto net = seeded(3, [] { return Mixture(); });
       FullyShardOptions options{.mesh = rank.mesh()};
-      is_flat ? flat(options) : cut_last(options);
+      is_flat ? flat(options) : cut_columns(options);
       fully_shard(net, options);
       torch::NoGradGuard no_grad;
       for (auto& handle : {net->conv->weight, net->up->weight, net->down}) {
@@ -252,7 +252,7 @@ TEST_CASE("mixed precision in other layouts equals that of rows", "[runtime][lay
         return results;
       };
       const auto expected = train([](auto&) {});
-      const auto found = train([&](auto& options) { is_flat ? flat(options) : cut_last(options); });
+      const auto found = train([&](auto& options) { is_flat ? flat(options) : cut_columns(options); });
       for (size_t i = 0; i < expected.size(); ++i) rank.check_close(found[i], expected[i], fmt::format("tensor {}", i));
     });
 }
@@ -264,7 +264,7 @@ TEST_CASE("whole parameters, state dicts and clones are right in every layout an
         auto net = seeded(3, [] { return Mixture(); });
         auto plain = seeded(3, [] { return Mixture(); });
         FullyShardOptions options{.mesh = replicas > 0 ? rank.hybrid(replicas, 4 / replicas) : rank.mesh()};
-        is_flat ? flat(options) : cut_last(options);
+        is_flat ? flat(options) : cut_columns(options);
         fully_shard(net, options);
         auto expected = plain->named_parameters();
         for (auto& entry : net->named_parameters()) {

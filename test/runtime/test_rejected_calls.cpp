@@ -52,7 +52,7 @@ TEST_CASE("a second call on one module is an error", "[runtime][rejected_calls]"
   });
 }
 
-struct Blocks : nn::ModuleListImpl {};
+struct BlockList : nn::ModuleListImpl {};
 
 TEST_CASE("containers that have no forward are an error, their subclasses are not", "[runtime][rejected_calls]") {
   on_ranks(2, [](Rank& rank) {
@@ -66,7 +66,7 @@ TEST_CASE("containers that have no forward are an error, their subclasses are no
     nn::ParameterDict named;
     named->insert("a", torch::ones({3}));
     check_rejected(rank, *named, {.mesh = rank.mesh()}, {"ParameterDict"}, "ParameterDict");
-    Blocks blocks;
+    BlockList blocks;
     blocks.push_back(nn::Linear(3, 3));
     fully_shard(blocks, {.mesh = rank.mesh()});
     rank.check(find_fsdp_module(blocks).has_value(), "a subclass is fine");

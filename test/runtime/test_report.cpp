@@ -5,19 +5,19 @@
 namespace fsdp::test {
 namespace {
 
-constexpr int64_t kWidth = 8;
-constexpr int64_t kLayerBytes = (kWidth * kWidth + kWidth) * 4;
+constexpr int64_t kLinearWidth = 8;
+constexpr int64_t kLinearBytes = (kLinearWidth * kLinearWidth + kLinearWidth) * 4;
 
 TEST_CASE("a report shows the tree with its bytes before anything has run", "[runtime][report]") {
   on_ranks(2, [](Rank& rank) {
-    ShardedChain chain(rank.mesh(), 2, kWidth, false);
+    ShardedChain chain(rank.mesh(), 2, kLinearWidth, false);
     const auto found = report(chain.root[0]);
     rank.check_equal(found.groups.size(), size_t{3}, "groups");
     rank.check_equal(found.groups[0].name, "root", "the root comes first");
     rank.check_equal(found.groups[1].name, "layer0", "then what is in it");
     rank.check_equal(found.groups[1].depth, 1, "one below");
-    rank.check_equal(found.groups[1].unsharded_bytes, kLayerBytes, "unsharded bytes");
-    rank.check_equal(found.groups[1].sharded_bytes, kLayerBytes / 2, "sharded bytes");
+    rank.check_equal(found.groups[1].unsharded_bytes, kLinearBytes, "unsharded bytes");
+    rank.check_equal(found.groups[1].sharded_bytes, kLinearBytes / 2, "sharded bytes");
     rank.check_equal(found.groups[1].layout, "Shard(0)", "placement");
     rank.check_equal(found.groups[1].reshard_after_forward, "false", "as asked for");
     rank.check_equal(found.groups[0].reshard_after_forward, "unset (false)", "what unset comes to");
@@ -29,7 +29,7 @@ TEST_CASE("a report shows the tree with its bytes before anything has run", "[ru
 TEST_CASE("after a step it shows the order, what was communicated, and what a larger budget would save",
           "[runtime][report]") {
   on_ranks(2, [](Rank& rank) {
-    ShardedChain chain(rank.mesh(), 4, kWidth);
+    ShardedChain chain(rank.mesh(), 4, kLinearWidth);
     for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
     rank.log().clear();
     chain.step(rank.index(), 2);

@@ -10,8 +10,8 @@ namespace {
 namespace nn = torch::nn;
 using at::Tensor;
 
-struct NetImpl : nn::Module {
-  NetImpl() {
+struct NormedNetImpl : nn::Module {
+  NormedNetImpl() {
     inner = register_module("inner", nn::Linear(5, 7));
     norm = register_module("norm", nn::BatchNorm1d(7));
     head = register_module("head", nn::Linear(7, 3));
@@ -26,16 +26,16 @@ struct NetImpl : nn::Module {
   nn::BatchNorm1d norm{nullptr};
   Tensor scale;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(NormedNet);
 
 /// Other values on every rank.
-Net net_of(int rank) {
-  return seeded(100 + rank, [] { return Net(); });
+NormedNet net_of(int rank) {
+  return seeded(100 + rank, [] { return NormedNet(); });
 }
 
-Net meta_net() {
+NormedNet meta_net() {
   MetaDevice meta;
-  return Net();
+  return NormedNet();
 }
 
 void check_values(const Rank& rank, const nn::Module& module, const nn::Module& expected, const std::string& what) {

@@ -1,0 +1,2 @@
+// Most of the time of compiling a header alone is LibTorch's.
+#include <torch/torch.h>
