@@ -35,24 +35,20 @@ WORLDS = {"nvlink": [8, 64], "infiniband": [16, 128, 1024]}
 RATIOS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0)  # of communication to compute
 
 
-def integers(text):
-    return [int(part) for part in text.split(",")]
-
-
 def numbers(text):
     return [float(part) for part in text.split(",")]
 
 
 def add_options(parser):
     parser.add_argument("--network", choices=(*networks.PRESETS, "gloo", "nccl"), help="default: nvlink and infiniband")
-    parser.add_argument("--worlds", type=integers, help="ranks; default 8,64 and 16,128,1024, for gloo 2")
+    parser.add_argument("--worlds", type=harness.integers, help="ranks; default 8,64 and 16,128,1024, for gloo 2")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--megabytes", type=numbers, help="of parameters a layer; default 64, for gloo 4")
     parser.add_argument("--ratios", type=numbers, default=RATIOS,
                         help="of communication to compute, which sets the layers' compute time")
-    parser.add_argument("--prefetch", type=integers, default=[1, 2],
+    parser.add_argument("--prefetch", type=harness.integers, default=[1, 2],
                         help="distances (default 1,2); the largest with budgets")
-    parser.add_argument("--budgets", type=integers, default=[4], help="byte budgets, in layers (default 4)")
+    parser.add_argument("--budgets", type=harness.integers, default=[4], help="byte budgets, in layers (default 4)")
     parser.add_argument("--shapes", default="equal,alternating,large-first",
                         help="of bytes and times over the layers (default equal,alternating,large-first)")
     parser.add_argument("--separate-reductions", action=argparse.BooleanOptionalAction,

@@ -18,14 +18,10 @@ IMPLS = ("fsdp", "python", "fsdp2")  # the library, its Python extension, torch'
 # 60 k + 8 k x P in C++, and 250 k + 20 k x P in Python.
 
 
-def integers(text):
-    return [int(part) for part in text.split(",")]
-
-
 def add_options(parser):
-    parser.add_argument("--blocks", type=integers, help="default 4,16; the slope is fitted over these")
-    parser.add_argument("--params", type=integers, help="parameters a block; default 1,4,9,32")
-    parser.add_argument("--worlds", type=integers, help="default 8, and 1024 with 9 parameters a block")
+    parser.add_argument("--blocks", type=harness.integers, help="default 4,16; the slope is fitted over these")
+    parser.add_argument("--params", type=harness.integers, help="parameters a block; default 1,4,9,32")
+    parser.add_argument("--worlds", type=harness.integers, help="default 8, and 1024 with 9 parameters a block")
     parser.add_argument("--full", action="store_true",
                         help="blocks 4,16,32,64; params 1,4,9,32; worlds 8,1024 (about a quarter of an hour)")
     parser.add_argument("--operator", choices=("mul", "linear"), default="mul",

@@ -42,13 +42,9 @@ def names(text):
     return text.split(",")
 
 
-def integers(text):
-    return [int(part) for part in text.split(",")]
-
-
 def add_options(parser):
     parser.add_argument("--models", type=names, default=list(llamas.LLAMAS), help="default 7B,70B,405B")
-    parser.add_argument("--worlds", type=integers, default=list(WORLDS), help="default 8,64,512,4096,16384")
+    parser.add_argument("--worlds", type=harness.integers, default=list(WORLDS), help="default 8,64,512,4096,16384")
     parser.add_argument("--schemes", type=names, default=list(SCHEMES), help=f"default {','.join(SCHEMES)}")
     parser.add_argument("--budget-gb", type=float, default=24.0, help="of the scheme budget (default 24)")
     parser.add_argument("--achieved", type=float, default=0.5, help="share of the peak FLOP/s (default 0.5)")

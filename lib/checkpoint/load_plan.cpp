@@ -52,17 +52,17 @@ class Names {
   std::unordered_map<std::string, const Catalogue::TensorEntry*> entries_;
 };
 
-std::string misfit(const CheckpointTensor& tensor, const Catalogue::TensorEntry& entry, bool converts) {
-  if (entry.sizes != tensor.sizes)
-    return fmt::format("has sizes ({}), expected ({})", fmt::join(entry.sizes, ", "), fmt::join(tensor.sizes, ", "));
-  const auto local = tensor.local.scalar_type(), expected = tensor.dtype.value_or(local);
-  if (entry.dtype == expected) return "";
-  const auto what = fmt::format("is {}, expected {}", safetensors_dtype(entry.dtype), safetensors_dtype(expected));
-  if (!converts) return what + " (convert_dtypes is not set)";
-  return c10::canCast(entry.dtype, local) ? "" : what + ", to which it cannot be converted";
-}
-
 }  // namespace
+
+std::string misfit(const CheckpointTensor& tensor, c10::IntArrayRef saved_sizes, at::ScalarType saved, bool converts) {
+  if (saved_sizes != c10::IntArrayRef(tensor.sizes))
+    return fmt::format("has sizes ({}), expected ({})", fmt::join(saved_sizes, ", "), fmt::join(tensor.sizes, ", "));
+  const auto local = tensor.local.scalar_type(), expected = tensor.dtype.value_or(local);
+  if (saved == expected) return "";
+  const auto what = fmt::format("is {}, expected {}", safetensors_dtype(saved), safetensors_dtype(expected));
+  if (!converts) return what + " (convert_dtypes is not set)";
+  return c10::canCast(saved, local) ? "" : what + ", to which it cannot be converted";
+}
 
 SectionMatch match_section(const CheckpointSection& section, const Catalogue::Section* catalogued,
                            const MatchOptions& options) {
@@ -78,7 +78,7 @@ SectionMatch match_section(const CheckpointSection& section, const Catalogue::Se
       continue;
     }
     used.insert(entry);
-    if (const auto wrong = misfit(tensor, *entry, options.convert_dtypes); !wrong.empty()) {
+    if (const auto wrong = misfit(tensor, entry->sizes, entry->dtype, options.convert_dtypes); !wrong.empty()) {
       result.misfits.wrong.push_back("'" + tensor.name + "' " + wrong);
       continue;
     }

@@ -32,6 +32,9 @@ struct MatchOptions {
 SectionMatch match_section(const CheckpointSection& section, const Catalogue::Section* catalogued,
                            const MatchOptions& options);
 
+/// Why what was saved cannot be loaded into `tensor`: "has sizes (3, 4), expected (4, 4)". Empty: it can.
+std::string misfit(const CheckpointTensor& tensor, c10::IntArrayRef saved_sizes, at::ScalarType saved, bool converts);
+
 /// "; they belong to 'a', 'b' and 3 others": what lies in bytes [begin, end) of a file.
 std::string tensors_in(const Catalogue& catalogue, size_t file, int64_t begin, int64_t end);
 

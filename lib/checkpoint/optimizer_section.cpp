@@ -8,6 +8,7 @@
 #include "api/optimizer_fields.hpp"
 #include "base/require.hpp"
 #include "checkpoint/checkpoint_error.hpp"
+#include "checkpoint/load_plan.hpp"
 #include "checkpoint/model_section.hpp"
 #include "checkpoint/strict_json.hpp"
 
@@ -150,11 +151,9 @@ bool OptimizerLoad::fits(const CheckpointTensor& tensor, const Saved& saved) {
     misfits_.missing.push_back("'" + tensor.name + "'");
     return false;
   }
-  const auto& info = found->second;
-  if (info.sizes == tensor.sizes && (converts_ || info.dtype == tensor.local.scalar_type())) return true;
-  misfits_.wrong.push_back(fmt::format("'{}' is {} ({}), expected {} ({})", tensor.name, c10::toString(info.dtype),
-                                       fmt::join(info.sizes, ", "), c10::toString(tensor.local.scalar_type()),
-                                       fmt::join(tensor.sizes, ", ")));
+  const auto wrong = misfit(tensor, found->second.sizes, found->second.dtype, converts_);
+  if (wrong.empty()) return true;
+  misfits_.wrong.push_back("'" + tensor.name + "' " + wrong);
   return false;
 }
 

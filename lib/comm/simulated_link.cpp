@@ -60,25 +60,28 @@ bool SimulatedLink::go_on(double until) {
   return true;
 }
 
+/// Queues that send now and share the link.
+double SimulatedLink::sending() const {
+  return static_cast<double>(std::count_if(queues_.begin(), queues_.end(), [](const auto& queue) {
+    return !queue.empty() && queue.front().latency_left <= 0;
+  }));
+}
+
 /// How long until the first of the queues' first transfers begins to send, or is done.
 double SimulatedLink::next_event() const {
-  const auto sending = std::count_if(queues_.begin(), queues_.end(), [](const auto& queue) {
-    return !queue.empty() && queue.front().latency_left <= 0;
-  });
+  const double sharers = sending();
   double next = std::numeric_limits<double>::infinity();
   for (const auto& queue : queues_) {
     if (queue.empty()) continue;
     const auto& first = queue.front();
     next = std::min(next, first.latency_left > 0 ? first.latency_left
-                                                 : first.sending_left * static_cast<double>(sending));
+                                                 : first.sending_left * sharers);
   }
   return next;
 }
 
 void SimulatedLink::pass(double time) {
-  const auto sending = std::count_if(queues_.begin(), queues_.end(), [](const auto& queue) {
-    return !queue.empty() && queue.front().latency_left <= 0;
-  });
+  const double sharers = sending();
   now_ += time;
   for (auto& queue : queues_) {
     if (queue.empty()) continue;
@@ -87,7 +90,7 @@ void SimulatedLink::pass(double time) {
       first.latency_left -= time;
       if (first.latency_left < kNothing) first.latency_left = 0;
     } else {
-      first.sending_left -= time / static_cast<double>(sending);
+      first.sending_left -= time / sharers;
     }
     if (first.latency_left > 0 || first.sending_left > kNothing) continue;
     first.transfer->is_done = true;

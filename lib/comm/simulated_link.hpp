@@ -40,6 +40,7 @@ class SimulatedLink {
   };
   void follow_clock();
   bool go_on(double until);
+  double sending() const;
   double next_event() const;
   void pass(double time);
 

@@ -138,7 +138,7 @@ TEST_CASE("without strict a parameter's state is loaded whole or left as it is",
   };
   const auto loaded = load_checkpoint(folder / "c", {model, other}, {.strict = false});
   const auto wrong = fmt::format("{}", fmt::join(loaded.misfits.wrong, ", "));
-  CHECK_THAT(wrong, Catch::Contains("'embed.weight' has sizes (3, 4)") && Catch::Contains("'embed.weight.exp_avg' is Float (3, 4)"));
+  CHECK_THAT(wrong, Catch::Contains("'embed.weight' has sizes (3, 4)") && Catch::Contains("'embed.weight.exp_avg' has sizes (3, 4), expected ("));
   for (const auto* name : {"body.weight", "body.bias"}) {
     const auto *now = state(other, model->named_parameters()[name]), *then = state(optimizer, saved->named_parameters()[name]);
     REQUIRE(now != nullptr);

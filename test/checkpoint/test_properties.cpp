@@ -4,6 +4,7 @@
 #include <random>
 
 #include "saved_parts.hpp"
+#include "support/drawn_module.hpp"
 #include "support/tensor_parallel_model.hpp"
 #include "temporary_folder.hpp"
 
@@ -21,44 +22,11 @@ uint64_t draws() {
   return count == nullptr ? 40 : static_cast<uint64_t>(std::atoi(count));
 }
 
-int pick(std::mt19937_64& draw, int count) { return static_cast<int>(draw() % static_cast<uint64_t>(count)); }
-
-/// Parameters of any number of dimensions, empty ones, other strides, several dtypes, buffers, and groups within groups.
-struct DrawnImpl : nn::Module {
-  DrawnImpl(std::mt19937_64& draw, int depth) {
-    for (int i = pick(draw, 4) + (depth == 0 ? 1 : 0); i > 0; --i) add_parameter(draw, fmt::format("p{}", i));
-    if (pick(draw, 2)) register_buffer("table", torch::randn({pick(draw, 4), 3}));
-    for (int i = 0; depth < 2 && i < pick(draw, 3); ++i)
-      blocks.push_back(register_module(fmt::format("c{}", i), std::make_shared<DrawnImpl>(draw, depth + 1)));
-    is_group = depth == 0 || pick(draw, 2);
-  }
-
-  void add_parameter(std::mt19937_64& draw, const std::string& name) {
-    static const at::ScalarType dtypes[] = {at::kFloat, at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kByte};
-    std::vector<int64_t> sizes;
-    for (int dim = pick(draw, 4); dim > 0; --dim) sizes.push_back(std::vector{0, 1, 2, 5, 40, 700}[pick(draw, 12) == 0 ? 0 : 1 + pick(draw, 5)]);
-    if (sizes.size() > 2) sizes[2] = std::min<int64_t>(sizes[2], 5);
-    const auto dtype = dtypes[pick(draw, 7)];
-    auto values = torch::randn(sizes).mul(9).to(dtype);
-    if (sizes.size() > 1 && pick(draw, 2)) values = values.transpose(0, 1);
-    register_parameter(name, values, at::isFloatingType(dtype) && pick(draw, 4));
-  }
-
-  void shard(const FullyShardOptions& options) {
-    for (auto& child : blocks) child->shard(options);
-    if (is_group) fully_shard(*this, options);
-  }
-
-  std::vector<std::shared_ptr<DrawnImpl>> blocks;
-  bool is_group = false;
-};
-
-/// The same structure and values for the same seed.
 std::shared_ptr<DrawnImpl> drawn_module(uint64_t seed) {
-  return seeded(seed, [&] {
-    std::mt19937_64 draw(seed);
-    return std::make_shared<DrawnImpl>(draw, 0);
-  });
+  static const DrawnParts parts{
+      .dtypes = {at::kFloat, at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kByte},
+      .dims = 3, .sizes = {0, 1, 2, 5, 40, 700}, .third_size = 5};
+  return drawn_module(seed, seed, parts);
 }
 
 /// A world, and how it cuts.

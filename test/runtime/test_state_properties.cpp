@@ -2,7 +2,7 @@
 
 #include <random>
 
-#include "support/models.hpp"
+#include "support/drawn_module.hpp"
 
 // Materialising, sending from the first rank and converting, for modules drawn at random: any number of
 // dimensions, empty ones, strides, dtypes, groups, ranks and meshes (A3, A4, A9).
@@ -13,43 +13,11 @@ namespace {
 namespace nn = torch::nn;
 using at::Tensor;
 
-int pick(std::mt19937_64& draw, int count) { return static_cast<int>(draw() % static_cast<uint64_t>(count)); }
-
-struct DrawnImpl : nn::Module {
-  DrawnImpl(std::mt19937_64& draw, int depth) {
-    const int count = pick(draw, 4) + (depth == 0 ? 1 : 0);
-    for (int i = 0; i < count; ++i) add_parameter(draw, fmt::format("p{}", i));
-    if (pick(draw, 2)) register_buffer("table", torch::randn({pick(draw, 4), 3}));
-    for (int i = 0; depth < 2 && i < pick(draw, 3); ++i)
-      blocks.push_back(register_module(fmt::format("c{}", i), std::make_shared<DrawnImpl>(draw, depth + 1)));
-    is_group = depth == 0 || pick(draw, 2);
-  }
-
-  void add_parameter(std::mt19937_64& draw, const std::string& name) {
-    static const at::ScalarType dtypes[] = {at::kFloat, at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong};
-    std::vector<int64_t> sizes;
-    for (int dim = pick(draw, 5); dim > 0; --dim) sizes.push_back(std::vector{0, 1, 2, 3, 5, 9}[pick(draw, 12) == 0 ? 0 : 1 + pick(draw, 5)]);
-    const auto dtype = dtypes[pick(draw, 6)];
-    auto values = torch::randn(sizes).mul(9).to(dtype);
-    if (sizes.size() > 1 && pick(draw, 2)) values = values.transpose(0, 1);
-    register_parameter(name, values, at::isFloatingType(dtype) && pick(draw, 4));
-  }
-
-  void shard(const FullyShardOptions& options) {
-    for (auto& child : blocks) child->shard(options);
-    if (is_group) fully_shard(*this, options);
-  }
-
-  std::vector<std::shared_ptr<DrawnImpl>> blocks;
-  bool is_group = false;
-};
-
 /// The same structure for the same seed; other values on other ranks.
 std::shared_ptr<DrawnImpl> drawn_module(uint64_t seed, int rank = 0) {
-  return seeded(seed * 16 + rank, [&] {
-    std::mt19937_64 draw(seed);
-    return std::make_shared<DrawnImpl>(draw, 0);
-  });
+  static const DrawnParts parts{.dtypes = {at::kFloat, at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong},
+                                .sizes = {0, 1, 2, 3, 5, 9}};
+  return drawn_module(seed, seed * 16 + static_cast<uint64_t>(rank), parts);
 }
 
 struct Case {
