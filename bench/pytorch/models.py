@@ -42,9 +42,9 @@ class LlamaBlock(torch.nn.Module):
 
     def forward(self, x, cos, sin):
         y = self.attention_norm(x)
-        q, k, v = (part(y).unflatten(-1, (self.heads, -1)).transpose(0, 1) for part in (self.q, self.k, self.v))
+        q, k, v = (part(y).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
-        x = x + self.out(attended.transpose(0, 1).flatten(1))
+        x = x + self.out(attended.transpose(-3, -2).flatten(-2))
         y = self.mlp_norm(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
@@ -55,24 +55,24 @@ def rotate(x, cos, sin):
 
 
 class LlamaModel(torch.nn.Module):
-    """Nine parameters a block. The same interface as MlpModel's."""
+    """Nine parameters a block. The same interface as MlpModel's; `tokens` may have a batch dimension, too."""
 
-    def __init__(self, blocks, dim, hidden, vocabulary):
+    def __init__(self, blocks, dim, hidden, vocabulary, heads=8):
         super().__init__()
         self.embedding = torch.nn.Embedding(vocabulary, dim)
-        self.blocks = torch.nn.ModuleList(LlamaBlock(dim, hidden) for _ in range(blocks))
+        self.blocks = torch.nn.ModuleList(LlamaBlock(dim, hidden, heads) for _ in range(blocks))
         self.norm = torch.nn.RMSNorm(dim)
         self.head = torch.nn.Linear(dim, vocabulary, bias=False)
         self.head_dim = dim // self.blocks[0].heads
 
     def forward(self, tokens):
-        frequencies = 10000.0 ** (-torch.arange(0, self.head_dim, 2) / self.head_dim)
-        angles = torch.outer(torch.arange(len(tokens)), frequencies)
-        cos, sin = angles.cos(), angles.sin()
         x = self.embedding(tokens)
+        frequencies = 10000.0 ** (-torch.arange(0, self.head_dim, 2, device=x.device) / self.head_dim)
+        angles = torch.outer(torch.arange(tokens.shape[-1], device=x.device), frequencies)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for block in self.blocks:
             x = block(x, cos, sin)
-        return F.cross_entropy(self.head(self.norm(x)), tokens)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, -2), tokens.flatten())
 
 
 def make(request):

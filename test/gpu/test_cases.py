@@ -1,0 +1,82 @@
+"""Sharded models train as the plain model does, on a GPU; skipped without one.
+
+Usage: test_cases.py [--device cpu] [--world WORLD,...] [--out FILE] [--limit SECONDS] [-k PART]
+--device cpu: the cases that need no GPU, on the CPU. --out: a JSON line for each case, with what it found. --limit:
+of each world. -k: only tests with this in their name.
+"""
+
+import argparse
+import functools
+import json
+import os
+import sys
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "processes")]
+if "FSDP_BUILD_DIR" in os.environ:
+    sys.path.insert(0, str(Path(os.environ["FSDP_BUILD_DIR"]) / "bindings"))
+
+import run_cases
+from closing_line import main
+from worlds import WORLDS, missing
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--device", choices=("cuda", "cpu"))
+    parser.add_argument("--world", default=",".join(WORLDS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", type=float, default=800)
+    parser.add_argument("-k", action="append", default=[])
+    found, sys.argv[1:] = parser.parse_known_args()
+    if found.device:
+        os.environ["FSDP_TEST_DEVICE"] = found.device
+    if found.out:
+        found.out.write_text("")
+    return found
+
+
+ARGUMENTS = read_arguments()
+SELECTED = {name: [] for name in WORLDS}  # cases
+
+
+@functools.lru_cache(maxsize=None)
+def results_of(world):
+    """Of all cases of a world, when the first of them is asked for."""
+    found = run_cases.run_cases(WORLDS[world], SELECTED[world], ARGUMENTS.limit)
+    if ARGUMENTS.out:
+        with open(ARGUMENTS.out, "a") as out:
+            out.writelines(json.dumps({"world": world, **line}) + "\n" for line in found.values())
+    return found
+
+
+class OnGpu(unittest.TestCase):
+    maxDiff = None
+
+    def expect_passed(self, world, name):
+        why = missing(WORLDS[world])
+        if why:
+            self.skipTest(why)
+        result = results_of(world)[name]
+        if result["status"] == "skipped":
+            self.skipTest(result["found"])
+        self.assertEqual(result["status"], "passed", result["found"])
+
+
+def add_tests():
+    from cases import CASES
+
+    for world in ARGUMENTS.world.split(","):
+        for name, case in CASES.items():
+            chosen = not ARGUMENTS.k or any(part in f"test_{world}_{name}" for part in ARGUMENTS.k)
+            if world in case.worlds and chosen:
+                SELECTED[world].append(name)
+                setattr(OnGpu, f"test_{world}_{name}", functools.partialmethod(OnGpu.expect_passed, world, name))
+
+
+add_tests()
+
+if __name__ == "__main__":
+    main()
