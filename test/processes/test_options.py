@@ -66,6 +66,13 @@ class Options(unittest.TestCase):
     def test_a_record_that_cannot_be_written_is_refused(self):
         self.expect_refusal(self.check("--json", "/no/such/folder/run.json"), "there is no folder")
 
+    def test_checkpoints_need_a_folder_that_can_be_written(self):
+        self.expect_refusal(self.check("--save-every", "5"), "--save-every says when to save; add --save PATH")
+        self.expect_refusal(self.check("--keep", "2"), "--keep says how many checkpoints stay; add --save PATH")
+        self.expect_refusal(self.check("--save", "run", "--save-every", "0"), "--save-every: is a whole number, 1 or more")
+        self.expect_refusal(self.check("--save", "run", "--keep", "-1"), "--keep: is a whole number, 0 or more")
+        self.expect_refusal(self.check("--save", f"{self.data}/part0.txt/run"), "part0.txt is no folder")
+
     def test_another_number_of_processes_than_ranks_is_refused(self):
         self.expect_refusal(["--data", self.data, "--ranks", "2"], "--ranks 2, but 1 process")
 

@@ -21,13 +21,6 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// FNV-1a, then mixed: std::hash may differ between machines.
-uint64_t hash(const std::string& text) {
-  uint64_t value = 0xcbf29ce484222325u;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return mix(value);
-}
-
 std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(file), {}};
@@ -87,7 +80,7 @@ Corpus split_folder(const fs::path& folder, const std::vector<std::string>& suff
   for (const auto& name : list_files(folder, suffixes)) {
     auto text = read_file(folder / name);
     if (!is_text(text)) continue;
-    files.push_back({std::move(text), hash(name) % 20 == 0, hash(name)});
+    files.push_back({std::move(text), text_hash(name) % 20 == 0, text_hash(name)});
   }
   // Of a handful of files none may have been picked; then the one with the lowest hash is.
   if (files.size() > 1 && std::ranges::none_of(files, &File::held_out))
@@ -122,6 +115,13 @@ Corpus read_corpus(const std::string& path, const std::vector<std::string>& suff
   check_size(path, "training", corpus.training.size(), least_bytes);
   check_size(path, "held-out", corpus.held_out.size(), least_bytes);
   return corpus;
+}
+
+uint64_t text_hash(const std::string& text) {
+  // std::hash may differ between machines.
+  uint64_t value = 0xcbf29ce484222325u;
+  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return mix(value);
 }
 
 int64_t RowSampler::start(int64_t step, int64_t row, int64_t text_bytes) const {

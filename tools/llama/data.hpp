@@ -38,6 +38,9 @@ struct RowSampler {
   int64_t start(int64_t step, int64_t row, int64_t text_bytes) const;
 };
 
+/// FNV-1a with its bits mixed: the same on every machine.
+uint64_t text_hash(const std::string& text);
+
 /// A number in [0, 1) that depends on the two arguments alone.
 double uniform(uint64_t seed, uint64_t counter);
 

@@ -33,7 +33,8 @@ class Execution {
   virtual HeldBytes held_bytes() const = 0;
 
   // What only a sharded run can show.
-  /// Before each step of the training, all ranks.
+  /// Before each step of the training, all ranks. step: from 0 on in every run, also in a resumed
+  /// one.
   virtual void begin_step(int64_t) {}
   /// Writes what `begin_step` has had recorded of all ranks to the file that --timeline names.
   virtual void write_timeline() {}

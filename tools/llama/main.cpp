@@ -3,6 +3,7 @@
 #include <fsdp/error.hpp>
 #include <fsdp/process_group.hpp>
 
+#include "checkpoints.hpp"
 #include "record.hpp"
 
 namespace llama {
@@ -50,7 +51,7 @@ int64_t count_parameters(const LanguageModel& model) {
 }
 
 void announce(const RunRecord& record, const Corpus& corpus, const Execution& execution,
-              const Options& options) {
+              const Checkpoints& checkpoints, const Options& options) {
   fmt::print(
       "{} parameters on {} {}, {}\n", record.parameters, record.ranks,
       record.ranks == 1 ? "rank" : "ranks",
@@ -58,6 +59,9 @@ void announce(const RunRecord& record, const Corpus& corpus, const Execution& ex
   fmt::print("{} of training text in {} files, {} held out in {}\n",
              format_bytes(static_cast<int64_t>(corpus.training.size())), corpus.training_files,
              format_bytes(static_cast<int64_t>(corpus.held_out.size())), corpus.held_out_files);
+  if (const auto& start = checkpoints.start(); !start.checkpoint.empty())
+    fmt::print("resumed at step {} from {}, which {} {} saved\n", start.step, start.checkpoint,
+               start.ranks, start.ranks == 1 ? "rank" : "ranks");
   std::fflush(stdout);
 }
 
@@ -71,7 +75,7 @@ void report(const RunRecord& record, const Options& options) {
   fmt::print("record: {}\n", options.output.json);
 }
 
-void run(const Options& options, const Corpus& corpus) {
+void run(const Options& options, const Corpus& corpus, StartingPoint start) {
   // The same weights on every rank: each draws them from the seed, before anything is sharded.
   torch::manual_seed(options.training.seed);
   LanguageModel model(model_config(options.model));
@@ -81,10 +85,12 @@ void run(const Options& options, const Corpus& corpus) {
       options.ranks.no_shard ? run_plain(model, options.ranks) : run_sharded(model, options);
   record.ranks = execution->ranks();
   const bool speaks = execution->rank() == 0;
-  if (speaks) announce(record, corpus, *execution, options);
+  Checkpoints checkpoints(options, corpus, std::move(start));
+  record.resumed_at_step = checkpoints.start().step;
+  if (speaks) announce(record, corpus, *execution, checkpoints, options);
 
   Progress progress(speaks);
-  record.training = train(model, *execution, corpus, options.training, progress);
+  record.training = train(model, *execution, corpus, options.training, checkpoints, progress);
   const auto shard_report = execution->report();  // of the last training step
   model->eval();
   record.val_bits_per_byte = held_out_bits_per_byte(*execution, model->config(), corpus, options);
@@ -111,8 +117,12 @@ int main(int argc, char** argv) {
     return fail(kWrongOption, objection);
 
   Corpus corpus;
+  StartingPoint start;
   try {
     corpus = read_corpus(options.data.path, options.data.suffixes, options.model.context + 1);
+    start = find_start(options, corpus);
+  } catch (const CheckpointsError& error) {
+    return fail(kWrongOption, error.what());
   } catch (const DataError& error) {
     return fail(kWrongOption, fmt::format("--data: {}", error.what()));
   }
@@ -120,7 +130,7 @@ int main(int argc, char** argv) {
     fmt::print("{}\n", ranks);
     return 0;
   }
-  run(options, corpus);
+  run(options, corpus, std::move(start));
   return 0;
 }
 

@@ -140,6 +140,22 @@ void add_ranks(Group group, RankOptions& ranks) {
                    "Seconds after which a rank stops waiting for the others and fails");
 }
 
+void add_checkpoints(Group group, CheckpointOptions& checkpoints) {
+  group.add_text("--save", checkpoints.save,
+                 "Folder for checkpoints: step-100 and so on, of model, optimizer, step and random "
+                 "generators. They are written while training goes on",
+                 "PATH");
+  group
+      .add_count("--save-every", checkpoints.save_every, 1,
+                 "Steps from one checkpoint to the next [only one, after the last step]")
+      ->default_str("");
+  group.add_count("--keep", checkpoints.keep, 0, "Checkpoints that stay, the last ones; 0: all");
+  group.add_text("--resume", checkpoints.resume,
+                 "Go on from this checkpoint, or from the last one in this folder, with any number "
+                 "of ranks. Model, text, --seed and --global-batch must be the same",
+                 "PATH");
+}
+
 void add_output(Group group, OutputOptions& output, bool& check) {
   group.add_text(
       "--json", output.json,
@@ -182,6 +198,28 @@ std::string find_file_objection(const char* option, const std::string& file) {
   return {};
 }
 
+/// The nearest folder that is there already, from `path` upwards.
+std::filesystem::path existing_folder(std::filesystem::path path) {
+  while (!std::filesystem::exists(path) && path.has_relative_path()) path = path.parent_path();
+  return path;
+}
+
+std::string find_checkpoint_objection(const CheckpointOptions& options) {
+  if (options.save.empty()) {
+    if (options.save_every > 0)
+      return "--save-every says when to save; add --save PATH, which says where";
+    if (options.keep > 0)
+      return "--keep says how many checkpoints stay; add --save PATH, which says where";
+    return {};
+  }
+  const auto folder = existing_folder(std::filesystem::absolute(options.save));
+  if (!std::filesystem::is_directory(folder))
+    return fmt::format("--save {}: {} is no folder", options.save, folder.string());
+  if (access(folder.c_str(), W_OK) != 0)
+    return fmt::format("--save {}: cannot write to folder {}", options.save, folder.string());
+  return {};
+}
+
 }  // namespace
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
@@ -195,6 +233,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
   add_model({app, "Model"}, options.model);
   add_training({app, "Training"}, options.training);
   add_ranks({app, "Ranks"}, options.ranks);
+  add_checkpoints({app, "Checkpoints"}, options.checkpoints);
   add_output({app, "Output"}, options.output, options.check);
   try {
     app.parse(argc, argv);
@@ -240,8 +279,11 @@ std::string find_contradiction(const Options& options, int ranks) {
     return "--timeline records from the third step on; take 3 --steps or more";
   if (options.ranks.no_shard && (options.output.report || !options.output.timeline.empty()))
     return "--report and --timeline show a sharded model; leave --no-shard out";
-  const auto objection = find_file_objection("--json", options.output.json);
-  return objection.empty() ? find_file_objection("--timeline", options.output.timeline) : objection;
+  for (const auto& objection : {find_checkpoint_objection(options.checkpoints),
+                                find_file_objection("--json", options.output.json),
+                                find_file_objection("--timeline", options.output.timeline)})
+    if (!objection.empty()) return objection;
+  return {};
 }
 
 }  // namespace llama

@@ -39,6 +39,13 @@ struct RankOptions {
   double timeout_s = 600;
 };
 
+struct CheckpointOptions {
+  std::string save;        ///< the folder that gets checkpoints; empty: none are saved
+  int64_t save_every = 0;  ///< 0: only after the last step
+  int keep = 0;            ///< 0: all
+  std::string resume;      ///< a checkpoint, or a folder that has some; empty: the run begins anew
+};
+
 struct OutputOptions {
   std::string json;      ///< empty: no record
   std::string timeline;  ///< empty: none is recorded
@@ -52,6 +59,7 @@ struct Options {
   ModelOptions model;
   TrainingOptions training;
   RankOptions ranks;
+  CheckpointOptions checkpoints;
   OutputOptions output;
   bool check = false;  ///< look at options and data, print the number of ranks, and end
 };

@@ -17,12 +17,10 @@ void Progress::show(const ProgressState& state) {
   const bool is_last = state.step == state.steps;
   if (!is_shown_ || (now < next_ && !is_last)) return;
   next_ = now + (is_terminal_ ? std::chrono::milliseconds(200) : std::chrono::milliseconds(5000));
-  const double left_s = state.elapsed_s / static_cast<double>(state.step) *
-                        static_cast<double>(state.steps - state.step);
   fmt::print("{}step {}/{}  loss {:.4f}  {:.0f} tokens/s  sharded {}  unsharded peak {}  left {}{}",
              is_terminal_ ? "\r" : "", state.step, state.steps, state.loss, state.tokens_per_second,
              format_bytes(state.bytes.sharded), format_bytes(state.bytes.peak_unsharded),
-             format_duration(left_s), is_terminal_ && !is_last ? "\033[K" : "\n");
+             format_duration(state.left_s), is_terminal_ && !is_last ? "\033[K" : "\n");
   std::fflush(stdout);
 }
 

@@ -11,7 +11,7 @@ struct ProgressState {
   int64_t step = 0, steps = 0;
   double loss = 0;
   double tokens_per_second = 0;
-  double elapsed_s = 0;
+  double left_s = 0;
   HeldBytes bytes;
 };
 

@@ -10,7 +10,7 @@ namespace llama {
 namespace {
 
 nlohmann::json describe(const Options& options) {
-  const auto& [data, model, training, ranks, output, check] = options;
+  const auto& [data, model, training, ranks, checkpoints, output, check] = options;
   return {{"data", data.path},
           {"layers", model.layers},
           {"dim", model.dim},
@@ -34,6 +34,7 @@ void write_record(const std::string& path, const RunRecord& record, const Option
                                  {"parameters", record.parameters},
                                  {"steps", record.training.losses.size()},
                                  {"losses", record.training.losses},
+                                 {"resumed_at_step", record.resumed_at_step},
                                  {"val_bits_per_byte", record.val_bits_per_byte},
                                  {"tokens_per_second", record.training.tokens_per_second},
                                  {"sharded_parameter_bytes", record.bytes.sharded},

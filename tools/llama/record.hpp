@@ -9,6 +9,7 @@ namespace llama {
 struct RunRecord {
   int ranks = 0;
   int64_t parameters = 0;  ///< of the whole model
+  int64_t resumed_at_step = 0;  ///< 0: it was not resumed
   TrainingResult training;
   double val_bits_per_byte = 0;
   HeldBytes bytes;  ///< of rank 0

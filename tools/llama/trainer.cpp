@@ -61,16 +61,18 @@ void set_learning_rate(torch::optim::AdamW& optimizer, double rate) {
 }  // namespace
 
 TrainingResult train(LanguageModel& model, Execution& execution, const Corpus& corpus,
-                     const TrainingOptions& options, Progress& progress) {
+                     const TrainingOptions& options, Checkpoints& checkpoints, Progress& progress) {
   const int64_t context = model->config().context;
   const RowSampler sampler{options.seed, options.global_batch, context + 1};
   const int64_t rows = options.global_batch / execution.ranks();
   auto optimizer = make_optimizer(model, options);
-  TrainingResult result;
+  checkpoints.resume(model, optimizer);
+  const int64_t first = checkpoints.start().step;
+  TrainingResult result{.losses = checkpoints.start().losses};
   const auto begin = std::chrono::steady_clock::now();
 
-  for (int64_t step = 0; step < options.steps; ++step) {
-    execution.begin_step(step);
+  for (int64_t step = first; step < options.steps; ++step) {
+    execution.begin_step(step - first);
     std::vector<int64_t> starts;
     for (int64_t row = rows * execution.rank(); row < rows * (execution.rank() + 1); ++row)
       starts.push_back(sampler.start(step, row, static_cast<int64_t>(corpus.training.size())));
@@ -87,12 +89,14 @@ TrainingResult train(LanguageModel& model, Execution& execution, const Corpus& c
     if (!std::isfinite(result.losses.back()))
       throw std::runtime_error(fmt::format(
           "the loss of step {} is {}; try a smaller --learning-rate", step, result.losses.back()));
+    checkpoints.save_if_due(model, optimizer, result.losses);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    result.tokens_per_second =
-        static_cast<double>((step + 1) * options.global_batch * context) / elapsed.count();
+    const double step_s = elapsed.count() / static_cast<double>(step + 1 - first);
+    result.tokens_per_second = static_cast<double>(options.global_batch * context) / step_s;
     progress.show({step + 1, options.steps, result.losses.back(), result.tokens_per_second,
-                   elapsed.count(), execution.held_bytes()});
+                   step_s * static_cast<double>(options.steps - step - 1), execution.held_bytes()});
   }
+  checkpoints.finish();
   return result;
 }
 
