@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   app.add_subcommand("gather_bandwidth", "gather and reduce of one group")
       ->callback(bench::serve_gather_bandwidth);
   app.add_subcommand("gloo_step", "training steps over gloo")->callback(bench::serve_gloo_step);
+  app.add_subcommand("checkpoint", "saving and loading a sharded model")->callback(bench::serve_checkpoint);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -14,6 +14,7 @@ void serve_host_overhead();
 void serve_memory();
 void serve_gather_bandwidth();
 void serve_gloo_step();
+void serve_checkpoint();
 void serve_overlap();
 
 using Answer = std::function<nlohmann::json(const nlohmann::json& request)>;

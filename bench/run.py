@@ -8,7 +8,7 @@ import harness
 from conductor import WorkerError
 
 BENCHMARKS = ("host_overhead", "memory", "gather_bandwidth", "gloo_step", "all_gather_overlap", "scale",
-              "compare_fsdp2", "cuda_step")
+              "compare_fsdp2", "checkpoint", "cuda_step")
 
 
 def summary(name):
