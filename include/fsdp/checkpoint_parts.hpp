@@ -139,15 +139,21 @@ class CheckpointReader {
   /// How many ranks saved it; 0: not known, as for files from elsewhere.
   int world_size() const;
   bool has_section(const std::string& name) const;
+  std::vector<std::string> sections() const;
   /// A document's text; nullopt: there is none.
   std::optional<std::string> document(const std::string& name) const;
+  std::vector<std::string> documents() const;
   /// A section's tensors, under the names that `rename` gives them.
   struct TensorInfo {
     std::string name;
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
+    std::string file;    ///< in the folder
+    int64_t offset = 0;  ///< of its first byte there
   };
   std::vector<TensorInfo> tensors(const std::string& section) const;
+  /// A section's other names of tied tensors, each with the one that its tensor is saved under.
+  std::map<std::string, std::string> other_names(const std::string& section) const;
 
   /// How `section` fits the checkpoint. No communication.
   CheckpointMisfits compare(const CheckpointSection& section) const;
@@ -155,6 +161,9 @@ class CheckpointReader {
   /// `dtype`, where it is set, is the one that the file should have. Throws UsageError listing all misfits, if
   /// `strict`, before anything is changed. besides: what else the caller found not to fit, to be listed with the rest.
   CheckpointMisfits load(const std::vector<CheckpointSection>& sections, const CheckpointMisfits& besides = {});
+  /// Reads all files of the manifest and tells each block and file that is not as it says, with its tensors. Of files from
+  /// elsewhere, which have no manifest, nothing. No communication.
+  std::vector<std::string> find_damage() const;
 
  private:
   struct State;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -36,6 +37,10 @@ class CheckpointSaver {
   /// As save_checkpoint, whose `world` is this saver's; returns when all is copied. kRefuse: false, on all ranks, if a
   /// save is still being written on any. Throws what an earlier save failed with, and begins none then.
   bool start_save(const std::string& path, const Checkpoint& checkpoint, SaveCheckpointOptions options = {});
+  /// The same for save_checkpoint_parts. collect: called when no other save is being written; what it throws on some ranks
+  /// is thrown on all.
+  bool start_save_parts(const std::string& path, const std::function<CheckpointParts()>& collect,
+                        SaveCheckpointOptions options = {});
   /// Returns when nothing is being written here. Throws what the last save failed with, once.
   void wait();
   /// On this rank.

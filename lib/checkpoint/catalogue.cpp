@@ -19,8 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kModel = "model";
-// An index or a manifest is read as a whole: more than any that a real model has.
-constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 
 class Reading {
  public:

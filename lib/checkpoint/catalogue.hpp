@@ -9,6 +9,9 @@
 
 namespace fsdp {
 
+/// An index or a manifest is read as a whole: more than any that a real model has.
+inline constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+
 /// What a checkpoint holds and where, whoever wrote it: one rank reads it from the files and tells the others.
 struct Catalogue {
   struct FileEntry {

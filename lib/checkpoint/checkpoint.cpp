@@ -2,7 +2,6 @@
 
 #include <optional>
 
-#include "base/log.hpp"
 #include "checkpoint/model_section.hpp"
 #include "checkpoint/optimizer_section.hpp"
 #include "checkpoint/rank_group.hpp"
@@ -20,14 +19,6 @@ OptimizerLoad::Saved saved_state(const CheckpointReader& reader) {
   OptimizerLoad::Saved saved{.document = reader.document(kOptimizerFile), .tensors = {}};
   for (auto& tensor : reader.tensors("optimizer")) saved.tensors.emplace(tensor.name, std::move(tensor));
   return saved;
-}
-
-bool can_restore_rng(const CheckpointReader& reader, const CheckpointSection& section, int world_size) {
-  if (reader.world_size() != world_size || !reader.has_section(section.name)) return false;
-  const bool fits = reader.compare(section).none();
-  if (!fits) warn_once("load_checkpoint: the random generators are of another kind than those that were saved, and keep "
-                       "their state");
-  return fits;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "base/require.hpp"
+#include "checkpoint/find_damage.hpp"
 #include "checkpoint/load_values.hpp"
 #include "checkpoint/rank_group.hpp"
 #include "fsdp/checkpoint_parts.hpp"
@@ -28,6 +29,13 @@ void describe(std::string& text, const std::string& section, const CheckpointMis
 
 void append(std::vector<std::string>& all, const std::vector<std::string>& some) {
   all.insert(all.end(), some.begin(), some.end());
+}
+
+template <class Value>
+std::vector<std::string> keys_of(const std::map<std::string, Value>& values) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : values) keys.push_back(key);
+  return keys;
 }
 
 }  // namespace
@@ -77,6 +85,10 @@ int CheckpointReader::world_size() const { return state_->catalogue.world_size; 
 
 bool CheckpointReader::has_section(const std::string& name) const { return state_->catalogue.sections.contains(name); }
 
+std::vector<std::string> CheckpointReader::sections() const { return keys_of(state_->catalogue.sections); }
+
+std::vector<std::string> CheckpointReader::documents() const { return keys_of(state_->catalogue.documents); }
+
 std::optional<std::string> CheckpointReader::document(const std::string& name) const {
   const auto found = state_->catalogue.documents.find(name);
   if (found == state_->catalogue.documents.end()) return std::nullopt;
@@ -88,8 +100,18 @@ std::vector<CheckpointReader::TensorInfo> CheckpointReader::tensors(const std::s
   const auto rename = state_->renaming(section);
   if (const auto found = state_->catalogue.sections.find(section); found != state_->catalogue.sections.end())
     for (const auto& entry : found->second.tensors)
-      infos.push_back({rename ? rename(entry.name) : entry.name, entry.sizes, entry.dtype});
+      infos.push_back({rename ? rename(entry.name) : entry.name, entry.sizes, entry.dtype,
+                       state_->catalogue.files[entry.place.file].name, entry.place.offset});
   return infos;
+}
+
+std::map<std::string, std::string> CheckpointReader::other_names(const std::string& section) const {
+  const auto found = state_->catalogue.sections.find(section);
+  return found == state_->catalogue.sections.end() ? std::map<std::string, std::string>{} : found->second.other_names;
+}
+
+std::vector<std::string> CheckpointReader::find_damage() const {
+  return fsdp::find_damage(state_->catalogue, state_->options.follow_symlinks);
 }
 
 CheckpointMisfits CheckpointReader::compare(const CheckpointSection& section) const {

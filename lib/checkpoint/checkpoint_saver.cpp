@@ -94,6 +94,12 @@ void CheckpointSaver::wait() {
 }
 
 bool CheckpointSaver::start_save(const std::string& path, const Checkpoint& checkpoint, SaveCheckpointOptions options) {
+  const RankGroup ranks(state_->world);
+  return start_save_parts(path, [&] { return training_parts(checkpoint, ranks, options); }, options);
+}
+
+bool CheckpointSaver::start_save_parts(const std::string& path, const std::function<CheckpointParts()>& collect,
+                                       SaveCheckpointOptions options) {
   if (state_->options.when_saving == WhenSaving::kRefuse && state_->is_writing_anywhere()) return false;
   const RankGroup ranks(state_->world);
   // Together: only some ranks may have waited for the last save themselves, and have its error behind them.
@@ -101,7 +107,7 @@ bool CheckpointSaver::start_save(const std::string& path, const Checkpoint& chec
   auto parts = std::make_shared<CheckpointParts>();
   bool is_copied = false;
   ranks.together([&] {
-    *parts = training_parts(checkpoint, ranks, options);
+    *parts = collect();
     is_copied = held_bytes(*parts) <= state_->options.max_copy_bytes;
     if (is_copied) copy_aside(*parts);
   });

@@ -132,7 +132,8 @@ void OptimizerLoad::read_document(const std::string& text, const std::function<s
     try {
       std::map<std::string, OptimizerOption> values;
       for (const auto& item : object_at(groups[group], "options", kOptimizerFile).items())
-        values[item.key()] = option_from(item.value());
+        // Python's optimizers have options that are unset, and some that these here do not have.
+        if (!item.value().is_null()) values[item.key()] = option_from(item.value());
       write_options(*copy, values);
     } catch (const std::exception& error) {  // JSON's own among them
       misfits_.wrong.push_back(fmt::format("optimizer group {}: {}", group, error.what()));
@@ -192,7 +193,9 @@ OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const Sa
     wanted.push_back(spread_like(param.param, *name + "." + field, tensor->detach()));
   }
   if (fields.step != nullptr) {
-    planned.step = at::zeros({}, at::kLong);
+    // In whichever dtype it was saved: Python's optimizers count in float32.
+    const auto saved_step = saved.tensors.find(*name + "." + kStep);
+    planned.step = at::zeros({}, saved_step == saved.tensors.end() ? at::kLong : saved_step->second.dtype);
     wanted.push_back(spread_like({}, *name + "." + kStep, planned.step));
   }
   if (!is_strict_) {

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/log.hpp"
+
 namespace fsdp {
 
 namespace {
@@ -43,6 +45,14 @@ CheckpointSection rng_section(int rank, int world_size) {
     }
   }
   return section;
+}
+
+bool can_restore_rng(const CheckpointReader& reader, const CheckpointSection& section, int world_size) {
+  if (reader.world_size() != world_size || !reader.has_section(section.name)) return false;
+  const bool fits = reader.compare(section).none();
+  if (!fits) warn_once("load_checkpoint: the random generators are of another kind than those that were saved, and keep "
+                       "their state");
+  return fits;
 }
 
 void restore_rng(const CheckpointSection& section, int rank) {

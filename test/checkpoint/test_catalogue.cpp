@@ -127,5 +127,22 @@ TEST_CASE("checked first, a damaged block changes nothing", "[checkpoint][catalo
   }));
 }
 
+TEST_CASE("find_damage tells every damaged block with its tensors, and other files of the manifest", "[checkpoint][catalogue]") {
+  TemporaryFolder folder;
+  save_checkpoint_parts(folder / "c", {{whole_section({{"a", torch::zeros({400'000})}, {"b", torch::zeros({3})}})},
+                                       {{"extra.json", "{\"epoch\": 1}"}}});
+  CHECK(CheckpointReader(folder / "c").find_damage().empty());
+  auto bytes = read_bytes(folder / "c/model.safetensors");
+  bytes[1000] ^= 1;
+  bytes.back() ^= 1;
+  write_bytes(folder / "c/model.safetensors", bytes);
+  write_bytes(folder / "c/extra.json", "{\"epoch\": 2}");
+  const auto damage = CheckpointReader(folder / "c", {.verify = VerifyChecksums::kNever}).find_damage();
+  REQUIRE(damage.size() == 3);
+  CHECK_THAT(damage[0], Catch::Contains("extra.json: bytes 0 to 12 are damaged"));
+  CHECK_THAT(damage[1], Catch::Contains("bytes 0 to 1048576") && Catch::Contains("'a'"));
+  CHECK_THAT(damage[2], Catch::Contains("bytes 1048576 to") && Catch::Contains("'b'"));
+}
+
 }  // namespace
 }  // namespace fsdp::test

@@ -57,6 +57,30 @@ TEST_CASE("while one save is written another is refused by all ranks, if that is
   }));
 }
 
+TEST_CASE("any tensors are saved in the background; what collects them fails on all ranks or on none",
+          "[checkpoint][checkpoint_saver]") {
+  TemporaryFolder folder;
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    CheckpointSaver saver({.world = rank.world()});
+    auto weight = torch::full({3, 3}, 4.);
+    const auto bias = torch::full({3}, 4.);
+    rank.check(saver.start_save_parts(folder / "c", [&] { return CheckpointParts{{whole_section({{"weight", weight}, {"bias", bias}})}}; }),
+               "begun");
+    weight.fill_(5);
+    saver.wait();
+    rank.check_equal(saved_value(rank, folder / "c", 3), 4.0, "values");
+    rank.check_throws<UsageError>(
+        [&] {
+          saver.start_save_parts(folder / "c", [&]() -> CheckpointParts {
+            if (rank.index() == 1) throw UsageError("not these");
+            return {{whole_section({{"weight", weight}})}};
+          });
+        },
+        {"rank 1: not these"}, "an error of one rank");
+    rank.check_equal(saved_value(rank, folder / "c", 3), 4.0, "the values that were there");
+  }));
+}
+
 TEST_CASE("a save that failed is told by the next call on every rank, once", "[checkpoint][checkpoint_saver]") {
   TemporaryFolder folder;
   write_bytes(folder / "file", "");

@@ -74,6 +74,30 @@ TEST_CASE("training goes on from a checkpoint of any world as if it had never st
   check_resume<torch::optim::Adagrad>(torch::optim::AdagradOptions(1e-2), "Adagrad");
 }
 
+TEST_CASE("an optimizer that Python has saved counts in float32, and has options that are unset or not known here",
+          "[checkpoint][load_checkpoint]") {
+  TemporaryFolder folder;
+  const auto weight = torch::arange(6.).view({3, 2});
+  NamedTensors state;
+  for (const auto* field : {"exp_avg", "exp_avg_sq"}) state.push_back({std::string("weight.") + field, weight + state.size()});
+  state.push_back({"weight.step", torch::tensor(7.F)});
+  auto optimizer_section = whole_section(state);
+  optimizer_section.name = "optimizer";
+  save_checkpoint_parts(folder / "c", {{whole_section({{"weight", weight}}), optimizer_section}, {{"optimizer.json", R"({
+      "optimizer": "AdamW", "values": {"weight": {"seen": 3}}, "groups": [{"params": ["weight"], "options": {
+      "lr": 0.25, "betas": [0.5, 0.75], "foreach": null, "maximize": false, "name": "odd"}}]})"}}});
+  nn::Linear linear(nn::LinearOptions(2, 3).bias(false));
+  torch::optim::AdamW optimizer(linear->parameters(), 1.0);
+  load_checkpoint(folder / "c", {linear, optimizer});
+  const auto& options = static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options());
+  CHECK(options.lr() == 0.25);
+  CHECK(std::get<1>(options.betas()) == 0.75);
+  const auto& loaded = static_cast<torch::optim::AdamWParamState&>(*optimizer.state().begin()->second);
+  CHECK(loaded.step() == 7);
+  CHECK(at::equal(loaded.exp_avg_sq(), weight + 1));
+  CHECK(at::equal(linear->weight, weight));
+}
+
 TEST_CASE("a tied parameter is saved once, and found under each of its names", "[checkpoint][load_checkpoint]") {
   TemporaryFolder folder;
   CHECK(on_ranks(2, [&](Rank& rank) {
