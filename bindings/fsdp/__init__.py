@@ -16,36 +16,48 @@ if torch.__version__.split("+")[0].split(".")[:2] != TORCH_VERSION.split(".")[:2
         "environment"
     )
 
-from ._C import CommError, Error
+from ._C import CheckpointError, CommError, Error
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy, ShardPlacementResult
+from ._checkpoint import (CheckpointSaver, LoadCheckpointOptions, LoadedCheckpoint, SaveCheckpointOptions, latest_checkpoint,
+                          load_checkpoint, save_checkpoint)
 from ._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 
-# The extension makes these two without.
+# The extension makes these without.
 Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a RuntimeError. Wrong arguments are
 ValueErrors and TypeErrors, torch's own errors and those of a program's hooks and functions pass as they are."""
 CommError.__doc__ = """A collective that failed: names the operation, its group and this rank. The process group is
 unusable afterwards."""
+CheckpointError.__doc__ = """A checkpoint that cannot be written or read: a full disk, a damaged file, a folder that the
+ranks do not share. Names the file, the tensor and the bytes; all ranks of a call raise it together."""
 
 __all__ = [
     "CPUOffloadPolicy",
+    "CheckpointError",
+    "CheckpointSaver",
     "CommError",
     "DataParallelMeshDims",
     "Error",
     "FSDPModule",
     "GradientReductionHandle",
+    "LoadCheckpointOptions",
+    "LoadedCheckpoint",
     "LocalShardPart",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "SaveCheckpointOptions",
     "ShardPlacementResult",
     "UnshardHandle",
     "clip_grad_norm_",
     "fully_shard",
+    "latest_checkpoint",
+    "load_checkpoint",
     "load_optimizer_state_dict",
     "local_shards",
     "optimizer_state_dict",
     "register_fsdp_forward_method",
+    "save_checkpoint",
     "share_comm_ctx",
 ]

@@ -45,6 +45,16 @@ def _communicator(group, device_type):
     return by_type[device_type]
 
 
+def communicator_of(group):
+    """The core's communicator over a process group, of the CPU if the group has that: a collective call the first time."""
+    try:
+        return _communicator(group, "cpu")
+    except ValueError:
+        if not torch.accelerator.is_available():
+            raise
+        return _communicator(group, torch.accelerator.current_accelerator().type)
+
+
 def process_group_over(ranks):
     """The process group of these world ranks in their order, made by its members if there is none."""
     for group in list(_groups):

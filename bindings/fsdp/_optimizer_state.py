@@ -8,11 +8,7 @@ from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.distributed.tensor import DTensor, Replicate
 
 from ._dtensors import _make_gradient
-from ._local_shards import LocalShardPart
-from ._module import FSDPModule
-
-# What wrappers put into names, and state dicts leave out.
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+from ._names import Members, named_tensors
 
 
 def optimizer_state_dict(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -27,7 +23,7 @@ def optimizer_state_dict(module: nn.Module, optimizer: torch.optim.Optimizer) ->
     ValueError for a parameter that is not the module's.
     """
     _init_optim_state(optimizer)
-    members = _Members(module)
+    members = Members(named_tensors(module))
     plain = optimizer.state_dict()
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     state = {}
@@ -50,7 +46,7 @@ def load_optimizer_state_dict(module: nn.Module, optimizer: torch.optim.Optimize
     ValueError, with nothing changed, for names that are missing or unknown, and for parameters of one local shard
     (or group of the optimizer) whose steps (options) differ.
     """
-    members = _Members(module)
+    members = Members(named_tensors(module))
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     _check_names([members.name(part) for tensor in tensors for part in members.of(tensor)], state_dict)
     state = {}
@@ -67,32 +63,6 @@ def load_optimizer_state_dict(module: nn.Module, optimizer: torch.optim.Optimize
         groups.append({**_options_of(names, state_dict["param_groups"]), "params": indices})
         index += len(indices)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-class _Members:
-    """Which parameters of the module a tensor of an optimizer stands for, and their names."""
-
-    def __init__(self, module):
-        for below in module.modules():
-            if isinstance(below, FSDPModule):
-                below.reshard()  # so that the DTensors are registered
-        self._names = {}
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            for wrapper in _WRAPPERS:
-                name = name.replace(wrapper, "")
-            self._names.setdefault(id(parameter), name)
-
-    def of(self, tensor):
-        """LocalShardParts; one for a parameter itself."""
-        parts = getattr(tensor, "parts", None)
-        return parts if parts is not None else [LocalShardPart("", tensor, 0, tensor.numel())]
-
-    def name(self, part):
-        if id(part.parameter) not in self._names:
-            raise ValueError(f"the optimizer holds a parameter {part.name!r} of sizes {tuple(part.parameter.shape)} "
-                             "that is not the module's now; if it was replaced (load_state_dict with assign=True), "
-                             "call local_shards again, or build the optimizer again")
-        return self._names[id(part.parameter)]
 
 
 def _is_shard(tensor):
@@ -124,7 +94,11 @@ def _field_of(part, tensor, key, value):
 def _joined(tensor, key, values):
     """A field of the optimizer's tensor from those of its parts."""
     first = next(iter(values.values()))
-    if not _is_by_element(first):
+    # A parameter without dimensions has state like its counter's, which is a DTensor as the parameter is.
+    parameter = next(iter(values)).parameter
+    is_scalars = (isinstance(parameter, DTensor) and parameter.dim() == 0 and isinstance(first, torch.Tensor)
+                  and key != "step")
+    if not _is_by_element(first) and not is_scalars:
         for part, value in values.items():
             if value != first:
                 raise ValueError(f"load_optimizer_state_dict: {key!r} is {first} for {next(iter(values)).name!r} and "

@@ -2,9 +2,11 @@
 
 #include "api/controlled_groups.hpp"
 #include "api/shard_like.hpp"
+#include "checkpoints.hpp"
 #include "comm/borrowed_group.hpp"
 #include "copy_sharded.hpp"
 #include "custom_comms.hpp"
+#include "fsdp/checkpoint_parts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/report.hpp"
 #include "fsdp/statistics.hpp"
@@ -30,14 +32,6 @@ std::vector<FSDPModule> controls_of(const Modules& modules) {
   std::vector<FSDPModule> controls;
   for (const auto& module : modules) controls.push_back(present(module, "a sharded module")->controls());
   return controls;
-}
-
-/// The class's objects come from its functions alone: no object without a C++ one behind it, which pybind11
-/// would invent, from memory that nobody has written.
-template <class Class>
-Class& not_made_by_python(Class& defined) {
-  reinterpret_cast<PyTypeObject*>(defined.ptr())->tp_new = nullptr;
-  return defined;
 }
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
@@ -85,6 +79,7 @@ bool has_begun(const Self& self) { return self.controls().state().context->has_s
 void define_errors(py::module_& module) {
   static py::exception<Error> error(module, "Error", PyExc_RuntimeError);
   static py::exception<CommError> comm_error(module, "CommError", error.ptr());
+  static py::exception<CheckpointError> checkpoint_error(module, "CheckpointError", error.ptr());
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       std::rethrow_exception(thrown);
@@ -92,6 +87,8 @@ void define_errors(py::module_& module) {
       PyErr_SetString(PyExc_ValueError, e.what());
     } catch (const CommError& e) {
       PyErr_SetString(comm_error.ptr(), e.what());
+    } catch (const CheckpointError& e) {
+      PyErr_SetString(checkpoint_error.ptr(), e.what());
     } catch (const Error& e) {
       PyErr_SetString(error.ptr(), e.what());
     }
@@ -236,6 +233,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("local_shards", &local_shards);
   module.def("clip_grad_norm_", &clip_grad_norm);
   module.def("share_comm_ctx", [](const Modules& roots) { share_comm_ctx(controls_of(roots)); }, NoLock());
+  define_checkpoints(module);
   module.def("set_python_side", [](const py::dict& side) {
     python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["make_post_forward"],
                                   side["local_gradient"], side["replicates_ordinary"]},

@@ -60,6 +60,14 @@ bool is_dtensor(py::handle tensor);
 /// The name that an entry of a module's table has; TypeError if it is no string.
 std::string name_of(py::handle key);
 
+/// The class's objects come from its functions alone: no object without a C++ one behind it, which pybind11
+/// would invent, from memory that nobody has written.
+template <class Class>
+Class& not_made_by_python(Class& defined) {
+  reinterpret_cast<PyTypeObject*>(defined.ptr())->tp_new = nullptr;
+  return defined;
+}
+
 /// Holders may be null: Python's None.
 template <class Pointer>
 const Pointer& present(const Pointer& pointer, const char* expected) {

@@ -28,6 +28,12 @@ reduction.wait()
 fsdp.register_fsdp_forward_method(model, "forward")
 fsdp.share_comm_ctx([root, *both])
 counts: dict[str, int] = root.statistics()
+optimizer = torch.optim.AdamW(model.parameters())
+fsdp.save_checkpoint("run/step-1", model, optimizer, {"epoch": 1}, dtype=torch.bfloat16, keep_last=3)
+latest: str | None = fsdp.latest_checkpoint("run")
+epoch = fsdp.load_checkpoint("run/step-1", model, rename={"module.": ""}, verify="never").extra["epoch"]
+saver = fsdp.CheckpointSaver(when_saving="refuse")
+begun: bool = saver.start_save("run/step-2", model, rng_state=False)
 
 fully_shard(3)  # wrong
 fully_shard(model, mesh)  # wrong
@@ -46,3 +52,7 @@ text: str = root.statistics()  # wrong
 fsdp.register_fsdp_forward_method(model, 3)  # wrong
 fsdp.share_comm_ctx(root)  # wrong
 fsdp.no_such_function()  # wrong
+fsdp.save_checkpoint("run", model, keep=3)  # wrong
+fsdp.save_checkpoint("run", optimizer)  # wrong
+fsdp.load_checkpoint("run", model, verify="sometimes")  # wrong
+fsdp.load_checkpoint("run", model, optimizer, False)  # wrong
