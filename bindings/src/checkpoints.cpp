@@ -84,6 +84,13 @@ void save_collected(const World& given_world, const std::string& path, const py:
   save_checkpoint_parts(path, parts, options);
 }
 
+template <class Value>
+Value one_of(const std::map<std::string, Value>& known, const py::handle& given) {
+  const auto found = known.find(given.cast<std::string>());
+  require(found != known.end(), "load_checkpoint: '{}' is none of the values that there are", given.cast<std::string>());
+  return found->second;
+}
+
 LoadCheckpointOptions load_options(const World& world, const py::dict& given) {
   static const std::map<std::string, VerifyChecksums> kVerify{{"while_loading", VerifyChecksums::kWhileLoading},
                                                               {"before_loading", VerifyChecksums::kBeforeLoading},
@@ -93,8 +100,8 @@ LoadCheckpointOptions load_options(const World& world, const py::dict& given) {
   LoadCheckpointOptions options{.world = world_or_alone(world),
                                 .strict = given["strict"].cast<bool>(),
                                 .convert_dtypes = given["convert_dtypes"].cast<bool>(),
-                                .verify = kVerify.at(given["verify"].cast<std::string>()),
-                                .readers = kReaders.at(given["readers"].cast<std::string>()),
+                                .verify = one_of(kVerify, given["verify"]),
+                                .readers = one_of(kReaders, given["readers"]),
                                 .max_extra_bytes = given["max_extra_bytes"].cast<int64_t>(),
                                 .follow_symlinks = given["follow_symlinks"].cast<bool>()};
   if (const py::object rename = given["rename"]; !rename.is_none()) {
@@ -134,9 +141,9 @@ class Reader {
     std::optional<CheckpointSection> rng;
     ranks_.together([&] {
       call_python(collect, [&](const py::object& collected) {
-        const auto [given, found] = collected.cast<std::pair<py::object, std::map<std::string, std::vector<std::string>>>>();
+        auto [given, found] = collected.cast<std::pair<py::object, std::map<std::string, std::vector<std::string>>>>();
         sections = sections_from(given);
-        besides = {.missing = found.at("missing"), .unexpected = found.at("unexpected"), .wrong = found.at("wrong")};
+        besides = {.missing = found["missing"], .unexpected = found["unexpected"], .wrong = found["wrong"]};
       });
       if (rng_state) rng = rng_section(ranks_.rank(), ranks_.size());
       if (rng && !can_restore_rng(reader_, *rng, ranks_.size())) rng.reset();

@@ -1,6 +1,7 @@
 """What fuzz_binding.py does to the extension: its functions and classes, called as the package never would."""
 
 import copy
+import tempfile
 
 import torch
 
@@ -78,3 +79,34 @@ def python_side(draw, pool):
         draw.choice([shard, step, make])(draw, pool)
     finally:
         _dtensors.install()
+
+
+@action(weight=3)
+def native_checkpoint(draw, pool):
+    """A checkpoint with something wrong in what is asked for, saved, read and loaded."""
+    tensor = torch.arange(6.0)
+    entry = {"name": "w", "local": tensor, "sizes": [6], "ranges": draw.choice([None, [(0, 6)], [(0, 2), (2, 6)]]),
+             "other_names": [], "dtype": None}
+    options = {"max_file_bytes": 1 << 20, "keep_last": 0, "rng_state": draw.random() < 0.5, "strict": True,
+               "convert_dtypes": False, "verify": "while_loading", "readers": "all_ranks", "max_extra_bytes": 4 << 20,
+               "rename": draw.choice([None, None, str, lambda name: values.odd(draw, pool)]), "follow_symlinks": False}
+    misfits = {"missing": [], "unexpected": [], "wrong": []}
+
+    def with_mistakes(given):
+        found = {key: values.odd(draw, pool) if draw.random() < 0.02 else value for key, value in given.items()}
+        if draw.random() < 0.03:
+            del found[draw.choice(list(found))]
+        return found
+
+    def sections():
+        return right_or_odd(draw, pool, lambda: {"model": [with_mistakes(entry)]})
+
+    with tempfile.TemporaryDirectory() as folder:
+        saver = _C.checkpoint_saver(None, draw.random() < 0.5, draw.choice([None, 0]))
+        saver.start_save(f"{folder}/c", lambda: (sections(), {"extra.json": "{}"}), with_mistakes(options))
+        saver.wait()
+        _C.save_checkpoint(None, f"{folder}/c", lambda: (sections(), {}), with_mistakes(options))
+        reader = _C.open_checkpoint(None, f"{folder}/c", with_mistakes(options))
+        name = draw.choice([name for name in dir(reader) if not name.startswith("__")])
+        reader.load(lambda: (sections(), with_mistakes(misfits)), draw.random() < 0.5)
+        getattr(reader, name)(*[values.odd(draw, pool) for _ in range(draw.randrange(3))])
