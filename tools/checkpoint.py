@@ -61,6 +61,10 @@ def byte_count(info):
     return elements(info) * info["dtype"].itemsize
 
 
+def counted(count, what):
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def name_of(dtype):
     return str(dtype).removeprefix("torch.")
 
@@ -90,11 +94,12 @@ def show_list(arguments):
     if arguments.json:
         print(json.dumps(found))
         return 0
-    ranks = f"saved by {found['world_size']} ranks" if found["world_size"] else "saved by another tool"
+    ranks = f"saved by {counted(found['world_size'], 'rank')}" if found["world_size"] else "saved by another tool"
     print(f"{checkpoint.path}: {ranks}")
     for section, tensors in found["sections"].items():
-        print(f"\n{section}: {len(tensors):,} tensors, {sum(math.prod(each['sizes']) for each in tensors):,} elements, "
-              f"{sum(each['bytes'] for each in tensors):,} bytes")
+        print(f"\n{section}: {counted(len(tensors), 'tensor')}, "
+              f"{counted(sum(math.prod(each['sizes']) for each in tensors), 'element')}, "
+              f"{counted(sum(each['bytes'] for each in tensors), 'byte')}")
         table([(", ".join([each["name"], *each["other_names"]]), each["dtype"], "x".join(map(str, each["sizes"])),
                 each["bytes"], each["file"]) for each in tensors], ("name", "dtype", "sizes", "bytes", "file"))
     if found["documents"]:

@@ -138,6 +138,17 @@ def expect_same(net, optimizer, other, other_optimizer, what):
             assert same, f"{what}: {key} of {name}: {found} {value}"
 
 
+def expect_goes_on(net, optimizer, what):
+    """Loaded from the plain ones, it takes the step that they take."""
+    step(net, optimizer, 7)
+    other, its_optimizer = plain()
+    step(other, its_optimizer, 7)
+    expected = dict(other.named_parameters())
+    for name, value in net.named_parameters():
+        torch.testing.assert_close(whole(value.detach()), expected[name].detach(), rtol=1e-5, atol=1e-6,
+                                   msg=f"{what}, a step later: {name}")
+
+
 def refuses(function, kind, *words):
     try:
         function()
@@ -179,12 +190,7 @@ def every_kind_is_loaded_from_every_world(rank, ranks, shared):
             assert loaded.extra == {"kind": path.name.split("-")[0], "epoch": [1, 2.5, None]}, loaded
             assert f"-of-{loaded.world_size}" in path.name
             assert loaded.restored_rng_state == (loaded.world_size == ranks)
-            step(net, optimizer, 7)
-            again, its_optimizer = plain()
-            step(again, its_optimizer, 7)
-            for name, value in net.named_parameters():
-                torch.testing.assert_close(whole(value.detach()), dict(again.named_parameters())[name].detach(),
-                                           rtol=1e-5, atol=1e-6, msg=f"{path.name} as {kind}, a step later: {name}")
+            expect_goes_on(net, optimizer, f"{path.name} as {kind}")
 
 
 @check
@@ -198,6 +204,7 @@ def a_state_that_is_there_is_loaded_in_its_memory(rank, ranks, shared):
         fsdp.load_checkpoint(path, net, optimizer)
         assert next(iter(optimizer.state.values()))["exp_avg"] is first, kind
         expect_same(net, optimizer, *plain(), kind)
+        expect_goes_on(net, optimizer, kind)  # what was gathered before is gathered again
 
 
 OPTIMIZERS = {
