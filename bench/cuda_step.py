@@ -9,12 +9,10 @@ is behind). host: the same of a model so narrow that the device waits for the ho
 the kernels that torch.profiler saw. copies: kernels and commands that only copy. peak: bytes of tensors, the model
 alone on the device; reserved: what torch's allocator took for it.
 
-Starts without tools/bench, too: `python bench/cuda_step.py --no-build --out steps.jsonl` with FSDP_BUILD_DIR set.
+Starts without tools/bench, too: `python bench/run.py cuda_step --no-build --out steps.jsonl` with FSDP_BUILD_DIR set.
 """
 
-import argparse
 import json
-import sys
 import time
 
 import conductor
@@ -169,17 +167,3 @@ def run(options, report):
                 report.note(f"  {name}: {error}")
     for one in done:
         one.table()
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    harness.add_common_options(parser)
-    add_options(parser)
-    options = parser.parse_args()
-    report = harness.Report("cuda_step", options)
-    run(options, report)
-    report.save()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

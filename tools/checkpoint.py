@@ -32,6 +32,13 @@ class Checkpoint:
         self.sections = {name: {each["name"]: each for each in self.reader.tensors(name)}
                          for name in self.reader.sections()}
 
+    def other_names(self, section):
+        """name -> the other names of a tied tensor."""
+        found = {}
+        for other, name in self.reader.other_names(section).items():
+            found.setdefault(name, []).append(other)
+        return found
+
     def read(self, section, info, begin, end):
         """Elements [begin, end) of a tensor."""
         values = torch.empty(end - begin, dtype=info["dtype"])
@@ -84,9 +91,7 @@ def show_list(arguments):
     found = {"path": checkpoint.path, "world_size": checkpoint.reader.world_size(), "sections": {},
              "documents": {name: document(checkpoint, name) for name in checkpoint.reader.documents()}}
     for section, tensors in checkpoint.sections.items():
-        others = {}
-        for other, name in checkpoint.reader.other_names(section).items():
-            others.setdefault(name, []).append(other)
+        others = checkpoint.other_names(section)
         found["sections"][section] = [
             {"name": name, "dtype": name_of(info["dtype"]), "sizes": info["sizes"], "bytes": byte_count(info),
              "file": info["file"], "offset": info["offset"], "other_names": others.get(name, [])}
@@ -98,7 +103,7 @@ def show_list(arguments):
     print(f"{checkpoint.path}: {ranks}")
     for section, tensors in found["sections"].items():
         print(f"\n{section}: {counted(len(tensors), 'tensor')}, "
-              f"{counted(sum(math.prod(each['sizes']) for each in tensors), 'element')}, "
+              f"{counted(sum(map(elements, tensors)), 'element')}, "
               f"{counted(sum(each['bytes'] for each in tensors), 'byte')}")
         table([(", ".join([each["name"], *each["other_names"]]), each["dtype"], "x".join(map(str, each["sizes"])),
                 each["bytes"], each["file"]) for each in tensors], ("name", "dtype", "sizes", "bytes", "file"))
@@ -214,9 +219,7 @@ def parts_of(checkpoint, dtype):
     for section in checkpoint.sections:
         if section == GENERATORS:
             continue
-        others = {}
-        for other, name in checkpoint.reader.other_names(section).items():
-            others.setdefault(name, []).append(other)
+        others = checkpoint.other_names(section)
         sections[section] = [
             {"name": name, "local": checkpoint.mapped(info), "sizes": info["sizes"], "ranges": None,
              "other_names": others.get(name, []),

@@ -71,17 +71,6 @@ class Bench:
         return measured
 
 
-bench = None
-
-
-def answer(request):
-    global bench
-    if request["do"] == "setup":
-        bench = Bench(request)
-        return {"bytes": bench.bytes}
-    return getattr(bench, request["do"])()
-
-
 if __name__ == "__main__":
     worker.init_gloo()
-    worker.serve(answer)
+    worker.serve_one(Bench, lambda bench: {"bytes": bench.bytes}, lambda bench, request: getattr(bench, request["do"])())

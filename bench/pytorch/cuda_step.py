@@ -180,18 +180,11 @@ class Bench:
         return kernel_timeline.record(step, request["steps"], self.place.device)
 
 
-bench = None
-
-
-def answer(request):
-    global bench
-    if request["do"] == "setup":
-        bench = Bench(request)
-        gc.disable()  # no garbage collection inside a measurement; forget_peak collects
-        name = torch.cuda.get_device_name(bench.place.device) if bench.place.is_gpu else "CPU"
-        return {"device": name, "ranks": dist.get_world_size(), "torch": torch.__version__}
-    return getattr(bench, request["do"])(request)
+def about(bench):
+    gc.disable()  # no garbage collection inside a measurement; forget_peak collects
+    name = torch.cuda.get_device_name(bench.place.device) if bench.place.is_gpu else "CPU"
+    return {"device": name, "ranks": dist.get_world_size(), "torch": torch.__version__}
 
 
 if __name__ == "__main__":
-    worker.serve(answer)
+    worker.serve_one(Bench, about, lambda bench, request: getattr(bench, request["do"])(request))

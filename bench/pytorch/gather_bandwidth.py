@@ -69,18 +69,11 @@ def time_backward(module):
     return worker.seconds(loss.backward)
 
 
-bench = None
-
-
-def answer(request):
-    global bench
-    if request["do"] == "setup":
-        bench = Bench(request)
-        return {"bytes": bench.bytes}
+def answer(bench, request):
     measure = getattr(bench, request["do"])
     return {"seconds": [measure() for _ in range(request["times"])]}
 
 
 if __name__ == "__main__":
     worker.init_gloo()
-    worker.serve(answer)
+    worker.serve_one(Bench, lambda bench: {"bytes": bench.bytes}, answer)

@@ -33,17 +33,10 @@ class Trainer:
         self.loss = loss.item()
 
 
-trainer = None
-
-
-def answer(request):
-    global trainer
-    if request["do"] == "setup":
-        trainer = Trainer(request)
-        return {"parameters": trainer.parameters}
+def answer(trainer, request):
     times = [worker.seconds(trainer.step) for _ in range(request["steps"])]
     return {"seconds": times, "loss": trainer.loss}
 
 
 if __name__ == "__main__":
-    worker.serve(answer)
+    worker.serve_one(Trainer, lambda trainer: {"parameters": trainer.parameters}, answer)

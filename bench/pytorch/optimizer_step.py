@@ -65,18 +65,16 @@ class Kind:
         self.clip_(self.parameters, 1.0)
 
 
-measured = None
+def make(request):
+    measured = Kind(request["kind"], request)
+    for what in ("fused", "foreach", "clip"):
+        for _ in range(3):
+            getattr(measured, what)()
+    worker.quiet_collector()
+    return measured
 
 
-def answer(request):
-    global measured
-    if request["do"] == "setup":
-        measured = Kind(request["kind"], request)
-        for what in ("fused", "foreach", "clip"):
-            for _ in range(3):
-                getattr(measured, what)()
-        worker.quiet_collector()
-        return {}
+def answer(measured, request):
     function = getattr(measured, request["what"])
     if request["do"] == "time":
         function()  # what the other processes have driven out of the caches comes back
@@ -89,4 +87,4 @@ def answer(request):
 
 if __name__ == "__main__":
     free_network.install()
-    worker.serve(answer)
+    worker.serve_one(make, lambda measured: {}, answer)

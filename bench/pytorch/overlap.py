@@ -56,17 +56,10 @@ class Overlap:
         return 1e6 * worker.seconds(lambda: self.layers(torch.zeros(1)).sum().backward())
 
 
-overlap = None
-
-
-def answer(request):
-    global overlap
-    if request["do"] == "setup":
-        overlap = Overlap(request)
-        return {}
+def answer(overlap, request):
     times = [overlap.step() for _ in range(request["warmup"] + request["steps"])]
     return {"steps": [{"total_us": us} for us in times[request["warmup"]:]]}
 
 
 if __name__ == "__main__":
-    worker.serve(answer)
+    worker.serve_one(Overlap, lambda overlap: {}, answer)

@@ -19,6 +19,21 @@ def serve(answer):
         sys.stdout.flush()
 
 
+def serve_one(make, about, answer):
+    """The first request makes the subject with `make(request)` and is answered with `about(subject)`, the others with
+    `answer(subject, request)`."""
+    subject = None
+
+    def reply(request):
+        nonlocal subject
+        if request["do"] == "setup":
+            subject = make(request)
+            return about(subject)
+        return answer(subject, request)
+
+    serve(reply)
+
+
 def extension():
     """The C++ helpers that run.py has built."""
     sys.path.insert(0, str(Path(os.environ["FSDP_BUILD_DIR"]) / "bench"))

@@ -12,8 +12,9 @@ from typing_extensions import Unpack
 
 from . import _C, _checks
 from ._checkpoint_optimizer import OPTIMIZER_FILE, OptimizerLoad, optimizer_parts
-from ._checkpoint_parts import model_section, named_tensors
+from ._checkpoint_parts import model_section
 from ._meshes import communicator_of
+from ._names import named_tensors
 
 EXTRA_FILE = "extra.json"
 Path = str | os.PathLike[str]

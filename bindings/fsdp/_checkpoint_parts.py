@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import _C
 from ._names import named_tensors
 
+
 def model_section(model, dtype=None):
     """dtype: that floating-point tensors have in the file; None: their own."""
     for name, below in model.named_modules():

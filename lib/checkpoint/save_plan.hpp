@@ -13,7 +13,7 @@ struct SavePlan {
   FilePlan files;                                ///< the same on all ranks
   std::vector<const CheckpointTensor*> tensors;  ///< this rank's, in the order of its sections
   std::vector<at::ScalarType> dtypes;            ///< of these, in the file
-  std::vector<FilePiece> pieces;                     ///< that this rank writes, in the order of the files
+  std::vector<FilePiece> pieces;                 ///< that this rank writes, in the order of the files
 };
 
 /// A collective call of a few numbers per tensor: which ranks hold the same elements, so that they divide the work, and

@@ -100,21 +100,21 @@ std::shared_ptr<Communicator> borrowed_group(const ProcessGroupPtr& group, Borro
   if (group->getSize() == 1) return single_rank_on(options.device_type);
   const auto own = backend_of(group, options.device_type);
   const std::string kind = own->getBackendName();
-  // Ours sends straight from memory, which has to be the host's; c10d's goes through it.
-  const bool is_gloo_beside = kind == "gloo" && options.device_type == c10::DeviceType::CPU;
+  const bool is_gloo = kind == "gloo";
+  // Ours, beside the group's, sends straight from memory, which has to be the host's; c10d's goes through it.
+  const bool is_left_to_c10d = is_gloo && options.device_type != c10::DeviceType::CPU;
   C10dGroup made{.backend = own,
                  .world_ranks = options.world_ranks,
                  .name = group->getGroupDesc().empty() ? group->getGroupName() : group->getGroupDesc(),
                  .device_type = options.device_type,
-                 .make_backend = {},
+                 .make_backend = is_left_to_c10d ? nullptr : backend_factory(kind, {.timeout = options.timeout}),
                  .launches_batches = kind == "nccl",
                  .is_borrowed = true};
-  if (kind != "gloo" || is_gloo_beside) made.make_backend = backend_factory(kind, {.timeout = options.timeout});
   // Of other kinds we do not know whether there is a store, or what it does (the fake one's keeps nothing).
   if (!made.make_backend)
     return std::make_shared<OwnersGroup>(c10d_communicator(std::move(made)), std::move(options));
   made.store = c10::make_intrusive<c10d::PrefixStore>("fsdp", group->getStore());
-  if (is_gloo_beside) {
+  if (is_gloo) {
     made.backend = made.make_backend(c10::make_intrusive<c10d::PrefixStore>("beside", made.store),
                                      group->getRank(), group->getSize());
     made.launches_batches = true;

@@ -78,7 +78,7 @@ struct Reducible {
 }  // namespace
 
 TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
-                        const std::vector<IndexRanges>& wanted, const PieceGroup& ranks) {
+                              const std::vector<IndexRanges>& wanted, const PieceGroup& ranks) {
   Communicator& group = ranks.group;
   const int64_t rows = largest(of_rank);
   const RowBuffer buffer(own, dim, rows, group.size());
@@ -98,7 +98,7 @@ TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::ve
 }
 
 TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
-                           ReduceOp op, const PieceGroup& ranks) {
+                                 ReduceOp op, const PieceGroup& ranks) {
   Communicator& group = ranks.group;
   const int64_t rows = largest(of_rank);
   std::vector<IndexRanges> received = own.indices;

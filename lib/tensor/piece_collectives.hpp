@@ -20,13 +20,13 @@ struct PieceGroup {
 /// `wanted`, of the pieces of all ranks; `of_rank[r]`: the indices of rank r's in `dim`. One
 /// all-gather of the pieces, each padded with zeros to the largest.
 TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
-                        const std::vector<IndexRanges>& wanted, const PieceGroup& ranks);
+                              const std::vector<IndexRanges>& wanted, const PieceGroup& ranks);
 
 /// Combines the ranks' values of one piece, which all have; rank r receives the indices `of_rank[r]`
 /// of `dim`. One reduce-scatter of these, each padded to the largest; an all-reduce where that
 /// sends less.
 TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
-                           ReduceOp op, const PieceGroup& ranks);
+                                 ReduceOp op, const PieceGroup& ranks);
 
 /// Combines the ranks' values of one piece, which all have, in new memory. One all-reduce.
 TensorPiece all_reduce_piece(const TensorPiece& own, ReduceOp op, const PieceGroup& ranks);
