@@ -10,6 +10,7 @@
 #include "collectives/quarantine.hpp"
 #include "collectives/raw_view.hpp"
 #include "comm/poison.hpp"
+#include "comm/scaled_sum.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -213,13 +214,29 @@ PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_
                                         : PieceLayout(std::move(pieces), group);
 }
 
+void launch(ReduceScatter& reduction, const std::vector<at::Tensor>& outputs, const ReduceScatterOptions& options,
+            Communicator& group, std::string_view subject) {
+  const auto& inputs = reduction.inputs;
+  const auto dtype = c10::typeMetaToScalarType(options.sum.dtype());
+  auto* scaled = options.scale && !reduction.is_custom ? scaled_sums_of(group, dtype) : nullptr;
+  reduction.is_scaled = scaled != nullptr;
+  if (scaled != nullptr)
+    reduction.work = scaled->start_scaled_reduce_scatter(outputs, inputs, *options.scale, subject);
+  else if (reduction.is_custom && outputs.size() == 1)
+    reduction.work = options.custom->start_reduce_scatter(outputs[0], inputs[0], ReduceOp::kSum, group, subject);
+  else if (outputs.size() == 1)
+    reduction.work = group.start_reduce_scatter(outputs[0], inputs[0], ReduceOp::kSum, subject);
+  else
+    reduction.work = group.start_reduce_scatter_batch(outputs, inputs, ReduceOp::kSum, subject);
+}
+
 }  // namespace
 
 ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
-                                   const at::TensorOptions& options, Communicator& group,
-                                   std::string_view subject, ReduceScatterComm* custom) {
+                                   const ReduceScatterOptions& options, Communicator& group,
+                                   std::string_view subject) {
   const int world = group.size();
-  const Allocate allocate{options, world == 1 ? nullptr : custom, subject};
+  const Allocate allocate{options.sum, world == 1 ? nullptr : options.custom, subject};
   const int64_t itemsize = allocate.itemsize();
   ReduceScatter reduction;
   reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
@@ -250,15 +267,7 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<
     outputs.push_back(raw_view(reduction.output, layout.tail_bytes() / itemsize,
                                begin_of_output + layout.tail_begin() / itemsize));
   }
-  if (reduction.is_custom && outputs.size() == 1)
-    reduction.work =
-        custom->start_reduce_scatter(outputs[0], reduction.inputs[0], ReduceOp::kSum, group, subject);
-  else if (outputs.size() == 1)
-    reduction.work =
-        group.start_reduce_scatter(outputs[0], reduction.inputs[0], ReduceOp::kSum, subject);
-  else if (!outputs.empty())
-    reduction.work = group.start_reduce_scatter_batch(outputs, reduction.inputs, ReduceOp::kSum,
-                                                      subject);
+  if (!outputs.empty()) launch(reduction, outputs, options, group, subject);
   return reduction;
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -36,22 +37,26 @@ struct ReduceScatter {
   bool poisons_inputs = false;  ///< when they are freed: it was started under GuardedBuffers
   int64_t itemsize = 1;         ///< of the dtype that is summed in
   bool is_custom = false;       ///< a ReduceScatterComm launched it
+  bool is_scaled = false;       ///< the collective has multiplied by what was asked for
+};
+
+struct ReduceScatterOptions {
+  at::TensorOptions sum;                ///< device and dtype of the sum
+  ReduceScatterComm* custom = nullptr;  ///< allocates and launches the collective, of everything packed; null: the group
+  std::optional<double> scale = {};     ///< of every rank's values, where the group multiplies in the collective
 };
 
 /// Sums the entries over the group's ranks; each rank receives its own piece of each unit.
 ///
-/// options: device and dtype of the sum.
 /// entries: by unit, ascending, and by start within it, at least one for every unit; all gradients
-/// defined are on that device; those of another dtype are cast. The same on every rank, but for the values.
+/// defined are on the sum's device; those of another dtype are cast. The same on every rank, but for the values.
 /// Padding and gaps are zero. One collective, or one batched launch in which large gradients whose
 /// rows the ranks divide travel without being copied.
 /// The caller may drop its gradients as soon as this returns. Runs on the current stream.
-/// custom: allocates and launches the collective, of everything packed; null: the group does.
 [[nodiscard]] ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units,
                                                  std::span<const ReduceEntry> entries,
-                                                 const at::TensorOptions& options, Communicator& group,
-                                                 std::string_view subject,
-                                                 ReduceScatterComm* custom = nullptr);
+                                                 const ReduceScatterOptions& options, Communicator& group,
+                                                 std::string_view subject);
 
 /// The bytes that a started reduction of these entries allocates, by its layout and the gradients'.
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);

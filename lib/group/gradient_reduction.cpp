@@ -7,6 +7,7 @@
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
 #include "comm/poison.hpp"
+#include "comm/scaled_sum.hpp"
 #include "group/dense_gradient.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/param_group.hpp"
@@ -105,11 +106,13 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   auto& comm = shard_comm();
   for (auto& part : parts_) {
     divide_before(part);
-    const auto options = at::TensorOptions().dtype(part.dtype).device(group_->config().device);
+    const ReduceScatterOptions options{.sum = at::TensorOptions().dtype(part.dtype).device(group_->config().device),
+                                       .custom = group_->reduction().custom_reduce_scatter.get(),
+                                       .scale = has_all_reduce(*group_) ? std::nullopt : scale_in_collective(part)};
     part.reduce_scatter = observer.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
-      return start_reduce_scatter(part.units, part.entries, options, group_->launched_on(comm), group_->name(),
-                                  group_->reduction().custom_reduce_scatter.get());
+      return start_reduce_scatter(part.units, part.entries, options, group_->launched_on(comm), group_->name());
     });
+    part.is_divided = part.reduce_scatter.is_scaled;
     observer.note_bytes(part.reduce_scatter.layout.total_bytes());
     auto& statistics = group_->context->statistics();
     ++statistics.reductions;
@@ -123,6 +126,14 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
       entry.gradient.reset();
     }
   }
+}
+
+/// The last collective of a part can do what is left to divide; one before it would have to be as often there.
+std::optional<double> GradientReduction::scale_in_collective(const Part& part) const {
+  const auto [before, after] = division(part.dtype);
+  // A division in two parts keeps sums in float16's range, which a product rounded to it does not (T7).
+  if (group_->reduction().forces_sum || before != 1 || after == 1) return std::nullopt;
+  return 1 / after;
 }
 
 /// One rank and nobody else to ask: gradients stay where they are.
@@ -199,7 +210,7 @@ void GradientReduction::advance() {
   for (auto& part : parts_) {
     observer.wait(Operation::kReduceScatter, *group_, part.reduce_scatter.work);
     finish_reduce_scatter(part.reduce_scatter);
-    if (info.replicate_size() == 1 && !group_->reduction().all_reduce_hook) continue;
+    if (!has_all_reduce(*group_)) continue;
     if (is_partial_) {
       store_partial_sums(part);
     } else {
@@ -217,8 +228,14 @@ void GradientReduction::start_all_reduce(Part& part) {
   auto call = call_of(part, Operation::kAllReduce, comm);
   call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
   group_->context->statistics().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
+  auto& launched = group_->launched_on(comm);
+  const auto scale = scale_in_collective(part);
+  auto* scaled = scale ? scaled_sums_of(launched, part.dtype) : nullptr;
+  part.is_divided = scaled != nullptr;
+  const auto& sum = part.reduce_scatter.output;
   part.all_reduce = group_->context->observer().launch(call, [&] {
-    return group_->launched_on(comm).start_all_reduce(part.reduce_scatter.output, ReduceOp::kSum, group_->name());
+    return scaled != nullptr ? scaled->start_scaled_all_reduce(sum, *scale, group_->name())
+                             : launched.start_all_reduce(sum, ReduceOp::kSum, group_->name());
   });
 }
 
@@ -335,6 +352,10 @@ void GradientReduction::assign(size_t index, at::Tensor gradient) {
   }
   if (classes) classes->settle(*group_, index);
   run_post_accumulate_hook(registered);
+}
+
+bool has_all_reduce(const ParamGroup& group) {
+  return group.config().mesh_info.replicate_size() > 1 || group.reduction().all_reduce_hook;
 }
 
 bool has_unreduced_gradients(ParamGroup& group) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "collectives/reduce_scatter.hpp"
@@ -71,7 +72,7 @@ class GradientReduction {
     ReduceScatter reduce_scatter;
     std::shared_ptr<Work> all_reduce;
     at::Tensor hook_input;    // what an all-reduce hook was given: its collective may read it yet
-    bool is_divided = false;  // by the hook
+    bool is_divided = false;  // by a collective, or by the hook
   };
 
   void collect();
@@ -84,6 +85,7 @@ class GradientReduction {
   void start_all_reduce(Part& part);
   void run_hook(Part& part, Communicator& comm);
   bool is_alone() const;
+  std::optional<double> scale_in_collective(const Part& part) const;
   Communicator& shard_comm() const;
   void divide_before(Part& part) const;
   GradientDivision division(at::ScalarType dtype) const;
@@ -93,6 +95,9 @@ class GradientReduction {
   std::vector<std::pair<size_t, at::Tensor>> alone_;  // one rank: the gradients themselves
   bool advanced_ = false, is_partial_ = false;
 };
+
+/// True if an all-reduce, or a hook in its place, follows the group's reduce-scatters.
+bool has_all_reduce(const ParamGroup& group);
 
 /// True if a handle of the group holds a gradient that no reduction has taken, or a partial sum waits.
 bool has_unreduced_gradients(ParamGroup& group);

@@ -23,8 +23,7 @@ void RootContext::make_room_for_reduction(const ParamGroup& group) {
   }
   while (reduction_inputs() >= limit && free_oldest_reduction_input()) {
   }
-  const bool has_all_reduce = group.config().mesh_info.replicate_size() > 1 || config.all_reduce_hook;
-  const size_t stays = limit - 1 + (has_all_reduce ? 1 : 0);
+  const size_t stays = limit - 1 + (has_all_reduce(group) ? 1 : 0);
   while (reductions_.size() > stays) {
     reductions_.front().finish();
     reductions_.erase(reductions_.begin());

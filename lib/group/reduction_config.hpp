@@ -13,8 +13,7 @@ struct ReductionConfig {
   bool requires_gradient_sync = true;
   bool requires_all_reduce = true;      ///< HSDP: false adds up partial sums
   bool reduces_unused_params = false;   ///< T11: absent gradients take part as zero
-  /// Sum in the collective, divide outside: what every backend here does today. Kept so that the
-  /// choice survives a backend that can average inside.
+  /// Sum in the collective and divide outside, also where the group can multiply in the collective (NCCL).
   bool forces_sum = false;
   std::optional<double> divide_factor;  ///< none: the data-parallel size
   /// Packed inputs of reduce-scatters that may be alive together, this group's among them.

@@ -85,7 +85,7 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
                            .layout = &layouts[i],
                            .unit = i});
       }
-      auto reduction = start_reduce_scatter(units, entries, at::kFloat, *rank.world(), "group");
+      auto reduction = start_reduce_scatter(units, entries, {.sum = at::kFloat}, *rank.world(), "group");
       finish_reduce_scatter(reduction);
       rank.check(reduction.inputs.empty(), "the inputs are let go of");
       for (size_t i = 0; i < drawn.size(); ++i) {
