@@ -17,7 +17,7 @@
 // for programs that keep their parameters or optimizers otherwise.
 //
 // A checkpoint is a folder: ordinary .safetensors files with whole tensors, for each section the index that
-// Hugging Face's tools expect, JSON documents, and fsdp_manifest.json with the sizes of all files and the CRC-32 of
+// Hugging Face's tools expect, JSON documents, and fsdp_manifest.json with the sizes of all files and the CRC-32C of
 // each block of 1 MiB. Every rank writes its own elements straight into the files and reads only its own;
 // nothing is gathered.
 namespace fsdp {
@@ -108,7 +108,7 @@ std::function<std::string(const std::string&)> map_prefixes(std::map<std::string
 /// What of a section did not fit, each with its name in quotes.
 struct CheckpointMisfits {
   std::vector<std::string> missing;     ///< asked for, not in the checkpoint
-  std::vector<std::string> unexpected;  ///< in the checkpoint, not asked for
+  std::vector<std::string> unexpected;  ///< in the checkpoint, not asked for; after `load`, by no rank
   std::vector<std::string> wrong;       ///< other sizes or dtypes, with both
   bool none() const { return missing.empty() && unexpected.empty() && wrong.empty(); }
 };
@@ -157,7 +157,8 @@ class CheckpointReader {
 
   /// How `section` fits the checkpoint. No communication.
   CheckpointMisfits compare(const CheckpointSection& section) const;
-  /// Writes what the checkpoint has into the `local` tensors that fit, on this rank. A collective call.
+  /// Writes what the checkpoint has into the `local` tensors that fit, on this rank. A collective call; ranks may ask
+  /// for different tensors.
   /// `dtype`, where it is set, is the one that the file should have. Throws UsageError listing all misfits, if
   /// `strict`, before anything is changed. besides: what else the caller found not to fit, to be listed with the rest.
   CheckpointMisfits load(const std::vector<CheckpointSection>& sections, const CheckpointMisfits& besides = {});

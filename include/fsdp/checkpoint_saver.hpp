@@ -18,7 +18,8 @@ struct CheckpointSaverOptions {
   std::shared_ptr<Communicator> world = nullptr;
   WhenSaving when_saving = WhenSaving::kWait;
   /// A rank that holds more than this writes from the tensors themselves: there `start_save` returns when they are
-  /// written. Below it, there is one copy of what is saved, in the host's memory, while it is written.
+  /// written. Below it, there is one copy of what is saved, in the host's memory, which the saver keeps for the next save:
+  /// making it anew would hold a step up for several times as long as filling it.
   int64_t max_copy_bytes = std::numeric_limits<int64_t>::max();
 };
 

@@ -72,21 +72,19 @@ class Reading {
     return {File::open_in(folder_, name, follow_symlinks_), {name, entry.bytes, entry.sums}, verifies_};
   }
 
+  /// Checked as it is read: a damaged header is told as such, not as one that makes no sense.
+  SafetensorsHeader checked_header(const std::string& name, const Manifest::FileEntry& entry) const {
+    auto file = open(name, entry);
+    return read_safetensors(folder_.path() + "/" + name, entry.bytes,
+                            [&](int64_t offset, std::span<std::byte> into) { file.read(offset, into); });
+  }
+
   void add_file(const std::string& section_name, const std::string& name, const Manifest::FileEntry* listed) {
     auto file = File::open_in(folder_, name, follow_symlinks_);
     const int64_t bytes = file.bytes();
     require_checkpoint(listed == nullptr || listed->bytes == bytes, "{}: has {} bytes, the manifest says {}", file.path(),
                        bytes, listed == nullptr ? 0 : listed->bytes);
-    // The sums first: a damaged header is told as such, not as one that makes no sense.
-    if (listed != nullptr && verifies_ && bytes > 0) {
-      std::byte first{};
-      open(name, *listed).read(0, std::span(&first, 1));
-    }
-    const auto header = read_safetensors(file);
-    if (listed != nullptr && verifies_) {
-      std::vector<std::byte> all(header.data_begin);
-      open(name, *listed).read(0, all);
-    }
+    const auto header = listed == nullptr ? read_safetensors(file) : checked_header(name, *listed);
     auto& section = catalogue_.sections[section_name];
     for (const auto& tensor : header.tensors) {
       require_checkpoint(known_.insert({section_name, tensor.name}).second, "{}: tensor '{}' is in another file too",

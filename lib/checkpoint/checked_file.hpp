@@ -25,8 +25,13 @@ class CheckedFile {
   void read(int64_t offset, std::span<std::byte> into);
 
  private:
-  void check(int64_t block, std::span<const std::byte> bytes) const;
+  struct Range {
+    int64_t begin, end;
+  };
+  Range bytes_of(int64_t block) const;
+  void read_part(int64_t block, int64_t offset, std::span<std::byte> part);
   std::span<const std::byte> kept_block(int64_t block);
+  void check(int64_t block, uint32_t found) const;
 
   File file_;
   Catalogue::FileEntry entry_;
@@ -34,6 +39,7 @@ class CheckedFile {
   std::function<std::string(int64_t, int64_t)> tensors_;
   std::vector<std::byte> kept_;  // the last block of which a part was asked for
   int64_t kept_index_ = -1;
+  std::vector<std::byte> front_;  // what was read to be summed and is not wanted
 };
 
 }  // namespace fsdp

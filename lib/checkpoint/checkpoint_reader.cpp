@@ -1,12 +1,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "checkpoint/find_damage.hpp"
 #include "checkpoint/load_values.hpp"
 #include "checkpoint/rank_group.hpp"
+#include "checkpoint/strict_json.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 
 namespace fsdp {
@@ -25,6 +28,22 @@ void describe(std::string& text, const std::string& section, const CheckpointMis
   list(text, "Missing", misfits.missing);
   list(text, "Unexpected", misfits.unexpected);
   list(text, "Wrong", misfits.wrong);
+}
+
+/// What a rank's part of the checkpoint leaves over, by section.
+std::string unexpected_text(const std::vector<CheckpointMisfits*>& misfits) {
+  auto lists = nlohmann::json::array();
+  for (const auto* section : misfits) lists.push_back(section->unexpected);
+  return dump(lists, "load_checkpoint");
+}
+
+/// Ranks may have different tensors, as stages of a pipeline have: unexpected is what no rank asks for.
+void leave_out_others(const std::vector<std::string>& texts, const std::vector<CheckpointMisfits*>& misfits) {
+  for (const auto& text : texts) {
+    const auto lists = nlohmann::json::parse(text).get<std::vector<std::set<std::string>>>();
+    for (size_t i = 0; i < misfits.size(); ++i)
+      std::erase_if(misfits[i]->unexpected, [&](const auto& name) { return i < lists.size() && !lists[i].contains(name); });
+  }
 }
 
 void append(std::vector<std::string>& all, const std::vector<std::string>& some) {
@@ -119,19 +138,32 @@ CheckpointMisfits CheckpointReader::compare(const CheckpointSection& section) co
 }
 
 CheckpointMisfits CheckpointReader::load(const std::vector<CheckpointSection>& sections, const CheckpointMisfits& besides) {
-  std::vector<Match> matches;
+  const auto& ranks = state_->ranks;
+  std::vector<SectionMatch> results(sections.size());
   auto all = besides;
-  state_->ranks.together([&] {
-    std::string text;
-    for (const auto& section : sections) {
-      auto result = state_->match(section);
-      describe(text, section.name, result.misfits);
+  std::vector<CheckpointMisfits*> misfits{&all};
+  for (auto& result : results) misfits.push_back(&result.misfits);
+  std::string unexpected;
+  const auto hashes = ranks.together_with([&] {
+    for (size_t i = 0; i < sections.size(); ++i) results[i] = state_->match(sections[i]);
+    unexpected = unexpected_text(misfits);
+    return static_cast<int64_t>(stable_hash(unexpected));
+  });
+  if (std::any_of(hashes.begin(), hashes.end(), [&](const auto hash) { return hash != hashes.front(); }))
+    leave_out_others(ranks.all_gather(unexpected), misfits);
+  std::vector<Match> matches;
+  ranks.together([&] {
+    std::string text, text_besides;
+    describe(text_besides, "model", all);
+    for (size_t i = 0; i < sections.size(); ++i) {
+      auto& result = results[i];
+      describe(text, sections[i].name, result.misfits);
       append(all.missing, result.misfits.missing);
       append(all.unexpected, result.misfits.unexpected);
       append(all.wrong, result.misfits.wrong);
       std::move(result.matches.begin(), result.matches.end(), std::back_inserter(matches));
     }
-    describe(text, "model", besides);
+    text += text_besides;
     require(text.empty() || !state_->options.strict,
             "load_checkpoint: {} does not fit; nothing was changed.{} Set strict to false to load what fits",
             state_->catalogue.folder, text);
@@ -139,7 +171,7 @@ CheckpointMisfits CheckpointReader::load(const std::vector<CheckpointSection>& s
   std::stable_sort(matches.begin(), matches.end(), [](const Match& a, const Match& b) {
     return std::tie(a.entry->place.file, a.entry->place.offset) < std::tie(b.entry->place.file, b.entry->place.offset);
   });
-  load_values(state_->ranks, state_->catalogue, matches, state_->options);
+  load_values(ranks, state_->catalogue, matches, state_->options);
   return all;
 }
 

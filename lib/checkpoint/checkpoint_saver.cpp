@@ -10,16 +10,14 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "checkpoint/save_folder.hpp"
 #include "checkpoint/training_parts.hpp"
+#include "collectives/buffer.hpp"
 #include "fsdp/process_group.hpp"
 
 namespace fsdp {
 
 namespace {
-
-std::shared_ptr<Communicator> world_of(const CheckpointSaverOptions& options) {
-  return options.world ? options.world : is_initialized() ? default_process_group() : single_rank();
-}
 
 std::shared_ptr<Communicator> own_group(Communicator& world) {
   if (world.size() == 1) return single_rank();
@@ -35,11 +33,29 @@ int64_t held_bytes(const CheckpointParts& parts) {
   return bytes;
 }
 
-void copy_aside(CheckpointParts& parts) {
+/// Into one buffer, which is kept for the next time: fresh memory costs most of the time that a step is held up.
+void copy_aside(CheckpointParts& parts, at::Tensor& buffer) {
   at::NoGradGuard no_grad;
+  constexpr int64_t kAlignment = 64;
+  std::vector<CheckpointTensor*> tensors;
+  int64_t bytes = 0;
   for (auto& section : parts.sections)
-    for (auto& tensor : section.tensors)
-      tensor.local = tensor.local.to(at::kCPU, tensor.local.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    for (auto& tensor : section.tensors) {
+      tensors.push_back(&tensor);
+      bytes += (static_cast<int64_t>(tensor.local.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+    }
+  if (!buffer.defined() || buffer.numel() < bytes) {
+    buffer.reset();  // before there is another
+    buffer = make_buffer(bytes, at::device(at::kCPU).dtype(at::kByte));
+  }
+  int64_t begin = 0;
+  for (auto* tensor : tensors) {
+    const auto& local = tensor->local;
+    const auto size = static_cast<int64_t>(local.nbytes());
+    const auto copy = buffer.narrow(0, begin, size).view(local.scalar_type()).view(local.sizes());
+    tensor->local = copy.copy_(local);
+    begin += (size + kAlignment - 1) / kAlignment * kAlignment;
+  }
 }
 
 }  // namespace
@@ -50,6 +66,7 @@ struct CheckpointSaver::State {
   std::thread writer;
   std::atomic<bool> is_writing = false;
   std::exception_ptr error;  // of the writer; read once it has been joined
+  at::Tensor aside;          // memory of the copies
 
   void write(const std::string& path, const CheckpointParts& parts, const SaveCheckpointOptions& save) {
     try {
@@ -73,7 +90,7 @@ struct CheckpointSaver::State {
 
 CheckpointSaver::CheckpointSaver(const CheckpointSaverOptions& options) : state_(new State) {
   state_->options = options;
-  state_->world = world_of(options);
+  state_->world = RankGroup(options.world).world();
   state_->group = own_group(*state_->world);
 }
 
@@ -98,7 +115,7 @@ bool CheckpointSaver::start_save(const std::string& path, const Checkpoint& chec
   return start_save_parts(path, [&] { return training_parts(checkpoint, ranks, options); }, options);
 }
 
-bool CheckpointSaver::start_save_parts(const std::string& path, const std::function<CheckpointParts()>& collect,
+bool CheckpointSaver::start_save_parts(const std::string& given_path, const std::function<CheckpointParts()>& collect,
                                        SaveCheckpointOptions options) {
   if (state_->options.when_saving == WhenSaving::kRefuse && state_->is_writing_anywhere()) return false;
   const RankGroup ranks(state_->world);
@@ -106,10 +123,12 @@ bool CheckpointSaver::start_save_parts(const std::string& path, const std::funct
   ranks.together([&] { wait(); });
   auto parts = std::make_shared<CheckpointParts>();
   bool is_copied = false;
+  std::string path;
   ranks.together([&] {
+    path = checkpoint_path(given_path);  // now: the program may go to another folder meanwhile
     *parts = collect();
     is_copied = held_bytes(*parts) <= state_->options.max_copy_bytes;
-    if (is_copied) copy_aside(*parts);
+    if (is_copied) copy_aside(*parts, state_->aside);
   });
   options.world = state_->group;
   state_->is_writing = true;

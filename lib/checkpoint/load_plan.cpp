@@ -54,6 +54,14 @@ class Names {
 
 }  // namespace
 
+std::vector<FilePiece> pieces_of(const Match& match) {
+  std::vector<FilePiece> pieces;
+  add_pieces(pieces, 0, held_ranges(*match.tensor), {0, match.tensor->local.numel()}, match.entry->place,
+             static_cast<int64_t>(c10::elementSize(match.entry->dtype)));
+  sort(pieces);
+  return pieces;
+}
+
 std::string misfit(const CheckpointTensor& tensor, c10::IntArrayRef saved_sizes, at::ScalarType saved, bool converts) {
   if (saved_sizes != c10::IntArrayRef(tensor.sizes))
     return fmt::format("has sizes ({}), expected ({})", fmt::join(saved_sizes, ", "), fmt::join(tensor.sizes, ", "));
@@ -82,12 +90,7 @@ SectionMatch match_section(const CheckpointSection& section, const Catalogue::Se
       result.misfits.wrong.push_back("'" + tensor.name + "' " + wrong);
       continue;
     }
-    Match match{.tensor = &tensor, .entry = entry};
-    const auto ranges = held_ranges(tensor);
-    add_pieces(match.pieces, 0, ranges, {0, tensor.local.numel()}, entry->place,
-               static_cast<int64_t>(c10::elementSize(entry->dtype)));
-    sort(match.pieces);
-    result.matches.push_back(std::move(match));
+    result.matches.push_back({.tensor = &tensor, .entry = entry});
   }
   result.misfits.unexpected = names.unused(used);
   return result;

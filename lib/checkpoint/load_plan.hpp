@@ -14,8 +14,11 @@ namespace fsdp {
 struct Match {
   const CheckpointTensor* tensor;
   const Catalogue::TensorEntry* entry;
-  std::vector<FilePiece> pieces = {};  ///< in the order of the file
 };
+
+/// What this rank reads for a match, in the order of the file. Made for one tensor at a time: cut along another
+/// dimension than the first, a tensor has a piece for each row.
+std::vector<FilePiece> pieces_of(const Match& match);
 
 struct SectionMatch {
   std::vector<Match> matches = {};

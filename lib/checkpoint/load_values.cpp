@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <unordered_map>
 
@@ -55,18 +56,13 @@ void read_own(const Catalogue& catalogue, const std::vector<Match>& matches, con
   OpenFiles files(catalogue, options);
   for (const auto& match : matches) {
     TensorSink sink(match.tensor->local, match.entry->dtype, window_bytes(options, 4 * kBlockBytes));
-    if (match.pieces.empty()) {
-      sink.finish();  // a write on every rank, also where none of the elements are
-      continue;
-    }
-    auto& file = files.at(match.entry->place.file);
-    for (const auto& piece : match.pieces)
+    for (const auto& piece : pieces_of(match))
       for (int64_t done = 0; done < piece.count;) {
         const int64_t count = std::min(piece.count - done, sink.max_count());
-        file.read(piece.offset + done * element_bytes(match), sink.place(piece.local_begin + done, count));
+        files.at(piece.file).read(piece.offset + done * element_bytes(match), sink.place(piece.local_begin + done, count));
         done += count;
       }
-    sink.finish();
+    sink.finish();  // a write on every rank, also where none of the elements are
   }
 }
 
@@ -75,7 +71,7 @@ void check_own(const Catalogue& catalogue, const std::vector<Match>& matches, co
   OpenFiles files(catalogue, options);
   std::vector<std::byte> buffer(kBlockBytes);
   for (const auto& match : matches)
-    for (const auto& piece : match.pieces) {
+    for (const auto& piece : pieces_of(match)) {
       auto& file = files.at(piece.file);
       const int64_t end = piece.offset + piece.count * element_bytes(match);
       // Block by block, each checked where it lies whole in the buffer.
@@ -92,7 +88,8 @@ class Delivery {
  public:
   Delivery(std::span<const Match> matches, int64_t window) {
     for (const auto& match : matches)
-      receivers_.push_back({&match, TensorSink(match.tensor->local, match.entry->dtype, window), 0, 0});
+      receivers_.push_back({pieces_of(match), element_bytes(match),
+                            TensorSink(match.tensor->local, match.entry->dtype, window)});
   }
 
   void take(int64_t offset, std::span<const std::byte> window) {
@@ -106,16 +103,17 @@ class Delivery {
 
  private:
   struct Receiver {
-    const Match* match;
+    std::vector<FilePiece> pieces;
+    int64_t element_bytes;
     TensorSink sink;
-    size_t piece;   // the first that is not all there
-    int64_t taken;  // elements of it
+    size_t piece = 0;   // the first that is not all there
+    int64_t taken = 0;  // elements of it
   };
 
   static void take(Receiver& receiver, int64_t offset, int64_t end, std::span<const std::byte> window) {
-    const int64_t bytes = element_bytes(*receiver.match);
-    while (receiver.piece < receiver.match->pieces.size()) {
-      const auto& piece = receiver.match->pieces[receiver.piece];
+    const int64_t bytes = receiver.element_bytes;
+    while (receiver.piece < receiver.pieces.size()) {
+      const auto& piece = receiver.pieces[receiver.piece];
       const int64_t begin = piece.offset + receiver.taken * bytes;
       const int64_t count = std::min({piece.count - receiver.taken, (end - begin) / bytes, receiver.sink.max_count()});
       if (begin >= end || count <= 0) return;
@@ -152,18 +150,33 @@ class FromFirst {
     for (size_t i = 0; i < entries.size(); ++i)
       if (std::any_of(needs.begin(), needs.end(), [&](const auto& rank) { return rank[i] != 0; }))
         deliver(*entries[i], own[entries[i]]);
+    ranks_.together([&] {
+      if (failure_) std::rethrow_exception(failure_);
+    });
   }
 
  private:
   void deliver(const Catalogue::TensorEntry& entry, const std::vector<Match>& matches) {
-    Delivery delivery(matches, window_bytes(options_, 4 * kBlockBytes));
+    std::optional<Delivery> delivery;
+    attempt([&] { delivery.emplace(matches, window_bytes(options_, 4 * kBlockBytes)); });
     for (int64_t done = 0; done < entry.place.bytes;) {
       const int64_t bytes = std::min(window_, entry.place.bytes - done);
       const auto window = send(entry, entry.place.offset + done, bytes);
-      delivery.take(entry.place.offset + done, window);
+      attempt([&] { delivery->take(entry.place.offset + done, window); });
       done += bytes;
     }
-    delivery.finish();
+    attempt([&] { delivery->finish(); });
+  }
+
+  /// What this rank does with what arrives. Where it fails the rank goes on receiving: the others count on it.
+  template <class Take>
+  void attempt(const Take& take) {
+    if (failure_) return;
+    try {
+      take();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
   }
 
   std::span<const std::byte> send(const Catalogue::TensorEntry& entry, int64_t offset, int64_t bytes) {
@@ -188,6 +201,7 @@ class FromFirst {
   int64_t window_;
   at::Tensor buffer_;  // a window, and whether it could be read
   std::optional<OpenFiles> files_;
+  std::exception_ptr failure_;
 };
 
 /// All of the files, on the first rank, which alone sees them.

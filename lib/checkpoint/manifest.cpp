@@ -57,27 +57,27 @@ std::string make_manifest(const Manifest& manifest) {
   body["version"] = kVersion;
   body["world_size"] = manifest.world_size;
   body["block_bytes"] = kBlockBytes;
-  body["block_sum"] = "crc32";
+  body["block_sum"] = "crc32c";
   body["documents"] = manifest.documents;
   body["sections"] = json::object();
   for (const auto& [section, files] : manifest.sections) body["sections"][section] = files;
   body["files"] = json::object();
   for (const auto& [name, entry] : manifest.files)
     body["files"][name] = {{"bytes", entry.bytes}, {"sums", to_hex(entry.sums)}};
-  return dump(json{{"crc32", sum_of(body, kManifestFile)}, {"manifest", body}}, kManifestFile) + "\n";
+  return dump(json{{"crc32c", sum_of(body, kManifestFile)}, {"manifest", body}}, kManifestFile) + "\n";
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   const auto value = parse_strict(text, kManifestDepth, file);
   require_checkpoint(value.is_object(), "{}: is not an object", file);
   const auto& body = object_at(value, "manifest", file);
-  require_checkpoint(string_at(value, "crc32", file) == sum_of(body, file), "{}: is damaged: its contents do not have its sum",
+  require_checkpoint(string_at(value, "crc32c", file) == sum_of(body, file), "{}: is damaged: its contents do not have its sum",
                      file);
   require_checkpoint(string_at(body, "format", file) == "fsdp-checkpoint", "{}: is another format's", file);
   const auto version = number_at(body, "version", file);
   require_checkpoint(version == kVersion, "{}: is of version {}, this library reads {}", file, version, kVersion);
-  require_checkpoint(number_at(body, "block_bytes", file) == kBlockBytes && string_at(body, "block_sum", file) == "crc32",
-                     "{}: has other sums than crc32 of blocks of {} bytes", file, kBlockBytes);
+  require_checkpoint(number_at(body, "block_bytes", file) == kBlockBytes && string_at(body, "block_sum", file) == "crc32c",
+                     "{}: has other sums than crc32c of blocks of {} bytes", file, kBlockBytes);
   Manifest manifest;
   const auto world_size = number_at(body, "world_size", file);
   require_checkpoint(world_size <= std::numeric_limits<int>::max(), "{}: a world of {} ranks", file, world_size);

@@ -64,12 +64,14 @@ RankGroup::RankGroup(std::shared_ptr<Communicator> world)
 
 std::vector<std::string> RankGroup::all_gather(const std::string& text) const {
   if (size() == 1) return {text};
-  int64_t longest = 0;
   std::vector<int64_t> lengths;
-  for (const auto& numbers : all_gather(std::vector{static_cast<int64_t>(text.size())})) {
-    lengths.push_back(numbers.front());
-    longest = std::max(longest, numbers.front());
-  }
+  for (const auto& numbers : all_gather(std::vector{static_cast<int64_t>(text.size())})) lengths.push_back(numbers.front());
+  return all_gather(text, lengths);
+}
+
+std::vector<std::string> RankGroup::all_gather(const std::string& text, const std::vector<int64_t>& lengths) const {
+  if (size() == 1) return {text};
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   std::vector<std::string> texts(size());
   if (longest == 0) return texts;
   auto own = at::zeros({longest}, at::kByte), all = at::empty({size() * longest}, at::kByte);
@@ -116,10 +118,24 @@ void RankGroup::broadcast(const at::Tensor& bytes) const {
 }
 
 void RankGroup::together(const std::function<void()>& body) const {
-  const auto outcome = outcome_of(body);
-  const auto outcomes = all_gather(outcome);
+  (void)together_with([&] {
+    body();
+    return 0;
+  });
+}
+
+std::vector<int64_t> RankGroup::together_with(const std::function<int64_t()>& body) const {
+  int64_t number = 0;
+  const auto outcome = outcome_of([&] { number = body(); });
+  std::vector<int64_t> lengths, said;
+  for (const auto& numbers : all_gather(std::vector{static_cast<int64_t>(outcome.size()), number})) {
+    lengths.push_back(numbers[0]);
+    said.push_back(numbers[1]);
+  }
+  const auto outcomes = all_gather(outcome, lengths);
   if (std::any_of(outcomes.begin(), outcomes.end(), [](const auto& text) { return !text.empty(); }))
     throw_together(outcomes);
+  return said;
 }
 
 void RankGroup::on_first(const std::function<void()>& body) const {

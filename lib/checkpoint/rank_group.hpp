@@ -17,6 +17,7 @@ class RankGroup {
   /// world: null for the process's default one, or this rank alone if there is none.
   explicit RankGroup(std::shared_ptr<Communicator> world);
 
+  const std::shared_ptr<Communicator>& world() const { return world_; }
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
   bool is_first() const { return rank() == 0; }
@@ -34,10 +35,15 @@ class RankGroup {
   /// anywhere, all ranks throw one error with what was wrong and where: a UsageError or StateError if all
   /// were, else a CheckpointError. `body` communicates nothing.
   void together(const std::function<void()>& body) const;
+  /// The same with a number from each rank, which all are given.
+  std::vector<int64_t> together_with(const std::function<int64_t()>& body) const;
   /// The same where only the first rank has something to do.
   void on_first(const std::function<void()>& body) const;
 
  private:
+  /// With the lengths of all, which everybody knows.
+  std::vector<std::string> all_gather(const std::string& text, const std::vector<int64_t>& lengths) const;
+
   std::shared_ptr<Communicator> world_;
 };
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "checkpoint/block_sums.hpp"
 #include "checkpoint/checkpoint_error.hpp"
 #include "checkpoint/dtype_names.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -16,6 +17,9 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr int64_t kPrefixBytes = 8;
 constexpr auto kMetadata = "__metadata__";
+// From so much data on it begins at a block: pieces of large tensors are mostly whole blocks then, each read by one
+// rank alone. The spaces take a 64th of the file at most.
+constexpr int64_t kAlignedDataBytes = 64 * kBlockBytes;
 // The file, a tensor, its list of sizes.
 constexpr int kHeaderDepth = 3;
 
@@ -74,7 +78,8 @@ int64_t checked_bytes(std::span<const int64_t> sizes, at::ScalarType dtype, cons
 }
 
 SafetensorsHeader parse_safetensors(std::string_view json, int64_t data_bytes, const std::string& file) {
-  const auto value = parse_strict(json, kHeaderDepth, file + ": the header");
+  const auto text = json.substr(0, json.find_last_not_of(' ') + 1);  // much of it may be padding
+  const auto value = parse_strict(text, kHeaderDepth, file + ": the header");
   require_checkpoint(value.is_object(), "{}: the header is not an object", file);
   SafetensorsHeader header;
   header.data_begin = kPrefixBytes + static_cast<int64_t>(json.size());
@@ -96,19 +101,22 @@ SafetensorsHeader parse_safetensors(std::string_view json, int64_t data_bytes, c
   return header;
 }
 
-SafetensorsHeader read_safetensors(const File& file) {
-  const int64_t file_bytes = file.bytes();
-  require_checkpoint(file_bytes >= kPrefixBytes, "{}: has {} bytes, too few for a .safetensors file", file.path(),
-                     file_bytes);
+SafetensorsHeader read_safetensors(const std::string& path, int64_t file_bytes, const ReadBytes& read) {
+  require_checkpoint(file_bytes >= kPrefixBytes, "{}: has {} bytes, too few for a .safetensors file", path, file_bytes);
   uint64_t length = 0;
-  file.read_at(0, std::as_writable_bytes(std::span(&length, 1)));
+  read(0, std::as_writable_bytes(std::span(&length, 1)));
   require_checkpoint(length <= static_cast<uint64_t>(std::min(file_bytes - kPrefixBytes, kMaxHeaderBytes)),
                      "{}: the header is said to have {} bytes, the file has {} behind its first 8 and a header {} at most; "
                      "this is no .safetensors file, or a part of one",
-                     file.path(), length, file_bytes - kPrefixBytes, kMaxHeaderBytes);
+                     path, length, file_bytes - kPrefixBytes, kMaxHeaderBytes);
   std::string json(length, '\0');
-  file.read_at(kPrefixBytes, std::as_writable_bytes(std::span(json)));
-  return parse_safetensors(json, file_bytes - kPrefixBytes - static_cast<int64_t>(length), file.path());
+  read(kPrefixBytes, std::as_writable_bytes(std::span(json)));
+  return parse_safetensors(json, file_bytes - kPrefixBytes - static_cast<int64_t>(length), path);
+}
+
+SafetensorsHeader read_safetensors(const File& file) {
+  return read_safetensors(file.path(), file.bytes(),
+                          [&](int64_t offset, std::span<std::byte> into) { file.read_at(offset, into); });
 }
 
 std::string make_safetensors(std::vector<SafetensorsEntry>& tensors, const std::map<std::string, std::string>& metadata,
@@ -125,7 +133,13 @@ std::string make_safetensors(std::vector<SafetensorsEntry>& tensors, const std::
                            {"data_offsets", {tensor.offset, end}}};
   }
   auto json = header.is_null() ? "{}" : dump(header, file);
-  json.append((8 - json.size() % 8) % 8, ' ');
+  const auto spaces_to = [&](int64_t multiple) {
+    const int64_t past = (kPrefixBytes + static_cast<int64_t>(json.size())) % multiple;
+    return past == 0 ? 0 : multiple - past;
+  };
+  json.append(spaces_to(8), ' ');
+  if (end >= kAlignedDataBytes && static_cast<int64_t>(json.size()) + kBlockBytes <= kMaxHeaderBytes)
+    json.append(spaces_to(kBlockBytes), ' ');
   require_checkpoint(static_cast<int64_t>(json.size()) <= kMaxHeaderBytes,
                      "{}: {} tensors need a header of {} bytes, {} at most; choose smaller files (max_file_bytes)", file,
                      tensors.size(), json.size(), kMaxHeaderBytes);

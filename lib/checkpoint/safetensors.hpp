@@ -2,7 +2,9 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -41,10 +43,14 @@ int64_t checked_bytes(std::span<const int64_t> sizes, at::ScalarType dtype, cons
 /// without gaps or overlaps, as the format demands.
 /// Throws CheckpointError naming `file` and the tensor.
 SafetensorsHeader parse_safetensors(std::string_view json, int64_t data_bytes, const std::string& file);
-/// The same from a file, of which nothing but the header is read.
+/// Reads from `offset` of a file into memory.
+using ReadBytes = std::function<void(int64_t offset, std::span<std::byte> into)>;
+/// The same from a file, of which nothing but the header is read. path: for messages.
+SafetensorsHeader read_safetensors(const std::string& path, int64_t file_bytes, const ReadBytes& read);
 SafetensorsHeader read_safetensors(const File& file);
 
-/// The bytes before the data: length and JSON, padded with spaces so that the data begins at a multiple of 8.
+/// The bytes before the data: length and JSON, padded with spaces so that the data begins at a multiple of 8, and from
+/// 64 MiB of data on at a multiple of 1 MiB.
 /// Sets `offset` and `bytes` of the tensors, whose order is that of their data.
 std::string make_safetensors(std::vector<SafetensorsEntry>& tensors, const std::map<std::string, std::string>& metadata,
                              const std::string& file);

@@ -68,6 +68,16 @@ int take_lock(const std::string& parent, const std::string& name) {
   }
 }
 
+/// For another folder than the one that is saved: what cannot be locked, such as another user's, is left alone.
+int try_lock(const std::string& parent, const std::string& name) {
+  try {
+    return take_lock(parent, name);
+  } catch (const CheckpointError& error) {
+    log().warn("checkpoint: {} is left as it is: {}", name, error.what());
+    return -1;
+  }
+}
+
 void drop_lock(int lock, const std::string& parent, const std::string& name) {
   ::unlink((parent + "/" + hidden(name, "lock")).c_str());
   ::close(lock);
@@ -134,14 +144,17 @@ std::optional<SeriesName> series_name(const std::string& name) {
 }
 
 std::vector<std::string> series_in(const std::string& parent, const std::optional<std::string>& prefix) {
-  std::vector<std::pair<int64_t, std::string>> found;
-  for (const auto& name : names_in(parent))
+  std::set<std::pair<int64_t, std::string>> found;
+  for (const auto& entry : names_in(parent)) {
+    const auto owner = left_by(entry);
+    // A save that was killed between two renames has left the checkpoint under a hidden name.
+    const auto name = owner && entry.starts_with(hidden(*owner, "old-")) ? *owner : entry;
     if (const auto series = series_name(name); series && name.front() != '.' && (!prefix || series->prefix == *prefix) &&
-                                               is_checkpoint(parent + "/" + name))
-      found.emplace_back(series->number, name);
-  std::sort(found.begin(), found.end());
+                                               is_checkpoint(readable_checkpoint(parent + "/" + name)))
+      found.emplace(series->number, name);
+  }
   std::vector<std::string> names;
-  for (auto& item : found) names.push_back(std::move(item.second));
+  for (const auto& item : found) names.push_back(item.second);
   return names;
 }
 
@@ -188,7 +201,7 @@ void SaveFolder::remove_leftovers() const {
     if (!owner) continue;
     const auto other = series_name(*owner);
     if (*owner != name_ && !(series && other && series->prefix == other->prefix)) continue;
-    const int lock = *owner == name_ ? lock_ : take_lock(parent_, *owner);
+    const int lock = *owner == name_ ? lock_ : try_lock(parent_, *owner);
     if (lock < 0) continue;  // it is being written
     const auto left = parent_ + "/" + entry, whole = parent_ + "/" + *owner;
     std::error_code error;
@@ -243,14 +256,19 @@ void SaveFolder::commit(const std::set<std::string>& own_files) {
 
 void SaveFolder::retain(int keep_last) const {
   if (keep_last == 0) return;
-  auto names = series_in(parent_, series_name(name_)->prefix);
+  std::vector<std::string> names;
+  try {
+    names = series_in(parent_, series_name(name_)->prefix);
+  } catch (const CheckpointError& error) {
+    log().warn("checkpoint: older ones than {} stay: {}", path_, error.what());  // it is saved itself
+  }
   std::erase(names, name_);
   // The one just saved counts, whatever its number.
   const size_t kept = static_cast<size_t>(keep_last) - 1;
   if (names.size() > kept) names.resize(names.size() - kept);
   else names.clear();
   for (const auto& name : names) {
-    const int lock = take_lock(parent_, name);
+    const int lock = try_lock(parent_, name);
     if (lock < 0) continue;
     try {
       remove_checkpoint(parent_, name, token_);

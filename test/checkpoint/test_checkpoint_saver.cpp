@@ -42,6 +42,21 @@ TEST_CASE("a save in the background has the values of its beginning", "[checkpoi
     }));
 }
 
+TEST_CASE("a relative path is that of the moment of the call", "[checkpoint][checkpoint_saver]") {
+  namespace fs = std::filesystem;
+  TemporaryFolder folder, elsewhere;
+  const auto before = fs::current_path();
+  nn::Linear linear(3000, 1000);
+  CheckpointSaver saver;
+  fs::current_path(folder.path());
+  saver.start_save("c", {linear});
+  fs::current_path(elsewhere.path());
+  saver.wait();
+  fs::current_path(before);
+  CHECK(folder.names() == std::set<std::string>{"c"});
+  CHECK(elsewhere.names().empty());
+}
+
 TEST_CASE("while one save is written another is refused by all ranks, if that is asked for", "[checkpoint][checkpoint_saver]") {
   TemporaryFolder folder;
   CHECK(on_ranks(3, [&](Rank& rank) {

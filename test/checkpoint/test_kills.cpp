@@ -24,10 +24,13 @@ int kills() {
   return count == nullptr ? 4 : std::atoi(count);
 }
 
+/// How a new checkpoint takes the old one's place: by one exchange, or where that is refused by two renames.
+enum class Replaces { kByExchange, kByTwoRenames };
+
 /// The program of saver.cpp, with what it prints.
 class Saver {
  public:
-  Saver(const std::string& program, const std::string& folder, int first) {
+  Saver(const std::string& program, const std::string& folder, int first, Replaces how) {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);
     posix_spawn_file_actions_t actions;
@@ -35,7 +38,8 @@ class Saver {
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
     posix_spawn_file_actions_addclose(&actions, ends[0]);
     const auto number = std::to_string(first);
-    const char* arguments[] = {program.c_str(), folder.c_str(), number.c_str(), "1000000", nullptr};
+    const char* arguments[] = {program.c_str(), folder.c_str(), number.c_str(), "1000000",
+                               how == Replaces::kByTwoRenames ? "two-renames" : nullptr, nullptr};
     REQUIRE(::posix_spawn(&process_, program.c_str(), &actions, nullptr, const_cast<char**>(arguments), environ) == 0);
     posix_spawn_file_actions_destroy(&actions);
     ::close(ends[1]);
@@ -84,7 +88,7 @@ TEST_CASE("a save that is killed at any moment leaves a whole checkpoint", "[che
   int last = 0;
   for (int i = 0; i < kills(); ++i) {
     {
-      Saver saver(program, folder.path(), last + 1);
+      Saver saver(program, folder.path(), last + 1, i % 2 == 0 ? Replaces::kByTwoRenames : Replaces::kByExchange);
       // One is whole, then another has begun.
       saver.wait_for(2);
       std::this_thread::sleep_for(std::chrono::microseconds(draw() % 100'000));
@@ -94,7 +98,7 @@ TEST_CASE("a save that is killed at any moment leaves a whole checkpoint", "[che
     last = found;
   }
   // What the last one left goes with the next save.
-  { Saver saver(program, folder.path(), last + 1); saver.wait_for(2); }
+  { Saver saver(program, folder.path(), last + 1, Replaces::kByExchange); saver.wait_for(2); }
   save_checkpoint_parts(folder / "c", {{whole_section({{"w", torch::ones({2})}})}});
   CHECK(folder.names() == std::set<std::string>{"c"});
 }

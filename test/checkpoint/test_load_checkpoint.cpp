@@ -140,6 +140,28 @@ TEST_CASE("everything that does not fit is told at once, and nothing is changed"
   }));
 }
 
+TEST_CASE("ranks may have different tensors, as stages of a pipeline: what no rank asks for is unexpected",
+          "[checkpoint][load_checkpoint]") {
+  TemporaryFolder folder;
+  CHECK(on_ranks(3, [&](Rank& rank) {
+    const auto own = [&](float value) {
+      return whole_section({{fmt::format("stage{}", rank.index()), torch::full({4}, value + rank.index())},
+                            {"shared", torch::full({2}, value)}});
+    };
+    save_checkpoint_parts(folder / "c", {{own(5)}}, {.world = rank.world()});
+    const auto section = own(0);
+    const auto misfits = CheckpointReader(folder / "c", {.world = rank.world()}).load({section});
+    rank.check(misfits.none(), "everything is asked for by some rank");
+    rank.check_identical(section.tensors[0].local, torch::full({4}, 5. + rank.index()), "the stage's own");
+    rank.check_identical(section.tensors[1].local, torch::full({2}, 5.), "what all have");
+    auto less = section;
+    if (rank.index() == 1) less.tensors.erase(less.tensors.begin());
+    less.tensors.pop_back();
+    rank.check_throws<UsageError>([&] { CheckpointReader(folder / "c", {.world = rank.world()}).load({less}); },
+                                  {"Unexpected: 'shared', 'stage1'."}, "left out by all");
+  }));
+}
+
 TEST_CASE("without strict a parameter's state is loaded whole or left as it is", "[checkpoint][load_checkpoint]") {
   TemporaryFolder folder;
   const auto step = [](nn::Sequential& model, torch::optim::AdamW& optimizer) {
@@ -278,6 +300,23 @@ TEST_CASE("a file that the first rank alone sees is sent on to the others", "[ch
                     {.world = rank.world(), .readers = CheckpointReaders::kFirstRank, .max_extra_bytes = int64_t{4} << 20});
     rank.check_identical(full_tensor(linear->weight), whole, "weight");
     rank.check_identical(full_tensor(linear->bias), torch::ones({700}), "bias");
+  }));
+}
+
+TEST_CASE("where the first rank reads, one that cannot take what arrives is an error of all, and no rank waits",
+          "[checkpoint][load_checkpoint]") {
+  TemporaryFolder folder;
+  save_checkpoint_parts(folder / "c", {{whole_section({{"a", torch::ones({8})}, {"b", torch::ones({8})}})}});
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    // Two elements in one place of memory: it cannot be written.
+    auto a = rank.index() == 1 ? torch::zeros({1}).expand({8}) : torch::zeros({8});
+    const auto b = torch::zeros({8});
+    rank.check_throws<CheckpointError>(
+        [&] {
+          CheckpointReader(folder / "c", {.world = rank.world(), .readers = CheckpointReaders::kFirstRank})
+              .load({whole_section({{"a", a}, {"b", b}})});
+        },
+        {"rank 1: "}, "an error of rank 1");
   }));
 }
 

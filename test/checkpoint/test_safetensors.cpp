@@ -43,6 +43,18 @@ TEST_CASE("a header that was written is read back, its data at a multiple of 8",
   CHECK(header.tensors[2].bytes == 0);
 }
 
+TEST_CASE("64 MiB of data begin at a multiple of 1 MiB, and less right behind the header", "[checkpoint][safetensors]") {
+  const auto begin_of = [](int64_t bytes) {
+    std::vector<SafetensorsEntry> tensors{{"a", at::kByte, {bytes}}};
+    const auto header = make_safetensors(tensors, {}, "f.safetensors");
+    CHECK(tensors[0].offset == static_cast<int64_t>(header.size()));
+    CHECK(parse_safetensors(header.substr(8), bytes, "f.safetensors").tensors[0].offset == tensors[0].offset);
+    return tensors[0].offset;
+  };
+  CHECK(begin_of(64 << 20) == 1 << 20);
+  CHECK(begin_of((64 << 20) - 1) < 128);
+}
+
 TEST_CASE("a header that breaks the format's rules is refused with the tensor's name", "[checkpoint][safetensors]") {
   using Catch::Contains;
   const auto one = [](const std::string& entry) { return R"({"w":)" + entry + "}"; };

@@ -116,6 +116,19 @@ TEST_CASE("the latest checkpoint is the one with the largest number that is whol
   fs::create_directory(folder / "step-11");
   fs::copy(folder / "step-10", folder / ".step-12.fsdp-saving-00");
   CHECK(latest_checkpoint(folder.path()) == folder / "step-10");
+  fs::rename(folder / "step-10", folder / ".step-10.fsdp-old-00");
+  CHECK(latest_checkpoint(folder.path()) == folder / "step-10");
+  CHECK(saved_value(folder / "step-10") == 1);
+}
+
+TEST_CASE("what another save's lock keeps is left alone, and the save is good", "[checkpoint][save_folder]") {
+  TemporaryFolder folder;
+  for (const std::string name : {"step-1", "step-2"}) save_checkpoint_parts(folder / name, parts(1));
+  fs::create_directory(folder / ".step-1.fsdp-lock");  // a file that cannot be opened to write, for root too
+  fs::create_directory(folder / ".step-1.fsdp-saving-00");
+  save_checkpoint_parts(folder / "step-3", parts(3), {.keep_last = 1});
+  CHECK(saved_value(folder / "step-3") == 3);
+  CHECK(folder.names() == Names{"step-1", "step-3", ".step-1.fsdp-lock", ".step-1.fsdp-saving-00"});
 }
 
 }  // namespace

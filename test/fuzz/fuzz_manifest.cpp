@@ -16,7 +16,7 @@ std::string with_sum(std::string_view bytes) {
   try {
     const auto text = fsdp::dump(body, "manifest");
     const auto sum = fmt::format("{:08x}", fsdp::block_sum(std::as_bytes(std::span(text))));
-    return fsdp::dump(nlohmann::json{{"crc32", sum}, {"manifest", body}}, "manifest");
+    return fsdp::dump(nlohmann::json{{"crc32c", sum}, {"manifest", body}}, "manifest");
   } catch (const fsdp::UsageError&) {  // no UTF-8
     return std::string(bytes);
   }
