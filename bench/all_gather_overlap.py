@@ -11,7 +11,8 @@ what the layers' default, to be released after forward, has it release.
 --network gloo: that many processes on this machine, with FSDP2 beside it in turns. Compute spins rather than
   multiplies matrices, so that gloo's own use of the cores and memory does not change its time; the bound comes from
   raw collectives that are timed alone, and is an estimate.
---network nccl: needs CUDA, and is not written yet.
+--network nccl: the same over the library's own NCCL communicator, and c10d's for FSDP2: a GPU for each rank, or two ranks
+  on one (bench/overlap_processes.py). It has not been run on a GPU yet.
 
 --separate-reductions gives reductions a communicator of their own (FSDPModule::set_separate_reduce_scatter_group). On a
 simulated network that is a queue of its own, which shares the bandwidth: two that had all of it each would be
@@ -21,7 +22,6 @@ reached by any schedule, as it leaves out what gathers lose to reductions beside
 """
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,15 +152,11 @@ def run_simulated(options, report):
 
 
 def run(options, report):
-    if options.network == "nccl":
-        print("all_gather_overlap: --network nccl needs CUDA: it is not written yet, as there was no GPU to try it "
-              "on. Simulated networks and gloo run anywhere", file=sys.stderr)
-        raise SystemExit(2)
     if options.quick:
         options.ratios = [0.5, 1.0, 2.0]
     harness.build(options, [harness.OVERLAP_PROGRAM])
-    if options.network == "gloo":
-        import overlap_gloo
+    if options.network in ("gloo", "nccl"):
+        import overlap_processes
 
-        return overlap_gloo.run(options, report)
+        return overlap_processes.run(options, report)
     return run_simulated(options, report)

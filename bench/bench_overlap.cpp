@@ -14,7 +14,6 @@ using Transfers = std::vector<SimulatedTransfer>;
 
 std::shared_ptr<Communicator> make_network(const nlohmann::json& about, const std::shared_ptr<SimulatedClock>& clock,
                                            const std::shared_ptr<Transfers>& log) {
-  if (about.is_null()) return join_world();
   SimulatedNetwork network{.world_size = about.at("world"),
                            .latency_us = about.at("latency_us"),
                            .bandwidth_gb_per_s = about.at("bandwidth_gb_per_s"),
@@ -61,28 +60,33 @@ nlohmann::json to_json(const std::vector<ComputeSlice>& slices, int64_t begin_ns
 class Overlap {
  public:
   explicit Overlap(const nlohmann::json& request)
-      : machine_(request.at("clock") == "virtual" ? Machine::Time::kVirtual : Machine::Time::kReal),
-        world_(make_network(request.at("network"), machine_.shared_clock(), transfers_)),
+      : joined_(request.at("network").is_null() ? join_world(request.at("backend")) : nullptr),
+        machine_(request.at("clock") == "virtual" ? Machine::Time::kVirtual : Machine::Time::kReal,
+                 joined_ ? device_of(*joined_) : c10::Device(at::kCPU)),
+        world_(joined_ ? joined_ : make_network(request.at("network"), machine_.shared_clock(), transfers_)),
         stack_(request.at("layers"), Sharding(request), make_mesh(world_, request.at("replicas")), machine_),
-        parameters_(stack_->parameters()),
-        is_simulated_(!request.at("network").is_null()) {}
+        parameters_(stack_->parameters()) {}
 
   nlohmann::json step() {
     for (const auto& parameter : parameters_) parameter.mutable_grad().reset();
     transfers_->clear();
     machine_.take_slices();
-    if (!is_simulated_) barrier(*world_);
+    if (joined_) barrier(*world_);
+    synchronize(machine_.device());
     const auto before = statistics(stack_->root());
     test::start_recording();
     const int64_t begin = machine_.clock().now_ns();
-    const auto x = stack_->forward(at::zeros({1})).sum();
+    const auto x = stack_->forward(at::zeros({1}, machine_.device())).sum();
     const int64_t between = machine_.clock().now_ns();
     x.backward();
+    const int64_t issued = machine_.clock().now_ns();
+    synchronize(machine_.device());
     const int64_t end = machine_.clock().now_ns();
     const auto after = statistics(stack_->root());
     const auto bytes = parameter_bytes(stack_->root());
     return {{"total_us", 1e-3 * static_cast<double>(end - begin)},
             {"forward_us", 1e-3 * static_cast<double>(between - begin)},
+            {"issued_us", 1e-3 * static_cast<double>(issued - begin)},
             {"compute", to_json(machine_.take_slices(), begin)},
             {"transfers", to_json(*transfers_, begin)},
             {"all_gathers", after.all_gathers - before.all_gathers},
@@ -98,14 +102,20 @@ class Overlap {
   nlohmann::json time_alone(const nlohmann::json& request) {
     auto gathers = nlohmann::json::array(), reductions = nlohmann::json::array();
     for (const int64_t bytes : request.at("bytes").get<std::vector<int64_t>>()) {
-      const auto whole = at::zeros({bytes / 4}), piece = at::zeros({bytes / 4 / world_->size()});
+      const auto whole = at::zeros({bytes / 4}, machine_.device());
+      const auto piece = at::zeros({bytes / 4 / world_->size()}, machine_.device());
+      const auto time = [&](const auto& start) {
+        barrier(*world_);
+        synchronize(machine_.device());
+        return 1e6 * seconds([&] {
+                 start()->wait();
+                 synchronize(machine_.device());
+               });
+      };
       std::vector<double> gather_us, reduce_us;
       for (int i = 0; i < request.at("repeats"); ++i) {
-        barrier(*world_);
-        gather_us.push_back(1e6 * seconds([&] { world_->start_all_gather(whole, piece, "alone")->wait(); }));
-        barrier(*world_);
-        reduce_us.push_back(
-            1e6 * seconds([&] { world_->start_reduce_scatter(piece, whole, ReduceOp::kSum, "alone")->wait(); }));
+        gather_us.push_back(time([&] { return world_->start_all_gather(whole, piece, "alone"); }));
+        reduce_us.push_back(time([&] { return world_->start_reduce_scatter(piece, whole, ReduceOp::kSum, "alone"); }));
       }
       gathers.push_back(gather_us);
       reductions.push_back(reduce_us);
@@ -118,11 +128,11 @@ class Overlap {
   int64_t last_peak() const { return stack_->root().report().last_step_peak_bytes; }
 
   std::shared_ptr<Transfers> transfers_ = std::make_shared<Transfers>();
+  std::shared_ptr<Communicator> joined_;  // null for a simulated network
   Machine machine_;
   std::shared_ptr<Communicator> world_;
   LayerStack stack_;
   std::vector<at::Tensor> parameters_;
-  bool is_simulated_;
 };
 
 }  // namespace

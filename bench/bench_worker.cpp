@@ -33,15 +33,17 @@ void serve(const Answer& answer) {
   }
 }
 
-std::shared_ptr<Communicator> join_world() {
-  return init_process_group({.backend = "gloo",
+std::shared_ptr<Communicator> join_world(const std::string& backend) {
+  return init_process_group({.backend = backend,
                              .init_method = "file://" + variable("FSDP_BENCH_STORE"),
                              .rank = std::stoi(variable("RANK")),
                              .world_size = std::stoi(variable("WORLD_SIZE"))});
 }
 
 void barrier(Communicator& world) {
-  world.start_all_reduce(torch::zeros({1}), ReduceOp::kSum, "barrier")->wait();
+  const auto one = torch::zeros({1}, world.device_type());
+  world.start_all_reduce(one, ReduceOp::kSum, "barrier")->wait();
+  (void)one.item<float>();  // on a device the wait is a stream's
 }
 
 double cpu_seconds() {

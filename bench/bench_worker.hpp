@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "fsdp/communicator.hpp"
 
@@ -22,8 +23,8 @@ using Answer = std::function<nlohmann::json(const nlohmann::json& request)>;
 /// Reads one JSON request a line from the standard input and writes each answer as one line.
 void serve(const Answer& answer);
 
-/// Joins the gloo world that the conductor describes in the environment.
-std::shared_ptr<Communicator> join_world();
+/// Joins the world that the conductor describes in the environment.
+std::shared_ptr<Communicator> join_world(const std::string& backend = "gloo");
 
 /// Waits for all ranks, so that they start what follows together.
 void barrier(Communicator& world);

@@ -40,7 +40,7 @@ struct Occupy : torch::autograd::Function<Occupy> {
                     context->saved_data["backward_us"].toDouble());
     variable_list results{gradients[0]};
     for (const auto& weight : weights)
-      results.push_back(at::zeros(weight.sizes(), at::TensorOptions().dtype(weight.scalar_type())));
+      results.push_back(at::zeros(weight.sizes(), at::device(weight.device()).dtype(weight.scalar_type())));
     results.emplace_back();  // of the times
     return results;
   }
@@ -54,7 +54,13 @@ ReshardAfterForward reshard_of(const nlohmann::json& value) {
 
 }  // namespace
 
+Machine::Machine(Time time, c10::Device device)
+    : time_(time), clock_(time == Time::kVirtual ? virtual_clock() : real_clock()), device_(device) {
+  if (!device.is_cpu()) spin_.emplace(device);
+}
+
 void Machine::compute(size_t layer, bool is_backward, double us) {
+  if (spin_) return (*spin_)(us);
   const int64_t begin = clock_->now_ns();
   const auto end = begin + static_cast<int64_t>(1e3 * us);
   if (time_ == Time::kVirtual) clock_->wait_until(end);
@@ -67,7 +73,7 @@ TimedLayerImpl::TimedLayerImpl(const nlohmann::json& about, size_t index, Machin
     : index_(index), forward_us_(about.at("forward_us")), backward_us_(about.at("backward_us")), machine_(&machine) {
   for (const auto& sizes : about.at("params"))
     weights_.push_back(register_parameter("weight" + std::to_string(weights_.size()),
-                                          torch::zeros(sizes.get<std::vector<int64_t>>())));
+                                          torch::zeros(sizes.get<std::vector<int64_t>>(), machine.device())));
 }
 
 at::Tensor TimedLayerImpl::forward(const at::Tensor& x) {

@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "bench_device.hpp"
 #include "fsdp/fully_shard.hpp"
 #include "fsdp/simulated_clock.hpp"
 
@@ -26,15 +28,20 @@ class Machine {
     kVirtual,  ///< moves to the end at once
     kReal,     ///< spins, as who sleeps wakes up late
   };
-  explicit Machine(Time time) : time_(time), clock_(time == Time::kVirtual ? virtual_clock() : real_clock()) {}
+  /// device: where tensors are; on CUDA it is the device that is kept busy, in its own time, and the host goes on.
+  explicit Machine(Time time, c10::Device device = c10::Device(c10::kCPU));
+  c10::Device device() const { return device_; }
   void compute(size_t layer, bool is_backward, double us);
   SimulatedClock& clock() { return *clock_; }
   const std::shared_ptr<SimulatedClock>& shared_clock() const { return clock_; }
+  /// Empty for a device, whose slices the host does not see.
   std::vector<ComputeSlice> take_slices() { return std::exchange(slices_, {}); }
 
  private:
   Time time_;
   std::shared_ptr<SimulatedClock> clock_;
+  c10::Device device_;
+  std::optional<DeviceSpin> spin_;  // on a device
   std::vector<ComputeSlice> slices_;
 };
 

@@ -24,7 +24,8 @@ class Stack:
     world: int = 8
     reshard: bool | int | None = None
     clock: str = "virtual"
-    network: object = field(default=None)  # None: gloo
+    network: object = field(default=None)  # simulated; None: processes
+    backend: str = "gloo"  # of processes
 
     @property
     def scale(self):
@@ -45,6 +46,7 @@ class Stack:
         return {"do": "setup", "layers": layers, "reshard": self.reshard, "prefetch": self.prefetch,
                 "budget": self.budget and self.budget // self.scale, "separate": self.separate,
                 "reduce_buffers": self.reduce_buffers, "mixed": False, "clock": self.clock, "replicas": 1,
+                "backend": self.backend,
                 "network": self.network.scaled(self.scale).request() if self.network else None}
 
     def compute_us(self):

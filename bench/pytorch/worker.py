@@ -75,11 +75,25 @@ def cpu_seconds(function):
 def init_gloo():
     """Joins the world that the conductor describes in the environment."""
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
+    return _join("gloo")
+
+
+def init_nccl():
+    """The same, with a GPU for each rank, or the first one for those that have none of their own."""
+    import torch
+
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank if rank < torch.cuda.device_count() else 0)
+    return _join("nccl")
+
+
+def _join(backend):
+    import torch.distributed as dist
+
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method="file://" + os.environ["FSDP_BENCH_STORE"],
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

@@ -1,5 +1,11 @@
-"""all_gather_overlap over gloo: the library and FSDP2 in turns, with collectives that are timed alone for the bound."""
+"""all_gather_overlap over gloo and NCCL: the library and FSDP2 in turns, with collectives timed alone for the bound.
 
+With NCCL the ranks are processes with a GPU each, or all on one where NCCL lets them (NCCL_MULTI_RANK_GPU_ENABLE=1 with
+NCCL_MAX_CTAS=2, from NCCL 2.30 on). Ours go through the library's own NCCL communicator. Layers keep the GPU busy with
+one spinning kernel, calibrated at the start, so a step's time holds what its other kernels and launches take besides.
+"""
+
+import os
 from dataclasses import dataclass
 
 import conductor
@@ -13,6 +19,7 @@ IMPLS = ("fsdp", "fsdp2")
 
 @dataclass(frozen=True)
 class Setting:
+    network: str
     world: int
     layers: int
     size: int
@@ -31,12 +38,26 @@ class Alone:
         return (2 * layers - 1) * self.gather + layers * self.reduce
 
 
+def gpus():
+    """The ranks of a world over NCCL: a GPU each, or two on one."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise SystemExit("all_gather_overlap: --network nccl needs a CUDA device, found none; simulated networks and gloo "
+                         "run anywhere")
+    return 2 if count == 1 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" else count
+
+
 def run(options, report):
-    megabytes = (options.megabytes or [4])[0]
-    setting = Setting(world=(options.worlds or [2])[0], layers=4 if options.quick else options.layers,
+    is_gpu = options.network == "nccl"
+    megabytes = (options.megabytes or [64 if is_gpu else 4])[0]
+    ranks = gpus() if is_gpu else 2
+    setting = Setting(network=options.network, world=(options.worlds or [ranks])[0], layers=4 if options.quick else options.layers,
                       size=int(megabytes * MEGABYTE), repeats=2 if options.quick else options.repeats)
     report.setting(layers=setting.layers, bytes=f"{megabytes:g} MiB a layer", dtype="float32", world=setting.world,
-                   device="CPU, 1 thread a rank, gloo", compute="spins", time="wall clock, of the slower rank",
+                   device="CUDA, NCCL" if is_gpu else "CPU, 1 thread a rank, gloo", compute="spins",
+                   time="wall clock to the end on the device, of the slower rank",
                    warm_up_steps=3, repeats=setting.repeats)
     rows = []
     with conductor.Workers() as workers:
@@ -44,7 +65,7 @@ def run(options, report):
         for ratio in options.ratios:
             forward_us = round(alone.step(setting.layers) / ratio / 3 / setting.layers, 3)
             made = stack.Stack(forward_us=(forward_us,) * setting.layers, bytes=(setting.size,) * setting.layers,
-                               world=setting.world, clock="real")
+                               world=setting.world, clock="real", backend=setting.network)
             times, memory = measure(workers, made, setting)
             rows += report_point(report, made, alone, {"ratio": ratio, "memory_bytes": memory}, times)
     report.note("\nmicroseconds a step; the bound is for this schedule's collectives, timed alone")
@@ -57,7 +78,8 @@ def command(impl):
 
 
 def time_alone(workers, setting):
-    made = stack.Stack(forward_us=(1.0,), bytes=(setting.size,), world=setting.world, clock="real")
+    made = stack.Stack(forward_us=(1.0,), bytes=(setting.size,), world=setting.world, clock="real",
+                       backend=setting.network)
     ranks = workers.start_world("alone", command("fsdp"), setting.world)
     ranks.ask(made.request())
     replies = ranks.ask({"do": "alone", "bytes": [made.layer_bytes(0)], "repeats": 20})
@@ -92,7 +114,7 @@ def report_point(report, made, alone, about, times):
     for impl in IMPLS:
         spread = harness.spread(times[impl], "us")
         total, compute = spread["median_us"], made.compute_us()
-        report.case(network="gloo", impl=impl, world=made.world, total_us=total, compute_us=round(compute, 3),
+        report.case(network=made.backend, impl=impl, world=made.world, total_us=total, compute_us=round(compute, 3),
                     communication_us=round(alone.step(layers), 3), exposed_us=round(total - compute, 3),
                     bound_us=round(bound_us, 3), **about, **spread)
         yield [impl, about["ratio"], *spread.values(), compute, total - compute, bound_us]
