@@ -153,7 +153,8 @@ class CheckpointSaver:
         max_copy_bytes: int | None = None,
     ) -> None:
         """A collective call. when_saving: what becomes of a save while another one is being written. max_copy_bytes: a
-        rank that holds more writes from the tensors themselves: there `start_save` returns when they are written."""
+        rank that holds more writes from the tensors themselves: there `start_save` returns when they are written. The
+        copy's memory is kept for the next save."""
         _one_of(when_saving, ("wait", "refuse"), "CheckpointSaver: when_saving")
         if max_copy_bytes is not None:
             _checks.byte_count(max_copy_bytes, "CheckpointSaver: max_copy_bytes")
