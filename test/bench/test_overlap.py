@@ -9,6 +9,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import torch
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "processes")]
 
@@ -17,7 +19,6 @@ import conductor
 import llamas
 import networks
 import stack
-import torch
 from stack import Stack
 
 MEGABYTE = 1 << 20
