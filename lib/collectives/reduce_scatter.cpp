@@ -214,27 +214,11 @@ PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_
                                         : PieceLayout(std::move(pieces), group);
 }
 
-void launch(ReduceScatter& reduction, const std::vector<at::Tensor>& outputs, const ReduceScatterOptions& options,
-            Communicator& group, std::string_view subject) {
-  const auto& inputs = reduction.inputs;
-  const auto dtype = c10::typeMetaToScalarType(options.sum.dtype());
-  auto* scaled = options.scale && !reduction.is_custom ? scaled_sums_of(group, dtype) : nullptr;
-  reduction.is_scaled = scaled != nullptr;
-  if (scaled != nullptr)
-    reduction.work = scaled->start_scaled_reduce_scatter(outputs, inputs, *options.scale, subject);
-  else if (reduction.is_custom && outputs.size() == 1)
-    reduction.work = options.custom->start_reduce_scatter(outputs[0], inputs[0], ReduceOp::kSum, group, subject);
-  else if (outputs.size() == 1)
-    reduction.work = group.start_reduce_scatter(outputs[0], inputs[0], ReduceOp::kSum, subject);
-  else
-    reduction.work = group.start_reduce_scatter_batch(outputs, inputs, ReduceOp::kSum, subject);
-}
-
 }  // namespace
 
-ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
-                                   const ReduceScatterOptions& options, Communicator& group,
-                                   std::string_view subject) {
+ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
+                                  const ReduceScatterOptions& options, Communicator& group,
+                                  std::string_view subject) {
   const int world = group.size();
   const Allocate allocate{options.sum, world == 1 ? nullptr : options.custom, subject};
   const int64_t itemsize = allocate.itemsize();
@@ -247,7 +231,6 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<
   reduction.output = allocate(layout.rank_bytes() / itemsize);
   const int64_t begin_of_output = reduction.output.storage_offset();
   UnitWalk walk(entries);
-  std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < units.size(); ++i) {
     const auto unit = walk.next();
     if (world == 1) {
@@ -258,17 +241,35 @@ ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units, std::span<
                   reduction.output.narrow(0, begin / itemsize, (end - begin) / itemsize));
     } else if (layout.is_direct(i) && layout.piece_bytes(i) > 0) {
       reduction.inputs.push_back(whole(unit, units[i].piece_numel * world, allocate));
-      outputs.push_back(raw_view(reduction.output, units[i].piece_numel, begin_of_output + layout.offset(i) / itemsize));
+      reduction.outputs.push_back(
+          raw_view(reduction.output, units[i].piece_numel, begin_of_output + layout.offset(i) / itemsize));
     }
   }
   if (world == 1) return reduction;
   if (layout.has_tail()) {
     reduction.inputs.push_back(pack_tail(entries, layout, allocate));
-    outputs.push_back(raw_view(reduction.output, layout.tail_bytes() / itemsize,
-                               begin_of_output + layout.tail_begin() / itemsize));
+    reduction.outputs.push_back(raw_view(reduction.output, layout.tail_bytes() / itemsize,
+                                         begin_of_output + layout.tail_begin() / itemsize));
   }
-  if (!outputs.empty()) launch(reduction, outputs, options, group, subject);
   return reduction;
+}
+
+void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions& options, Communicator& group,
+                           std::string_view subject) {
+  const auto outputs = std::exchange(reduction.outputs, {});
+  if (outputs.empty()) return;
+  const auto& inputs = reduction.inputs;
+  const auto dtype = c10::typeMetaToScalarType(options.sum.dtype());
+  auto* scaled = options.scale && !reduction.is_custom ? scaled_sums_of(group, dtype) : nullptr;
+  reduction.is_scaled = scaled != nullptr;
+  if (scaled != nullptr)
+    reduction.work = scaled->start_scaled_reduce_scatter(outputs, inputs, *options.scale, subject);
+  else if (reduction.is_custom && outputs.size() == 1)
+    reduction.work = options.custom->start_reduce_scatter(outputs[0], inputs[0], ReduceOp::kSum, group, subject);
+  else if (outputs.size() == 1)
+    reduction.work = group.start_reduce_scatter(outputs[0], inputs[0], ReduceOp::kSum, subject);
+  else
+    reduction.work = group.start_reduce_scatter_batch(outputs, inputs, ReduceOp::kSum, subject);
 }
 
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries) {

@@ -28,12 +28,13 @@ struct ReduceUnit {
   int64_t piece_numel = 0;  ///< padded, the same on every rank
 };
 
-/// A reduction under way. What it holds must stay alive until it is finished.
+/// A reduction, packed or under way. What it holds must stay alive until it is finished.
 struct ReduceScatter {
   PieceLayout layout;           ///< of the units, in the order given
   at::Tensor output;            ///< 1-D, reduce dtype: this rank's packed pieces, complete once waited for
   std::vector<at::Tensor> inputs;  ///< packed gradients, or gradients themselves where they travel as they are
-  std::shared_ptr<Work> work;   ///< null where one rank makes the group
+  std::vector<at::Tensor> outputs;  ///< views of `output`, one for each input; none once it is under way
+  std::shared_ptr<Work> work;   ///< null until it is under way, and where one rank makes the group
   bool poisons_inputs = false;  ///< when they are freed: it was started under GuardedBuffers
   int64_t itemsize = 1;         ///< of the dtype that is summed in
   bool is_custom = false;       ///< a ReduceScatterComm launched it
@@ -46,19 +47,23 @@ struct ReduceScatterOptions {
   std::optional<double> scale = {};     ///< of every rank's values, where the group multiplies in the collective
 };
 
-/// Sums the entries over the group's ranks; each rank receives its own piece of each unit.
+/// Packs what `launch_reduce_scatter` is to sum over the group's ranks; each rank receives its own piece of each unit.
 ///
 /// entries: by unit, ascending, and by start within it, at least one for every unit; all gradients
 /// defined are on the sum's device; those of another dtype are cast. The same on every rank, but for the values.
 /// Padding and gaps are zero. One collective, or one batched launch in which large gradients whose
 /// rows the ranks divide travel without being copied.
 /// The caller may drop its gradients as soon as this returns. Runs on the current stream.
-[[nodiscard]] ReduceScatter start_reduce_scatter(std::span<const ReduceUnit> units,
-                                                 std::span<const ReduceEntry> entries,
-                                                 const ReduceScatterOptions& options, Communicator& group,
-                                                 std::string_view subject);
+[[nodiscard]] ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units,
+                                                std::span<const ReduceEntry> entries,
+                                                const ReduceScatterOptions& options, Communicator& group,
+                                                std::string_view subject);
 
-/// The bytes that a started reduction of these entries allocates, by its layout and the gradients'.
+/// Once, with the arguments that it was packed with. Runs on the current stream, which is to be the one it was packed on.
+void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions& options, Communicator& group,
+                           std::string_view subject);
+
+/// The bytes that the packing of these entries has allocated, by its layout and the gradients'.
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);
 
 /// Waits and frees the inputs; `output` is complete. Throws CommError if the collective failed.

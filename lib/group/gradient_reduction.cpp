@@ -106,19 +106,9 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   auto& comm = shard_comm();
   for (auto& part : parts_) {
     divide_before(part);
-    const ReduceScatterOptions options{.sum = at::TensorOptions().dtype(part.dtype).device(group_->config().device),
-                                       .custom = group_->reduction().custom_reduce_scatter.get(),
-                                       .scale = has_all_reduce(*group_) ? std::nullopt : scale_in_collective(part)};
-    part.reduce_scatter = observer.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
-      return start_reduce_scatter(part.units, part.entries, options, group_->launched_on(comm), group_->name());
-    });
-    part.is_divided = part.reduce_scatter.is_scaled;
-    observer.note_bytes(part.reduce_scatter.layout.total_bytes());
-    auto& statistics = group_->context->statistics();
-    ++statistics.reductions;
-    statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
-    statistics.communicated_bytes += (comm.size() - 1) * part.reduce_scatter.layout.rank_bytes();
-    statistics.buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
+    part.reduce_scatter = pack_reduce_scatter(part.units, part.entries, options_of(part), group_->launched_on(comm),
+                                              group_->name());
+    group_->context->statistics().buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
     // Free the gradients now, not when the collective is done: where they were packed nothing
     // refers to them any more, and waiting would keep two groups' gradients alive at once.
     for (auto& entry : part.entries) {
@@ -126,6 +116,29 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
       entry.gradient.reset();
     }
   }
+}
+
+void GradientReduction::launch() {
+  auto& observer = group_->context->observer();
+  BelowResidency below;
+  auto& comm = shard_comm();
+  for (auto& part : parts_) {
+    observer.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
+      launch_reduce_scatter(part.reduce_scatter, options_of(part), group_->launched_on(comm), group_->name());
+    });
+    part.is_divided = part.reduce_scatter.is_scaled;
+    observer.note_bytes(part.reduce_scatter.layout.total_bytes());
+    auto& statistics = group_->context->statistics();
+    ++statistics.reductions;
+    statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
+    statistics.communicated_bytes += (comm.size() - 1) * part.reduce_scatter.layout.rank_bytes();
+  }
+}
+
+ReduceScatterOptions GradientReduction::options_of(const Part& part) const {
+  return {.sum = at::TensorOptions().dtype(part.dtype).device(group_->config().device),
+          .custom = group_->reduction().custom_reduce_scatter.get(),
+          .scale = has_all_reduce(*group_) ? std::nullopt : scale_in_collective(part)};
 }
 
 /// The last collective of a part can do what is left to divide; one before it would have to be as often there.

@@ -47,15 +47,17 @@ class GradientTally {
 
 /// The reduction of one group's gradients, from packing to the registered parameters' `.grad`.
 ///
-/// Order of calls: start (constructor), advance, finish. On CUDA nothing blocks the host; the
+/// Order of calls: pack (constructor), launch, advance, finish. On CUDA nothing blocks the host; the
 /// buffers stay referenced here until the current stream has waited for them.
 class GradientReduction {
  public:
-  /// Takes the unsharded gradients off the handles and starts one reduce-scatter per reduce dtype.
+  /// Takes the unsharded gradients off the handles and packs them.
   explicit GradientReduction(ParamGroup& group);
+  /// Starts one reduce-scatter per reduce dtype.
+  void launch();
 
   const ParamGroup& group() const { return *group_; }
-  /// Packed gradients are on their way.
+  /// Packed gradients are here, or on their way.
   bool holds_inputs() const { return !advanced_ && !parts_.empty(); }
 
   /// Waits for the reduce-scatter, frees its input; starts the all-reduce where there are replicas.
@@ -85,6 +87,7 @@ class GradientReduction {
   void start_all_reduce(Part& part);
   void run_hook(Part& part, Communicator& comm);
   bool is_alone() const;
+  ReduceScatterOptions options_of(const Part& part) const;
   std::optional<double> scale_in_collective(const Part& part) const;
   Communicator& shard_comm() const;
   void divide_before(Part& part) const;

@@ -240,6 +240,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward
   bool is_left_by_evaluation = false;  ///< see GroupPolicy::stays_after_evaluation
   bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
+  bool is_read_after_reduction = false;  ///< a backward has used it again after its last gradient
   /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {
     return this != &other && tree_enter <= other.tree_enter && other.tree_exit <= tree_exit;

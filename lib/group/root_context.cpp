@@ -104,6 +104,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   release_unneeded(used);
   for (auto* group : used) {
     group->is_listed_prefetch = false;
+    group->is_read_after_reduction |= group->tally.is_reduced && !group->is_held();
     // Written since it was gathered: forward goes on with the new values, as a plain module would.
     if (phase_ == Phase::kForward && group->is_stale()) {
       group->reshard();
@@ -221,20 +222,24 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
     has_list |= !listed.empty();
     prefetch_listed(listed);
   }
-  if (has_list || options_.prefetch_distance == 0 || !trace_->follows()) return;
+  if (!has_list) prefetch_upcoming(used);
+}
+
+void RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
+  if (options_.prefetch_distance == 0 || !trace_->follows()) return;
   const auto distance = static_cast<size_t>(options_.prefetch_distance);
   size_t started = 0;
   // Behind those that are here already, too. Under a budget that takes no more than a plan may: each group between
   // this use and the gathered one's is here and takes nothing more, and the budget has room for it.
   for (int id : trace_->upcoming(distance + held_.size())) {
     auto* group = find(id);
-    if (group == nullptr || group->is_never_released()) continue;
+    if (group == nullptr || group->is_never_released() || contains(used, group)) continue;
     if (group->is_held()) {
       started += group->is_gathering();
       continue;
     }
     if (started >= distance) return;
-    if (backward && !group->policy().prefetch_in_backward) {
+    if (phase_ == Phase::kBackward && !group->policy().prefetch_in_backward) {
       if (options_.unsharded_byte_budget) return;  // what is behind it could take the room that it will need
       continue;
     }
@@ -242,6 +247,25 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
     group->unshard();
     ++started;
   }
+}
+
+/// What the next use would gather first thing, in the room that the finished group has left: launched now, it does
+/// not wait for that group's reduction.
+void RootContext::prefetch_past(const ParamGroup& finished) {
+  // Else the room is not free yet, or not for long.
+  const bool has_left = !finished.is_held() && !finished.is_read_after_reduction && current_.size() == 1 &&
+                        current_.front() == &finished;
+  if (!has_left || options_.prefetch_distance == 0 || !trace_->follows()) return;
+  const auto ids = trace_->upcoming(1);
+  auto* next = ids.empty() ? nullptr : find(ids.front());
+  // A list says what that one is to gather ahead, and when.
+  if (next == nullptr || !next->policy().backward_prefetch.empty()) return;
+  if (!next->is_held() && !next->is_never_released()) {
+    if (!next->policy().prefetch_in_backward || !make_room({}, next)) return;
+    next->unshard();
+  }
+  ParamGroup* const used[] = {next};
+  prefetch_upcoming(used);
 }
 
 void RootContext::unshard(ParamGroup& group) {

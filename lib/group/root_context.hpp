@@ -145,6 +145,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool follows_plan() const;
   bool is_kept_by_plan(const ParamGroup& group) const;
   void prefetch(std::span<ParamGroup* const> used);
+  void prefetch_upcoming(std::span<ParamGroup* const> used);
+  void prefetch_past(const ParamGroup& finished);
   bool make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate);
   bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
   void prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups);
@@ -154,8 +156,9 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }
 
   // gradients (step.cpp)
-  void finish_group(ParamGroup& group);
-  void reduce(ParamGroup& group);
+  void release_finished(ParamGroup& group);
+  GradientReduction pack_gradients(ParamGroup& group);
+  void launch(GradientReduction reduction);
   void make_room_for_reduction(const ParamGroup& group);
   bool free_oldest_reduction_input();
   size_t reduction_inputs() const;

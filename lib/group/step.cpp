@@ -185,22 +185,33 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   enter_phase(torch::autograd::get_current_graph_task_id(), {}, used);
   group.tally.note(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
-  if (tasks_.size() == 1 && group.tally.is_complete(group)) finish_group(group);
+  if (tasks_.size() != 1 || !group.tally.is_complete(group)) return;
+  observer_.look_for_listener();
+  release_finished(group);
+  if (!group.reduction().requires_gradient_sync) return;
+  // Packed first: then its gradients are gone when the next parameters take their room.
+  auto reduction = pack_gradients(group);
+  prefetch_past(group);
+  launch(std::move(reduction));
 }
 
-void RootContext::finish_group(ParamGroup& group) {
+void RootContext::release_finished(ParamGroup& group) {
   // Before packing, so that parameters, gradients and the packed copy are not all alive at once.
   if (group.policy().reshard_after_backward && !group.is_kept_by_user && !is_used_again(group))
     group.reshard();
-  if (group.reduction().requires_gradient_sync) reduce(group);
 }
 
-void RootContext::reduce(ParamGroup& group) {
+GradientReduction RootContext::pack_gradients(ParamGroup& group) {
   observer_.look_for_listener();
   make_room_for_reduction(group);
   group.tally.is_reduced = true;
   group.note_reduction();
-  reductions_.emplace_back(group);
+  return GradientReduction(group);
+}
+
+void RootContext::launch(GradientReduction reduction) {
+  reduction.launch();
+  reductions_.push_back(std::move(reduction));
 }
 
 void RootContext::free_reduction_inputs() {
@@ -212,8 +223,10 @@ void RootContext::flush_gradients() {
     const auto& config = group->reduction();
     const bool owes_zeros =
         config.reduces_unused_params && !group->tally.is_reduced && group->trainable_count() > 0;
-    if (config.requires_gradient_sync && (owes_zeros || has_unreduced_gradients(*group)))
-      finish_group(*group);
+    if (config.requires_gradient_sync && (owes_zeros || has_unreduced_gradients(*group))) {
+      release_finished(*group);
+      launch(pack_gradients(*group));
+    }
     if (!config.requires_gradient_sync) accumulate_in_reduce_dtype(*group);
     group->tally.end_backward();
   }

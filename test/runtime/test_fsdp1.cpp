@@ -70,7 +70,7 @@ TEST_CASE("backward_prefetch says whether backward gathers ahead", "[runtime][fs
       return Calls(calls.begin() + 4, calls.end());
     };
     rank.check_equal(backward_of(BackwardPrefetch::kPre),
-                     Calls{"all_gather layer2", "reduce_scatter root", "all_gather layer1", "reduce_scatter layer2",
+                     Calls{"all_gather layer2", "all_gather layer1", "reduce_scatter root", "reduce_scatter layer2",
                            "reduce_scatter layer1", "reduce_scatter layer0"},
                      "BACKWARD_PRE");
     for (auto prefetch : {BackwardPrefetch::kPost, BackwardPrefetch::kNone})

@@ -66,7 +66,7 @@ TEST_CASE("from the second iteration on each group is gathered one group ahead o
       auto calls = calls_of_step(rank, chain, step);
       rank.check_equal(calls,
                        Calls{"all_gather layer0", "all_gather layer1", "all_gather layer2", "all_gather root",
-                             "all_gather layer2", "reduce_scatter root", "all_gather layer1", "reduce_scatter layer2",
+                             "all_gather layer2", "all_gather layer1", "reduce_scatter root", "reduce_scatter layer2",
                              "reduce_scatter layer1", "reduce_scatter layer0"},
                        fmt::format("step {}", step));
     }
@@ -104,6 +104,99 @@ TEST_CASE("prefetch distance 0 has each backward gather after the reduction of t
                    "reduce_scatter layer1", "reduce_scatter layer0"};
     for (int step = 0; step < 3; ++step)
       rank.check_equal(calls_of_step(rank, chain, step), expected, fmt::format("step {}", step));
+  });
+}
+
+/// What one step of five layers does in backward at distance 1, and the most that is unsharded in it.
+struct BackwardOfFive {
+  explicit BackwardOfFive(Rank& rank, const std::function<void(ShardedChain&)>& change = {}) : chain(rank.mesh(), 5, 8) {
+    if (change) change(chain);
+    for (int step = 0; step < 2; ++step) calls_of_step(rank, chain, step);
+    auto loss = chain.loss(rank.index(), 2);
+    rank.log().clear();
+    loss.backward();
+    calls = rank.calls();
+    peak_bytes = chain.root[0].report().last_step_peak_bytes;
+  }
+  ShardedChain chain;
+  Calls calls;
+  int64_t peak_bytes = 0;
+};
+
+TEST_CASE("backward gathers into the room of a group before it reduces that group, and needs no more room for it",
+          "[runtime][order_of_collectives]") {
+  on_ranks(2, [](Rank& rank) {
+    const BackwardOfFive five(rank);
+    rank.check_equal(five.calls,
+                     Calls{"all_gather layer4", "all_gather layer3", "reduce_scatter root",  // which has been released
+                           "all_gather layer2", "reduce_scatter layer4", "all_gather layer1", "reduce_scatter layer3",
+                           "reduce_scatter layer2", "reduce_scatter layer1", "reduce_scatter layer0"},
+                     "backward");
+    rank.check_equal(five.peak_bytes, int64_t{2 * (8 * 8 + 8) * 4}, "two layers, as when each was gathered at the use of "
+                                                                   "the one before");
+  });
+}
+
+TEST_CASE("a group whose room is not free when it is reduced has nothing gathered before that",
+          "[runtime][order_of_collectives]") {
+  on_ranks(2, [](Rank& rank) {
+    const BackwardOfFive kept(rank, [](ShardedChain& chain) { chain.layers[4].set_reshard_after_backward(false); });
+    const auto reduced = std::find(kept.calls.begin(), kept.calls.end(), "reduce_scatter layer4");
+    rank.check_equal(count(Calls(kept.calls.begin(), reduced), "all_gather layer2"), 0,
+                     fmt::format("layer4 stays: {}", kept.calls));
+    const BackwardOfFive listed(rank, [](ShardedChain& chain) {
+      chain.layers[3].set_modules_to_backward_prefetch({chain.layers[2]});
+    });
+    rank.check_equal(listed.calls,
+                     Calls{"all_gather layer4", "all_gather layer3", "reduce_scatter root",
+                           "reduce_scatter layer4", "all_gather layer2",  // by the list, at the use of layer3
+                           "all_gather layer1", "reduce_scatter layer3",
+                           "reduce_scatter layer2", "reduce_scatter layer1", "reduce_scatter layer0"},
+                     "layer3 has a list");
+  });
+}
+
+TEST_CASE("what backward reads after a group's last gradient is gathered as often with prefetch as without",
+          "[runtime][order_of_collectives]") {
+  // Backward reads `second`, has the bias's gradient, which is all there is, and reads `first`.
+  struct FrozenWeights : torch::nn::Module {
+    FrozenWeights() {
+      first = register_parameter("first", torch::randn({6, 6}), /*requires_grad=*/false);
+      bias = register_parameter("bias", torch::randn({6}));
+      second = register_parameter("second", torch::randn({6, 6}), /*requires_grad=*/false);
+    }
+    at::Tensor first, bias, second;
+  };
+  struct Stack : torch::nn::Module {
+    Stack() {
+      first = register_module("first", torch::nn::Linear(6, 6));
+      for (int i = 0; i < 4; ++i)
+        frozen.push_back(register_module(fmt::format("frozen{}", i), std::make_shared<FrozenWeights>()));
+    }
+    at::Tensor forward(at::Tensor x) {
+      x = first->forward(x);
+      for (auto& part : frozen) x = torch::tanh(torch::mm(torch::mm(x, part->first) + part->bias, part->second));
+      return x;
+    }
+    torch::nn::Linear first{nullptr};
+    std::vector<std::shared_ptr<FrozenWeights>> frozen;
+  };
+  on_ranks(2, [](Rank& rank) {
+    std::vector<int64_t> gathers;
+    for (int distance : {0, 1}) {
+      auto stack = seeded(3, [] { return std::make_shared<Stack>(); });
+      for (auto& part : stack->frozen) fully_shard(*part, {.mesh = rank.mesh()});
+      auto root = fully_shard(*stack, {.mesh = rank.mesh()});
+      root.set_prefetch_distance(distance);
+      for (int step = 0; step < 3; ++step) {
+        rank.log().clear();
+        stack->forward(Inputs(rank.index(), step).normal({3, 6})).sum().backward();
+        stack->zero_grad();
+      }
+      gathers.push_back(static_cast<int64_t>(rank.subjects_of("all_gather").size()));
+    }
+    // The root once; each other in forward, and for both reads of backward, but that the last is there at its begin.
+    rank.check_equal(gathers, std::vector<int64_t>{1 + 4 * 3 - 1, 1 + 4 * 3 - 1}, "all-gathers of a step");
   });
 }
 

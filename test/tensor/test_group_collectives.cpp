@@ -85,7 +85,9 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
                            .layout = &layouts[i],
                            .unit = i});
       }
-      auto reduction = start_reduce_scatter(units, entries, {.sum = at::kFloat}, *rank.world(), "group");
+      const ReduceScatterOptions options{.sum = at::kFloat};
+      auto reduction = pack_reduce_scatter(units, entries, options, *rank.world(), "group");
+      launch_reduce_scatter(reduction, options, *rank.world(), "group");
       finish_reduce_scatter(reduction);
       rank.check(reduction.inputs.empty(), "the inputs are let go of");
       for (size_t i = 0; i < drawn.size(); ++i) {
