@@ -1,8 +1,11 @@
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 
 #include "group/root_context.hpp"
 
-// How many packed gradients are alive together, in one root or in several that share.
+// How many packed gradients are alive together, in one root or in several that share; and which wait for an all-gather.
 namespace fsdp {
 
 /// By default one reduction under way at a time (and one all-reduce behind it): two groups' gradients
@@ -31,11 +34,13 @@ void RootContext::make_room_for_reduction(const ParamGroup& group) {
 }
 
 size_t RootContext::reduction_inputs() const {
-  return static_cast<size_t>(std::count_if(reductions_.begin(), reductions_.end(),
-                                           [](const auto& reduction) { return reduction.holds_inputs(); }));
+  const auto under_way = std::count_if(reductions_.begin(), reductions_.end(),
+                                       [](const auto& reduction) { return reduction.holds_inputs(); });
+  return static_cast<size_t>(under_way) + postponed_.size();
 }
 
 bool RootContext::free_oldest_reduction_input() {
+  if (reduction_inputs() > 0 && reduction_inputs() == postponed_.size()) launch_oldest_postponed();
   for (auto& reduction : reductions_)
     if (reduction.holds_inputs()) {
       reduction.advance();
@@ -52,6 +57,54 @@ void RootContext::share_reduction_buffers(std::span<const std::shared_ptr<RootCo
       std::erase_if(*root->sharers_, [&](const auto& known) { return known.lock() == root; });
     root->sharers_ = sharers;
   }
+}
+
+// --- Reductions over a communicator of their own let an all-gather go first that is used soon: both share the network's
+// bandwidth. In one queue it goes first by being launched first.
+
+/// What is computed before its use is smaller than it is, so that is likely to be over before the gather. (What the
+/// schedule knows are bytes; times would make ranks differ.)
+bool RootContext::is_urgent(const ParamGroup& gathered) const {
+  int64_t bytes_before = 0;
+  // All before it are held, so it is among these.
+  const auto ids = trace_->upcoming(held_.size() + 1);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    // Behind the last gather there are only reductions, and waiting makes them later.
+    if (ids[i] == gathered.id) return i + 1 < ids.size() && bytes_before < gathered.unsharded_bytes();
+    if (const auto* group = find(ids[i])) bytes_before += group->unsharded_bytes();
+  }
+  return false;
+}
+
+/// gathered: in the room that the reduction's group has left; null: nothing.
+void RootContext::launch_or_postpone(GradientReduction reduction, const ParamGroup* gathered) {
+  const auto& group = reduction.group();
+  const bool waits = gathered != nullptr && group.reduction().uses_separate_group && is_urgent(*gathered);
+  if (!waits && postponed_.empty()) return launch(std::move(reduction));
+  // Behind one that waits they keep their order.
+  const auto device = group.config().device;
+  postponed_.push_back({std::move(reduction), waits ? gathered : nullptr,
+                        c10::impl::VirtualGuardImpl(device.type()).getStream(device)});
+}
+
+void RootContext::launch_oldest_postponed() {
+  auto oldest = std::move(postponed_.front());
+  postponed_.pop_front();
+  const c10::StreamGuard stream(oldest.stream);
+  launch(std::move(oldest.reduction));
+}
+
+/// Those that have waited for this use, and those behind them that wait for nothing else.
+void RootContext::launch_postponed(std::span<ParamGroup* const> used) {
+  while (!postponed_.empty()) {
+    const auto* until = postponed_.front().until;
+    if (until != nullptr && std::find(used.begin(), used.end(), until) == used.end()) return;
+    launch_oldest_postponed();
+  }
+}
+
+void RootContext::launch_all_postponed() {
+  while (!postponed_.empty()) launch_oldest_postponed();
 }
 
 }  // namespace fsdp

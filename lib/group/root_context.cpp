@@ -38,6 +38,9 @@ void RootContext::remove(ParamGroup& group) {
   std::erase_if(reductions_, [&](const auto& reduction) { return &reduction.group() == &group; });
   std::erase(groups_, &group);
   std::erase(current_, &group);
+  std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
+  for (auto& postponed : postponed_)
+    if (postponed.until == &group) postponed.until = nullptr;
   groups_by_id_[static_cast<size_t>(group.id)] = nullptr;
   if (last_used_ == &group) last_used_ = nullptr;
 }
@@ -119,6 +122,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) group->mark_ready(task);
   prefetch(used);
+  launch_postponed(used);
   gather_stream_.drop_event();
   observer_.begin_use(*used.front());
 }
@@ -225,10 +229,12 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
   if (!has_list) prefetch_upcoming(used);
 }
 
-void RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
-  if (options_.prefetch_distance == 0 || !trace_->follows()) return;
+/// Returns the first that it gathers; null: nothing.
+ParamGroup* RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
+  if (options_.prefetch_distance == 0 || !trace_->follows()) return nullptr;
   const auto distance = static_cast<size_t>(options_.prefetch_distance);
   size_t started = 0;
+  ParamGroup* first = nullptr;
   // Behind those that are here already, too. Under a budget that takes no more than a plan may: each group between
   // this use and the gathered one's is here and takes nothing more, and the budget has room for it.
   for (int id : trace_->upcoming(distance + held_.size())) {
@@ -238,34 +244,39 @@ void RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
       started += group->is_gathering();
       continue;
     }
-    if (started >= distance) return;
+    if (started >= distance) return first;
     if (phase_ == Phase::kBackward && !group->policy().prefetch_in_backward) {
-      if (options_.unsharded_byte_budget) return;  // what is behind it could take the room that it will need
+      if (options_.unsharded_byte_budget) return first;  // what is behind it could take the room that it will need
       continue;
     }
-    if (!make_room(used, group)) return;
+    if (!make_room(used, group)) return first;
     group->unshard();
     ++started;
+    if (first == nullptr) first = group;
   }
+  return first;
 }
 
 /// What the next use would gather first thing, in the room that the finished group has left: launched now, it does
-/// not wait for that group's reduction.
-void RootContext::prefetch_past(const ParamGroup& finished) {
+/// not wait for that group's reduction. Returns the first of them; null: nothing.
+ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
   // Else the room is not free yet, or not for long.
   const bool has_left = !finished.is_held() && !finished.is_read_after_reduction && current_.size() == 1 &&
                         current_.front() == &finished;
-  if (!has_left || options_.prefetch_distance == 0 || !trace_->follows()) return;
+  if (!has_left || options_.prefetch_distance == 0 || !trace_->follows()) return nullptr;
   const auto ids = trace_->upcoming(1);
   auto* next = ids.empty() ? nullptr : find(ids.front());
   // A list says what that one is to gather ahead, and when.
-  if (next == nullptr || !next->policy().backward_prefetch.empty()) return;
+  if (next == nullptr || !next->policy().backward_prefetch.empty()) return nullptr;
+  ParamGroup* first = nullptr;
   if (!next->is_held() && !next->is_never_released()) {
-    if (!next->policy().prefetch_in_backward || !make_room({}, next)) return;
+    if (!next->policy().prefetch_in_backward || !make_room({}, next)) return nullptr;
     next->unshard();
+    first = next;
   }
   ParamGroup* const used[] = {next};
-  prefetch_upcoming(used);
+  auto* behind = prefetch_upcoming(used);
+  return first != nullptr ? first : behind;
 }
 
 void RootContext::unshard(ParamGroup& group) {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -145,8 +148,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool follows_plan() const;
   bool is_kept_by_plan(const ParamGroup& group) const;
   void prefetch(std::span<ParamGroup* const> used);
-  void prefetch_upcoming(std::span<ParamGroup* const> used);
-  void prefetch_past(const ParamGroup& finished);
+  ParamGroup* prefetch_upcoming(std::span<ParamGroup* const> used);
+  ParamGroup* prefetch_past(const ParamGroup& finished);
   bool make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate);
   bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
   void prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups);
@@ -159,6 +162,11 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void release_finished(ParamGroup& group);
   GradientReduction pack_gradients(ParamGroup& group);
   void launch(GradientReduction reduction);
+  bool is_urgent(const ParamGroup& gathered) const;
+  void launch_or_postpone(GradientReduction reduction, const ParamGroup* gathered);
+  void launch_oldest_postponed();
+  void launch_postponed(std::span<ParamGroup* const> used);
+  void launch_all_postponed();
   void make_room_for_reduction(const ParamGroup& group);
   bool free_oldest_reduction_input();
   size_t reduction_inputs() const;
@@ -184,6 +192,12 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;
   std::vector<GradientReduction> reductions_;  // under way, oldest first
+  struct Postponed {
+    GradientReduction reduction;
+    const ParamGroup* until;  // the use of this one; null: those before it
+    c10::Stream stream;       // that it was packed on
+  };
+  std::deque<Postponed> postponed_;            // packed, oldest first
   struct {
     bool is_manual = false;
     bool is_due = false;       // a backward has ended and is not finalized

@@ -167,6 +167,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     const bool outermost = ended_badly || position == tasks_.begin();
     tasks_.erase(position, tasks_.end());
     if (!outermost) return;
+    postponed_.clear();
     for (auto* group : groups_) drop_unreduced_gradients(*group);
     release_everything();
   } catch (const std::exception& error) {
@@ -191,8 +192,8 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   if (!group.reduction().requires_gradient_sync) return;
   // Packed first: then its gradients are gone when the next parameters take their room.
   auto reduction = pack_gradients(group);
-  prefetch_past(group);
-  launch(std::move(reduction));
+  const auto* gathered = prefetch_past(group);
+  launch_or_postpone(std::move(reduction), gathered);
 }
 
 void RootContext::release_finished(ParamGroup& group) {
@@ -234,6 +235,7 @@ void RootContext::flush_gradients() {
 
 void RootContext::end_backward() {
   observer_.look_for_listener();
+  launch_all_postponed();
   if (finalization_.is_manual)
     leave_for_finalization();
   else
@@ -299,6 +301,7 @@ void RootContext::close_step() {
 }
 
 void RootContext::release_everything() {
+  postponed_.clear();
   reductions_.clear();
   finalization_.is_due = finalization_.is_awaited = false;
   tasks_.clear();

@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -104,6 +105,146 @@ TEST_CASE("reductions may have a communicator of their own", "[runtime][communic
     rank.check(groups_of("reduce_scatter") == own, "the mesh's again");
     chain.root[0].set_separate_reduce_scatter_group(true);
     rank.check(groups_of("reduce_scatter") == separate, "the same as before");
+  });
+}
+
+/// large0, small1 and so on, as the letters of `sizes` say.
+struct UnevenImpl : torch::nn::Module {
+  explicit UnevenImpl(const std::string& sizes) {
+    for (const char size : sizes) {
+      std::shared_ptr<torch::nn::Module> layer;
+      if (size == 'L')
+        layer = torch::nn::Linear(8, 8).ptr();
+      else
+        layer = torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})).ptr();
+      layers.push_back(register_module(fmt::format("{}{}", size == 'L' ? "large" : "small", layers.size()), layer));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    x.requires_grad_();  // so that backward reads the first layer's weight, too
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (i == skipped) continue;
+      auto* large = layers[i]->as<torch::nn::Linear>();
+      x = large != nullptr ? large->forward(x) : layers[i]->as<torch::nn::LayerNorm>()->forward(x);
+    }
+    return x;
+  }
+  std::vector<std::shared_ptr<torch::nn::Module>> layers;
+  std::optional<size_t> skipped;
+};
+TORCH_MODULE(Uneven);
+
+/// On a rank.
+struct ShardedUneven {
+  ShardedUneven(Rank& rank, const std::string& sizes, int buffers)
+      : rank(rank), model(seeded(5, [&] { return Uneven(sizes); })), plain(seeded(5, [&] { return Uneven(sizes); })) {
+    for (auto& layer : model->layers) fully_shard(*layer, {.mesh = rank.mesh()});
+    root.push_back(fully_shard(*model, {.mesh = rank.mesh()}));
+    root[0].set_reduce_scatter_max_input_buffers(buffers);
+  }
+  static at::Tensor loss_of(Uneven& model, int rank, int step) {
+    return model->forward(Inputs(rank, step).normal({4, 8})).square().mean();
+  }
+  std::vector<std::string> calls_of_backward(int step) {
+    auto loss = loss_of(model, rank.index(), step);
+    rank.log().clear();
+    loss.backward();
+    return rank.calls();
+  }
+  void check(int step, const std::string& what) {
+    plain->zero_grad();
+    for (int other = 0; other < rank.size(); ++other) (loss_of(plain, other, step) / rank.size()).backward();
+    NamedTensors expected;
+    for (auto& [name, parameter] : unique_parameters(*plain)) expected.emplace_back(name, parameter.grad());
+    check_gradients(rank, *model, expected, what);
+    model->zero_grad();
+  }
+  Rank& rank;
+  Uneven model, plain;
+  std::vector<FSDPModule> root;
+};
+
+TEST_CASE("a reduction with a communicator of its own lets a gather go first that is larger than all computed before it",
+          "[runtime][communication_controls]") {
+  on_ranks(2, [](Rank& rank) {
+    const std::vector<std::string> together = {"all_gather small3",     "all_gather large2",     "reduce_scatter large4",
+                                               "all_gather small1",     "reduce_scatter small3", "all_gather large0",
+                                               "reduce_scatter large2", "reduce_scatter small1", "reduce_scatter large0"};
+    const std::vector<std::string> apart = {"all_gather small3",     "all_gather large2",
+                                            "all_gather small1",      // when small3 is done
+                                            "reduce_scatter large4",  // when large2 is used
+                                            "reduce_scatter small3",  // behind it
+                                            "all_gather large0",      // behind which there is nothing to hide
+                                            "reduce_scatter large2", "reduce_scatter small1", "reduce_scatter large0"};
+    for (bool separates : {false, true}) {
+      ShardedUneven uneven(rank, "LSLSL", /*buffers=*/2);
+      uneven.root[0].set_separate_reduce_scatter_group(separates);
+      std::vector<std::string> calls;
+      for (int step = 0; step < 3; ++step) {
+        calls = uneven.calls_of_backward(step);
+        uneven.check(step, fmt::format("step {}, separates: {}", step, separates));
+      }
+      rank.check_equal(calls, separates ? apart : together, "backward");
+    }
+  });
+}
+
+TEST_CASE("the gradients of as many groups wait for a gather as there are buffers", "[runtime][communication_controls]") {
+  on_ranks(2, [](Rank& rank) {
+    for (int buffers : {1, 3}) {
+      ShardedUneven uneven(rank, "LSLSSSL", buffers);
+      uneven.root[0].set_prefetch_distance(2);
+      uneven.root[0].set_separate_reduce_scatter_group();
+      std::vector<std::string> calls;
+      for (int step = 0; step < 3; ++step) {
+        calls = uneven.calls_of_backward(step);
+        uneven.check(step, fmt::format("step {}, {} buffers", step, buffers));
+      }
+      // In one buffer small5's gradients make room for those of small4.
+      const std::vector<std::string> one = {
+          "all_gather small5", "all_gather small4", "all_gather small3", "reduce_scatter large6", "all_gather large2",
+          "reduce_scatter small5", "all_gather small1", "reduce_scatter small4", "all_gather large0"};
+      const std::vector<std::string> three = {
+          "all_gather small5", "all_gather small4", "all_gather small3", "reduce_scatter large6", "all_gather large2",
+          "all_gather small1", "all_gather large0", "reduce_scatter small5", "reduce_scatter small4"};
+      auto expected = buffers == 1 ? one : three;
+      for (const char* last : {"small3", "large2", "small1", "large0"})
+        expected.push_back(fmt::format("reduce_scatter {}", last));
+      rank.check_equal(calls, expected, fmt::format("{} buffers", buffers));
+    }
+  });
+}
+
+TEST_CASE("what waits for a gather is reduced at the end of a backward that does not use it, and dropped with one that fails",
+          "[runtime][communication_controls]") {
+  on_ranks(2, [](Rank& rank) {
+    for (bool is_manual : {false, true}) {
+      ShardedUneven uneven(rank, "LSLSL", /*buffers=*/3);
+      uneven.root[0].set_separate_reduce_scatter_group();
+      uneven.root[0].set_manual_backward_finalization(is_manual);
+      for (int step = 0; step < 6; ++step) {
+        const auto skipped = step == 3 ? std::optional<size_t>(2) : std::nullopt;
+        uneven.model->skipped = uneven.plain->skipped = skipped;
+        const auto calls = uneven.calls_of_backward(step);
+        if (is_manual) uneven.root[0].finalize_backward();
+        uneven.check(step, fmt::format("step {}, manual: {}: {}", step, is_manual, calls));
+      }
+    }
+    ShardedUneven uneven(rank, "LSLSL", /*buffers=*/3);
+    uneven.root[0].set_separate_reduce_scatter_group();
+    for (int step = 0; step < 2; ++step) {
+      uneven.calls_of_backward(step);
+      uneven.model->zero_grad();
+    }
+    auto& small3 = uneven.model->layers[3]->as<torch::nn::LayerNorm>()->bias;  // large4 waits then
+    const auto hook = small3.register_hook([](const at::Tensor&) -> void { throw std::runtime_error("on all ranks"); });
+    rank.check_throws<std::runtime_error>([&] { uneven.calls_of_backward(2); }, {"on all ranks"}, "small3");
+    small3.remove_hook(hook);
+    uneven.root[0].reset_iter_state();
+    for (int step = 3; step < 6; ++step) {
+      uneven.calls_of_backward(step);
+      uneven.check(step, fmt::format("step {}, after the failure", step));
+    }
   });
 }
 
