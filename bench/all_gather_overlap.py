@@ -2,9 +2,10 @@
 
 A stack of layers, each with its own compute time and bytes, runs a forward and a backward with the real scheduler.
 Every line tells the step's time, the time of computing, of the collectives (each with the network to itself) and of
-that what is exposed, and the bound: no schedule within the same memory is shorter (bench/overlap_bound.py). The memory
-is the byte budget; without one it is the most unsharded bytes that the step had, and the bound gathers again
-what the layers' default, to be released after forward, has it release.
+that what is exposed, and the bound: no schedule without a clock is shorter within the same memory, and with one queue
+none with a clock either (bench/overlap_bound.py). The memory is the byte budget; without one it is the most unsharded
+bytes that the step had, and the bound gathers again what the layers' default, to be released after forward, has it
+release.
 
 --network nvlink, infiniband: simulated (bench/networks.py), on a virtual clock that host work does not move: what is
   seen is the schedule alone. With --clock real the same in the machine's time, where compute spins.
@@ -17,8 +18,12 @@ what the layers' default, to be released after forward, has it release.
 --separate-reductions gives reductions a communicator of their own (FSDPModule::set_separate_reduce_scatter_group). On a
 simulated network that is a queue of its own, which shares the bandwidth: two that had all of it each would be
 two networks. In one queue a gather waits for the reductions launched before it. Both are shown: where compute is
-short beside a reduction the second is faster, else they are alike. With two queues the bound is not always
-reached by any schedule, as it leaves out what gathers lose to reductions beside them.
+short beside a reduction the second is faster, else they are alike. With two queues floor_us is what no schedule with a
+clock undercuts either: one that shifts equal collectives of both queues against each other comes near it, as then the
+one sends while the other's latency passes.
+
+Reductions get one buffer more than the library's default of one, or as many as groups are gathered ahead: with one the
+backward of a layer waits for the reduction of the layer before the last, whatever their order.
 """
 
 import argparse
@@ -54,7 +59,7 @@ def add_options(parser):
     parser.add_argument("--separate-reductions", action=argparse.BooleanOptionalAction,
                         help="default: without, then with")
     parser.add_argument("--reduce-buffers", type=int,
-                        help="set_reduce_scatter_max_input_buffers; default: as many as groups are gathered ahead")
+                        help="set_reduce_scatter_max_input_buffers; default: as many as groups are gathered ahead, at least 2")
     parser.add_argument("--clock", choices=("virtual", "real"), default="virtual")
     parser.add_argument("--repeats", type=int, default=10, help="steps over gloo (default 10)")
     parser.add_argument("--trace", type=Path, help="write the last step's timeline here, in the Chrome trace format")
@@ -91,7 +96,7 @@ def make_stack(network, options, case):
     budget = case.pop("budget_layers", None)
     made = stack.Stack(forward_us=tuple(round(us, 3) for us in forward), bytes=tuple(int(size * w) for w in shares),
                        world=network.world, network=network, clock=options.clock,
-                       reduce_buffers=options.reduce_buffers or max(1, case["prefetch"]), **case)
+                       reduce_buffers=options.reduce_buffers or max(2, case["prefetch"]), **case)
     if budget:
         made = replace(made, budget=budget * max(made.layer_bytes(i) for i in range(options.layers)))
     return made

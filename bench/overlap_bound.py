@@ -9,15 +9,21 @@ collectives go, and when each begins is for the schedule to choose. What packed 
 could only raise the bound.
 
 Up to `EXHAUSTIVE` layers the best schedule is searched for exhaustively; beyond that the bound is the largest of
-several that each leave something out.
+several that each leave something out. With two queues there are two figures. `Bound.time` is that of the best
+schedule without a clock (shared_queues.py): whatever begins does so when something else has ended, as it must be where
+all ranks are to launch the same. No schedule at all is shorter than `Bound.floor`, which leaves out most of what the
+queues lose to each other; who could wait for parts of a collective's time comes near it.
 """
 
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
+from shared_queues import SharedQueues
+
 EXHAUSTIVE = 12
 ROUNDING = 1e-6
+CLEARLY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,35 @@ class Machine:
                                                 + [layer.backward for layer in self.layers[::-1]]))
 
 
-def bound(machine):
-    """(the time, True if a schedule reaches it: it was searched for exhaustively)."""
-    simple = simple_bound(machine)
+class Bound(NamedTuple):
+    time: float
+    is_reachable: bool  # by a schedule that a search has found
+    floor: float  # no schedule is shorter, with a clock or without
+
+
+def bound(machine, known=float("inf")):
+    """known: what some schedule has been seen to take, which spares a search what takes clearly longer."""
+    least = floor(machine)
     if len(machine.layers) > EXHAUSTIVE:
-        return simple, False
-    return max(simple, best_schedule(machine)), machine.queues == 1
+        return Bound(least, False, least)
+    if machine.queues == 1:
+        return Bound(least, True, least)
+    return Bound(best_without_clock(machine, known * (1 + CLEARLY)), True, least)
+
+
+def floor(machine):
+    simple = simple_bound(machine)
+    return simple if len(machine.layers) > EXHAUSTIVE else max(simple, best_schedule(machine))
+
+
+def best_without_clock(machine, limit):
+    floors = sorted((Search(machine, kept).run(limit), sorted(kept)) for kept in kept_sets(machine))
+    best = limit
+    for least, kept in floors:
+        if least >= best - ROUNDING:
+            break
+        best = min(best, SharedQueues(machine, gathers_of(machine, kept)).best(best))
+    return best
 
 
 # --- Bounds that leave something out.
@@ -115,6 +144,13 @@ def kept_sets(machine):
             yield kept
 
 
+def gathers_of(machine, kept):
+    """In the order of their uses: (layer, first use that it is for, use after which it is released)."""
+    count = len(machine.layers)
+    gathers = [(i, i, 2 * count - 1 - i if i in kept else i) for i in range(count)]
+    return gathers + [(i, 2 * count - 1 - i, 2 * count - 1 - i) for i in reversed(range(count)) if i not in kept]
+
+
 def best_schedule(machine):
     best = float("inf")
     for kept in sorted(kept_sets(machine), key=len, reverse=True):
@@ -129,12 +165,8 @@ class Search:
     def __init__(self, machine, kept):
         self.machine = machine
         layers, count = machine.layers, len(machine.layers)
-        # (layer, first use that it is for, use after which it is released)
-        self.gathers = [(i, i, 2 * count - 1 - i if i in kept else i) for i in range(count)]
-        self.gathers += [(i, 2 * count - 1 - i, 2 * count - 1 - i) for i in reversed(range(count)) if i not in kept]
-        self.gather_of = {}  # use: the gather that it waits for
-        for number, (_, first, last) in enumerate(self.gathers):
-            self.gather_of[first] = self.gather_of[last] = number
+        self.gathers = gathers_of(machine, kept)
+        self.gather_of = {use: number for number, (_, *served) in enumerate(self.gathers) for use in served}
         # Equal gathers, and equal reductions, are started in the order of their uses: exchanging them changes nothing.
         self.gather_lines = self._lines([(layers[i].gather, layers[i].bytes) for i, _, _ in self.gathers])
         backwards = list(range(count, 2 * count))

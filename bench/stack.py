@@ -72,6 +72,7 @@ class Result:
     communication_us: float  # of its collectives, each with the network to itself
     bound_us: float
     is_reachable: bool  # a schedule is known that reaches the bound
+    floor_us: float  # no schedule is shorter, with a clock or without (overlap_bound.py)
     memory: int  # within which the bound is: the byte budget, else the peak
     peak: int  # most unsharded bytes at one time
     step: dict = field(repr=False)
@@ -96,8 +97,8 @@ class Result:
         return {"total_us": round(self.total_us, 3), "compute_us": round(self.compute_us, 3),
                 "communication_us": round(self.communication_us, 3), "exposed_us": round(self.exposed_us, 3),
                 "bound_us": round(self.bound_us, 3), "over_bound_percent": round(100 * self.over_bound, 2),
-                "overlap_percent": round(self.overlap_percent, 1), "memory_bytes": self.memory,
-                "all_gathers": self.step["all_gathers"]}
+                "overlap_percent": round(self.overlap_percent, 1), "floor_us": round(self.floor_us, 3),
+                "memory_bytes": self.memory, "all_gathers": self.step["all_gathers"]}
 
 
 def simulate(worker, stack, steps=1, warmup=3):
@@ -108,9 +109,9 @@ def simulate(worker, stack, steps=1, warmup=3):
     alone = [latency + stack.network.sending_us(stack.layer_bytes(i)) for i in range(len(stack.bytes))]
     peak = step["peak_unsharded_bytes"] * stack.scale
     memory = stack.budget or peak
-    bound_us, is_reachable = overlap_bound.bound(stack.machine(memory, alone, alone, latency))
+    bound = overlap_bound.bound(stack.machine(memory, alone, alone, latency), known=step["total_us"])
     communication = sum(transfer["alone_us"] for transfer in step["transfers"])
-    return Result(step["total_us"], stack.compute_us(), communication, bound_us, is_reachable, memory, peak, step)
+    return Result(step["total_us"], stack.compute_us(), communication, *bound, memory, peak, step)
 
 
 def chrome_trace(step, name):

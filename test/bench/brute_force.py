@@ -2,6 +2,10 @@
 start any collective that there is room for, or stay idle, and anything not in use may be released. It shares no line
 and no reasoning with bench/overlap_bound.py."""
 
+import heapq
+from fractions import Fraction
+from itertools import count as numbers
+
 
 def shortest(machine, shares=False):
     """The end of the shortest schedule. Two queues carry one collective each at a time, at full speed; `shares`: both
@@ -27,7 +31,7 @@ def bytes_of(machine, resident, queues):
     return sum(machine.layers[i].bytes for i in resident | gathering)
 
 
-def all_decisions(machine, uses, state):
+def all_decisions(machine, uses, state, in_order=False):
     """What may be the case at this moment once everything has been decided, `state` itself among it."""
     found, open_states = set(), [state]
     while open_states:
@@ -35,11 +39,11 @@ def all_decisions(machine, uses, state):
         if now in found:
             continue
         found.add(now)
-        open_states += decisions(machine, uses, now)
+        open_states += decisions(machine, uses, now, in_order)
     return found
 
 
-def decisions(machine, uses, state):
+def decisions(machine, uses, state, in_order):
     use, left, queues, resident, waiting = state
     computing = uses[use] if left is not None else None
     if left is None and use < len(uses) and uses[use] in resident:
@@ -49,11 +53,12 @@ def decisions(machine, uses, state):
         if i != computing:
             yield use, left, queues, resident - {i}, waiting
     gathering = {slot[1] for slot in queues if slot and slot[0] == "gather"}
+    absent = [i for i in uses[use:] if i not in resident | gathering]
     for i, layer in enumerate(machine.layers):
-        if queues[0] is None and i not in resident | gathering:
+        if queues[0] is None and i in (absent[:1] if in_order else absent):
             if bytes_of(machine, resident, queues) + layer.bytes <= machine.budget:
                 yield use, left, (("gather", i, layer.gather), *queues[1:]), resident, waiting
-    for i in waiting:
+    for i in ([max(waiting)] if in_order and waiting else waiting):
         if queues[-1] is None:
             yield use, left, (*queues[:-1], ("reduce", i, machine.layers[i].reduce)), resident, waiting - {i}
 
@@ -76,3 +81,56 @@ def one_unit_later(machine, uses, state, shares):
                 resident = resident | {i}
         after.append(slot)
     return use, left, tuple(after), resident, waiting
+
+
+def shortest_without_clock(machine):
+    """The end of the shortest schedule of two queues that share the bandwidth, of those that decide only at the
+    beginning and when a computation or a collective has ended, gather nothing before what is used sooner, and reduce in
+    the order of the backward."""
+    count = len(machine.layers)
+    uses = [*range(count), *reversed(range(count))]
+    number = numbers()
+    open_states, known = [(Fraction(), next(number), (0, None, (None, None), frozenset(), frozenset()))], set()
+    while True:
+        time, _, state = heapq.heappop(open_states)
+        if state in known:
+            continue
+        known.add(state)
+        for now in all_decisions(machine, uses, state, in_order=True):
+            use, left, queues, _, waiting = now
+            if left is not None or any(queues):
+                passed, after = until_something_ends(machine, uses, now)
+                heapq.heappush(open_states, (time + passed, next(number), after))
+            elif use == len(uses) and not waiting:
+                return time
+
+
+def until_something_ends(machine, uses, state):
+    use, left, queues, resident, waiting = state
+    passed = Fraction()
+    while True:
+        sends = [slot is not None and slot[2] <= sending_of(machine, slot) for slot in queues]
+        speeds = [Fraction(1, sum(sends)) if sends_now else Fraction(1) for sends_now in sends]
+        steps = [] if left is None else [Fraction(left)]
+        for slot, sends_now, speed in zip(queues, sends, speeds):
+            if slot is not None:
+                steps.append(slot[2] / speed if sends_now else Fraction(slot[2] - sending_of(machine, slot)))
+        step = min(steps)
+        passed += step
+        left = None if left is None else left - step
+        queues = tuple(slot and (*slot[:2], slot[2] - step * speed) for slot, speed in zip(queues, speeds))
+        ended = [slot for slot in queues if slot and slot[2] == 0]
+        if left == 0:
+            if use >= len(machine.layers):
+                waiting = waiting | {uses[use]}
+            use, left = use + 1, None
+        elif not ended:
+            continue
+        resident = resident | {i for what, i, _ in ended if what == "gather"}
+        return passed, (use, left, tuple(None if slot in ended else slot for slot in queues), resident, waiting)
+
+
+def sending_of(machine, slot):
+    what, i, _ = slot
+    layer = machine.layers[i]
+    return layer.gather - layer.gather_latency if what == "gather" else layer.reduce - layer.reduce_latency

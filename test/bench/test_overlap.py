@@ -110,8 +110,8 @@ class Programs(unittest.TestCase):
                                               "exposed_us", "bound_us"])
             self.assertAlmostEqual(line["exposed_us"], line["total_us"] - line["compute_us"], places=2)
             self.assertGreaterEqual(line["total_us"], line["bound_us"] - 0.01)
-            if not line["separate"]:
-                self.assertLess(line["over_bound_percent"], 5, line)
+            self.assertLess(line["over_bound_percent"], 5, line)
+            self.assertLessEqual(line["floor_us"], line["bound_us"] + 0.01)
 
     def test_all_gather_overlap_draws_and_writes_a_trace(self):
         with tempfile.TemporaryDirectory() as folder:
