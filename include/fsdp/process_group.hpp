@@ -19,12 +19,16 @@ struct ProcessGroupOptions {
   std::optional<int> rank = {};        ///< empty: from the launcher
   std::optional<int> world_size = {};  ///< empty: from the launcher; no launcher: 1
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// Backend nccl: all-gathers into symmetric memory (`FSDPModule::set_symm_mem_for_comm`) are made by the GPUs' copy
+  /// engines and take none of their processors from the compute, where NVLink joins all ranks of a group. Needs NCCL
+  /// 2.28. NCCL_CTA_POLICY=2 in the environment does the same.
+  bool gathers_by_copy_engine = false;
 };
 
 /// Starts the process's world and makes it the default one.
 /// Without launcher, rank and world size it is a world of one rank, which communicates nothing.
-/// Throws UsageError for options that contradict each other or an unknown backend, StateError if
-/// there is a default world already, CommError if the other ranks cannot be reached in `timeout`.
+/// Throws UsageError for an unknown backend and for options that contradict each other or that the backend does not
+/// have, StateError if there is a default world already, CommError if the other ranks cannot be reached in `timeout`.
 std::shared_ptr<Communicator> init_process_group(const ProcessGroupOptions& options = {});
 
 /// The world that `init_process_group` made; made now from the launcher's variables if there is none.

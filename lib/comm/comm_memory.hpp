@@ -3,17 +3,39 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 
 #include "fsdp/communicator.hpp"
 #include "fsdp/custom_comm.hpp"
 
 namespace fsdp {
 
+/// Memory that all ranks of a group have registered together: what each of them gathers into its own, backends may
+/// write from the other ranks directly. Its ranks must use one slot for one gather: which one is a decision that has
+/// to come out the same on all of them.
+///
+/// Letting go of it takes the registration back, which waits for gathers under way, so that all ranks do it between the
+/// same two calls; the memory stays as long as a tensor refers to it.
+class CommSlot {
+ public:
+  virtual ~CommSlot() = default;
+  virtual int64_t bytes() const = 0;
+  /// The first `bytes`: 1-D, not initialised, to be written on the current stream from now on, which runs behind
+  /// what used the last tensor on the stream that let go of it. Throws StateError while that one is referred to.
+  virtual at::Tensor take(int64_t bytes) = 0;
+  virtual bool is_taken() const = 0;
+};
+
 /// A communicator whose backend may have an allocator of its own.
 class HasCommMemory {
  public:
   /// 1-D, not initialised; undefined where the backend has no memory for that device.
   virtual at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) = 0;
+  /// Why no slot can ever be made, a clause that begins with "which"; empty: it is found out by making one.
+  virtual std::string why_no_slots() const;
+  /// A collective call, for which the host waits. Null where a rank or the driver has no such memory, which is said
+  /// once in the log: on all ranks then. Throws CommError.
+  virtual std::shared_ptr<CommSlot> make_slot(int64_t bytes);
 
  protected:
   ~HasCommMemory() = default;
@@ -21,6 +43,10 @@ class HasCommMemory {
 
 /// Memory from the group's backend if it has any, else undefined.
 at::Tensor allocate_for_comm(Communicator& group, int64_t numel, const at::TensorOptions& options);
+
+/// As above, of any group.
+std::string why_no_slots(const Communicator& group);
+std::shared_ptr<CommSlot> make_slot(Communicator& group, int64_t bytes);
 
 /// The group's own collectives, in memory of its backend where that has any; elsewhere in LibTorch's.
 std::shared_ptr<AllGatherComm> process_group_all_gather(std::shared_ptr<Communicator> group);

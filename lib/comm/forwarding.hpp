@@ -59,6 +59,8 @@ class ForwardingCommunicator : public Communicator,
   at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
     return fsdp::allocate_for_comm(*inner_, numel, options);
   }
+  std::string why_no_slots() const override { return fsdp::why_no_slots(*inner_); }
+  std::shared_ptr<CommSlot> make_slot(int64_t bytes) override { return fsdp::make_slot(*inner_, bytes); }
 
  protected:
   explicit ForwardingCommunicator(std::shared_ptr<Communicator> inner)

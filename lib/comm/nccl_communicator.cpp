@@ -9,6 +9,7 @@
 
 #include "base/require.hpp"
 #include "comm/checks.hpp"
+#include "comm/comm_memory.hpp"
 #include "comm/nccl_backend.hpp"
 #include "comm/nccl_group.hpp"
 #include "comm/scaled_sum.hpp"
@@ -75,13 +76,33 @@ Tensors joined(std::span<const at::Tensor> outputs, std::span<const at::Tensor> 
   return all;
 }
 
+int cta_policy_of(const NcclWorld& world, const NcclApi& api) {
+  if (!world.gathers_by_copy_engine) return NCCL_CONFIG_UNDEF_INT;
+#ifdef NCCL_CTA_POLICY_ZERO
+  constexpr int kFirstVersion = 22800;
+  int version = 0;
+  require(api.get_version(&version) == ncclSuccess && version >= kFirstVersion && api.has_memory() && api.has_windows(),
+          "backend nccl: all-gathers by copy engines need NCCL 2.28 or later, found {}; set gathers_by_copy_engine to "
+          "false, or install a newer nvidia-nccl wheel",
+          api.version());
+  return NCCL_CTA_POLICY_ZERO;
+#else
+  throw UsageError(
+      "backend nccl: this libfsdp was built with a nccl.h that knows no all-gathers by copy engines; build it with "
+      "that of NCCL 2.28 or later, or set gathers_by_copy_engine to false");
+#endif
+}
+
 /// How a reduction treats what ranks bring.
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   std::optional<double> scale = {};
 };
 
-class NcclCommunicator final : public Communicator, public HasNoticeBoard, public HasScaledSums {
+class NcclCommunicator final : public Communicator,
+                               public HasNoticeBoard,
+                               public HasScaledSums,
+                               public HasCommMemory {
  public:
   NcclCommunicator(const NcclGroupConfig& config, std::vector<int> world_ranks,
                    std::shared_ptr<NcclWatchdog> watchdog)
@@ -176,6 +197,15 @@ class NcclCommunicator final : public Communicator, public HasNoticeBoard, publi
     return std::make_shared<NcclCommunicator>(config, std::move(plan.world_ranks), watchdog_);
   }
 
+  at::Tensor allocate_for_comm(int64_t /*numel*/, const at::TensorOptions& /*options*/) override { return {}; }
+  std::string why_no_slots() const override {
+    if (api_.has_memory() && api_.has_windows()) return {};
+    return fmt::format("which has no symmetric memory in NCCL {}: that begins with NCCL 2.27", api_.version());
+  }
+  std::shared_ptr<CommSlot> make_slot(int64_t bytes) override {
+    return why_no_slots().empty() ? group_->make_slot(bytes) : nullptr;
+  }
+
   void abort(const std::string& reason) override { group_->fail(reason); }
   std::shared_ptr<NoticeBoard> notice_board() override { return config_.notices; }
 
@@ -250,16 +280,18 @@ std::shared_ptr<Communicator> make_nccl_communicator(NcclWorld world) {
     require(has_nccl(/*devices=*/1), "backend nccl: this process sees no CUDA device; use backend gloo");
     world.streams = cuda_streams({c10::DeviceType::CUDA, c10::cuda::current_device()});
   }
+  const NcclApi& api = world.api != nullptr ? *world.api : nccl_api();
   const NcclGroupConfig config{.name = "world",
                                .rank = world.rank,
                                .size = world.size,
                                .key = "world",
                                .store = world.store,
                                .notices = store_notice_board(world.store),
-                               .api = world.api != nullptr ? world.api : &nccl_api(),
+                               .api = &api,
                                .streams = world.streams,
                                .timeout = world.timeout,
-                               .watch_interval = world.watch_interval};
+                               .watch_interval = world.watch_interval,
+                               .gathers_cta_policy = cta_policy_of(world, api)};
   std::vector<int> ranks(world.size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return std::make_shared<NcclCommunicator>(config, std::move(ranks),

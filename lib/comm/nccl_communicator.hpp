@@ -19,6 +19,8 @@ struct NcclWorld {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// Between two looks of the thread that finds timeouts, NCCL's errors and what other ranks say.
   std::chrono::milliseconds watch_interval = std::chrono::milliseconds(100);
+  /// All-gathers into slots (comm_memory.hpp) are run by copy engines and no kernel, where NVLink joins all ranks.
+  bool gathers_by_copy_engine = false;
   const NcclApi* api = nullptr;                    ///< null: the one that LibTorch uses
   std::shared_ptr<CommStreams> streams = nullptr;  ///< null: of the current CUDA device
 };
@@ -37,7 +39,8 @@ struct NcclWorld {
 /// Groups that are split off connect by themselves, with ids of their own: ranks outside of a group take no part,
 /// no group waits for its parent to be idle, and none fails with it.
 ///
-/// It offers launches in batches and scaled sums (scaled_sum.hpp). Throws UsageError in a build without CUDA.
+/// It offers launches in batches, scaled sums (scaled_sum.hpp) and, where NCCL has windows, slots (comm_memory.hpp).
+/// Throws UsageError in a build without CUDA, and where copy engines are asked for that NCCL does not use.
 std::shared_ptr<Communicator> make_nccl_communicator(NcclWorld world);
 
 }  // namespace fsdp

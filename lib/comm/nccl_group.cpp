@@ -73,8 +73,10 @@ class NcclGroup::FlightWork final : public Work {
 
 NcclGroup::NcclGroup(NcclGroupConfig config)
     : config_(std::move(config)),
-      gathers_("gathers", *config_.api, config_.streams->make_stream(StreamPriority::kHigh)),
-      reductions_("reductions", *config_.api, config_.streams->make_stream(StreamPriority::kHigh)),
+      gathers_("gathers", *config_.api, config_.streams->make_stream(StreamPriority::kHigh),
+               config_.gathers_cta_policy),
+      reductions_("reductions", *config_.api, config_.streams->make_stream(StreamPriority::kHigh),
+                  NCCL_CONFIG_UNDEF_INT),
       last_notice_(Clock::now()) {}
 
 void NcclGroup::check(const CollectiveInfo& info) const {
@@ -268,6 +270,7 @@ void NcclGroup::close() {
   if (leaves_by_exception) fail("this rank was ended by an exception");
   if (!failure_.is_set()) try {
       const c10::DeviceGuard on_device(config_.streams->device());
+      give_back_windows();
       for (Channel* channel : {&gathers_, &reductions_})
         channel->link.close(patience([this] {
           return fmt::format("what is under way was not done within {} ms", config_.timeout.count());
@@ -277,6 +280,29 @@ void NcclGroup::close() {
       fail(first_line(error.what()));
     }
   await_flights();
+  std::vector<std::shared_ptr<NcclBlock>> unused;
+  std::lock_guard lock(mutex_);
+  unused.swap(kept_blocks_);
+}
+
+/// False: what was launched, or an abort, has not come to an end by then.
+bool NcclGroup::await_gathers(std::chrono::milliseconds most) {
+  const auto end = Clock::now() + most;
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    if (failure_.is_set()) {
+      std::unique_lock lock(abort_mutex_);
+      const auto aborted = aborted_;
+      lock.unlock();
+      if (aborted.valid()) return aborted.wait_until(end) == std::future_status::ready;
+    } else {
+      std::unique_lock lock(mutex_);
+      const auto last = gathers_.flights.empty() ? nullptr : gathers_.flights.back();
+      const auto done = last ? last->done : nullptr;
+      lock.unlock();
+      if (!last || (done && done->is_done())) return true;
+    }
+    if (Clock::now() > end) return false;
+  }
 }
 
 /// Until the device is done with the tensors; where it does not come to an end, they are never freed.

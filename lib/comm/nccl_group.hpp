@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/comm_streams.hpp"
+#include "comm/comm_memory.hpp"
 #include "comm/failure_flag.hpp"
 #include "comm/nccl_link.hpp"
 #include "comm/nccl_watchdog.hpp"
@@ -19,6 +20,8 @@
 #include "comm/work.hpp"
 
 namespace fsdp {
+
+class NcclBlock;
 
 struct NcclGroupConfig {
   std::string name;
@@ -32,6 +35,7 @@ struct NcclGroupConfig {
   std::shared_ptr<CommStreams> streams;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   std::chrono::milliseconds watch_interval = std::chrono::milliseconds(100);
+  int gathers_cta_policy = NCCL_CONFIG_UNDEF_INT;  ///< NCCL's, of the communicator for all-gathers
 };
 
 /// One launch.
@@ -64,7 +68,8 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
  public:
   struct Flight;
   struct Channel {
-    Channel(const char* name, const NcclApi& api, StreamHandle stream) : name(name), link(api), stream(stream) {}
+    Channel(const char* name, const NcclApi& api, StreamHandle stream, int cta_policy)
+        : name(name), link(api, cta_policy), stream(stream) {}
     const char* name;
     NcclLink link;
     StreamHandle stream;
@@ -79,6 +84,14 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
 
   /// Throws CommError if the group has failed, or fails now.
   std::shared_ptr<Work> launch(Channel& channel, NcclCollective collective);
+
+  /// Memory for gathers, in the order of launches (nccl_memory.cpp). As HasCommMemory::make_slot.
+  std::shared_ptr<CommSlot> make_slot(int64_t bytes);
+  /// Once nothing that is under way uses it. The memory stays the block's.
+  void give_back_window(NcclBlock& block) noexcept;
+
+  /// The same, when the group ends. Until then the block stays.
+  void keep_until_close(std::shared_ptr<NcclBlock> block) noexcept;
 
   /// The first reason stays. Returns at once: another thread aborts NCCL and tells the other ranks.
   void fail(const std::string& reason);
@@ -99,6 +112,9 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   void check(const CollectiveInfo& info) const;
   void settle(Channel& channel, std::vector<at::Tensor>& unused);
   std::shared_ptr<Flight> oldest();
+  bool all_say(bool yes, const std::string& question, const Patience& patience);
+  void give_back_windows();
+  bool await_gathers(std::chrono::milliseconds most);
   void find_failure();
   void abort_links();
   void tell_others();
@@ -107,7 +123,11 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   const NcclGroupConfig config_;
   FailureFlag failure_;
   Channel gathers_, reductions_;
-  std::mutex mutex_;  // of the flights
+  std::mutex mutex_;  // of the flights and the blocks
+  std::vector<std::weak_ptr<NcclBlock>> blocks_;  // all that may be registered
+  std::vector<std::shared_ptr<NcclBlock>> kept_blocks_;
+  int slots_made_ = 0;
+  bool has_windows_ = true;  // until making one has shown that there are none
   std::chrono::steady_clock::time_point last_notice_;
   std::mutex abort_mutex_;
   std::shared_future<void> aborted_, told_;  // valid once an abort has begun

@@ -57,6 +57,7 @@ void NcclLink::connect(const ncclUniqueId& id, int rank, int size, const Patienc
   stop_if_aborted();
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  config.CTAPolicy = cta_policy_;
   ncclComm_t made = nullptr;
   const ncclResult_t begun = api_.comm_init_rank_config(&made, size, id, rank, &config);
   comm_ = made;
@@ -84,6 +85,22 @@ void NcclLink::launch(const std::function<ncclResult_t(ncclComm_t)>& enqueue, co
   check(ended);
   // Until NCCL says that it is done with it, the launch need not be on its stream.
   if (ended == ncclInProgress || queued == ncclInProgress) await_ready(patience);
+}
+
+ncclWindow_t NcclLink::register_window(void* memory, size_t bytes, const Patience& patience) {
+  std::lock_guard lock(mutex_);
+  stop_if_aborted();
+  ncclWindow_t& window = windows_.emplace_back(nullptr);
+  check(api_.comm_window_register(comm_, memory, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+  await_ready(patience);
+  return window;
+}
+
+void NcclLink::deregister_window(ncclWindow_t window) {
+  if (is_aborted_) return;  // without the lock, which an abort that hangs keeps
+  std::lock_guard lock(mutex_);
+  if (is_aborted_ || comm_ == nullptr) return;
+  check(api_.comm_window_deregister(comm_, window));
 }
 
 std::string NcclLink::async_error() {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <span>
 #include <string>
@@ -20,8 +21,8 @@ using Patience = std::function<void()>;
 /// connect, launch and close: one thread at a time. The others may be called from any thread.
 class NcclLink {
  public:
-  /// `api` outlives the link.
-  explicit NcclLink(const NcclApi& api) : api_(api) {}
+  /// `api` outlives the link. cta_policy: NCCL's.
+  explicit NcclLink(const NcclApi& api, int cta_policy = NCCL_CONFIG_UNDEF_INT) : api_(api), cta_policy_(cta_policy) {}
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
 
@@ -33,6 +34,13 @@ class NcclLink {
   /// Queues what `enqueue` calls as one launch, and returns when it is on its stream.
   /// Throws CommError with NCCL's message; the link is to be aborted then.
   void launch(const std::function<ncclResult_t(ncclComm_t comm)>& enqueue, const Patience& patience);
+
+  /// Registers memory of ncclMemAlloc as a symmetric window, `bytes` long on every rank: returns when all ranks of the
+  /// communicator have. Null: NCCL has no windows on these devices. Throws as `launch` does.
+  ncclWindow_t register_window(void* memory, size_t bytes, const Patience& patience);
+  /// Of this rank alone. Nothing that uses it is under way any more. An abort or the end of the communicator has
+  /// done it already: then this does nothing.
+  void deregister_window(ncclWindow_t window);
 
   /// NCCL's message if it has found that something went wrong since. Empty: it has not, or the link is being
   /// used at this moment and its user will be told.
@@ -52,6 +60,8 @@ class NcclLink {
   void stop_if_aborted() const;
 
   const NcclApi& api_;
+  const int cta_policy_;
+  std::list<ncclWindow_t> windows_;  // each is written by a thread of NCCL's, for which it stays where it is
   std::timed_mutex mutex_;  // held while NCCL is called with comm_
   std::atomic<bool> is_connected_{false};
   std::atomic<bool> is_aborted_{false};

@@ -37,6 +37,7 @@ struct WorldPlan {
   std::string backend;
   RendezvousOptions rendezvous;
   LaunchEnvironment launch;
+  bool gathers_by_copy_engine = false;
 };
 
 WorldPlan plan_world(const ProcessGroupOptions& options) {
@@ -71,6 +72,9 @@ WorldPlan plan_world(const ProcessGroupOptions& options) {
     plan.backend = world_size == 1                          ? "single"
                    : has_nccl(plan.launch.local_world_size) ? "nccl"
                                                             : "gloo";
+  require(!options.gathers_by_copy_engine || plan.backend == "nccl" || plan.backend == "single",
+          "init_process_group: gathers_by_copy_engine needs backend nccl, found {}; set it to false", plan.backend);
+  plan.gathers_by_copy_engine = options.gathers_by_copy_engine;
   return plan;
 }
 
@@ -97,8 +101,11 @@ std::shared_ptr<Communicator> make_connected_world(const WorldPlan& plan) {
   const MeetingPlace place = meet(where);
   try {
     if (plan.backend != "nccl") return make_c10d_world(plan, place);
-    return make_nccl_communicator(
-        {.store = place.store, .rank = where.rank, .size = where.world_size, .timeout = where.timeout});
+    return make_nccl_communicator({.store = place.store,
+                                   .rank = where.rank,
+                                   .size = where.world_size,
+                                   .timeout = where.timeout,
+                                   .gathers_by_copy_engine = plan.gathers_by_copy_engine});
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

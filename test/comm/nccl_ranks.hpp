@@ -22,6 +22,7 @@ struct NcclRanksOptions {
   int world_size = 2;
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   HostStreams::Options streams = {};  ///< the seed is one more on each rank
+  bool gathers_by_copy_engine = false;
 };
 
 /// As `errors_on_threads`. The caller's current stream is the thread itself, unless `rank_main` makes it another.

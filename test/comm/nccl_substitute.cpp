@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
+#include "fsdp/error.hpp"
 #include "host_streams.hpp"
 #include "nccl_substitute_state.hpp"
 
@@ -28,6 +31,7 @@ const char* why_unusable(ncclComm_t comm) {
   if (comm->state == ncclComm::State::kGone) return comm->is_aborted ? "aborted" : "destroyed";
   if (comm->state != ncclComm::State::kReady) return "not connected, or being finalized";
   if (!comm->held.empty()) return "busy with a launch that is in progress";
+  if (comm->registering != nullptr) return "busy with a window that is in progress";
   return nullptr;
 }
 
@@ -61,11 +65,15 @@ void run_launch(State& state, ncclComm_t comm, int number, const std::vector<Ncc
     }
     state.changed.notify_all();
     state.changed.wait(lock, [&] { return meeting.is_done || meeting.has_failed || comm->is_aborted; });
+    // Its memory may go now, so who comes later finds nobody.
+    if (comm->is_aborted && !meeting.is_done) meeting.by_rank.erase(comm->rank);
     if (meeting.has_failed) comm->error = ncclInternalError;
     if (meeting.has_failed) state.changed.wait(lock, [&] { return comm->is_aborted; });
   }
   --comm->running;
   --comm->queued;
+  for (const NcclCall& call : calls)
+    if (call.window > 0) comm->windows_in_use.extract(call.window);
   state.changed.notify_all();
 }
 
@@ -80,6 +88,8 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
     return ncclInternalError;
   }
   ++comm->queued;
+  for (const NcclCall& call : calls)
+    if (call.window > 0) comm->windows_in_use.insert(call.window), ++state.windowed_gathers;
   auto start = [&state, comm, number, stream, calls = std::move(calls)] {
     HostStreams::enqueue(stream, [&state, comm, number, calls] { run_launch(state, comm, number, calls); });
   };
@@ -96,7 +106,7 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
 namespace entry {
 
 ncclResult_t get_version(int* version) {
-  *version = NCCL_VERSION_CODE;
+  *version = active->options.version;
   return ncclSuccess;
 }
 
@@ -137,6 +147,7 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
   if (clique->size != size || rank < 0 || rank >= size || clique->joined == clique->size)
     return state.misuse(fmt::format("rank {} of {} joins {} of {} ranks", rank, size, clique->joined, clique->size));
   state.comms.push_back(std::make_unique<ncclComm>(ncclComm{.clique = clique, .rank = rank}));
+  state.comms.back()->cta_policy = config->CTAPolicy == NCCL_CONFIG_UNDEF_INT ? 0 : config->CTAPolicy;
   *made = state.comms.back().get();
   (*made)->polls_left = state.options.polls;
   if (state.options.init_fails_on == rank) {
@@ -156,13 +167,20 @@ ncclResult_t comm_get_async_error(ncclComm_t comm, ncclResult_t* result) {
   *result = comm->error;
   if (comm->error != ncclSuccess) return ncclSuccess;
   const bool waits = (comm->state == ncclComm::State::kConnecting && comm->clique->joined < comm->clique->size) ||
-                     (comm->state == ncclComm::State::kFinalizing && comm->queued > 0);
+                     (comm->state == ncclComm::State::kFinalizing && comm->queued > 0) ||
+                     (comm->registering != nullptr &&
+                      comm->clique->registrations[comm->windows.back()->number].joined < comm->clique->size);
   if (waits || comm->polls_left > 0) {
     if (!waits) --comm->polls_left;
     *result = ncclInProgress;
     return ncclSuccess;
   }
   if (comm->state == ncclComm::State::kConnecting) comm->state = ncclComm::State::kReady;
+  if (comm->registering != nullptr) {
+    *std::exchange(comm->registering, nullptr) = comm->windows.back().get();
+    comm->windows.back()->is_registered = true;
+    ++state.windows;
+  }
   for (const auto& start : comm->held) start();
   comm->held.clear();
   return ncclSuccess;
@@ -179,6 +197,11 @@ ncclResult_t leave(State& state, ncclComm_t comm) {
   comm->state = ncclComm::State::kGone;
   for (const Operator& op : comm->operators)
     if (op.is_alive) return state.misuse(name_of(comm) + " leaves an operator behind");
+  for (const auto& window : comm->windows) {
+    if (window->is_registered && !comm->is_aborted)
+      return state.misuse(fmt::format("{} leaves window {} behind", name_of(comm), window->number));
+    window->is_registered = false;  // an abort gives them back
+  }
   return ncclSuccess;
 }
 
@@ -236,6 +259,10 @@ ncclResult_t add(NcclCall call, ncclComm_t comm, cudaStream_t stream) {
         return active->misuse(std::string(call.name) + " with an operator that is destroyed, or not of its dtype");
       call.scale = comm->operators[index].scale;
     }
+    if (const auto* window = comm->window_of(call.output)) {
+      call.window = window->number;
+      call.window_offset = static_cast<size_t>(static_cast<char*>(call.output) - window->memory);
+    }
   }
   if (group_depth > 0) {
     group_calls.push_back({comm, stream, call});
@@ -284,6 +311,71 @@ ncclResult_t red_op_destroy(ncclRedOp_t op, ncclComm_t comm) {
   return ncclSuccess;
 }
 
+ncclResult_t mem_alloc(void** memory, size_t bytes) {
+  State& state = *active;
+  std::lock_guard lock(state.mutex);
+  if (++state.allocations == state.options.mem_alloc_fails_at) {
+    state.last_error = "out of memory";
+    return ncclUnhandledCudaError;
+  }
+  *memory = std::aligned_alloc(NCCL_WIN_REQUIRED_ALIGNMENT, bytes);
+  std::memset(*memory, 0x5a, bytes);
+  state.blocks[static_cast<char*>(*memory)] = bytes;
+  return ncclSuccess;
+}
+
+ncclResult_t mem_free(void* memory) {
+  State& state = *active;
+  std::lock_guard lock(state.mutex);
+  if (state.blocks.erase(static_cast<char*>(memory)) == 0) return state.misuse("memory is freed that is not there");
+  for (const auto& comm : state.comms)
+    if (const auto* window = comm->window_of(memory))
+      state.misuse(fmt::format("{} frees the memory of window {}", name_of(comm.get()), window->number));
+  std::free(memory);
+  return ncclSuccess;
+}
+
+ncclResult_t comm_window_register(ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* made, int flags) {
+  State& state = *active;
+  std::lock_guard lock(state.mutex);
+  if (const char* why = why_unusable(comm)) return state.misuse(fmt::format("a window of one that is {}", why));
+  if (group_depth > 0) return state.misuse("a window is registered amid a group of launches");
+  const auto block = state.blocks.find(static_cast<char*>(memory));
+  if (block == state.blocks.end() || block->second != bytes || bytes % NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+    return state.misuse("a window that is not one block of NCCL's memory");
+  if (flags != NCCL_WIN_COLL_SYMMETRIC) return state.misuse("a window that is not symmetric");
+  *made = nullptr;
+  if (!state.options.has_windows) return ncclSuccess;
+  const int number = static_cast<int>(comm->windows.size()) + 1;
+  if (is_at(state.options.register_fails, comm, number)) {
+    comm->error = ncclSystemError;
+    state.last_error = "a handle could not be exported";
+    return ncclInProgress;
+  }
+  auto& registration = comm->clique->registrations[number];
+  if (registration.joined > 0 && registration.bytes != bytes)
+    return state.misuse(fmt::format("window {} has {} bytes on {} and {} on another", number, bytes, name_of(comm),
+                                    registration.bytes));
+  registration.bytes = bytes;
+  ++registration.joined;
+  comm->windows.push_back(std::make_unique<ncclWindow_vidmem>(
+      ncclWindow_vidmem{.memory = static_cast<char*>(memory), .bytes = bytes, .number = number}));
+  comm->registering = made;
+  comm->polls_left = state.options.polls;
+  return ncclInProgress;
+}
+
+ncclResult_t comm_window_deregister(ncclComm_t comm, ncclWindow_t window) {
+  State& state = *active;
+  std::lock_guard lock(state.mutex);
+  if (const char* why = why_unusable(comm)) return state.misuse(fmt::format("a window back to one that is {}", why));
+  if (window == nullptr || !window->is_registered) return state.misuse("a window is given back that is not there");
+  if (comm->windows_in_use.contains(window->number))
+    return state.misuse(fmt::format("{} gives window {} back while it is in use", name_of(comm), window->number));
+  window->is_registered = false;
+  return ncclSuccess;
+}
+
 }  // namespace entry
 }  // namespace
 
@@ -293,7 +385,11 @@ NcclSubstitute::NcclSubstitute(Options options) : state_(std::make_unique<State>
   if (active != nullptr) throw std::logic_error("there is a substitute for NCCL already");
   state_->options = std::move(options);
   active = state_.get();
-  if (state_->options.missing_symbol.empty()) state_->api = load_nccl_api(find);
+  try {
+    state_->api = load_nccl_api(find);
+  } catch (const CommError&) {
+    // Without what everybody needs there is no table.
+  }
 }
 
 NcclSubstitute::~NcclSubstitute() { active = nullptr; }
@@ -319,6 +415,10 @@ void* NcclSubstitute::find(const char* name) {
       {"ncclBroadcast", reinterpret_cast<void*>(entry::broadcast)},
       {"ncclRedOpCreatePreMulSum", reinterpret_cast<void*>(entry::red_op_create)},
       {"ncclRedOpDestroy", reinterpret_cast<void*>(entry::red_op_destroy)},
+      {"ncclMemAlloc", reinterpret_cast<void*>(entry::mem_alloc)},
+      {"ncclMemFree", reinterpret_cast<void*>(entry::mem_free)},
+      {"ncclCommWindowRegister", reinterpret_cast<void*>(entry::comm_window_register)},
+      {"ncclCommWindowDeregister", reinterpret_cast<void*>(entry::comm_window_deregister)},
   };
   if (active != nullptr && active->options.missing_symbol == name) return nullptr;
   const auto found = functions.find(name);
@@ -330,12 +430,28 @@ std::vector<std::string> NcclSubstitute::misuses() const {
   auto all = state_->misuses;
   for (const auto& comm : state_->comms)
     if (comm->state != ncclComm::State::kGone) all.push_back(name_of(comm.get()) + " still has a communicator");
+  if (!state_->blocks.empty()) all.push_back(fmt::format("{} blocks of memory are not freed", state_->blocks.size()));
   return all;
 }
 
 NcclSubstitute::Counts NcclSubstitute::counts() const {
   std::lock_guard lock(state_->mutex);
-  return {static_cast<int>(state_->comms.size()), state_->launches, state_->collectives};
+  int64_t bytes = 0;
+  for (const auto& [memory, size] : state_->blocks) bytes += static_cast<int64_t>(size);
+  return {.communicators = static_cast<int>(state_->comms.size()),
+          .launches = state_->launches,
+          .collectives = state_->collectives,
+          .windows = state_->windows,
+          .windowed_gathers = state_->windowed_gathers,
+          .bytes = bytes};
+}
+
+std::vector<int> NcclSubstitute::cta_policies(int rank) const {
+  std::lock_guard lock(state_->mutex);
+  std::vector<int> policies;
+  for (const auto& comm : state_->comms)
+    if (comm->rank == rank) policies.push_back(comm->cta_policy);
+  return policies;
 }
 
 }  // namespace fsdp::test

@@ -13,6 +13,8 @@ namespace fsdp::test {
 /// group runs before its end, and all of it is one launch; a launch begins when its stream is there, and is done when
 /// it has begun on all ranks. No call blocks, as the communicators ask for.
 ///
+/// Windows are registered by all ranks together, memory of ncclMemAlloc is the host's.
+///
 /// How it is called is checked: see `misuses`. One at a time, as functions know no object.
 class NcclSubstitute {
  public:
@@ -30,6 +32,13 @@ class NcclSubstitute {
     /// The call that launches comes back when the communicator is aborted, and not before.
     std::optional<Place> blocks = {};
     std::string missing_symbol = {};
+    int version = NCCL_VERSION_CODE;
+    /// Of all ranks' calls of ncclMemAlloc, from 1 on.
+    std::optional<int> mem_alloc_fails_at = {};
+    /// False: as on devices that cannot map each other's memory.
+    bool has_windows = true;
+    /// NCCL finds an error when that rank registers its n-th window ("launch").
+    std::optional<Place> register_fails = {};
   };
 
   NcclSubstitute();
@@ -43,13 +52,19 @@ class NcclSubstitute {
   static void* find(const char* name);
 
   /// What NCCL would not have forgiven: calls on a communicator that is gone or busy, groups left open, ranks whose
-  /// launches differ, operators used when they were destroyed. Those alive now, communicators or operators, are leaks.
+  /// launches differ (also in the window, or the place in it, that each gathers into), operators used when they were
+  /// destroyed, windows given back or memory freed while they are in use. Those alive now, communicators, operators,
+  /// windows or memory, are leaks.
   std::vector<std::string> misuses() const;
   /// What all ranks have made so far: communicators, launches, and collectives in them.
   struct Counts {
     int communicators = 0, launches = 0, collectives = 0;
+    int windows = 0, windowed_gathers = 0;  ///< registered; collectives whose outputs lie in one
+    int64_t bytes = 0;                      ///< of memory that is allocated now
   };
   Counts counts() const;
+  /// Of every communicator, as they were made; of those on one rank.
+  std::vector<int> cta_policies(int rank) const;
 
   struct State;
 

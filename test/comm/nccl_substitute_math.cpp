@@ -89,6 +89,7 @@ std::string signature(const std::vector<NcclCall>& calls) {
     const int op = call.op >= ncclNumOps ? ncclNumOps : call.op;
     text += fmt::format("{}{} of {} x dtype {}, op {}, root {}", text.empty() ? "" : "; ", call.name, call.count,
                         static_cast<int>(call.dtype), op, call.root);
+    if (call.window > 0) text += fmt::format(", window {} from {} on", call.window, call.window_offset);
   }
   return text;
 }

@@ -18,6 +18,8 @@ struct NcclCall {
   ncclRedOp_t op = ncclSum;
   int root = 0;
   double scale = 1;  // of a pre-multiplied sum
+  int window = 0;    // in which the output lies; 0: in none
+  size_t window_offset = 0;
 };
 
 /// What must be the same on all ranks: "all_gather of 12 x dtype 1, ...".

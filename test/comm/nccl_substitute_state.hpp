@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,11 @@ struct Clique {
   int size = 0;
   int joined = 0;
   std::map<int, Meeting> meetings = {};  // by the launch's number, from 1 on
+  struct Registration {
+    size_t bytes = 0;
+    int joined = 0;
+  };
+  std::map<int, Registration> registrations = {};  // by the window's number, from 1 on
 };
 
 struct Operator {
@@ -36,7 +42,15 @@ struct Operator {
 
 }  // namespace fsdp::test
 
-// NCCL's opaque type.
+// NCCL's opaque types.
+struct ncclWindow_vidmem {
+  char* memory = nullptr;
+  size_t bytes = 0;
+  int number = 0;  // the same on all ranks
+  bool is_registered = false;
+  bool contains(const void* other) const { return other >= memory && other < memory + bytes; }
+};
+
 struct ncclComm {
   std::shared_ptr<fsdp::test::Clique> clique;
   int rank = 0;
@@ -49,6 +63,16 @@ struct ncclComm {
   int running = 0;  // of these, those that their stream has come to
   std::vector<std::function<void()>> held = {};  // what is in progress still
   std::vector<fsdp::test::Operator> operators = {};
+  int cta_policy = 0;
+  std::vector<std::unique_ptr<ncclWindow_vidmem>> windows = {};
+  ncclWindow_t* registering = nullptr;     // where the last of them is to be told, once all ranks have come
+  std::multiset<int> windows_in_use = {};  // by launches that have not ended
+
+  ncclWindow_vidmem* window_of(const void* memory) const {
+    for (const auto& window : windows)
+      if (window->is_registered && window->contains(memory)) return window.get();
+    return nullptr;
+  }
 };
 
 namespace fsdp::test {
@@ -63,6 +87,8 @@ struct NcclSubstitute::State {
   std::vector<std::string> misuses;
   std::string last_error;
   int ids = 0, launches = 0, collectives = 0;
+  int allocations = 0, windows = 0, windowed_gathers = 0;
+  std::map<char*, size_t> blocks;  // of ncclMemAlloc, alive
 
   ncclResult_t misuse(const std::string& what) {
     misuses.push_back(what);
