@@ -220,7 +220,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         self._core().set_allocate_memory_from_process_group_for_comm(value)
 
     def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL") -> None:
-        """Symmetric memory for collectives: raises RuntimeError, as no backend of this version has it."""
+        """Symmetric memory for collectives: raises RuntimeError, as no process group of c10d has it here."""
         self._core().set_symm_mem_for_comm(_checks.text(backend, "set_symm_mem_for_comm"))
 
     def set_custom_all_gather(self, comm: Any) -> None:

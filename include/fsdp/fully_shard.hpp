@@ -244,11 +244,23 @@ class FSDPModule {
   void set_all_reduce_hook(AllReduceHook hook, Recurse recurse = Recurse::kNo);
   /// True: the buffers of this group's collectives come from the process group's own allocator, where its
   /// backend has one (NCCL: memory registered for zero-copy transfers); elsewhere from LibTorch's, and
-  /// nothing but a copy into them differs. Throws UsageError with a custom all-gather or
-  /// reduce-scatter, StateError inside a step.
+  /// nothing but a copy into them differs. Over backend "nccl" it is what `set_symm_mem_for_comm` does, and false
+  /// ends both. Throws UsageError with a custom all-gather or reduce-scatter, StateError inside a step.
   void set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse = Recurse::kNo);
-  /// FSDP2's symmetric memory for collectives. No communicator of this version has it: throws StateError
-  /// that names the backend, with nothing changed.
+  /// From the next step on, this group is gathered into memory that all ranks have registered with NCCL as symmetric
+  /// windows, which lets it write into the other ranks' memory directly, by its fastest kernels or by copy engines
+  /// (ProcessGroupOptions::gathers_by_copy_engine). The same on all ranks.
+  ///
+  /// Groups that are gathered one after another share a ring of such buffers, one more than are gathered ahead,
+  /// each as large as the largest group that comes to it; groups that enclose others or stay after forward have their
+  /// own. They are made when they are first needed, a collective call, and live as long as the root
+  /// (ParameterBytes::symmetric). What `unshard` or a byte budget keeps longer than its turn is copied to memory of its
+  /// own; set_keep_unsharded_storage gives a group a slot of its own and changes nothing else then. Packed
+  /// gathers (custom collectives, extensions), those after an integer reshard_after_forward and reductions stay in
+  /// LibTorch's memory, as all do where the devices cannot map each other's, which is said once in the log.
+  ///
+  /// Throws StateError where the backend has no such memory: it is backend "nccl" of init_process_group that has, with
+  /// NCCL 2.27; inside a step; UsageError with custom collectives or a c10d group's own memory.
   void set_symm_mem_for_comm(const std::string& backend = "NCCL");
   /// True: the unsharded parameters lie in one buffer that is kept when they are released and filled again
   /// by the next all-gather, at the same addresses (CUDA graphs want that). Takes their memory
@@ -318,6 +330,7 @@ struct ParameterBytes {
   int64_t unsharded = 0;       ///< gathered now, or being gathered
   int64_t peak_unsharded = 0;  ///< most gathered at one time since fully_shard
   int64_t kept = 0;  ///< buffers of released groups, with `set_keep_unsharded_storage`
+  int64_t symmetric = 0;  ///< slots of `set_symm_mem_for_comm`, in which groups that are unsharded lie, too
 };
 ParameterBytes parameter_bytes(const FSDPModule& root);
 

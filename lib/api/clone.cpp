@@ -247,6 +247,7 @@ class ShardLike {
       copy->policy().reshard_after_backward = group->policy().reshard_after_backward;
       copy->policy().prefetch_in_backward = group->policy().prefetch_in_backward;
       copy->set_custom_all_gather(group->custom_all_gather());
+      copy->set_symmetric_memory(group->has_symmetric_memory());
       copy->set_keep_unsharded_storage(group->keeps_unsharded_storage());
     }
   }

@@ -18,6 +18,8 @@ void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups,
                   group->name());
 }
 
+bool is_own(const Comm* comm) { return comm == nullptr || is_process_group_comm(comm); }
+
 void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
   std::lock_guard lock(group.context->mutex());
   group.context->reshard(group);
@@ -51,14 +53,18 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
   for (const auto& group : groups) {
     const auto& gather = group->custom_all_gather();
     const auto& reduce = group->reduction().custom_reduce_scatter;
-    require((!gather || is_process_group_comm(gather.get())) && (!reduce || is_process_group_comm(reduce.get())),
+    require(is_own(gather.get()) && is_own(reduce.get()),
             "{}: '{}' has a custom {}, which allocates its own buffers; set that to null first", control,
-            group->name(), !gather || is_process_group_comm(gather.get()) ? "reduce-scatter" : "all-gather");
+            group->name(), is_own(gather.get()) ? "reduce-scatter" : "all-gather");
   }
   for (const auto& group : groups) {
     const auto& comm = group->config().mesh_info.shard_group;
-    set_all_gather(*group, enable ? process_group_all_gather(comm) : nullptr);
-    group->reduction().custom_reduce_scatter = enable ? process_group_reduce_scatter(comm) : nullptr;
+    // Where there are slots, parameters are gathered into the backend's memory and need no packing for it.
+    const bool has_slots = why_no_slots(*comm).empty();
+    const bool packs = enable && !has_slots;
+    set_all_gather(*group, packs ? process_group_all_gather(comm) : nullptr);
+    group->set_symmetric_memory(enable && has_slots);
+    group->reduction().custom_reduce_scatter = packs ? process_group_reduce_scatter(comm) : nullptr;
   }
 }
 
@@ -67,10 +73,26 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
   if (groups.empty()) return;
   require_state(backend == "NCCL",
                 "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"", backend);
-  throw StateError(fmt::format(
-      "set_symm_mem_for_comm: '{}' communicates over {}, which has no symmetric memory here; use "
-      "set_allocate_memory_from_process_group_for_comm, or bring your own with set_custom_all_gather",
-      groups.front()->name(), groups.front()->config().mesh_info.shard_group->backend()));
+  check_between_steps(groups, "set_symm_mem_for_comm");
+  for (const auto& group : groups) {
+    const auto& gather = group->custom_all_gather();
+    const auto& reduce = group->reduction().custom_reduce_scatter;
+    require(!gather && !reduce,
+            "set_symm_mem_for_comm: '{}' has a custom {} or memory from the process group, which says where buffers "
+            "lie; take that back first",
+            group->name(), gather ? "all-gather" : "reduce-scatter");
+    const auto& comm = *group->config().mesh_info.shard_group;
+    const std::string why = why_no_slots(comm);
+    require_state(why.empty(),
+                  "set_symm_mem_for_comm: '{}' communicates over {}, {}; use "
+                  "set_allocate_memory_from_process_group_for_comm, or bring your own with set_custom_all_gather",
+                  group->name(), comm.backend(), why);
+  }
+  for (const auto& group : groups) {
+    std::lock_guard lock(group->context->mutex());
+    group->context->reshard(*group);
+    group->set_symmetric_memory(true);
+  }
 }
 
 void FSDPModule::set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse) {

@@ -96,14 +96,15 @@ Transfers transfers_of(const AllGather& gather, const at::Tensor& local) {
 }  // namespace
 
 AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, Communicator& group,
-                           std::string_view subject, at::Tensor unsharded) {
+                           std::string_view subject, GatherMemory memory) {
   AllGather gather;
   gather.layout = &layout;
   gather.local = local;
-  gather.unsharded = std::move(unsharded);
+  gather.unsharded = std::move(memory.unsharded);
+  gather.tail = std::move(memory.tail);
   if (!gather.unsharded.defined() && (layout.has_direct() || !layout.has_tail()))
     gather.unsharded = make_buffer(layout.total_bytes(), local.options());
-  if (layout.has_tail())
+  if (layout.has_tail() && !gather.tail.defined())
     gather.tail = make_buffer(layout.tail_bytes() * layout.world_size(), local.options());
   const auto [outputs, inputs] = transfers_of(gather, local);
   if (outputs.size() == 1)

@@ -21,6 +21,12 @@ struct AllGather {
   bool in_progress() const { return layout != nullptr; }
 };
 
+/// Memory that a gather is given. Undefined: it makes its own.
+struct GatherMemory {
+  at::Tensor unsharded;  ///< layout.total_bytes() long
+  at::Tensor tail;       ///< layout.tail_bytes() of each rank
+};
+
 /// Starts one collective (or one batched launch) that gathers every rank's pieces: the direct ones
 /// straight to their place in the unsharded buffer, the tail packed.
 ///
@@ -28,10 +34,10 @@ struct AllGather {
 /// Allocates layout.total_bytes() on local's device and, beside direct pieces, the tail's share once
 /// more. Runs on the current stream. Throws CommError if the launch fails.
 ///
-/// unsharded: the buffer to gather into, layout.total_bytes() long; undefined: a new one.
+/// memory: 1-D bytes, to gather into.
 [[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local,
                                          Communicator& group, std::string_view subject,
-                                         at::Tensor unsharded = {});
+                                         GatherMemory memory = {});
 
 /// Waits and returns the unsharded tensors, 1-D bytes, tensor-major as the layout says. Where
 /// everything is packed, this allocates them and frees the packed buffer: both live for the moment

@@ -1,9 +1,13 @@
 #include <ATen/ATen.h>
 
+#include "base/log.hpp"
 #include "base/require.hpp"
+#include "collectives/buffer.hpp"
 #include "collectives/packed_gather.hpp"
+#include "group/group_sanitizer.hpp"
 #include "group/param_group.hpp"
 #include "group/root_context.hpp"
+#include "param/residency.hpp"
 
 // In which form a group travels, and through what: as its shard lies, or packed in one buffer, encoded by
 // extensions or gathered by a user's own collective.
@@ -60,12 +64,56 @@ const PieceLayout& ParamGroup::travelling(bool is_regathered) const {
   return wire_ ? wire_->layout() : layout_.gathered();
 }
 
+void ParamGroup::set_symmetric_memory(bool value) {
+  has_symmetric_memory_ = value;
+  kept_.reset();
+  if (!value) context->gather_slots().remove(*this);
+}
+
+bool ParamGroup::uses_slots() const {
+  return has_symmetric_memory_ && !wire_ && config_.mesh_info.shard_size() > 1;
+}
+
+GatherMemory ParamGroup::slot_memory() {
+  const auto slot = context->gather_slots().take(*this);
+  const auto& layout = layout_.gathered();
+  return {.unsharded = slot.narrow(0, 0, layout.total_bytes()),
+          .tail = layout.has_tail() ? slot.narrow(0, layout.total_bytes(), layout.tail_bytes() * layout.world_size())
+                                    : at::Tensor()};
+}
+
+void ParamGroup::leave_slot() {
+  if (!is_in_slot_ || !is_held()) return;
+  BelowResidency below;
+  if (is_gathering()) wait_for_unshard();
+  const GroupBuffers buffers(*this, "gathered parameters");
+  auto own = make_buffer(unsharded_.numel(), unsharded_.options());
+  own.copy_(unsharded_, /*non_blocking=*/true);
+  context->statistics().buffer_bytes += own.numel();
+  show(std::move(own));
+  is_in_slot_ = false;
+}
+
+void ParamGroup::give_up_gather() {
+  context->observer().note_given_up(Operation::kAllGather, *this);
+  // Unused. The communicator keeps the buffers until the collective is done; but a slot is to be free in the order of
+  // streams.
+  try {
+    if (is_in_slot_ && gather_.work) gather_.work->wait();
+  } catch (const CommError& error) {
+    log().info("{}: its gather was given up, and failed: {}", name(), error.what());
+  }
+  gather_ = {};
+}
+
 AllGather ParamGroup::start_gather(Communicator& comm, bool is_regathered) {
+  if (is_in_slot_) return start_all_gather(layout_.gathered(), gather_input(), comm, name(), slot_memory());
   const bool is_packed = is_regathered ? custom_all_gather_ != nullptr : wire_ != nullptr;
   auto kept = std::exchange(kept_, {});
   if (!is_packed)
-    return is_regathered ? start_all_gather(post_forward_.layout, post_forward_.shard, comm, name(), std::move(kept))
-                         : start_all_gather(layout_.gathered(), gather_input(), comm, name(), std::move(kept));
+    return is_regathered
+               ? start_all_gather(post_forward_.layout, post_forward_.shard, comm, name(), {std::move(kept), {}})
+               : start_all_gather(layout_.gathered(), gather_input(), comm, name(), {std::move(kept), {}});
   const PackedGatherOptions options{.group = comm,
                                     .subject = name(),
                                     .custom = custom_all_gather_.get(),
@@ -94,6 +142,7 @@ at::Tensor ParamGroup::finish_gather(AllGather gather) const {
 }
 
 int64_t ParamGroup::planned_gather_bytes(bool is_regathered) const {
+  if (is_in_slot_) return 0;
   const auto& layout = travelling(is_regathered);
   const int64_t kept = kept_bytes();
   if (is_regathered && custom_all_gather_) return layout.total_bytes() + unsharded_bytes() - kept;

@@ -167,6 +167,8 @@ void ParamGroup::unshard() {
   needs_gather_ = false;
   const GroupBuffers buffers(*this, "gathered parameters");
   const bool is_regathered = post_forward_.shard.defined();
+  is_in_slot_ = uses_slots() && !is_regathered &&
+                context->gather_slots().prepare(*this, context->options().prefetch_distance);
   const int64_t buffer_bytes = planned_gather_bytes(is_regathered);
   auto& comm = is_regathered ? *policy_.after_forward.post_forward_group : *config_.mesh_info.shard_group;
   gather_ = context->observer().launch(
@@ -275,16 +277,14 @@ void ParamGroup::reshard() {
   const Range range(context->observer(), "FSDP::reshard", *this);
   context->note_released(*this);
   if (is_gathering()) {
-    context->observer().note_given_up(Operation::kAllGather, *this);
-    // Given up unused: the communicator keeps the buffers until the collective is done.
-    gather_ = {};
+    give_up_gather();
     return;
   }
   if (sanitizer_) [[unlikely]]
     sanitizer_->check_shown(unsharded_);
   for (auto& param : params_)
     if (auto* storage = param.storage()) storage->release();
-  if (keeps_storage_) kept_ = std::move(unsharded_);
+  if (keeps_storage_ && !is_in_slot_) kept_ = std::move(unsharded_);
   unsharded_.reset();
   is_unsharded_ = false;
 }

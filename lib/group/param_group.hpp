@@ -125,6 +125,16 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// From the next gather on; not in a step (group_gather.cpp). Null: the group's communicator's own.
   void set_custom_all_gather(std::shared_ptr<AllGatherComm> comm);
   const std::shared_ptr<AllGatherComm>& custom_all_gather() const { return custom_all_gather_; }
+  /// From the next gather on, into a slot (gather_slots.hpp); while the group is released.
+  void set_symmetric_memory(bool value);
+  bool has_symmetric_memory() const { return has_symmetric_memory_; }
+  /// What travels as it lies in the shard does; what is packed for a custom collective or an extension does not.
+  bool uses_slots() const;
+  /// Unsharded, and packed beside it what is too small to travel by itself.
+  int64_t slot_bytes() const { return layout_.gathered().gather_bytes(); }
+  /// Another group's gather needs the slot that this one may be in: parameters that are unsharded, or being gathered,
+  /// go on in memory of their own. This rank's business: no communication but waiting.
+  void leave_slot();
   /// Keeps the unsharded buffer when the group is released, and fills it again.
   void set_keep_unsharded_storage(bool keep);
   bool keeps_unsharded_storage() const { return keeps_storage_; }
@@ -272,6 +282,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   at::Tensor shard_on_device();
   at::Tensor pack(const at::Tensor& shard) const;
   const PieceLayout& travelling(bool is_regathered) const;
+  GatherMemory slot_memory();
+  void give_up_gather();
   AllGather start_gather(Communicator& comm, bool is_regathered);
   at::Tensor finish_gather(AllGather gather) const;
   int64_t planned_gather_bytes(bool is_regathered) const;
@@ -323,6 +335,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   at::Tensor unsharded_;
   at::Tensor kept_;  // the buffer of a released group that keeps it
   bool keeps_storage_ = false;
+  bool has_symmetric_memory_ = false;
+  bool is_in_slot_ = false;  // of the last gather
   size_t trainable_count_ = 0;
   bool is_unsharded_ = false;
   bool needs_gather_ = false;  // versions have been followed since, values not

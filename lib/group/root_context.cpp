@@ -35,6 +35,7 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
 void RootContext::remove(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   if (contains(held_, &group)) note_released(group);
+  gather_slots_.remove(group);
   std::erase_if(reductions_, [&](const auto& reduction) { return &reduction.group() == &group; });
   std::erase(groups_, &group);
   std::erase(current_, &group);

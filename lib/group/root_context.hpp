@@ -15,6 +15,7 @@
 #include "group/step_follower.hpp"
 #include "group/step_observer.hpp"
 #include "fsdp/statistics.hpp"
+#include "group/gather_slots.hpp"
 #include "group/gather_stream.hpp"
 #include "group/residency_budget.hpp"
 #include "group/use_trace.hpp"
@@ -92,6 +93,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   /// See FSDPModule::set_post_optim_event.
   GatherStream& gather_stream() { return gather_stream_; }
+  GatherSlots& gather_slots() { return gather_slots_; }
+  const GatherSlots& gather_slots() const { return gather_slots_; }
 
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
@@ -207,6 +210,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   /// Roots that count packed gradients together, this one among them; null: this one alone.
   std::shared_ptr<std::vector<std::weak_ptr<RootContext>>> sharers_;
   GatherStream gather_stream_;
+  GatherSlots gather_slots_;
   StepStatistics statistics_, before_step_, last_step_;
   StepObserver observer_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;

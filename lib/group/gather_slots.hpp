@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/comm_memory.hpp"
+
+namespace fsdp {
+
+class ParamGroup;
+
+/// What one group wants to be gathered into.
+struct SlotNeed {
+  int64_t bytes = 0;
+  /// It is unsharded while many others come and go, so it shares with none.
+  bool is_own = false;
+  bool operator==(const SlotNeed&) const = default;
+};
+
+struct SlotPlan {
+  std::vector<int64_t> bytes;  ///< by slot
+  std::vector<size_t> slots;   ///< by group
+};
+
+/// needs: of one communicator's groups, in the order in which they are used. Those without a slot of their own share
+/// `ring` slots in turn, each as large as its largest group.
+SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring);
+
+// Note [Which slot]
+// On all ranks a gather has to use the same slot, whatever tensors, streams or exceptions have done to one of them (see
+// Note [Memory that NCCL knows]). So a group has one slot, by its place among the root's groups and by options, and
+// never one that happens to be free. Where a group is still in the slot that the next one's gather goes to, it moves:
+// its parameters are copied to memory of its own, which concerns this rank alone. In the usual order that never
+// happens: with one group more in the ring than are gathered ahead, the one that had the slot before has been released.
+// What encloses other groups, or stays after forward, would be in the way of every turn and has a slot of its own,
+// which takes no more memory than it would take anyway while it is unsharded.
+
+/// The slots of one root's groups, made when a group is first gathered into one. A new plan (another dtype, other
+/// options) gives back all slots of its communicator first.
+///
+/// Not thread-safe: the root's lock guards it.
+class GatherSlots {
+ public:
+  /// The group's slot is there, and empty on this rank; a collective call where it has to be made. False: there is
+  /// none.
+  /// prefetch_distance: groups that are gathered ahead.
+  bool prepare(ParamGroup& group, int prefetch_distance);
+  /// The whole slot of a group that `prepare` was true for: 1-D bytes, as CommSlot::take.
+  at::Tensor take(ParamGroup& group);
+  /// The group is gone, or is gathered elsewhere from now on and released: its ring goes with the last one.
+  void remove(const ParamGroup& group);
+  /// Of all slots that are there.
+  int64_t bytes() const;
+
+ private:
+  struct Slot {
+    int64_t bytes = 0;
+    bool was_made = false;
+    std::shared_ptr<CommSlot> memory = nullptr;  // null: not made, or there is none
+    ParamGroup* last = nullptr;                  // who took it last
+  };
+  struct Ring {
+    std::shared_ptr<Communicator> comm;  // outlives the slots
+    std::map<const ParamGroup*, std::pair<SlotNeed, size_t>> places = {};
+    std::vector<Slot> slots = {};
+    size_t length = 0;
+  };
+
+  void plan(Ring& ring, const ParamGroup& group, size_t length);
+  Slot* find(const ParamGroup& group);
+
+  std::map<const Communicator*, Ring> rings_;
+};
+
+}  // namespace fsdp
