@@ -71,7 +71,7 @@ DeviceMesh scaling_mesh(const Rank& rank, std::shared_ptr<Launches> launches, in
 }
 
 TEST_CASE("where a group multiplies in the collective, the last collective of a reduction averages",
-          "[runtime][scaled_reductions]") {
+          "[group][scaled_reductions]") {
   CHECK(on_ranks(4, [](Rank& rank) {
     const std::pair<int64_t, Launches> cases[] = {
         {1, {.scaled_scatters = 1}}, {2, {.scaled_reduces = 1, .scatters = 1}}, {4, {.scaled_reduces = 1}}};
@@ -86,7 +86,7 @@ TEST_CASE("where a group multiplies in the collective, the last collective of a 
   }));
 }
 
-TEST_CASE("sums of several backwards are divided once, across replicas too", "[runtime][scaled_reductions]") {
+TEST_CASE("sums of several backwards are divided once, across replicas too", "[group][scaled_reductions]") {
   CHECK(on_ranks(4, [](Rank& rank) {
     const auto launches = std::make_shared<Launches>();
     Layer layer;
@@ -101,7 +101,7 @@ TEST_CASE("sums of several backwards are divided once, across replicas too", "[r
 }
 
 TEST_CASE("a forced sum, a factor of 1, float16 and a hook of one's own are not scaled in the collective",
-          "[runtime][scaled_reductions]") {
+          "[group][scaled_reductions]") {
   CHECK(on_ranks(2, [](Rank& rank) {
     struct Case {
       std::string name;
@@ -132,7 +132,7 @@ TEST_CASE("a forced sum, a factor of 1, float16 and a hook of one's own are not 
   }));
 }
 
-TEST_CASE("a factor that a program sets is the collective's, in bfloat16 too", "[runtime][scaled_reductions]") {
+TEST_CASE("a factor that a program sets is the collective's, in bfloat16 too", "[group][scaled_reductions]") {
   CHECK(on_ranks(2, [](Rank& rank) {
     const auto launches = std::make_shared<Launches>();
     Layer layer;
