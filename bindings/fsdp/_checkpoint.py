@@ -67,7 +67,7 @@ class LoadedCheckpoint:
     """What `load_checkpoint` found beside the tensors. The lists are empty where `strict` was set."""
 
     missing: list[str]  # asked for, not in the checkpoint; each with its name in quotes
-    unexpected: list[str]  # in the checkpoint, not asked for
+    unexpected: list[str]  # in the checkpoint, asked for by no rank
     wrong: list[str]  # other sizes or dtypes, with both
     extra: Any  # None: there was none
     world_size: int  # of the ranks that saved it; 0: not known

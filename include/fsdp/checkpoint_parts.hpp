@@ -54,7 +54,7 @@ struct CheckpointSection {
 
 struct CheckpointParts {
   std::vector<CheckpointSection> sections;
-  /// Files of JSON, by file name. What rank 0 has is saved.
+  /// Files of JSON, by file name. What rank 0 has is saved; of optimizer.json, which names parameters, what all have.
   std::map<std::string, std::string> documents = {};
 };
 

@@ -9,7 +9,6 @@
 #include "checkpoint/find_damage.hpp"
 #include "checkpoint/load_values.hpp"
 #include "checkpoint/rank_group.hpp"
-#include "checkpoint/strict_json.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 
 namespace fsdp {
@@ -30,20 +29,12 @@ void describe(std::string& text, const std::string& section, const CheckpointMis
   list(text, "Wrong", misfits.wrong);
 }
 
-/// What a rank's part of the checkpoint leaves over, by section.
-std::string unexpected_text(const std::vector<CheckpointMisfits*>& misfits) {
-  auto lists = nlohmann::json::array();
-  for (const auto* section : misfits) lists.push_back(section->unexpected);
-  return dump(lists, "load_checkpoint");
-}
-
 /// Ranks may have different tensors, as stages of a pipeline have: unexpected is what no rank asks for.
-void leave_out_others(const std::vector<std::string>& texts, const std::vector<CheckpointMisfits*>& misfits) {
-  for (const auto& text : texts) {
-    const auto lists = nlohmann::json::parse(text).get<std::vector<std::set<std::string>>>();
-    for (size_t i = 0; i < misfits.size(); ++i)
-      std::erase_if(misfits[i]->unexpected, [&](const auto& name) { return i < lists.size() && !lists[i].contains(name); });
-  }
+void leave_out(const CatalogueEntries& asked, const Catalogue::Section& section, CheckpointMisfits& misfits) {
+  std::set<std::string> names;
+  for (const auto& entry : section.tensors)
+    if (asked.contains(&entry)) names.insert("'" + entry.name + "'");
+  std::erase_if(misfits.unexpected, [&](const auto& name) { return names.contains(name); });
 }
 
 void append(std::vector<std::string>& all, const std::vector<std::string>& some) {
@@ -141,16 +132,25 @@ CheckpointMisfits CheckpointReader::load(const std::vector<CheckpointSection>& s
   const auto& ranks = state_->ranks;
   std::vector<SectionMatch> results(sections.size());
   auto all = besides;
-  std::vector<CheckpointMisfits*> misfits{&all};
-  for (auto& result : results) misfits.push_back(&result.misfits);
-  std::string unexpected;
+  std::vector<int64_t> asked;
+  const auto& catalogue = state_->catalogue;
   const auto hashes = ranks.together_with([&] {
-    for (size_t i = 0; i < sections.size(); ++i) results[i] = state_->match(sections[i]);
-    unexpected = unexpected_text(misfits);
-    return static_cast<int64_t>(stable_hash(unexpected));
+    CatalogueEntries own;
+    for (size_t i = 0; i < sections.size(); ++i) {
+      results[i] = state_->match(sections[i]);
+      own.insert(results[i].asked.begin(), results[i].asked.end());
+    }
+    asked = to_bits(catalogue, own);
+    uint64_t hash = 1;
+    for (const auto word : asked) hash = mixed_hash(hash, static_cast<uint64_t>(word));
+    return static_cast<int64_t>(hash);
   });
-  if (std::any_of(hashes.begin(), hashes.end(), [&](const auto hash) { return hash != hashes.front(); }))
-    leave_out_others(ranks.all_gather(unexpected), misfits);
+  if (std::any_of(hashes.begin(), hashes.end(), [&](const auto hash) { return hash != hashes.front(); })) {
+    const auto by_any = from_bits(catalogue, joined(ranks.all_gather(asked)));
+    for (size_t i = 0; i < sections.size(); ++i)
+      if (const auto section = catalogue.sections.find(sections[i].name); section != catalogue.sections.end())
+        leave_out(by_any, section->second, results[i].misfits);
+  }
   std::vector<Match> matches;
   ranks.together([&] {
     std::string text, text_besides;

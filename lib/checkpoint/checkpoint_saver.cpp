@@ -1,6 +1,7 @@
 #include "fsdp/checkpoint_saver.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -35,6 +36,7 @@ int64_t held_bytes(const CheckpointParts& parts) {
 
 /// Into one buffer, which is kept for the next time: fresh memory costs most of the time that a step is held up.
 void copy_aside(CheckpointParts& parts, at::Tensor& buffer) {
+  const c10::InferenceMode no_inference(false);  // whose tensors could be written in that mode alone
   at::NoGradGuard no_grad;
   constexpr int64_t kAlignment = 64;
   std::vector<CheckpointTensor*> tensors;

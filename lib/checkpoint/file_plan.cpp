@@ -76,7 +76,9 @@ void plan_section(const SectionDescription& section, int64_t max_file_bytes, Fil
     for (const size_t i : files[number])
       entries.push_back({section.tensors[i].name, section.tensors[i].dtype, section.tensors[i].sizes});
     file.header = make_safetensors(entries, metadata_of(section, files[number]), file.name);
-    file.bytes = static_cast<int64_t>(file.header.size());
+    file.bytes = file.header_bytes = static_cast<int64_t>(file.header.size());
+    file.header.resize(file.header.find_last_not_of(' ') + 1);
+    file.header.shrink_to_fit();
     for (size_t k = 0; k < entries.size(); ++k) {
       places[files[number][k]] = {plan.files.size(), entries[k].offset, entries[k].bytes};
       file.bytes += entries[k].bytes;

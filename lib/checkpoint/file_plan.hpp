@@ -33,7 +33,8 @@ struct FilePlace {
 
 struct PlannedFile {
   std::string name;
-  std::string header;  ///< all before the data
+  std::string header;  ///< all before the data but for the spaces at its end, which may be a MiB
+  int64_t header_bytes = 0;  ///< with them
   int64_t bytes = 0;
 };
 

@@ -41,7 +41,7 @@ class Names {
   }
 
   /// Names of tensors that are left in the end, in the order of their names.
-  std::vector<std::string> unused(const std::set<const Catalogue::TensorEntry*>& used) const {
+  std::vector<std::string> unused(const CatalogueEntries& used) const {
     std::set<std::string> names;
     for (const auto& [name, entry] : entries_)
       if (!used.contains(entry)) names.insert("'" + entry->name + "'");
@@ -77,7 +77,6 @@ SectionMatch match_section(const CheckpointSection& section, const Catalogue::Se
   static const Catalogue::Section kNone;
   const Names names(catalogued != nullptr ? *catalogued : kNone, options.rename);
   SectionMatch result;
-  std::set<const Catalogue::TensorEntry*> used;
   for (const auto& tensor : section.tensors) {
     require_consistent(tensor);
     const auto* entry = names.find(tensor);
@@ -85,14 +84,14 @@ SectionMatch match_section(const CheckpointSection& section, const Catalogue::Se
       result.misfits.missing.push_back("'" + tensor.name + "'");
       continue;
     }
-    used.insert(entry);
+    result.asked.insert(entry);
     if (const auto wrong = misfit(tensor, entry->sizes, entry->dtype, options.convert_dtypes); !wrong.empty()) {
       result.misfits.wrong.push_back("'" + tensor.name + "' " + wrong);
       continue;
     }
     result.matches.push_back({.tensor = &tensor, .entry = entry});
   }
-  result.misfits.unexpected = names.unused(used);
+  result.misfits.unexpected = names.unused(result.asked);
   return result;
 }
 

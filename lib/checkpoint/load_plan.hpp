@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checkpoint/catalogue.hpp"
+#include "checkpoint/entry_bits.hpp"
 #include "checkpoint/pieces.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 
@@ -22,6 +23,7 @@ std::vector<FilePiece> pieces_of(const Match& match);
 
 struct SectionMatch {
   std::vector<Match> matches = {};
+  CatalogueEntries asked = {};  ///< for which there is a tensor, whether it fits or not
   CheckpointMisfits misfits = {};
 };
 

@@ -139,17 +139,16 @@ class FromFirst {
   }
 
   void run(const std::vector<Match>& matches) {
-    std::vector<const Catalogue::TensorEntry*> entries;
-    for (const auto& [name, section] : catalogue_.sections)
-      for (const auto& entry : section.tensors) entries.push_back(&entry);
     std::unordered_map<const Catalogue::TensorEntry*, std::vector<Match>> own;
-    for (const auto& match : matches) own[match.entry].push_back(match);
-    std::vector<int64_t> is_needed;
-    for (const auto* entry : entries) is_needed.push_back(own.contains(entry) ? 1 : 0);
-    const auto needs = ranks_.all_gather(is_needed);
-    for (size_t i = 0; i < entries.size(); ++i)
-      if (std::any_of(needs.begin(), needs.end(), [&](const auto& rank) { return rank[i] != 0; }))
-        deliver(*entries[i], own[entries[i]]);
+    CatalogueEntries needed;
+    for (const auto& match : matches) {
+      own[match.entry].push_back(match);
+      needed.insert(match.entry);
+    }
+    needed = from_bits(catalogue_, joined(ranks_.all_gather(to_bits(catalogue_, needed))));
+    for (const auto& [name, section] : catalogue_.sections)
+      for (const auto& entry : section.tensors)
+        if (needed.contains(&entry)) deliver(entry, own[&entry]);
     ranks_.together([&] {
       if (failure_) std::rethrow_exception(failure_);
     });

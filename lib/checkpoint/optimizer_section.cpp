@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <iterator>
+#include <set>
 
 #include "api/optimizer_fields.hpp"
 #include "base/require.hpp"
@@ -97,6 +98,31 @@ std::string optimizer_document(const std::vector<OptimizerParam>& params, const 
     document["groups"].push_back({{"options", options}, {"params", names}});
   }
   return dump(document, "save_checkpoint: the optimizer");
+}
+
+std::string merge_optimizer_documents(const std::vector<std::string>& texts) {
+  json merged;
+  std::vector<std::set<json>> known;  // by group
+  for (const auto& text : texts) {
+    if (text.empty()) continue;
+    auto document = json::parse(text);
+    if (merged.is_null()) {
+      for (const auto& group : document["groups"]) known.emplace_back(group["params"].begin(), group["params"].end());
+      merged = std::move(document);
+      continue;
+    }
+    require(document["optimizer"] == merged["optimizer"] && document["groups"].size() == known.size(),
+            "save_checkpoint: the optimizer is {} with {} parameter groups on a rank, {} with {} on one before it; expected "
+            "one class and as many groups everywhere",
+            document["optimizer"].dump(), document["groups"].size(), merged["optimizer"].dump(), known.size());
+    for (size_t group = 0; group < known.size(); ++group)
+      for (const auto& name : document["groups"][group]["params"])
+        if (known[group].insert(name).second) merged["groups"][group]["params"].push_back(name);
+    // Python's optimizers may have state that is no tensor.
+    for (const auto& item : document.value("values", json::object()).items())
+      if (!merged["values"].contains(item.key())) merged["values"][item.key()] = item.value();
+  }
+  return dump(merged, "save_checkpoint: the optimizer");
 }
 
 OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const Saved& saved,

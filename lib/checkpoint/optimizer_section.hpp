@@ -17,6 +17,9 @@ inline constexpr auto kOptimizerFile = "optimizer.json";
 /// Throws UsageError for a class or state that is not known.
 CheckpointSection optimizer_section(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer);
 std::string optimizer_document(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer);
+/// Stages of a pipeline have optimizers of their own, with other parameters: the ranks' documents in one, the first that
+/// names a parameter winning. Empty: a rank has none. Throws UsageError where classes or numbers of groups differ.
+std::string merge_optimizer_documents(const std::vector<std::string>& texts);
 
 /// An optimizer that is loaded: first what it needs from the checkpoint, then, with that in place, the change itself.
 class OptimizerLoad {

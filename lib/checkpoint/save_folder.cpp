@@ -205,10 +205,14 @@ void SaveFolder::remove_leftovers() const {
     if (lock < 0) continue;  // it is being written
     const auto left = parent_ + "/" + entry, whole = parent_ + "/" + *owner;
     std::error_code error;
-    if (entry.starts_with(hidden(*owner, "old-")) && is_checkpoint(left) && !fs::exists(whole, error))
+    const bool was_checkpoint = entry.starts_with(hidden(*owner, "old-")) && is_checkpoint(left);
+    if (was_checkpoint && !fs::exists(whole, error)) {
       fs::rename(left, whole, error);
-    else
-      fs::remove_all(left, error);
+    } else {
+      const auto removed = parent_ + "/" + hidden(*owner, "removed-") + token_;
+      if (was_checkpoint) fs::rename(left, removed, error);
+      if (!error) fs::remove_all(was_checkpoint ? removed : left, error);
+    }
     if (error) log().warn("checkpoint: {}, which a killed save left, cannot be removed: {}", left, error.message());
     if (lock != lock_) drop_lock(lock, parent_, *owner);
   }
@@ -244,7 +248,10 @@ void SaveFolder::exchange() const {
   if (error) fs::rename(old, path_, ignored);
   require_checkpoint(!error, "{}: cannot take its place: {}", path_, error.message());
   File::folder(parent_).sync();
-  fs::remove_all(old, ignored);  // what stays of it, the next save finds
+  // By another name: half removed, it would be taken for what the folder was before. What stays of it, the next save finds.
+  const auto removed = parent_ + "/" + hidden(name_, "removed-") + token_;
+  fs::rename(old, removed, error);
+  if (!error) fs::remove_all(removed, ignored);
 }
 
 void SaveFolder::commit(const std::set<std::string>& own_files) {

@@ -1,12 +1,15 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 
 #include "base/require.hpp"
+#include "base/stable_hash.hpp"
 #include "checkpoint/block_sums.hpp"
 #include "checkpoint/manifest.hpp"
+#include "checkpoint/optimizer_section.hpp"
 #include "checkpoint/piece_writer.hpp"
 #include "checkpoint/save_folder.hpp"
 #include "checkpoint/save_plan.hpp"
@@ -17,8 +20,8 @@ namespace fsdp {
 
 namespace {
 
-// Of sums that the ranks exchange at once, which bounds the memory.
-constexpr size_t kSumsAtOnce = size_t{1} << 16;
+// Of sums that the ranks exchange at once, all ranks' together, which bounds the memory.
+constexpr size_t kSumsAtOnce = size_t{1} << 20, kLeastSumsAtOnce = 1024;
 
 void require_options(const std::string& path, const SaveCheckpointOptions& options) {
   require(options.keep_last >= 0, "save_checkpoint: keep_last is {}, expected 0 or more", options.keep_last);
@@ -28,8 +31,22 @@ void require_options(const std::string& path, const SaveCheckpointOptions& optio
           options.dtype ? c10::toString(*options.dtype) : "");
 }
 
-void require_documents(const CheckpointParts& parts, const FilePlan& plan) {
-  for (const auto& [name, text] : parts.documents) {
+using Documents = std::map<std::string, std::string>;
+
+/// The first rank's; of optimizers, whose parameters may differ, all ranks'. A collective call.
+Documents joined_documents(const RankGroup& ranks, Documents documents) {
+  const auto own = documents.find(kOptimizerFile);
+  const auto text = own == documents.end() ? "" : own->second;
+  const auto hash = static_cast<int64_t>(stable_hash(text));
+  const auto hashes = ranks.all_gather(std::vector{hash});
+  if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& other) { return other.front() == hash; })) return documents;
+  const auto texts = ranks.all_gather(text);
+  ranks.together([&] { documents[kOptimizerFile] = merge_optimizer_documents(texts); });
+  return documents;
+}
+
+void require_documents(const Documents& documents, const FilePlan& plan) {
+  for (const auto& [name, text] : documents) {
     require(name.ends_with(".json") && name.find('/') == std::string::npos && name.front() != '.' &&
                 name != kManifestFile && !plan.indexes.contains(name),
             "save_checkpoint: a document cannot be named '{}'; expected a name of its own that ends in .json", name);
@@ -42,7 +59,9 @@ void lay_headers(const FilePlan& plan, const std::string& folder, std::vector<Bl
     const auto& planned = plan.files[i];
     const auto file = File::create(folder + "/" + planned.name);
     file.reserve(planned.bytes);
-    const auto bytes = std::as_bytes(std::span(planned.header));
+    auto header = planned.header;
+    header.resize(planned.header_bytes, ' ');
+    const auto bytes = std::as_bytes(std::span(header));
     file.write_at(0, bytes);
     sums[i].add(0, bytes);
   }
@@ -51,8 +70,9 @@ void lay_headers(const FilePlan& plan, const std::string& folder, std::vector<Bl
 std::vector<std::vector<uint32_t>> exchange_sums(const RankGroup& ranks, const std::vector<BlockSums>& sums) {
   std::vector<int64_t> own, all;
   for (const auto& file : sums) own.insert(own.end(), file.parts().begin(), file.parts().end());
-  for (size_t begin = 0; begin < own.size(); begin += kSumsAtOnce) {
-    const size_t end = std::min(own.size(), begin + kSumsAtOnce);
+  const size_t at_once = std::max<size_t>(kLeastSumsAtOnce, kSumsAtOnce / ranks.size());
+  for (size_t begin = 0; begin < own.size(); begin += at_once) {
+    const size_t end = std::min(own.size(), begin + at_once);
     std::vector<int64_t> together(end - begin, 0);
     for (const auto& numbers : ranks.all_gather(std::vector<int64_t>(own.begin() + begin, own.begin() + end)))
       for (size_t i = 0; i < numbers.size(); ++i) together[i] ^= numbers[i];
@@ -76,7 +96,7 @@ void write_listed(Manifest& manifest, const std::string& folder, const std::stri
 }
 
 /// Documents, indexes and last the manifest, which makes the folder a checkpoint.
-std::set<std::string> write_rest(const RankGroup& ranks, const CheckpointParts& parts, const SavePlan& plan,
+std::set<std::string> write_rest(const RankGroup& ranks, const Documents& documents, const SavePlan& plan,
                                  const std::string& folder, std::vector<std::vector<uint32_t>> sums) {
   Manifest manifest{.world_size = ranks.size()};
   for (size_t i = 0; i < plan.files.files.size(); ++i) {
@@ -85,7 +105,7 @@ std::set<std::string> write_rest(const RankGroup& ranks, const CheckpointParts& 
     File::open_to_write(folder + "/" + file.name).sync();
     manifest.files[file.name] = {file.bytes, finished_sums(std::move(sums[i]), file.bytes)};
   }
-  for (const auto& [name, text] : parts.documents) {
+  for (const auto& [name, text] : documents) {
     write_listed(manifest, folder, name, text);
     manifest.documents.push_back(name);
   }
@@ -107,7 +127,8 @@ void save_checkpoint_parts(const std::string& given_path, const CheckpointParts&
     require_options(path, options);
   });
   const auto plan = plan_save(ranks, parts, options.max_file_bytes);
-  ranks.on_first([&] { require_documents(parts, plan.files); });
+  const auto documents = joined_documents(ranks, parts.documents);
+  ranks.on_first([&] { require_documents(documents, plan.files); });
 
   std::optional<SaveFolder> folder;
   ranks.on_first([&] { folder.emplace(path); });
@@ -122,7 +143,7 @@ void save_checkpoint_parts(const std::string& given_path, const CheckpointParts&
   ranks.together([&] { write_pieces(plan, saving_folder(path, token), sums); });
   auto all_sums = exchange_sums(ranks, sums);
   ranks.on_first([&] {
-    folder->commit(write_rest(ranks, parts, plan, folder->folder(), std::move(all_sums)));
+    folder->commit(write_rest(ranks, documents, plan, folder->folder(), std::move(all_sums)));
     folder->retain(options.keep_last);
   });
 }

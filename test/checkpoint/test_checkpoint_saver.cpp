@@ -42,6 +42,19 @@ TEST_CASE("a save in the background has the values of its beginning", "[checkpoi
     }));
 }
 
+TEST_CASE("a save that began in inference mode leaves no memory that later ones cannot use", "[checkpoint][checkpoint_saver]") {
+  TemporaryFolder folder;
+  nn::Linear linear(30, 30);
+  CheckpointSaver saver;
+  {
+    const c10::InferenceMode inference;
+    saver.start_save(folder / "step-1", {linear});
+  }
+  saver.start_save(folder / "step-2", {linear});
+  saver.wait();
+  CHECK(folder.names() == std::set<std::string>{"step-1", "step-2"});
+}
+
 TEST_CASE("a relative path is that of the moment of the call", "[checkpoint][checkpoint_saver]") {
   namespace fs = std::filesystem;
   TemporaryFolder folder, elsewhere;

@@ -162,6 +162,47 @@ TEST_CASE("ranks may have different tensors, as stages of a pipeline: what no ra
   }));
 }
 
+TEST_CASE("each stage of a pipeline has its own parameters and optimizer in one checkpoint", "[checkpoint][load_checkpoint]") {
+  TemporaryFolder folder;
+  struct Stage : nn::Module {
+    explicit Stage(int rank, double value) {
+      weight = register_parameter(fmt::format("stage{}", rank), torch::full({3}, value));
+      unused = register_parameter(fmt::format("unused{}", rank), torch::zeros({2}));
+    }
+    Tensor weight, unused;
+  };
+  for (const double momentum : {0.0, 0.5})
+    CHECK(on_ranks(2, [&](Rank& rank) {
+      const auto path = folder / fmt::format("momentum-{}", momentum > 0 ? 1 : 0);
+      const auto step = [&](Stage& stage, torch::optim::SGD& optimizer) {
+        optimizer.zero_grad();
+        (stage.weight * (rank.index() + 1.0)).sum().backward();
+        optimizer.step();
+      };
+      const auto options = torch::optim::SGDOptions(0.1).momentum(momentum);
+      auto saved = std::make_shared<Stage>(rank.index(), 5), loaded = std::make_shared<Stage>(rank.index(), 0);
+      torch::optim::SGD optimizer(saved->parameters(), options), other(loaded->parameters(), options);
+      step(*saved, optimizer);
+      save_checkpoint(path, {.model = saved, .optimizer = optimizer}, {.world = rank.world()});
+      const auto result = load_checkpoint(path, {.model = loaded, .optimizer = other}, {.world = rank.world()});
+      rank.check(result.misfits.none(), "everything fits");
+      step(*saved, optimizer);
+      step(*loaded, other);
+      rank.check_identical(loaded->weight.detach(), saved->weight.detach(), "goes on as the other");
+    }));
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    auto stage = std::make_shared<Stage>(rank.index(), 5);
+    torch::optim::SGD sgd(stage->parameters(), 0.1);
+    torch::optim::AdamW adamw(stage->parameters(), 0.1);
+    rank.check_throws<UsageError>(
+        [&] {
+          if (rank.index() == 0) save_checkpoint(folder / "c", {.model = stage, .optimizer = sgd}, {.world = rank.world()});
+          else save_checkpoint(folder / "c", {.model = stage, .optimizer = adamw}, {.world = rank.world()});
+        },
+        {"AdamW", "SGD"}, "two classes");
+  }));
+}
+
 TEST_CASE("without strict a parameter's state is loaded whole or left as it is", "[checkpoint][load_checkpoint]") {
   TemporaryFolder folder;
   const auto step = [](nn::Sequential& model, torch::optim::AdamW& optimizer) {
