@@ -196,9 +196,13 @@ void NcclGroup::look(std::vector<at::Tensor>& unused) {
 void NcclGroup::settle(Channel& channel, std::vector<at::Tensor>& unused) {
   auto& flights = channel.flights;
   while (!flights.empty() && flights.front()->done && flights.front()->done->is_done()) {
-    auto& tensors = flights.front()->tensors;
-    std::move(tensors.begin(), tensors.end(), std::back_inserter(unused));
-    tensors.clear();
+    // Those of a Work that is still there go with its wait, or with it: on the thread that will use the memory again, and
+    // not at any time while this one still has them in its hands.
+    if (flights.front().use_count() == 1) {
+      auto& tensors = flights.front()->tensors;
+      std::move(tensors.begin(), tensors.end(), std::back_inserter(unused));
+      tensors.clear();
+    }
     flights.pop_front();
   }
 }

@@ -12,11 +12,24 @@ bool stays(const ParamGroup& group) {
   return !policy.after_forward.reshard || !policy.reshard_after_backward || group.keeps_unsharded_storage();
 }
 
+/// Groups of one module enclose each other; they come and go together.
+bool is_around(const ParamGroup& group, const ParamGroup& other) {
+  return group.encloses(other) && (group.tree_enter < other.tree_enter || other.tree_exit < group.tree_exit);
+}
+
 SlotNeed need_of(const ParamGroup& group) {
   const auto& groups = group.context->groups();
-  const bool encloses_any =
-      std::any_of(groups.begin(), groups.end(), [&](const ParamGroup* other) { return group.encloses(*other); });
+  const bool encloses_any = std::any_of(groups.begin(), groups.end(), [&](const ParamGroup* other) {
+    return is_around(group, *other) && other->uses_slots() &&
+           other->config().mesh_info.shard_group == group.config().mesh_info.shard_group;
+  });
   return {.bytes = group.slot_bytes(), .is_own = encloses_any || stays(group)};
+}
+
+/// With what it wanted before: options and modes that alternate, as when gradients are accumulated, would make all slots
+/// anew each time.
+SlotNeed grown(const SlotNeed& need, const SlotNeed& before) {
+  return {.bytes = std::max(need.bytes, before.bytes), .is_own = need.is_own || before.is_own};
 }
 
 void move_out(ParamGroup* group, const CommSlot& slot) {
@@ -45,14 +58,15 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
   for (auto& slot : ring.slots)
     if (slot.memory) move_out(slot.last, *slot.memory);
   ring.slots.clear();
-  ring.places.clear();
+  const auto before = std::exchange(ring.places, {});
   ring.length = length;
   std::vector<const ParamGroup*> members;
   std::vector<SlotNeed> needs;
   for (const auto* other : group.context->groups()) {
     if (!other->uses_slots() || other->config().mesh_info.shard_group != ring.comm) continue;
     members.push_back(other);
-    needs.push_back(need_of(*other));
+    const auto known = before.find(other);
+    needs.push_back(known == before.end() ? need_of(*other) : grown(need_of(*other), known->second.first));
   }
   const auto planned = plan_slots(needs, length);
   for (const int64_t bytes : planned.bytes) ring.slots.push_back({.bytes = bytes});
@@ -65,8 +79,8 @@ bool GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
   ring.comm = comm;
   const auto length = static_cast<size_t>(1 + prefetch_distance);
   const auto place = ring.places.find(&group);
-  if (place == ring.places.end() || place->second.first != need_of(group) || ring.length != length)
-    plan(ring, group, length);
+  const bool fits = place != ring.places.end() && grown(need_of(group), place->second.first) == place->second.first;
+  if (!fits || ring.length != length) plan(ring, group, length);
   auto& slot = *find(group);
   if (!std::exchange(slot.was_made, true)) slot.memory = make_slot(*comm, slot.bytes);
   if (!slot.memory) return false;

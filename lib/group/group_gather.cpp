@@ -107,7 +107,10 @@ void ParamGroup::give_up_gather() {
 }
 
 AllGather ParamGroup::start_gather(Communicator& comm, bool is_regathered) {
-  if (is_in_slot_) return start_all_gather(layout_.gathered(), gather_input(), comm, name(), slot_memory());
+  if (is_in_slot_) {
+    kept_.reset();  // of a time when it had to leave its slot
+    return start_all_gather(layout_.gathered(), gather_input(), comm, name(), slot_memory());
+  }
   const bool is_packed = is_regathered ? custom_all_gather_ != nullptr : wire_ != nullptr;
   auto kept = std::exchange(kept_, {});
   if (!is_packed)

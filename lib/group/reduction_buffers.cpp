@@ -28,8 +28,10 @@ void RootContext::make_room_for_reduction(const ParamGroup& group) {
   }
   const size_t stays = limit - 1 + (has_all_reduce(group) ? 1 : 0);
   while (reductions_.size() > stays) {
-    reductions_.front().finish();
+    // Taken out first: hooks on gradients may read parameters, and such a use may launch what was postponed.
+    auto oldest = std::move(reductions_.front());
     reductions_.erase(reductions_.begin());
+    oldest.finish();
   }
 }
 
@@ -79,7 +81,12 @@ bool RootContext::is_urgent(const ParamGroup& gathered) const {
 /// gathered: in the room that the reduction's group has left; null: nothing.
 void RootContext::launch_or_postpone(GradientReduction reduction, const ParamGroup* gathered) {
   const auto& group = reduction.group();
-  const bool waits = gathered != nullptr && group.reduction().uses_separate_group && is_urgent(*gathered);
+  // Groups over other ranks may have other bytes there, by which these would come to another order.
+  const auto& ranks = group.config().mesh_info.shard_group;
+  const bool all_alike = std::all_of(groups_.begin(), groups_.end(),
+                                     [&](const auto* other) { return other->config().mesh_info.shard_group == ranks; });
+  const bool waits =
+      gathered != nullptr && group.reduction().uses_separate_group && all_alike && is_urgent(*gathered);
   if (!waits && postponed_.empty()) return launch(std::move(reduction));
   // Behind one that waits they keep their order.
   const auto device = group.config().device;
