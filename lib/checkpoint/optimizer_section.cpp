@@ -119,7 +119,8 @@ std::string merge_optimizer_documents(const std::vector<std::string>& texts) {
       for (const auto& name : document["groups"][group]["params"])
         if (known[group].insert(name).second) merged["groups"][group]["params"].push_back(name);
     // Python's optimizers may have state that is no tensor.
-    for (const auto& item : document.value("values", json::object()).items())
+    const auto values = document.value("values", json::object());
+    for (const auto& item : values.items())
       if (!merged["values"].contains(item.key())) merged["values"][item.key()] = item.value();
   }
   return dump(merged, "save_checkpoint: the optimizer");
