@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/stable_hash.hpp"
 #include "checkpoint/checkpoint_error.hpp"
 #include "fsdp/process_group.hpp"
 
@@ -83,6 +84,13 @@ std::vector<std::string> RankGroup::all_gather(const std::string& text, const st
   for (int rank = 0; rank < size(); ++rank)
     texts[rank].assign(static_cast<const char*>(all.const_data_ptr()) + rank * longest, lengths[rank]);
   return texts;
+}
+
+std::vector<std::string> RankGroup::all_gather_different(const std::string& text) const {
+  const auto hash = static_cast<int64_t>(stable_hash(text));
+  const auto hashes = all_gather(std::vector{hash});
+  if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& other) { return other.front() == hash; })) return {};
+  return all_gather(text);
 }
 
 std::vector<std::vector<int64_t>> RankGroup::all_gather(const std::vector<int64_t>& numbers) const {

@@ -24,6 +24,8 @@ class RankGroup {
 
   // Collective calls.
   std::vector<std::string> all_gather(const std::string& text) const;
+  /// Every rank's; none where all are the same. A hash travels first.
+  std::vector<std::string> all_gather_different(const std::string& text) const;
   /// As many numbers on every rank.
   std::vector<std::vector<int64_t>> all_gather(const std::vector<int64_t>& numbers) const;
   /// The first rank's.

@@ -83,11 +83,13 @@ void drop_lock(int lock, const std::string& parent, const std::string& name) {
   ::close(lock);
 }
 
-/// By another name first, so that half of a checkpoint is never taken for one.
-void remove_checkpoint(const std::string& parent, const std::string& name, const std::string& token) {
+/// What `entry` in the folder `parent` has of the checkpoint `name`. By another name first, so that half of a checkpoint
+/// is never taken for one; what stays of it, the next save finds.
+void remove_checkpoint(const std::string& parent, const std::string& entry, const std::string& name,
+                       const std::string& token, std::error_code& error) {
   const auto removed = parent + "/" + hidden(name, "removed-") + token;
-  fs::rename(parent + "/" + name, removed);
-  fs::remove_all(removed);
+  fs::rename(parent + "/" + entry, removed, error);
+  if (!error) fs::remove_all(removed, error);
 }
 
 std::string new_token() {
@@ -206,13 +208,12 @@ void SaveFolder::remove_leftovers() const {
     const auto left = parent_ + "/" + entry, whole = parent_ + "/" + *owner;
     std::error_code error;
     const bool was_checkpoint = entry.starts_with(hidden(*owner, "old-")) && is_checkpoint(left);
-    if (was_checkpoint && !fs::exists(whole, error)) {
+    if (!was_checkpoint)
+      fs::remove_all(left, error);
+    else if (fs::exists(whole, error))
+      remove_checkpoint(parent_, entry, *owner, token_, error);
+    else
       fs::rename(left, whole, error);
-    } else {
-      const auto removed = parent_ + "/" + hidden(*owner, "removed-") + token_;
-      if (was_checkpoint) fs::rename(left, removed, error);
-      if (!error) fs::remove_all(was_checkpoint ? removed : left, error);
-    }
     if (error) log().warn("checkpoint: {}, which a killed save left, cannot be removed: {}", left, error.message());
     if (lock != lock_) drop_lock(lock, parent_, *owner);
   }
@@ -241,17 +242,14 @@ void SaveFolder::exchange() const {
   if (::renameat2(AT_FDCWD, folder_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) return;
   require_checkpoint(errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP, "{}: cannot take its place: {}", path_,
                      std::strerror(errno));
-  const auto old = parent_ + "/" + hidden(name_, "old-") + token_;
+  const auto old_name = hidden(name_, "old-") + token_, old = parent_ + "/" + old_name;
   fs::rename(path_, old);
   std::error_code error, ignored;
   fs::rename(folder_, path_, error);
   if (error) fs::rename(old, path_, ignored);
   require_checkpoint(!error, "{}: cannot take its place: {}", path_, error.message());
   File::folder(parent_).sync();
-  // By another name: half removed, it would be taken for what the folder was before. What stays of it, the next save finds.
-  const auto removed = parent_ + "/" + hidden(name_, "removed-") + token_;
-  fs::rename(old, removed, error);
-  if (!error) fs::remove_all(removed, ignored);
+  remove_checkpoint(parent_, old_name, name_, token_, ignored);
 }
 
 void SaveFolder::commit(const std::set<std::string>& own_files) {
@@ -277,11 +275,9 @@ void SaveFolder::retain(int keep_last) const {
   for (const auto& name : names) {
     const int lock = try_lock(parent_, name);
     if (lock < 0) continue;
-    try {
-      remove_checkpoint(parent_, name, token_);
-    } catch (const std::exception& error) {
-      log().warn("checkpoint: {}, an older one, cannot be removed: {}", name, error.what());
-    }
+    std::error_code error;
+    remove_checkpoint(parent_, name, name, token_, error);
+    if (error) log().warn("checkpoint: {}, an older one, cannot be removed: {}", name, error.message());
     drop_lock(lock, parent_, name);
   }
 }

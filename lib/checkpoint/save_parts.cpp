@@ -6,7 +6,6 @@
 #include <set>
 
 #include "base/require.hpp"
-#include "base/stable_hash.hpp"
 #include "checkpoint/block_sums.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/optimizer_section.hpp"
@@ -36,11 +35,8 @@ using Documents = std::map<std::string, std::string>;
 /// The first rank's; of optimizers, whose parameters may differ, all ranks'. A collective call.
 Documents joined_documents(const RankGroup& ranks, Documents documents) {
   const auto own = documents.find(kOptimizerFile);
-  const auto text = own == documents.end() ? "" : own->second;
-  const auto hash = static_cast<int64_t>(stable_hash(text));
-  const auto hashes = ranks.all_gather(std::vector{hash});
-  if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& other) { return other.front() == hash; })) return documents;
-  const auto texts = ranks.all_gather(text);
+  const auto texts = ranks.all_gather_different(own == documents.end() ? "" : own->second);
+  if (texts.empty()) return documents;
   ranks.together([&] { documents[kOptimizerFile] = merge_optimizer_documents(texts); });
   return documents;
 }

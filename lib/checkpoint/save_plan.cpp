@@ -74,13 +74,10 @@ void merge(std::vector<SectionDescription>& all, const std::vector<SectionDescri
   }
 }
 
-/// Everything that any rank has. The texts travel only where they are not the same.
+/// Everything that any rank has.
 std::vector<SectionDescription> agree(const RankGroup& ranks, std::vector<SectionDescription> own) {
-  const auto text = to_text(own);
-  const auto hash = static_cast<int64_t>(stable_hash(text));
-  const auto hashes = ranks.all_gather(std::vector{hash});
-  if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& other) { return other.front() == hash; })) return own;
-  const auto texts = ranks.all_gather(text);
+  const auto texts = ranks.all_gather_different(to_text(own));
+  if (texts.empty()) return own;
   std::vector<SectionDescription> all;
   for (size_t rank = 0; rank < texts.size(); ++rank) merge(all, from_text(texts[rank]), rank);
   return all;
