@@ -172,7 +172,7 @@ void ShardedModule::use(bool records_autograd) {
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
   if (index >= waits_for_.size()) throw py::index_error("pre_forward: no module has this index");
   follow_root();
-  if (post_optim_event_) PyRef(std::move(post_optim_event_)).object().attr("wait")();
+  if (post_optim_event_) wait_for_post_optim_event();
   const bool records = records_autograd(args);
   {
     py::gil_scoped_release no_gil;
@@ -233,6 +233,27 @@ void ShardedModule::set_post_optim_event(py::object event) {
     throw py::type_error("set_post_optim_event: expected an event that has been recorded, found " +
                          py::repr(event).cast<std::string>());
   if (const auto root = of(*controls_.state().root())) root->post_optim_event_ = PyRef(std::move(event));
+}
+
+/// Gathers do, until the first use of a parameter, if the device has streams. An event that Python made has no form that
+/// C++ can wait for, so it is Python that lets the gathers' stream wait.
+void ShardedModule::wait_for_post_optim_event() {
+  const auto event = PyRef(std::move(post_optim_event_)).object();
+  auto& context = *controls_.state().context;
+  const auto device = controls_.state().mesh_info.mesh.device();
+  std::optional<c10::Stream> stream;
+  {
+    const std::lock_guard lock(context.mutex());
+    stream = context.gather_stream().to_wait_for_event(device);
+  }
+  if (!stream) {
+    event.attr("wait")();
+    return;
+  }
+  const auto devices = py::module_::import("torch").attr("get_device_module")(c10::DeviceTypeName(device.type(), true));
+  event.attr("wait")(devices.attr("Stream")(py::arg("stream_id") = stream->id(),
+                                            py::arg("device_index") = static_cast<int>(stream->device_index()),
+                                            py::arg("device_type") = static_cast<int>(stream->device_type())));
 }
 
 void ShardedModule::unshard() {

@@ -81,6 +81,7 @@ class ShardedModule final : public StepFollower,
   std::vector<std::shared_ptr<ShownParam>> params_;
   std::vector<std::weak_ptr<ShardedModule>> followed_;  ///< of a root: itself and all below
   const RootContext* context_ = nullptr;                ///< when the root was last looked for
+  void wait_for_post_optim_event();
   PyRef post_optim_event_;
   bool has_begun_ = false;
   Form form_ = Form::kSharded;

@@ -81,6 +81,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// into one than each in a place of its own. 0: never.
   virtual int64_t packs_below() const { return 0; }
 
+  /// True if `Work::wait` lets the current stream of the device wait, and never the host for the device: then all that
+  /// follows a collective can be queued at once.
+  virtual bool waits_in_streams() const { return false; }
+
   /// One launch for all pairs (outputs[i], inputs[i]), each as in `start_all_gather`.
   /// Throws StateError unless `launches_batches()`.
   virtual std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,

@@ -11,7 +11,8 @@ namespace fsdp {
 ///   in each floating-point dtype. Released ones stay in quarantine, so that a pointer kept beyond a
 ///   reshard reads NaN and not somebody else's values; a write to one is found.
 /// - Collectives deliver late, after a random delay; until the wait for one its output is poison. A
-///   write to the input, or to the output, of one under way is found.
+///   write to the input, or to the output, of one under way is found. Where waits are streams' (backend nccl), streams
+///   stall in front of collectives instead: what comes too early, or waits for nothing, has NaN as its result.
 /// - A write that passed no operator (through a raw pointer, by a kernel whose schema does not say that it
 ///   writes) is found, to an unsharded handle when it is resharded, to a registered parameter when the
 ///   next step begins. Such a write to a handle is lost; to a registered parameter it is kept, but other

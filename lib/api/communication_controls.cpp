@@ -133,7 +133,7 @@ void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
 void FSDPModule::set_post_optim_event(c10::Event event) {
   auto& context = root_context(*state_, "set_post_optim_event");
   std::lock_guard lock(context.mutex());
-  context.gather_stream().set_event(std::move(event));
+  context.gather_stream().wait_for(event);
 }
 
 void share_comm_ctx(const std::vector<FSDPModule>& roots) {

@@ -224,12 +224,12 @@ ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<c
   const int64_t itemsize = allocate.itemsize();
   ReduceScatter reduction;
   reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
+  reduction.dtype = options.sum.dtype();
   reduction.itemsize = itemsize;
   reduction.is_custom = allocate.custom != nullptr;
   reduction.layout = layout_of(units, entries, itemsize, group, reduction.is_custom);
   const auto& layout = reduction.layout;
-  reduction.output = allocate(layout.rank_bytes() / itemsize);
-  const int64_t begin_of_output = reduction.output.storage_offset();
+  if (world == 1) reduction.output = allocate(layout.rank_bytes() / itemsize);
   UnitWalk walk(entries);
   for (size_t i = 0; i < units.size(); ++i) {
     const auto unit = walk.next();
@@ -241,22 +241,36 @@ ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<c
                   reduction.output.narrow(0, begin / itemsize, (end - begin) / itemsize));
     } else if (layout.is_direct(i) && layout.piece_bytes(i) > 0) {
       reduction.inputs.push_back(whole(unit, units[i].piece_numel * world, allocate));
-      reduction.outputs.push_back(
-          raw_view(reduction.output, units[i].piece_numel, begin_of_output + layout.offset(i) / itemsize));
     }
   }
-  if (world == 1) return reduction;
-  if (layout.has_tail()) {
-    reduction.inputs.push_back(pack_tail(entries, layout, allocate));
-    reduction.outputs.push_back(raw_view(reduction.output, layout.tail_bytes() / itemsize,
-                                         begin_of_output + layout.tail_begin() / itemsize));
-  }
+  if (world > 1 && layout.has_tail()) reduction.inputs.push_back(pack_tail(entries, layout, allocate));
   return reduction;
 }
 
+namespace {
+
+/// Where the sums of the inputs go, in their order.
+std::vector<at::Tensor> outputs_of(const ReduceScatter& reduction) {
+  const auto& [layout, itemsize] = std::tie(reduction.layout, reduction.itemsize);
+  std::vector<at::Tensor> outputs;
+  const auto add = [&](int64_t bytes, int64_t offset) {
+    outputs.push_back(raw_view(reduction.output, bytes / itemsize,
+                               reduction.output.storage_offset() + offset / itemsize));
+  };
+  for (size_t i = 0; i < layout.count(); ++i)
+    if (layout.is_direct(i) && layout.piece_bytes(i) > 0) add(layout.piece_bytes(i), layout.offset(i));
+  if (layout.has_tail()) add(layout.tail_bytes(), layout.tail_begin());
+  return outputs;
+}
+
+}  // namespace
+
 void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions& options, Communicator& group,
                            std::string_view subject) {
-  const auto outputs = std::exchange(reduction.outputs, {});
+  if (group.size() == 1) return;
+  const Allocate allocate{options.sum, options.custom, subject};
+  reduction.output = allocate(reduction.layout.rank_bytes() / reduction.itemsize);
+  const auto outputs = outputs_of(reduction);
   if (outputs.empty()) return;
   const auto& inputs = reduction.inputs;
   const auto dtype = c10::typeMetaToScalarType(options.sum.dtype());
@@ -274,7 +288,7 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
 
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries) {
   const auto& layout = reduction.layout;
-  const int64_t world = layout.world_size(), itemsize = static_cast<int64_t>(reduction.output.element_size());
+  const int64_t world = layout.world_size(), itemsize = reduction.itemsize;
   int64_t bytes = layout.rank_bytes();
   if (world == 1) return bytes;
   bytes += world * layout.tail_bytes();
@@ -282,15 +296,18 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
   for (size_t i = 0; i < layout.count(); ++i) {
     const auto unit = walk.next();
     const int64_t numel = layout.tensor_bytes(i) / itemsize;
-    if (layout.is_direct(i) && (reduction.is_custom || !travels_as_it_is(unit, numel, reduction.output.dtype())))
+    if (layout.is_direct(i) && (reduction.is_custom || !travels_as_it_is(unit, numel, reduction.dtype)))
       bytes += layout.tensor_bytes(i);
   }
   return bytes;
 }
 
-void finish_reduce_scatter(ReduceScatter& reduction) {
+void await_reduce_scatter(ReduceScatter& reduction) {
   if (reduction.work) reduction.work->wait();
   reduction.work.reset();
+}
+
+void free_reduce_scatter_inputs(ReduceScatter& reduction) {
   if (reduction.poisons_inputs) [[unlikely]]
     for (const auto& input : reduction.inputs) poison_if_last(input);
   reduction.inputs.clear();

@@ -33,10 +33,10 @@ struct ReduceScatter {
   PieceLayout layout;           ///< of the units, in the order given
   at::Tensor output;            ///< 1-D, reduce dtype: this rank's packed pieces, complete once waited for
   std::vector<at::Tensor> inputs;  ///< packed gradients, or gradients themselves where they travel as they are
-  std::vector<at::Tensor> outputs;  ///< views of `output`, one for each input; none once it is under way
   std::shared_ptr<Work> work;   ///< null until it is under way, and where one rank makes the group
   bool poisons_inputs = false;  ///< when they are freed: it was started under GuardedBuffers
-  int64_t itemsize = 1;         ///< of the dtype that is summed in
+  caffe2::TypeMeta dtype;       ///< that is summed in
+  int64_t itemsize = 1;         ///< of it
   bool is_custom = false;       ///< a ReduceScatterComm launched it
   bool is_scaled = false;       ///< the collective has multiplied by what was asked for
 };
@@ -53,21 +53,26 @@ struct ReduceScatterOptions {
 /// defined are on the sum's device; those of another dtype are cast. The same on every rank, but for the values.
 /// Padding and gaps are zero. One collective, or one batched launch in which large gradients whose
 /// rows the ranks divide travel without being copied.
-/// The caller may drop its gradients as soon as this returns. Runs on the current stream.
+/// The caller may drop its gradients as soon as this returns. Runs on the current stream. Where one rank makes the group
+/// the output is what is packed.
 [[nodiscard]] ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units,
                                                 std::span<const ReduceEntry> entries,
                                                 const ReduceScatterOptions& options, Communicator& group,
                                                 std::string_view subject);
 
-/// Once, with the arguments that it was packed with. Runs on the current stream, which is to be the one it was packed on.
+/// Once, with the arguments that it was packed with. Makes the output. Runs on the current stream, behind the one it was
+/// packed on.
 void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions& options, Communicator& group,
                            std::string_view subject);
 
 /// The bytes that the packing of these entries has allocated, by its layout and the gradients'.
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);
 
-/// Waits and frees the inputs; `output` is complete. Throws CommError if the collective failed.
-void finish_reduce_scatter(ReduceScatter& reduction);
+/// `output` is complete, for the current stream. Throws CommError if the collective failed.
+void await_reduce_scatter(ReduceScatter& reduction);
+
+/// On a stream that goes on behind the collective.
+void free_reduce_scatter_inputs(ReduceScatter& reduction);
 
 /// Of unit `unit`'s piece of this rank inside `output`, which may have come to another dtype since: 1-D,
 /// `numel` elements from `first` on.

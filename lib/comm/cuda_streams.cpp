@@ -1,5 +1,7 @@
 // Compiled in builds with CUDA only.
+#include <ATen/cuda/Sleep.h>
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "comm/comm_streams.hpp"
+#include "comm/nccl_backend.hpp"
 
 namespace fsdp {
 namespace {
@@ -81,7 +84,16 @@ class CudaStreams final : public CommStreams {
   std::shared_ptr<EventPool> pool_ = std::make_shared<EventPool>();
 };
 
+void stall_cuda_stream(c10::Stream stream, std::chrono::microseconds duration) {
+  int kilohertz = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, stream.device_index()));
+  const c10::StreamGuard on_stream(stream);
+  at::cuda::sleep(duration.count() * kilohertz / 1000);
+}
+
 }  // namespace
+
+StreamStall cuda_stream_stall() { return &stall_cuda_stream; }
 
 std::shared_ptr<CommStreams> cuda_streams(c10::Device device) { return std::make_shared<CudaStreams>(device); }
 

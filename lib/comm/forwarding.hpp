@@ -17,6 +17,7 @@ class ForwardingCommunicator : public Communicator,
   std::string backend() const override { return inner_->backend(); }
   bool launches_batches() const override { return inner_->launches_batches(); }
   int64_t packs_below() const override { return inner_->packs_below(); }
+  bool waits_in_streams() const override { return inner_->waits_in_streams(); }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {

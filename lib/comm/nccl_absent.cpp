@@ -9,6 +9,8 @@ bool has_nccl(int /*devices*/) { return false; }
 
 void choose_cuda_device(int /*local_rank*/) {}
 
+StreamStall cuda_stream_stall() { return nullptr; }
+
 namespace {
 
 [[noreturn]] void refuse() {

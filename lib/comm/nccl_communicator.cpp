@@ -123,6 +123,7 @@ class NcclCommunicator final : public Communicator,
   std::string backend() const override { return "nccl"; }
   bool launches_batches() const override { return true; }
   int64_t packs_below() const override { return kPacksBelow; }
+  bool waits_in_streams() const override { return true; }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {

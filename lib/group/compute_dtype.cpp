@@ -1,6 +1,7 @@
 #include "base/require.hpp"
 #include "group/param_group.hpp"
 #include "group/root_context.hpp"
+#include "group/unreduced_gradients.hpp"
 #include "param/residency.hpp"
 
 // full_precision_in_eval (T8): a group that computes in param_dtype while its module trains, and in the

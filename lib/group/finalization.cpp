@@ -2,6 +2,7 @@
 
 #include "base/require.hpp"
 #include "group/root_context.hpp"
+#include "group/unreduced_gradients.hpp"
 
 // Backwards that end when the caller says so: set_manual_backward_finalization.
 namespace fsdp {
@@ -58,8 +59,7 @@ void RootContext::wait_for_gradients(int64_t ticket) {
                 "GradientReductionHandle: reset_iter_state has dropped the gradients that it was to wait for; "
                 "run the step again");
   observer_.look_for_listener();
-  for (auto& reduction : reductions_) reduction.finish();
-  reductions_.clear();
+  finish_reductions();
   for (auto* group : groups_) group->wait_for_copies();
   measure_step();  // what the reductions launched and copied is the step's
   finalization_.is_awaited = false;

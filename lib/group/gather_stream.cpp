@@ -1,25 +1,36 @@
 #include "group/gather_stream.hpp"
 
-#include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 namespace fsdp {
 
-GatherStream::Beside GatherStream::enter(c10::Device device) {
-  if (!event_ || device.is_cpu() || event_->device_type() != device.type()) return {};
-  if (!stream_) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  event_->block(*stream_);
-  return Beside(*stream_);
+c10::Stream GatherStream::on(c10::Device device) {
+  if (!stream_ || stream_->device() != device) {
+    stream_ = high_priority_stream(device);
+    // Memory that gathers go to may be older than the stream (a kept buffer, a slot).
+    record(freed_, current_stream(device));
+  }
+  return *stream_;
 }
 
-void GatherStream::Beside::hand_over(std::initializer_list<const at::Tensor*> buffers) const {
-  if (!guard_) return;
-  const auto before = guard_->original_stream();
-  c10::Event queued(before.device_type());
-  queued.record(guard_->current_stream());
-  queued.block(before);
-  for (const auto* buffer : buffers)
-    if (buffer->defined()) buffer->record_stream(before);
+std::optional<c10::Stream> GatherStream::to_wait_for_event(c10::Device device) {
+  if (!SideStream::exists_on(device)) return std::nullopt;
+  waits_for_event_ = true;
+  return on(device);
+}
+
+void GatherStream::wait_for(const c10::Event& event) {
+  if (event.device_type() == c10::DeviceType::CPU || !event.was_marked_for_recording()) return;
+  if (const auto stream = to_wait_for_event(event.device())) event.block(*stream);
+}
+
+SideStream::Entered GatherStream::enter(c10::Device device, bool is_from_host) {
+  if (!SideStream::exists_on(device) || !(waits_for_event_ || is_from_host)) return {};
+  const auto stream = on(device);
+  freed_->block(stream);
+  return SideStream::Entered(stream);
+}
+
+void GatherStream::note_freed() {
+  if (stream_) record(freed_, current_stream(stream_->device()));
 }
 
 }  // namespace fsdp

@@ -1,40 +1,53 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-
-#include <initializer_list>
 #include <optional>
+
+#include "base/side_stream.hpp"
 
 namespace fsdp {
 
-/// Lets all-gathers wait for an event behind the optimizer's writes instead of for all that is queued on
-/// the current stream, by launching them on another stream. Where there are no streams it does nothing.
+// Note [Streams of a root]
+// Operators of modules run on whatever stream is current; here it is called the compute stream. Collectives run on the
+// communicator's own streams, each behind the stream that was current at its launch, and whoever waits for one makes
+// the stream wait that is current then. So it is the current stream at these two moments that decides what stands
+// still for a collective:
+//
+// - reductions are launched and waited for on a stream of their own, where they are also divided, cast, added to the
+//   gradients that are there, and copied to the host. The compute stream waits for it once, at the end of a backward,
+//   and in front of that only to take the memory of packed gradients back (set_reduce_scatter_max_input_buffers).
+// - gathers are launched on the compute stream, in front of what is computed next, or on a stream of their own where
+//   that pays: what comes from the host is copied beside compute, and behind a post-optimizer event nothing else is
+//   waited for.
+//
+// Memory. LibTorch gives freed memory out again at once, to the stream that it was allocated for. Who frees what another
+// stream may still use records no stream with the allocator, which would hold the memory back by guess; instead
+// 1. each time a side stream is entered it waits for the compute stream first (reductions), or for the last moment at
+//    which that freed what was made there (gathers): what is allocated on it is no longer used anywhere;
+// 2. what the compute stream allocated and a side stream uses is referred to until the compute stream waits for that.
+
+/// Where all-gathers are launched from, if not from the stream that computes (Note [Streams of a root]): behind a
+/// post-optimizer event, and for what is copied from the host. On a device without streams it does nothing.
 ///
 /// Not thread-safe: the root's lock guards it.
 class GatherStream {
  public:
-  /// While it lives that other stream is the current one; without an event it changes nothing.
-  class Beside {
-   public:
-    Beside() = default;
-    explicit Beside(c10::Stream stream) : guard_(std::in_place, stream) {}
-    /// The current stream of before goes on behind what has been queued here, and `buffers`, made here, are
-    /// its to use.
-    void hand_over(std::initializer_list<const at::Tensor*> buffers) const;
+  /// Gathers wait for `event` instead of for what is queued on the current stream, until `end_wait_for_event`.
+  void wait_for(const c10::Event& event);
+  /// The same, for who can make a stream wait for an event of another kind. Null: the device has no streams.
+  std::optional<c10::Stream> to_wait_for_event(c10::Device device);
+  void end_wait_for_event() { waits_for_event_ = false; }
 
-   private:
-    std::optional<c10::StreamGuard> guard_;
-  };
-
-  void set_event(c10::Event event) { event_.emplace(std::move(event)); }
-  void drop_event() { event_.reset(); }
-  [[nodiscard]] Beside enter(c10::Device device);
+  /// Enters it if a gather is to be launched there. Behind all that `note_freed` has named.
+  [[nodiscard]] SideStream::Entered enter(c10::Device device, bool is_from_host);
+  /// The current stream has used memory that was made here; what it has queued so far is the last of it.
+  void note_freed();
 
  private:
-  std::optional<c10::Event> event_;
-  std::optional<c10::Stream> stream_;  // from the device's pool; one for the root's life
+  c10::Stream on(c10::Device device);
+
+  std::optional<c10::Stream> stream_;  // one for the root's life, or its time on a device
+  std::optional<c10::Event> freed_;
+  bool waits_for_event_ = false;
 };
 
 }  // namespace fsdp

@@ -1,101 +1,18 @@
 #include "group/gradient_reduction.hpp"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "base/require.hpp"
-#include "collectives/raw_view.hpp"
 #include "comm/poison.hpp"
 #include "comm/scaled_sum.hpp"
-#include "group/dense_gradient.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/param_group.hpp"
+#include "group/reduced_gradients.hpp"
 #include "group/root_context.hpp"
-#include "param/handle_keeper.hpp"
+#include "group/unreduced_gradients.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
-
-void GradientTally::note(size_t index) {
-  if (has_[index]) return;
-  has_[index] = true;
-  ++count_;
-}
-
-bool GradientTally::is_complete(const ParamGroup& group) const {
-  // Ranks may use different parameters then: no rank may start a reduction because its own are
-  // complete, or the order of collectives would depend on the data.
-  if (group.reduction().reduces_unused_params) return false;
-  if (count_ == group.trainable_count()) return true;
-  return count_ == expected_count_ && has_ == expected_;
-}
-
-void GradientTally::end_backward() {
-  if (count_ > 0) {
-    expected_ = has_;
-    expected_count_ = count_;
-  }
-  has_.assign(has_.size(), false);
-  count_ = 0;
-  is_reduced = false;
-}
-
-void GradientTally::reset() {
-  end_backward();
-  expected_.clear();
-  expected_count_ = 0;
-}
-
-namespace {
-
-/// The whole gradient since the last reduction, taken off the handle; undefined if there is none.
-at::Tensor take_gradient(ParamGroup& group, size_t index) {
-  auto& param = group.params()[index];
-  auto& fresh = param.handle().mutable_grad();
-  auto& accumulated = group.tally.accumulated(index);
-  auto gradient = dense_gradient(std::exchange(fresh, {}));
-  if (!accumulated.defined()) return gradient;
-  if (gradient.defined()) accumulated.add_(gradient);
-  return std::exchange(accumulated, {});
-}
-
-/// LibTorch puts a user's first hook in the place of what was there, so counting them says nothing.
-bool is_user_hook(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
-  return dynamic_cast<const HandleKeeper*>(hook.get()) == nullptr;
-}
-
-bool has_user_hooks(const at::Tensor& registered) {
-  const auto& hooks = torch::autograd::impl::hooks(registered);
-  return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
-         torch::autograd::impl::post_acc_grad_hooks(registered) != nullptr;
-}
-
-/// What `take_gradient` allocates: before the CPU's kernel adds a gradient to a sum of another dtype, it
-/// casts all of it.
-int64_t bytes_to_take(ParamGroup& group, size_t index) {
-  const auto& sum = group.tally.accumulated(index);
-  if (!sum.defined() || !sum.is_cpu()) return 0;
-  const auto handle = group.params()[index].handle();
-  if (!handle.defined() || !handle.grad().defined()) return 0;
-  return handle.grad().scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
-}
-
-/// User hooks on a registered parameter, which autograd itself never reaches: they see the reduced gradient.
-at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient) {
-  for (auto& hook : torch::autograd::impl::hooks(registered)) {
-    if (!is_user_hook(hook)) continue;
-    auto result = (*hook)({gradient});
-    if (!result.empty() && result[0].defined()) gradient = result[0];
-  }
-  return gradient;
-}
-
-void run_post_accumulate_hook(const at::Tensor& registered) {
-  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
-}
-
-}  // namespace
 
 GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
   auto& observer = group.context->observer();
@@ -116,11 +33,39 @@ GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
       entry.gradient.reset();
     }
   }
+  is_beside_ = can_be_beside();
+}
+
+/// What would block the host or run a user's code waits for its turn instead, on the stream that computes.
+bool GradientReduction::can_be_beside() const {
+  const auto& config = group_->config();
+  const auto& reduction = group_->reduction();
+  if (!SideStream::exists_on(config.device)) return false;
+  if (reduction.all_reduce_hook || reduction.custom_reduce_scatter || !waits_in_streams()) return false;
+  // Alone there is nothing to wait for but copies to the host.
+  if (is_alone() && !config.home) return false;
+  // Their sums would be memory of the stream that computes, and be freed on another.
+  if (config.mesh_info.shard_size() == 1 && !reduction.requires_all_reduce) return false;
+  if (config.home && group_->classes() != nullptr) return false;
+  const auto& params = group_->params();
+  return std::none_of(params.begin(), params.end(), [&](const ShardedParam& param) {
+    const auto registered = param.registered();
+    return registered.defined() && (has_user_hooks(registered) || (config.home && registered.grad().defined()));
+  });
+}
+
+bool GradientReduction::waits_in_streams() const {
+  const auto& info = group_->config().mesh_info;
+  return (info.shard_size() == 1 || shard_comm().waits_in_streams()) &&
+         (info.replicate_size() == 1 || info.replicate_group->waits_in_streams());
 }
 
 void GradientReduction::launch() {
   auto& observer = group_->context->observer();
+  const GroupBuffers buffers(*group_, "reduced gradients");
   BelowResidency below;
+  const auto device = group_->config().device;
+  const auto beside = is_beside_ ? group_->context->reduce_scatter_stream().enter(device) : SideStream::Entered();
   auto& comm = shard_comm();
   for (auto& part : parts_) {
     observer.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
@@ -133,6 +78,19 @@ void GradientReduction::launch() {
     statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
     statistics.communicated_bytes += (comm.size() - 1) * part.reduce_scatter.layout.rank_bytes();
   }
+  if (is_beside_) run_beside();
+}
+
+/// On the stream of reduce-scatters, which those that come next wait for anyway; all-reduces, divisions and copies to
+/// the host, which they do not, go on another.
+void GradientReduction::run_beside() {
+  auto& context = *group_->context;
+  const auto device = group_->config().device;
+  continue_behind_reduce_scatters();
+  record(reduced_, current_stream(device));
+  const auto behind = context.post_reduce_stream().enter(device);
+  settle();
+  record(settled_, current_stream(device));
 }
 
 ReduceScatterOptions GradientReduction::options_of(const Part& part) const {
@@ -217,12 +175,23 @@ void GradientReduction::add(size_t index, at::Tensor gradient) {
 void GradientReduction::advance() {
   if (std::exchange(advanced_, true)) return;
   BelowResidency below;
+  if (is_beside_) {
+    // What is packed next takes this memory.
+    reduced_->block(current_stream(group_->config().device));
+  } else {
+    group_->context->let_current_wait_for_reductions();  // sums that they have left
+    continue_behind_reduce_scatters();
+  }
+  free_inputs();
+}
+
+void GradientReduction::continue_behind_reduce_scatters() {
   const auto& info = group_->config().mesh_info;
   is_partial_ = info.replicate_size() > 1 && !group_->reduction().requires_all_reduce;
   auto& observer = group_->context->observer();
   for (auto& part : parts_) {
     observer.wait(Operation::kReduceScatter, *group_, part.reduce_scatter.work);
-    finish_reduce_scatter(part.reduce_scatter);
+    await_reduce_scatter(part.reduce_scatter);
     if (!has_all_reduce(*group_)) continue;
     if (is_partial_) {
       store_partial_sums(part);
@@ -231,6 +200,10 @@ void GradientReduction::advance() {
       start_all_reduce(part);
     }
   }
+}
+
+void GradientReduction::free_inputs() {
+  for (auto& part : parts_) free_reduce_scatter_inputs(part.reduce_scatter);
 }
 
 void GradientReduction::start_all_reduce(Part& part) {
@@ -275,26 +248,13 @@ void GradientReduction::run_hook(Part& part, Communicator& comm) {
 
 void GradientReduction::finish() {
   advance();
-  if (is_partial_) return;
-  BelowResidency below;
-  if (auto* classes = group_->classes()) {
-    group_->wait_for_copies();
-    classes->take_changes(*group_);
-  }
-  const double factor_alone = division(at::kFloat).after;
-  for (auto& [index, gradient] : alone_) {
-    if (factor_alone != 1) gradient.div_(factor_alone);
-    assign(index, std::move(gradient));
-  }
-  for (auto& part : parts_) {
-    if (part.all_reduce)
-      group_->context->observer().wait(Operation::kAllReduce, *group_, part.all_reduce);
-    // A division, not a multiplication by the inverse, which would round thirds twice.
-    if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
-      part.reduce_scatter.output.div_(factor);
-    for (size_t i = 0; i < part.indices.size(); ++i)
-      assign(part.indices[i], local_piece(part, i));
-  }
+  if (!is_beside_) return settle();
+  // What this holds is given back to the stream that it was made for (Note [Streams of a root]).
+  auto& context = *group_->context;
+  if (group_->config().mesh_info.shard_size() > 1)
+    context.reduce_scatter_stream().wait_for(*settled_);
+  else
+    settled_->block(current_stream(group_->config().device));
 }
 
 /// Before it is cast too: what float32 holds need not fit into float16 whole.
@@ -309,96 +269,8 @@ GradientDivision GradientReduction::division(at::ScalarType dtype) const {
   return gradient_division(group_->reduction().divide_factor.value_or(ranks), dtype);
 }
 
-at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
-  const size_t index = part.indices[i];
-  const auto& layout = group_->params()[index].layout();
-  const int rank = group_->config().mesh_info.shard_rank();
-  const auto piece = reduced_piece(part.reduce_scatter, part.entries[i].unit,
-                                   group_->layout().local_start(index), layout.local_numel(rank));
-  return raw_view(piece, layout.local_sizes(rank), layout.local_strides(rank), piece.storage_offset());
-}
-
-void GradientReduction::add_partial_sums(Part& part) {
-  for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group_->tally.partial_sum(part.indices[i]);
-    if (sum.defined()) local_piece(part, i).add_(sum);
-    sum.reset();
-  }
-}
-
-void GradientReduction::store_partial_sums(Part& part) {
-  for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group_->tally.partial_sum(part.indices[i]);
-    const auto piece = local_piece(part, i);
-    if (sum.defined())
-      sum.add_(piece);
-    else
-      sum = piece;
-  }
-}
-
-void GradientReduction::assign(size_t index, at::Tensor gradient) {
-  const auto& param = group_->params()[index];
-  const auto registered = param.registered();
-  if (!registered.defined()) return;  // nobody is left to use it
-  if (gradient.scalar_type() != registered.scalar_type() &&
-      !group_->config().mp_policy.keep_low_precision_grads)
-    gradient = gradient.to(registered.scalar_type());
-  auto& present = registered.mutable_grad();
-  auto* classes = group_->classes();
-  if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
-  const bool is_first = !present.defined() && !has_user_hooks(registered);
-  // What the host is to read now cannot be on its way.
-  if (!is_first) group_->wait_for_copies();
-  gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking,
-                                is_first && classes ? classes->place(*group_, index) : at::Tensor());
-  gradient = run_gradient_hooks(registered, std::move(gradient));
-  if (present.defined()) {
-    require_state(present.sizes() == registered.sizes(),
-                  "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
-                  "sizes {}; assign this rank's rows, or reset it",
-                  param.name(), fmt::join(present.sizes(), "x"),
-                  fmt::join(registered.sizes(), "x"));
-    present.add_(gradient);
-  } else {
-    present = std::move(gradient);
-  }
-  if (classes) classes->settle(*group_, index);
-  run_post_accumulate_hook(registered);
-}
-
 bool has_all_reduce(const ParamGroup& group) {
   return group.config().mesh_info.replicate_size() > 1 || group.reduction().all_reduce_hook;
-}
-
-bool has_unreduced_gradients(ParamGroup& group) {
-  for (size_t i = 0; i < group.params().size(); ++i) {
-    const auto handle = group.params()[i].handle();
-    if (handle.defined() && handle.grad().defined()) return true;
-    if (group.tally.accumulated(i).defined()) return true;
-    if (group.tally.partial_sum(i).defined() && group.reduction().requires_all_reduce) return true;
-  }
-  return false;
-}
-
-void accumulate_in_reduce_dtype(ParamGroup& group) {
-  BelowResidency below;
-  for (size_t i = 0; i < group.params().size(); ++i) {
-    const auto& param = group.params()[i];
-    const auto dtype = group.reduce_dtype(i);
-    const auto handle = param.handle();
-    if (dtype == param.param_dtype() || !handle.defined() || !handle.grad().defined()) continue;
-    group.tally.accumulated(i) = take_gradient(group, i).to(dtype);
-  }
-}
-
-void drop_unreduced_gradients(ParamGroup& group) {
-  for (size_t i = 0; i < group.params().size(); ++i) {
-    if (const auto handle = group.params()[i].handle(); handle.defined())
-      handle.mutable_grad().reset();
-    group.tally.partial_sum(i).reset();
-    group.tally.accumulated(i).reset();
-  }
 }
 
 }  // namespace fsdp

@@ -6,6 +6,7 @@
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "comm/late_delivery.hpp"
+#include "comm/late_streams.hpp"
 #include "comm/poison.hpp"
 #include "group/param_group.hpp"
 #include "param/residency.hpp"
@@ -38,9 +39,11 @@ Communicator& GroupSanitizer::late(Communicator& inner, const std::string& group
   if (!known) {
     // Delays of its own for each rank, group and mesh dimension, the same in every run.
     std::seed_seq seeds{options_.seed, static_cast<uint64_t>(rank_), stable_hash(group), stable_hash(inner.name())};
-    known = with_late_delivery(
-        inner.shared_from_this(),
-        {.faults = guard_.faults, .max_delay = options_.max_delay, .random = std::mt19937_64(seeds)});
+    const std::mt19937_64 random(seeds);
+    known = inner.waits_in_streams()
+                ? with_late_streams(inner.shared_from_this(), options_.max_delay, random)
+                : with_late_delivery(inner.shared_from_this(),
+                                     {.faults = guard_.faults, .max_delay = options_.max_delay, .random = random});
   }
   return *known;
 }

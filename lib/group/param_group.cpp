@@ -174,9 +174,12 @@ void ParamGroup::unshard() {
   gather_ = context->observer().launch(
       {Operation::kAllGather, *this, comm, travelling(is_regathered).total_bytes(), params_[0].param_dtype()},
       [&] {
-        const auto beside = context->gather_stream().enter(config_.mesh_info.mesh.device());
+        // What a gather after forward sends was written by the stream that computes.
+        const auto beside = is_regathered ? SideStream::Entered()
+                                          : context->gather_stream().enter(config_.device, config_.home.has_value());
         auto gather = start_gather(launched_on(comm), is_regathered);
-        beside.hand_over({&gather.local, &gather.tail, &gather.unsharded});
+        if ((is_beside_ = beside.is_beside())) record(launched_beside_, current_stream(config_.device));
+        has_been_beside_ |= is_beside_;
         return gather;
       });
   auto& statistics = context->statistics();
@@ -194,10 +197,12 @@ void ParamGroup::wait_for_unshard() {
   try {
     auto gather = std::exchange(gather_, {});
     context->observer().wait(Operation::kAllGather, *this, gather.work);
+    if (is_beside_) launched_beside_->block(current_stream(config_.device));  // one rank's gather has no work
     const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
     const GroupBuffers buffers(*this, "gathered parameters");
     context->statistics().buffer_bytes += unpacked_bytes(gather);
     show(finish_gather(std::move(gather)));
+    if (is_beside_) context->gather_stream().note_freed();  // what was sent
   } catch (...) {
     context->note_released(*this);
     throw;
@@ -286,6 +291,7 @@ void ParamGroup::reshard() {
     if (auto* storage = param.storage()) storage->release();
   if (keeps_storage_ && !is_in_slot_) kept_ = std::move(unsharded_);
   unsharded_.reset();
+  if (has_been_beside_) context->gather_stream().note_freed();
   is_unsharded_ = false;
 }
 

@@ -9,7 +9,7 @@
 #include "collectives/all_gather.hpp"
 #include "fsdp/policy.hpp"
 #include "fsdp/sanitizer.hpp"
-#include "group/gradient_reduction.hpp"
+#include "group/gradient_tally.hpp"
 #include "group/group_layout.hpp"
 #include "group/home_copies.hpp"
 #include "group/local_classes.hpp"
@@ -337,6 +337,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool keeps_storage_ = false;
   bool has_symmetric_memory_ = false;
   bool is_in_slot_ = false;  // of the last gather
+  bool is_beside_ = false;   // it was launched from the root's stream for gathers
+  bool has_been_beside_ = false;  // some gather was: its memory may be kept
+  std::optional<c10::Event> launched_beside_;
   size_t trainable_count_ = 0;
   bool is_unsharded_ = false;
   bool needs_gather_ = false;  // versions have been followed since, values not

@@ -1,5 +1,4 @@
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -26,13 +25,32 @@ void RootContext::make_room_for_reduction(const ParamGroup& group) {
   }
   while (reduction_inputs() >= limit && free_oldest_reduction_input()) {
   }
-  const size_t stays = limit - 1 + (has_all_reduce(group) ? 1 : 0);
+  // Nothing is to wait for what has just begun to be copied or all-reduced.
+  const bool is_queued = !reductions_.empty() && reductions_.back().is_beside();
+  const size_t stays = limit - 1 + (has_all_reduce(group) || is_queued ? 1 : 0);
   while (reductions_.size() > stays) {
     // Taken out first: hooks on gradients may read parameters, and such a use may launch what was postponed.
     auto oldest = std::move(reductions_.front());
     reductions_.erase(reductions_.begin());
     oldest.finish();
   }
+}
+
+void RootContext::let_current_wait_for_reductions() {
+  reduce_scatter_stream_.let_current_wait();
+  post_reduce_stream_.let_current_wait();
+}
+
+void RootContext::finish_reductions() {
+  for (auto& reduction : reductions_) reduction.finish();
+  drop_reductions(nullptr);
+}
+
+/// Of one group; null: all of them. The current stream goes on behind what they have queued, as their memory is free then.
+void RootContext::drop_reductions(const ParamGroup* of) {
+  reduce_scatter_stream_.join();
+  post_reduce_stream_.join();
+  std::erase_if(reductions_, [&](const auto& reduction) { return of == nullptr || &reduction.group() == of; });
 }
 
 size_t RootContext::reduction_inputs() const {
@@ -90,8 +108,7 @@ void RootContext::launch_or_postpone(GradientReduction reduction, const ParamGro
   if (!waits && postponed_.empty()) return launch(std::move(reduction));
   // Behind one that waits they keep their order.
   const auto device = group.config().device;
-  postponed_.push_back({std::move(reduction), waits ? gathered : nullptr,
-                        c10::impl::VirtualGuardImpl(device.type()).getStream(device)});
+  postponed_.push_back({std::move(reduction), waits ? gathered : nullptr, current_stream(device)});
 }
 
 void RootContext::launch_oldest_postponed() {

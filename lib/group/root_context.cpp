@@ -36,7 +36,7 @@ void RootContext::remove(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   if (contains(held_, &group)) note_released(group);
   gather_slots_.remove(group);
-  std::erase_if(reductions_, [&](const auto& reduction) { return &reduction.group() == &group; });
+  drop_reductions(&group);
   std::erase(groups_, &group);
   std::erase(current_, &group);
   std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
@@ -124,7 +124,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) group->mark_ready(task);
   prefetch(used);
   launch_postponed(used);
-  gather_stream_.drop_event();
+  gather_stream_.end_wait_for_event();
   observer_.begin_use(*used.front());
 }
 

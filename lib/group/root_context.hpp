@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/side_stream.hpp"
 #include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
 #include "group/step_follower.hpp"
@@ -93,6 +94,10 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   /// See FSDPModule::set_post_optim_event.
   GatherStream& gather_stream() { return gather_stream_; }
+  /// See Note [Streams of a root].
+  SideStream& reduce_scatter_stream() { return reduce_scatter_stream_; }
+  SideStream& post_reduce_stream() { return post_reduce_stream_; }
+  void let_current_wait_for_reductions();
   GatherSlots& gather_slots() { return gather_slots_; }
   const GatherSlots& gather_slots() const { return gather_slots_; }
 
@@ -175,6 +180,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   size_t reduction_inputs() const;
   void flush_gradients();
   void free_reduction_inputs();
+  void finish_reductions();
+  void drop_reductions(const ParamGroup* of);
 
   std::recursive_mutex mutex_;
   Options options_;
@@ -210,6 +217,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   /// Roots that count packed gradients together, this one among them; null: this one alone.
   std::shared_ptr<std::vector<std::weak_ptr<RootContext>>> sharers_;
   GatherStream gather_stream_;
+  SideStream reduce_scatter_stream_, post_reduce_stream_;
   GatherSlots gather_slots_;
   StepStatistics statistics_, before_step_, last_step_;
   StepObserver observer_;

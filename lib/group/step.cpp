@@ -5,6 +5,7 @@
 #include "base/require.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/root_context.hpp"
+#include "group/unreduced_gradients.hpp"
 #include "param/residency.hpp"
 
 // The boundaries of a step, and what happens to gradients at them.
@@ -248,8 +249,7 @@ void RootContext::end_backward() {
     release_between_steps();
     tell_of_end();
   } else {
-    for (auto& reduction : reductions_) reduction.finish();
-    reductions_.clear();
+    finish_reductions();
     end_step();
   }
   throw_faults();
@@ -302,7 +302,7 @@ void RootContext::close_step() {
 
 void RootContext::release_everything() {
   postponed_.clear();
-  reductions_.clear();
+  drop_reductions(nullptr);
   finalization_.is_due = finalization_.is_awaited = false;
   tasks_.clear();
   for (auto* trace : {&forward_, &backward_, &inference_}) trace->abandon_pass();

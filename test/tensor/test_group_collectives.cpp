@@ -88,7 +88,8 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
       const ReduceScatterOptions options{.sum = at::kFloat};
       auto reduction = pack_reduce_scatter(units, entries, options, *rank.world(), "group");
       launch_reduce_scatter(reduction, options, *rank.world(), "group");
-      finish_reduce_scatter(reduction);
+      await_reduce_scatter(reduction);
+      free_reduce_scatter_inputs(reduction);
       rank.check(reduction.inputs.empty(), "the inputs are let go of");
       for (size_t i = 0; i < drawn.size(); ++i) {
         int64_t weight = 0;

@@ -2,8 +2,10 @@
 nothing waits too much: a step's host work goes on while the device is busy.
 """
 
+import os
 import random
 import time
+from unittest import mock
 
 import torch
 
@@ -65,6 +67,7 @@ VARIANTS = {
     "event": {},
     "distant": {},
     "accumulating": {},
+    "sanitized": {},
 }
 
 
@@ -81,7 +84,9 @@ def late_streams(place, variant, seed):
         plain = make_model(place)
         wanted = train_plain(place, plain, adam(plain), steps=2 * STEPS,
                              micro_batches=accumulating.get("micro_batches", 1))
-    model = shard(place, make_model(place), mesh=mesh, **options)
+    sanitizes = {"FSDP_SANITIZE": "1", "FSDP_SANITIZE_SEED": str(seed)} if variant == "sanitized" else {}
+    with mock.patch.dict(os.environ, sanitizes):
+        model = shard(place, make_model(place), mesh=mesh, **options)
     if variant == "distant":
         model.set_prefetch_distance(3)
     delays = Delays(place.device, seed)

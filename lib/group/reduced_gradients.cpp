@@ -1,0 +1,129 @@
+#include "group/reduced_gradients.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "base/require.hpp"
+#include "collectives/raw_view.hpp"
+#include "group/gradient_reduction.hpp"
+#include "group/param_group.hpp"
+#include "group/root_context.hpp"
+#include "param/handle_keeper.hpp"
+#include "param/residency.hpp"
+
+// What becomes of a group's reduced gradients: partial sums, or the registered parameters' `.grad`.
+namespace fsdp {
+
+namespace {
+
+/// LibTorch puts a user's first hook in the place of what was there, so counting them says nothing.
+bool is_user_hook(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
+  return dynamic_cast<const HandleKeeper*>(hook.get()) == nullptr;
+}
+
+/// User hooks on a registered parameter, which autograd itself never reaches: they see the reduced gradient.
+at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient) {
+  for (auto& hook : torch::autograd::impl::hooks(registered)) {
+    if (!is_user_hook(hook)) continue;
+    auto result = (*hook)({gradient});
+    if (!result.empty() && result[0].defined()) gradient = result[0];
+  }
+  return gradient;
+}
+
+void run_post_accumulate_hook(const at::Tensor& registered) {
+  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
+}
+
+}  // namespace
+
+bool has_user_hooks(const at::Tensor& registered) {
+  const auto& hooks = torch::autograd::impl::hooks(registered);
+  return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
+         torch::autograd::impl::post_acc_grad_hooks(registered) != nullptr;
+}
+
+void GradientReduction::settle() {
+  if (is_partial_) return;
+  BelowResidency below;
+  if (auto* classes = group_->classes()) {
+    group_->wait_for_copies();
+    classes->take_changes(*group_);
+  }
+  const double factor_alone = division(at::kFloat).after;
+  for (auto& [index, gradient] : alone_) {
+    if (factor_alone != 1) gradient.div_(factor_alone);
+    // Beside the stream that it was made for it is referred to for as long as that goes on without it.
+    assign(index, is_beside_ ? gradient : std::move(gradient));
+  }
+  for (auto& part : parts_) {
+    if (part.all_reduce)
+      group_->context->observer().wait(Operation::kAllReduce, *group_, part.all_reduce);
+    // A division, not a multiplication by the inverse, which would round thirds twice.
+    if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
+      part.reduce_scatter.output.div_(factor);
+    for (size_t i = 0; i < part.indices.size(); ++i)
+      assign(part.indices[i], local_piece(part, i));
+  }
+}
+
+at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
+  const size_t index = part.indices[i];
+  const auto& layout = group_->params()[index].layout();
+  const int rank = group_->config().mesh_info.shard_rank();
+  const auto piece = reduced_piece(part.reduce_scatter, part.entries[i].unit,
+                                   group_->layout().local_start(index), layout.local_numel(rank));
+  return raw_view(piece, layout.local_sizes(rank), layout.local_strides(rank), piece.storage_offset());
+}
+
+void GradientReduction::add_partial_sums(Part& part) {
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    auto& sum = group_->tally.partial_sum(part.indices[i]);
+    if (sum.defined()) local_piece(part, i).add_(sum);
+    sum.reset();
+  }
+}
+
+void GradientReduction::store_partial_sums(Part& part) {
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    auto& sum = group_->tally.partial_sum(part.indices[i]);
+    const auto piece = local_piece(part, i);
+    if (sum.defined())
+      sum.add_(piece);
+    else
+      sum = piece;
+  }
+}
+
+void GradientReduction::assign(size_t index, at::Tensor gradient) {
+  const auto& param = group_->params()[index];
+  const auto registered = param.registered();
+  if (!registered.defined()) return;  // nobody is left to use it
+  if (gradient.scalar_type() != registered.scalar_type() &&
+      !group_->config().mp_policy.keep_low_precision_grads)
+    gradient = gradient.to(registered.scalar_type());
+  auto& present = registered.mutable_grad();
+  auto* classes = group_->classes();
+  if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
+  const bool is_first = !present.defined() && !has_user_hooks(registered);
+  // What the host is to read now cannot be on its way.
+  if (!is_first) group_->wait_for_copies();
+  gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking,
+                                is_first && classes ? classes->place(*group_, index) : at::Tensor());
+  gradient = run_gradient_hooks(registered, std::move(gradient));
+  if (present.defined()) {
+    require_state(present.sizes() == registered.sizes(),
+                  "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
+                  "sizes {}; assign this rank's rows, or reset it",
+                  param.name(), fmt::join(present.sizes(), "x"),
+                  fmt::join(registered.sizes(), "x"));
+    present.add_(gradient);
+  } else {
+    present = std::move(gradient);
+  }
+  if (classes) classes->settle(*group_, index);
+  run_post_accumulate_hook(registered);
+}
+
+}  // namespace fsdp
