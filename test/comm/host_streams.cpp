@@ -107,7 +107,9 @@ HostStreams::~HostStreams() = default;
 StreamHandle HostStreams::make_stream(StreamPriority /*priority*/) {
   std::lock_guard lock(mutex_);
   const uint64_t seed = options_.seed * 1000003 + streams_.size();
-  streams_.push_back(std::make_unique<HostStream>(seed, options_.max_delay));
+  auto max_delay = options_.max_delay;
+  if (options_.has_own_paces) max_delay *= std::mt19937_64(~seed)() % 4;
+  streams_.push_back(std::make_unique<HostStream>(seed, max_delay));
   return reinterpret_cast<StreamHandle>(streams_.back().get());
 }
 
@@ -145,6 +147,8 @@ void HostStreams::synchronize(StreamHandle stream) {
   enqueue(stream, [mark] { mark->set(); });
   mark->wait();
 }
+
+void HostStreams::synchronize(const StreamEvent& event) { static_cast<const HostEvent&>(event).mark->wait(); }
 
 HostStreams::Current::Current(StreamHandle stream) : before_(current_stream) { current_stream = stream; }
 HostStreams::Current::~Current() { current_stream = before_; }

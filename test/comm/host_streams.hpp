@@ -16,12 +16,14 @@ class HostStream;
 /// One rank's streams as threads of the host: each runs its operations in order, and some of them late, so that a wait
 /// that is missing shows as a wrong result. A thread without a stream of its own (see Current) is one itself: what
 /// it does is done, and where its stream is to wait, it does.
-class HostStreams final : public CommStreams {
+class HostStreams : public CommStreams {
  public:
   struct Options {
     uint64_t seed = 1;
     /// Every other operation or so starts late, by up to this.
     std::chrono::microseconds max_delay{0};
+    /// Some streams are late by more than this, some never, as the seed has it: one gets far ahead of another.
+    bool has_own_paces = false;
     /// As if somebody had forgotten to let streams wait: to see that a test would notice.
     bool forgets_waits = false;
   };
@@ -45,7 +47,8 @@ class HostStreams final : public CommStreams {
 
   static void enqueue(StreamHandle stream, std::function<void()> operation);
   /// The host waits.
-  void synchronize(StreamHandle stream);
+  static void synchronize(StreamHandle stream);
+  static void synchronize(const StreamEvent& event);
 
   /// Makes a stream the calling thread's current one while it lives.
   class Current {

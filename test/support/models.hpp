@@ -38,6 +38,10 @@ struct ShardedChain {
       layers.push_back(fully_shard(layer, {.mesh = mesh, .reshard_after_forward = reshard}));
     root.push_back(fully_shard(model, {.mesh = mesh}));
   }
+  ShardedChain(Chain chain, const FullyShardOptions& options) : model(std::move(chain)) {
+    for (auto& layer : model->layers) layers.push_back(fully_shard(layer, options));
+    root.push_back(fully_shard(model, options));
+  }
   at::Tensor loss(int rank, int step) {
     Inputs inputs(rank, step);
     return model->forward(inputs.normal({4, model->head->options.in_features()})).square().mean();

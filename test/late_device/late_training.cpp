@@ -1,0 +1,115 @@
+#include "late_training.hpp"
+
+#include "base/require.hpp"
+
+namespace fsdp::test {
+namespace {
+
+constexpr int64_t kBatch = 4;
+constexpr double kRate = 0.05;
+
+at::Tensor input(const LateTraining& training, int rank, int step, int micro_batch) {
+  return Inputs(rank, step, micro_batch).normal({kBatch, training.width});
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const LateTraining& training, torch::nn::Module& module) {
+  // Where a second moment is next to nothing, Adam makes much of a sum's order.
+  if (training.uses_adam)
+    return std::make_unique<torch::optim::Adam>(module.parameters(), torch::optim::AdamOptions(kRate).eps(1e-2));
+  return std::make_unique<torch::optim::SGD>(module.parameters(), torch::optim::SGDOptions(kRate).momentum(0.9));
+}
+
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double relative, const std::string& what) {
+  require(actual.sizes() == expected.sizes(), "{}: sizes {} where {} are expected", what,
+          fmt::join(actual.sizes(), "x"), fmt::join(expected.sizes(), "x"));
+  if (actual.numel() == 0) return;
+  const auto difference = (actual.to(at::kFloat) - expected).abs().max().item<double>();
+  const auto largest = expected.abs().max().item<double>();
+  require(difference <= relative * largest, "{}: differs by {} from numbers of up to {}", what, difference, largest);
+}
+
+DeviceMesh mesh_of(const LateRank& rank, const LateTraining& training) {
+  if (training.mesh.size() == 2) return init_device_mesh(rank.world, training.mesh, {"replicate", "shard"});
+  return init_device_mesh(rank.world, {rank.size()}, {"shard"});
+}
+
+/// The rows that this rank's parts of parameters are compared with.
+at::Tensor rows_here(const at::Tensor& full, const LateRank& rank, const LateTraining& training) {
+  const auto shards = training.mesh.size() == 2 ? training.mesh[1] : rank.size();
+  return rows_of(full, rank.index() % shards, shards);
+}
+
+ShardedChain sharded_chain(const LateRank& rank, const LateTraining& training) {
+  auto options = training.options;
+  options.mesh = mesh_of(rank, training);
+  ShardedChain chain(seeded(5, [&] { return Chain(training.layers, training.width); }), options);
+  if (training.control) training.control(chain);
+  return chain;
+}
+
+}  // namespace
+
+PlainTraining train_plain(const LateTraining& training, int ranks) {
+  PlainTraining plain;
+  auto chain = plain_chain(training.layers, training.width);
+  const auto optimizer = optimizer_of(training, *chain);
+  for (int step = 0; step < training.steps; ++step) {
+    optimizer->zero_grad();
+    for (int micro = 0; micro < training.micro_batches; ++micro)
+      for (int rank = 0; rank < ranks; ++rank) {
+        auto loss = chain->forward(input(training, rank, step, micro)).square().mean();
+        plain.losses.push_back(loss.detach());
+        (loss / ranks).backward();
+      }
+    optimizer->step();
+  }
+  for (const auto& [name, parameter] : unique_parameters(*chain)) {
+    plain.gradients.emplace_back(name, parameter.grad());
+    plain.parameters.emplace_back(name, parameter.detach());
+  }
+  return plain;
+}
+
+void train_late(LateRank& rank, const LateTraining& training, const PlainTraining& plain) {
+  auto chain = sharded_chain(rank, training);
+  const auto optimizer = optimizer_of(training, *chain.model);
+  std::vector<at::Tensor> inputs, losses;
+  for (int step = 0; step < training.steps; ++step)
+    for (int micro = 0; micro < training.micro_batches; ++micro)
+      inputs.push_back(input(training, rank.index(), step, micro).to(rank.device()));
+  int waits = 0;
+  for (int step = 0; step < training.steps; ++step) {
+    if (step == 2) waits = host_waits(rank.index());
+    optimizer->zero_grad();
+    for (int micro = 0; micro < training.micro_batches; ++micro) {
+      auto loss = chain.model->forward(inputs[losses.size()]).square().mean();
+      losses.push_back(loss.detach());
+      if (training.before_backward) training.before_backward(chain, micro);
+      loss.backward();
+    }
+    optimizer->step();
+    if (training.after_step) training.after_step(chain);
+  }
+  waits = host_waits(rank.index()) - waits;
+  for (size_t i = 0; i < losses.size(); ++i)
+    expect_close(losses[i].cpu(), plain.losses[i * rank.size() + rank.index()], training.relative,
+                 fmt::format("loss {}", i));
+  const auto parameters = unique_parameters(*chain.model);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    expect_close(parameter.grad().cpu(), rows_here(plain.gradients[i].second, rank, training), training.relative,
+                 "the last gradient of " + name);
+    expect_close(parameter.detach().cpu(), rows_here(plain.parameters[i].second, rank, training), training.relative,
+                 name);
+  }
+  if (!training.waits_in_steps) require(waits == 0, "the host has waited for its device {} times", waits);
+}
+
+std::vector<std::string> wrong_on_late(const LateTraining& training, const LateRanksOptions& options) {
+  const auto plain = train_plain(training, options.world_size);
+  auto errors = errors_on_late(options, [&](LateRank& rank) { train_late(rank, training, plain); });
+  std::erase(errors, "");
+  return errors;
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "late_ranks.hpp"
+#include "support/models.hpp"
+
+namespace fsdp::test {
+
+/// A chain that is trained on late devices, and the same one that is trained on the host, unsharded.
+struct LateTraining {
+  int layers = 4;
+  int64_t width = 24;
+  int steps = 5;
+  int micro_batches = 1;
+  bool uses_adam = false;
+  double relative = 1e-5;            ///< of the largest element
+  std::vector<int64_t> mesh = {};    ///< (shard) or (replicate, shard); empty: all ranks shard
+  FullyShardOptions options = {};    ///< but for the mesh
+  bool waits_in_steps = false;       ///< else no step but the first two may let the host wait
+  /// The root, once everything is sharded; in front of each backward; behind each step of the optimizer.
+  std::function<void(ShardedChain&)> control = {};
+  std::function<void(ShardedChain&, int micro_batch)> before_backward = {};
+  std::function<void(ShardedChain&)> after_step = {};
+};
+
+struct PlainTraining {
+  std::vector<at::Tensor> losses;  ///< by step, micro-batch and rank
+  NamedTensors gradients;          ///< of the last step, averaged
+  NamedTensors parameters;
+};
+PlainTraining train_plain(const LateTraining& training, int ranks);
+
+/// Throws UsageError saying what differs from `plain`. Reads nothing before all steps are queued.
+void train_late(LateRank& rank, const LateTraining& training, const PlainTraining& plain);
+
+/// On worlds and with seeds for delays; what ranks found wrong, one line each.
+std::vector<std::string> wrong_on_late(const LateTraining& training, const LateRanksOptions& options);
+
+}  // namespace fsdp::test
