@@ -70,7 +70,7 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
                      .sanitizer = options.sanitizer ? options.sanitizer : sanitizer_of_environment()};
   if (config.sanitizer && !config.sanitizer->is_enabled) config.sanitizer.reset();
   if (options.offload_policy && (!info.mesh.device().is_cpu() || environment::copies_on_cpu()))
-    config.home = Home{.is_pinned = options.offload_policy->pin_memory && info.mesh.device().is_cuda()};
+    config.home = Home{.is_pinned = options.offload_policy->pin_memory && !info.mesh.device().is_cpu()};
   if (cut_like != nullptr) config.cut_like = cut_like->layout();
   return std::make_shared<ParamGroup>(std::move(config), params);
 }
