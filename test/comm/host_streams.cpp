@@ -125,8 +125,21 @@ std::shared_ptr<StreamEvent> HostStreams::record(StreamHandle stream) {
   return event;
 }
 
+bool HostStreams::is_forgotten(StreamHandle stream, const StreamEvent& event) {
+  const std::pair<StreamHandle, std::shared_ptr<const void>> wait(stream, static_cast<const HostEvent&>(event).mark);
+  std::lock_guard lock(mutex_);
+  if (wait != last_wait_) ++waits_;
+  last_wait_ = wait;
+  return options_.forgets_waits || waits_ == options_.forgets_wait;
+}
+
+int HostStreams::waits() const {
+  std::lock_guard lock(mutex_);
+  return waits_;
+}
+
 void HostStreams::wait(StreamHandle stream, const StreamEvent& event) {
-  if (options_.forgets_waits) return;
+  if (is_forgotten(stream, event)) return;
   const auto mark = static_cast<const HostEvent&>(event).mark;
   if (stream == nullptr)
     mark->wait();

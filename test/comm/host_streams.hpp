@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "comm/comm_streams.hpp"
@@ -26,6 +27,8 @@ class HostStreams : public CommStreams {
     bool has_own_paces = false;
     /// As if somebody had forgotten to let streams wait: to see that a test would notice.
     bool forgets_waits = false;
+    /// The same of one wait alone, by its number (see `waits`).
+    std::optional<int> forgets_wait = {};
   };
 
   HostStreams();
@@ -39,6 +42,8 @@ class HostStreams : public CommStreams {
   std::shared_ptr<StreamEvent> record(StreamHandle stream) override;
   void wait(StreamHandle stream, const StreamEvent& event) override;
   bool is_capturing(StreamHandle stream) override;
+  /// How often a stream has been told to wait; the same for the same event again counts once.
+  int waits() const;
 
   /// From now on what is recorded must not be asked whether it is done.
   void set_capturing(bool is_capturing);
@@ -64,9 +69,13 @@ class HostStreams : public CommStreams {
 
  private:
   struct Capture;
+  bool is_forgotten(StreamHandle stream, const StreamEvent& event);
+
   Options options_;
   std::shared_ptr<Capture> capture_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  int waits_ = 0;
+  std::pair<StreamHandle, std::shared_ptr<const void>> last_wait_;
   std::vector<std::unique_ptr<HostStream>> streams_;
 };
 

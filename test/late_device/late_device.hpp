@@ -34,8 +34,8 @@ class LateDevices {
   LateDevices(const LateDevices&) = delete;
   LateDevices& operator=(const LateDevices&) = delete;
 
-  /// For a communicator: its streams are the device's, the current one is the caller's on that device.
-  static std::shared_ptr<CommStreams> comm_streams(int index);
+  /// For a communicator, too: its streams are the device's, the current one is the caller's on that device.
+  static std::shared_ptr<HostStreams> streams(int index);
 };
 
 /// How often the host has waited for a device, or has asked it: copies that block, reads of one number, streams,

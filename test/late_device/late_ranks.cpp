@@ -27,7 +27,7 @@ std::vector<std::string> errors_on_late(const LateRanksOptions& options,
                                               .timeout = std::chrono::seconds(60),
                                               .watch_interval = std::chrono::milliseconds(5),
                                               .api = &nccl.api(),
-                                              .streams = LateDevices::comm_streams(index)})};
+                                              .streams = LateDevices::streams(index)})};
         rank_main(rank);
       } catch (const std::exception& error) {
         errors[index] = message_of(error);

@@ -39,7 +39,7 @@ LateDevices::~LateDevices() {
   for (auto& streams : devices) streams.reset();
 }
 
-std::shared_ptr<CommStreams> LateDevices::comm_streams(int index) { return devices.at(index); }
+std::shared_ptr<HostStreams> LateDevices::streams(int index) { return devices.at(index); }
 
 int host_waits(int index) { return waits.at(index); }
 

@@ -1,5 +1,8 @@
 #include "late_training.hpp"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "base/require.hpp"
 
 namespace fsdp::test {
@@ -31,12 +34,6 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected, double r
 DeviceMesh mesh_of(const LateRank& rank, const LateTraining& training) {
   if (training.mesh.size() == 2) return init_device_mesh(rank.world, training.mesh, {"replicate", "shard"});
   return init_device_mesh(rank.world, {rank.size()}, {"shard"});
-}
-
-/// The rows that this rank's parts of parameters are compared with.
-at::Tensor rows_here(const at::Tensor& full, const LateRank& rank, const LateTraining& training) {
-  const auto shards = training.mesh.size() == 2 ? training.mesh[1] : rank.size();
-  return rows_of(full, rank.index() % shards, shards);
 }
 
 ShardedChain sharded_chain(const LateRank& rank, const LateTraining& training) {
@@ -71,6 +68,9 @@ PlainTraining train_plain(const LateTraining& training, int ranks) {
 }
 
 void train_late(LateRank& rank, const LateTraining& training, const PlainTraining& plain) {
+  c10::OptionalStreamGuard side;
+  if (training.runs_on_side_stream)
+    side.reset_stream(c10::impl::VirtualGuardImpl(kLate).getNewStream(rank.device()));
   auto chain = sharded_chain(rank, training);
   const auto optimizer = optimizer_of(training, *chain.model);
   std::vector<at::Tensor> inputs, losses;
@@ -97,10 +97,10 @@ void train_late(LateRank& rank, const LateTraining& training, const PlainTrainin
   const auto parameters = unique_parameters(*chain.model);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, parameter] = parameters[i];
-    expect_close(parameter.grad().cpu(), rows_here(plain.gradients[i].second, rank, training), training.relative,
-                 "the last gradient of " + name);
-    expect_close(parameter.detach().cpu(), rows_here(plain.parameters[i].second, rank, training), training.relative,
-                 name);
+    expect_close(parameter.grad().cpu().flatten(), local_elements(parameter, plain.gradients[i].second),
+                 training.relative, "the last gradient of " + name);
+    expect_close(parameter.detach().cpu().flatten(), local_elements(parameter, plain.parameters[i].second),
+                 training.relative, name);
   }
   if (!training.waits_in_steps) require(waits == 0, "the host has waited for its device {} times", waits);
 }

@@ -19,6 +19,7 @@ struct LateTraining {
   double relative = 1e-5;            ///< of the largest element
   std::vector<int64_t> mesh = {};    ///< (shard) or (replicate, shard); empty: all ranks shard
   FullyShardOptions options = {};    ///< but for the mesh
+  bool runs_on_side_stream = false;  ///< not on the device's default stream
   bool waits_in_steps = false;       ///< else no step but the first two may let the host wait
   /// The root, once everything is sharded; in front of each backward; behind each step of the optimizer.
   std::function<void(ShardedChain&)> control = {};

@@ -65,7 +65,7 @@ TEST_CASE("operators return before they have run, and the host waits only where 
   const LateDevices devices({.max_delay = 1ms});
   std::atomic<bool> is_over = false;
   const int before = host_waits(0);
-  HostStreams::enqueue(LateDevices::comm_streams(0)->current(), [&] {
+  HostStreams::enqueue(LateDevices::streams(0)->current(), [&] {
     while (!is_over) std::this_thread::yield();
   });
   const auto pinned = at::full({4}, 2.f, at::TensorOptions().pinned_memory(true));
@@ -92,7 +92,7 @@ TEST_CASE("a stream that does not wait for another reads poison, and one that wa
   for (const bool waits : {false, true}) {
     const LateDevices devices({});
     std::atomic<bool> is_over = false;
-    HostStreams::enqueue(LateDevices::comm_streams(0)->current(), [&] {
+    HostStreams::enqueue(LateDevices::streams(0)->current(), [&] {
       while (!is_over) std::this_thread::yield();
     });
     const auto written = ones(64);
@@ -121,7 +121,7 @@ TEST_CASE("memory that goes back while another stream has yet to read it is pois
     at::Tensor seen;
     {
       const c10::StreamGuard guard(other);
-      HostStreams::enqueue(LateDevices::comm_streams(0)->current(), [&] {
+      HostStreams::enqueue(LateDevices::streams(0)->current(), [&] {
         while (!is_over) std::this_thread::yield();
       });
       seen = given_back + 1;
@@ -156,7 +156,7 @@ TEST_CASE("what is freed is the next tensor's on the same stream, and no other s
 TEST_CASE("pinned memory that is freed stays until the copies that were queued are done", "[late][device]") {
   const LateDevices devices({});
   std::atomic<bool> is_over = false;
-  HostStreams::enqueue(LateDevices::comm_streams(0)->current(), [&] {
+  HostStreams::enqueue(LateDevices::streams(0)->current(), [&] {
     while (!is_over) std::this_thread::yield();
   });
   const auto there = at::full({4}, 2.f, at::TensorOptions().pinned_memory(true)).to(late(0), /*non_blocking=*/true);
