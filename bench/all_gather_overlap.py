@@ -15,6 +15,13 @@ release.
 --network nccl: the same over the library's own NCCL communicator, and c10d's for FSDP2: a GPU for each rank, or two ranks
   on one (bench/overlap_processes.py). It has not been run on a GPU yet.
 
+--network stream: simulated too, but with the time of one GPU: its collectives keep a stream of their own busy for as
+  long as they take on the network of --preset, and copy this rank's own part, while layers keep the current stream
+  busy (bench/stream_link.hpp). Kernels, copies and launches are real, transfers are not: other ranks' parts are
+  whatever the memory held. Tensors have their whole size. FSDP2 is not beside it: torch's fake process group
+  takes no time. It has one queue; two would share the bandwidth, which streams cannot. It has not been run on a GPU
+  yet. With --device cpu the host does all of it, one thing after another: that shows the program, and no overlap.
+
 --separate-reductions gives reductions a communicator of their own (FSDPModule::set_separate_reduce_scatter_group). On a
 simulated network that is a queue of its own, which shares the bandwidth: two that had all of it each would be
 two networks. In one queue a gather waits for the reductions launched before it. Both are shown: where compute is
@@ -45,8 +52,13 @@ def numbers(text):
 
 
 def add_options(parser):
-    parser.add_argument("--network", choices=(*networks.PRESETS, "gloo", "nccl"), help="default: nvlink and infiniband")
-    parser.add_argument("--worlds", type=harness.integers, help="ranks; default 8,64 and 16,128,1024, for gloo 2")
+    parser.add_argument("--network", choices=(*networks.PRESETS, "stream", "gloo", "nccl"),
+                        help="default: nvlink and infiniband")
+    parser.add_argument("--preset", choices=(*networks.PRESETS,), default="nvlink",
+                        help="what --network stream simulates (default nvlink)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of --network stream (default cuda)")
+    parser.add_argument("--worlds", type=harness.integers,
+                        help="ranks; default 8,64 and 16,128,1024, for gloo 2, for a stream the first")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--megabytes", type=numbers, help="of parameters a layer; default 64, for gloo 4")
     parser.add_argument("--ratios", type=numbers, default=RATIOS,
@@ -61,7 +73,7 @@ def add_options(parser):
     parser.add_argument("--reduce-buffers", type=int,
                         help="set_reduce_scatter_max_input_buffers; default: as many as groups are gathered ahead, at least 2")
     parser.add_argument("--clock", choices=("virtual", "real"), default="virtual")
-    parser.add_argument("--repeats", type=int, default=10, help="steps over gloo (default 10)")
+    parser.add_argument("--repeats", type=int, default=10, help="steps over gloo, NCCL and a stream (default 10)")
     parser.add_argument("--trace", type=Path, help="write the last step's timeline here, in the Chrome trace format")
     parser.add_argument("--plot", type=Path, help="draw exposed communication over the ratio here (PNG)")
 
@@ -94,8 +106,10 @@ def make_stack(network, options, case):
     times = [0.05] + [1.0] * (options.layers - 1) if shape == "large-first" else shares
     forward = [compute / 3 * share / sum(times) for share in times]
     budget = case.pop("budget_layers", None)
+    in_stream = options.network == "stream"
     made = stack.Stack(forward_us=tuple(round(us, 3) for us in forward), bytes=tuple(int(size * w) for w in shares),
-                       world=network.world, network=network, clock=options.clock,
+                       world=network.world, network=network, stream=options.device if in_stream else None,
+                       clock=options.clock,
                        reduce_buffers=options.reduce_buffers or max(2, case["prefetch"]), **case)
     if budget:
         made = replace(made, budget=budget * max(made.layer_bytes(i) for i in range(options.layers)))
@@ -104,13 +118,17 @@ def make_stack(network, options, case):
 
 def cases(options):
     """Every case of the sweep but its ratio."""
-    worlds = options.worlds or ([8] if options.quick else None)
+    in_stream = options.network == "stream"
+    worlds = options.worlds or ([8] if options.quick else WORLDS[options.preset][:1] if in_stream else None)
     sizes = [int(size * MEGABYTE) for size in options.megabytes or [64]]
     shapes = ["equal"] if options.quick else options.shapes.split(",")
-    separations = [False, True] if options.separate_reductions is None else [options.separate_reductions]
+    separations = [options.separate_reductions]
+    if options.separate_reductions is None:
+        separations = [False] if in_stream else [False, True]
     memories = [{"prefetch": distance} for distance in options.prefetch]
     memories += [{"prefetch": max(options.prefetch), "budget_layers": layers} for layers in options.budgets]
-    for name in [options.network] if options.network else ["nvlink", "infiniband"]:
+    chosen = options.preset if in_stream else options.network
+    for name in [chosen] if chosen else ["nvlink", "infiniband"]:
         for world in worlds or WORLDS[name]:
             for size in sizes:
                 for shape in shapes:
@@ -124,9 +142,38 @@ def describe(case):
     return f"{case['shape']}, {memory}, {'two queues' if case['separate'] else 'one queue'}"
 
 
+def check_stream(options):
+    if options.separate_reductions:
+        raise SystemExit("all_gather_overlap: --network stream has one queue: two would share the bandwidth, and streams "
+                         "cannot; leave out --separate-reductions, or take --network nvlink")
+    if options.trace:
+        raise SystemExit("all_gather_overlap: --network stream knows no moments to --trace; take a "
+                         "profiler")
+    if options.device == "cpu":
+        return
+    options.clock = "real"  # a GPU's time is no other
+    if not has_gpu():
+        raise SystemExit("all_gather_overlap: --network stream needs a CUDA device, found none; --device cpu shows the "
+                         "program without overlap, and simulated networks run anywhere")
+
+
+def has_gpu():
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def run_simulated(options, report):
-    report.setting(layers=options.layers, ratios=list(options.ratios), clock=options.clock, dtype="float32",
-                   backward="twice the forward", warm_up_steps=3, device="simulated network")
+    in_stream = options.network == "stream"
+    if in_stream:
+        check_stream(options)
+    steps = (2 if options.quick else options.repeats) if in_stream else 1
+    report.setting(layers=options.layers, ratios=list(options.ratios),
+                   clock=options.clock, dtype="float32", backward="twice the forward",
+                   warm_up_steps=3, repeats=steps,
+                   device=f"{options.device}, a simulated network in a stream" if in_stream else "simulated network")
+    if in_stream:
+        report.note("  FSDP2 is not beside it: torch's fake process group takes no time")
     rows, points, last = [], [], None
     with conductor.Workers() as workers:
         worker = workers.start("overlap", conductor.overlap_command(harness.build_dir()))
@@ -135,9 +182,10 @@ def run_simulated(options, report):
             worst = None
             for ratio in options.ratios:
                 made = make_stack(network, options, {**case, "ratio": ratio})
-                result = last = stack.simulate(worker, made)
+                result = last = stack.simulate(worker, made, steps=steps)
+                spread = {"stream": options.device, **harness.spread(result.totals_us, "us")} if in_stream else {}
                 report.case(network=name, world=world, **result.line(), ratio=ratio, **case,
-                            is_reachable=result.is_reachable)
+                            is_reachable=result.is_reachable, **spread)
                 points.append((name, world, case, ratio, result))
                 if worst is None or result.over_bound > worst[1].over_bound:
                     worst = (ratio, result)

@@ -23,9 +23,11 @@ void spin_cycles([[maybe_unused]] int64_t cycles) {
 
 }  // namespace
 
-c10::Device device_of(const Communicator& world) {
-  const auto type = world.device_type();
-  return type == c10::DeviceType::CPU ? c10::Device(type) : c10::impl::VirtualGuardImpl(type).getDevice();
+c10::Device current_device(c10::DeviceType type) {
+  if (type == c10::DeviceType::CPU) return c10::Device(type);
+  if (!c10::impl::hasDeviceGuardImpl(type) || c10::impl::VirtualGuardImpl(type).deviceCount() == 0)
+    throw UsageError("fsdp_bench: expected a device of type " + c10::DeviceTypeName(type) + ", found none");
+  return c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
 void synchronize(c10::Device device) {

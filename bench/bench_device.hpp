@@ -2,12 +2,11 @@
 
 #include <c10/core/Device.h>
 
-#include "fsdp/communicator.hpp"
-
 namespace fsdp::bench {
 
-/// Where tensors of this rank are: the CPU, or the device that joining chose.
-c10::Device device_of(const Communicator& world);
+/// Where tensors of this rank are: the CPU, or the current device, which joining a world over a device chooses.
+/// Throws UsageError if there is no such device.
+c10::Device current_device(c10::DeviceType type);
 
 /// Returns when all that is queued on the device has run. The CPU: at once.
 void synchronize(c10::Device device);

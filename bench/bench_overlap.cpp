@@ -5,6 +5,7 @@
 #include "bench_worker.hpp"
 #include "fsdp/fsdp.hpp"
 #include "layer_stack.hpp"
+#include "stream_link.hpp"
 #include "support/counting_allocator.hpp"
 
 namespace fsdp::bench {
@@ -12,19 +13,32 @@ namespace {
 
 using Transfers = std::vector<SimulatedTransfer>;
 
-std::shared_ptr<Communicator> make_network(const nlohmann::json& about, const std::shared_ptr<SimulatedClock>& clock,
+SimulatedNetwork network_of(const nlohmann::json& about) {
+  return {.world_size = about.at("world"),
+          .latency_us = about.at("latency_us"),
+          .bandwidth_gb_per_s = about.at("bandwidth_gb_per_s"),
+          .launch_us = about.at("launch_us"),
+          .nodes = {.ranks = about.at("ranks_per_node"),
+                    .latency_us = about.at("node_latency_us"),
+                    .bandwidth_gb_per_s = about.at("node_bandwidth_gb_per_s")}};
+}
+
+/// Whose time passes on the machine's clock, or in a stream of its device.
+std::shared_ptr<Communicator> make_network(const nlohmann::json& request, Machine& machine,
                                            const std::shared_ptr<Transfers>& log) {
-  SimulatedNetwork network{.world_size = about.at("world"),
-                           .latency_us = about.at("latency_us"),
-                           .bandwidth_gb_per_s = about.at("bandwidth_gb_per_s"),
-                           .launch_us = about.at("launch_us"),
-                           .nodes = {.ranks = about.at("ranks_per_node"),
-                                     .latency_us = about.at("node_latency_us"),
-                                     .bandwidth_gb_per_s = about.at("node_bandwidth_gb_per_s")},
-                           .clock = clock,
-                           .log = log,
-                           .moves_own_bytes = false};
+  auto network = network_of(request.at("network"));
+  network.log = log;
+  if (!request.at("stream").is_null())
+    return stream_link({.network = network, .device = machine.device(), .spin = [&](double us) { machine.occupy(us); }});
+  network.clock = machine.shared_clock();
+  network.moves_own_bytes = false;
   return simulated_network(network);
+}
+
+c10::Device device_of(const nlohmann::json& request, const std::shared_ptr<Communicator>& joined) {
+  if (joined) return current_device(joined->device_type());
+  if (request.at("stream").is_null()) return c10::Device(c10::kCPU);
+  return current_device(c10::Device(request.at("stream").get<std::string>()).type());
 }
 
 DeviceMesh make_mesh(const std::shared_ptr<Communicator>& world, int64_t replicas) {
@@ -34,15 +48,18 @@ DeviceMesh make_mesh(const std::shared_ptr<Communicator>& world, int64_t replica
 
 nlohmann::json to_json(const Transfers& transfers, int64_t begin_ns) {
   auto result = nlohmann::json::array();
-  for (const auto& transfer : transfers)
-    result.push_back({{"operation", transfer.operation},
-                      {"subject", transfer.subject},
-                      {"group", transfer.group},
-                      {"bytes", transfer.bytes},
-                      {"alone_us", transfer.alone_us},
-                      {"start_us", 1e-3 * static_cast<double>(transfer.start_ns - begin_ns)},
-                      {"begin_us", 1e-3 * static_cast<double>(transfer.begin_ns - begin_ns)},
-                      {"end_us", 1e-3 * static_cast<double>(transfer.end_ns - begin_ns)}});
+  for (const auto& transfer : transfers) {
+    nlohmann::json about{{"operation", transfer.operation},
+                         {"subject", transfer.subject},
+                         {"group", transfer.group},
+                         {"bytes", transfer.bytes},
+                         {"alone_us", transfer.alone_us}};
+    if (transfer.end_ns > 0)  // in a stream only the device knows when
+      about.update({{"start_us", 1e-3 * static_cast<double>(transfer.start_ns - begin_ns)},
+                    {"begin_us", 1e-3 * static_cast<double>(transfer.begin_ns - begin_ns)},
+                    {"end_us", 1e-3 * static_cast<double>(transfer.end_ns - begin_ns)}});
+    result.push_back(std::move(about));
+  }
   return result;
 }
 
@@ -62,8 +79,8 @@ class Overlap {
   explicit Overlap(const nlohmann::json& request)
       : joined_(request.at("network").is_null() ? join_world(request.at("backend")) : nullptr),
         machine_(request.at("clock") == "virtual" ? Machine::Time::kVirtual : Machine::Time::kReal,
-                 joined_ ? device_of(*joined_) : c10::Device(at::kCPU)),
-        world_(joined_ ? joined_ : make_network(request.at("network"), machine_.shared_clock(), transfers_)),
+                 device_of(request, joined_)),
+        world_(joined_ ? joined_ : make_network(request, machine_, transfers_)),
         stack_(request.at("layers"), Sharding(request), make_mesh(world_, request.at("replicas")), machine_),
         parameters_(stack_->parameters()) {}
 

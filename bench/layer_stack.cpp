@@ -60,13 +60,17 @@ Machine::Machine(Time time, c10::Device device)
 }
 
 void Machine::compute(size_t layer, bool is_backward, double us) {
-  if (spin_) return (*spin_)(us);
   const int64_t begin = clock_->now_ns();
-  const auto end = begin + static_cast<int64_t>(1e3 * us);
+  occupy(us);
+  if (!spin_) slices_.push_back({layer, is_backward, begin, clock_->now_ns()});
+}
+
+void Machine::occupy(double us) {
+  if (spin_) return (*spin_)(us);
+  const auto end = clock_->now_ns() + static_cast<int64_t>(1e3 * us);
   if (time_ == Time::kVirtual) clock_->wait_until(end);
   while (clock_->now_ns() < end) {
   }
-  slices_.push_back({layer, is_backward, begin, clock_->now_ns()});
 }
 
 TimedLayerImpl::TimedLayerImpl(const nlohmann::json& about, size_t index, Machine& machine)

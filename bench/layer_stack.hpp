@@ -32,6 +32,8 @@ class Machine {
   explicit Machine(Time time, c10::Device device = c10::Device(c10::kCPU));
   c10::Device device() const { return device_; }
   void compute(size_t layer, bool is_backward, double us);
+  /// Queued on the device's current stream; without a device the host is occupied.
+  void occupy(double us);
   SimulatedClock& clock() { return *clock_; }
   const std::shared_ptr<SimulatedClock>& shared_clock() const { return clock_; }
   /// Empty for a device, whose slices the host does not see.

@@ -81,8 +81,8 @@ def request(model, world, scheme, options, factor):
         budget = int(options.budget_gb * GIGABYTE / factor)
     return {"do": "setup", "layers": layers_of(model, options, factor), "reshard": reshard,
             "prefetch": options.prefetch, "budget": budget, "separate": options.separate_reductions,
-            "reduce_buffers": options.reduce_buffers, "mixed": True, "clock": "virtual", "replicas": replicas,
-            "network": networks.infiniband(world).scaled(factor).request()}
+            "reduce_buffers": options.reduce_buffers, "mixed": True, "clock": "virtual", "stream": None,
+            "replicas": replicas, "network": networks.infiniband(world).scaled(factor).request()}
 
 
 def predict(worker, model, world, scheme, options):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, field
 
+import harness
 import overlap_bound
 
 FLOAT_BYTES = 4
@@ -26,11 +27,12 @@ class Stack:
     clock: str = "virtual"
     network: object = field(default=None)  # simulated; None: processes
     backend: str = "gloo"  # of processes
+    stream: str | None = None  # the type of the device that has the network's time pass in a stream; None: a clock does
 
     @property
     def scale(self):
-        """On a simulated network small tensors stand in for large ones: each of their bytes counts for so many."""
-        return max(1, max(self.bytes) // STAND_IN_BYTES) if self.network else 1
+        """Where only a clock moves, small tensors stand in for large ones: each of their bytes counts for so many."""
+        return max(1, max(self.bytes) // STAND_IN_BYTES) if self.network and not self.stream else 1
 
     def rows(self, layer):
         """Of the stand-in: every rank has the same part."""
@@ -46,7 +48,7 @@ class Stack:
         return {"do": "setup", "layers": layers, "reshard": self.reshard, "prefetch": self.prefetch,
                 "budget": self.budget and self.budget // self.scale, "separate": self.separate,
                 "reduce_buffers": self.reduce_buffers, "mixed": False, "clock": self.clock, "replicas": 1,
-                "backend": self.backend,
+                "backend": self.backend, "stream": self.stream,
                 "network": self.network.scaled(self.scale).request() if self.network else None}
 
     def compute_us(self):
@@ -67,7 +69,7 @@ class Stack:
 class Result:
     """One step of a stack. Times in microseconds."""
 
-    total_us: float
+    total_us: float  # the median of the steps
     compute_us: float
     communication_us: float  # of its collectives, each with the network to itself
     bound_us: float
@@ -75,7 +77,8 @@ class Result:
     floor_us: float  # no schedule is shorter, with a clock or without (overlap_bound.py)
     memory: int  # within which the bound is: the byte budget, else the peak
     peak: int  # most unsharded bytes at one time
-    step: dict = field(repr=False)
+    step: dict = field(repr=False)  # the last one
+    totals_us: tuple = field(repr=False)  # of all steps
 
     @property
     def exposed_us(self):
@@ -102,16 +105,17 @@ class Result:
 
 
 def simulate(worker, stack, steps=1, warmup=3):
-    """The last of `steps` steps, after the order has been learned and planned for."""
+    """Steps after the order has been learned and planned for."""
     worker.ask(stack.request())
-    step = worker.ask({"do": "run", "warmup": warmup, "steps": steps})["steps"][-1]
+    done = worker.ask({"do": "run", "warmup": warmup, "steps": steps})["steps"]
+    step, totals = done[-1], tuple(step["total_us"] for step in done)
     latency = stack.network.latency_of_us()
     alone = [latency + stack.network.sending_us(stack.layer_bytes(i)) for i in range(len(stack.bytes))]
     peak = step["peak_unsharded_bytes"] * stack.scale
     memory = stack.budget or peak
-    bound = overlap_bound.bound(stack.machine(memory, alone, alone, latency), known=step["total_us"])
+    bound = overlap_bound.bound(stack.machine(memory, alone, alone, latency), known=min(totals))
     communication = sum(transfer["alone_us"] for transfer in step["transfers"])
-    return Result(step["total_us"], stack.compute_us(), communication, *bound, memory, peak, step)
+    return Result(harness.median(totals), stack.compute_us(), communication, *bound, memory, peak, step, totals)
 
 
 def chrome_trace(step, name):

@@ -69,6 +69,25 @@ class Simulation(unittest.TestCase):
                 expected = network.latency_of_us() + network.sending_us(made.layer_bytes(layer))
                 self.assertAlmostEqual(transfer["alone_us"], expected, places=3)
 
+    def test_over_a_host_without_streams_nothing_overlaps_and_the_bound_is_the_simulated_network_s(self):
+        for preset, world in ((networks.nvlink, 8), (networks.infiniband, 16)):
+            about = {"forward_us": (40.0, 60.0, 20.0), "bytes": (1 << 16, 1 << 17, 1 << 16), "network": preset(world),
+                     "world": world}
+            simulated = self.simulate(**about)
+            result = stack.simulate(self.worker, Stack(**about, stream="cpu"), steps=3)
+            self.assertEqual(len(result.totals_us), 3)
+            self.assertAlmostEqual(result.compute_us, 3 * 120)
+            self.assertAlmostEqual(result.communication_us, simulated.communication_us)
+            self.assertAlmostEqual(result.total_us, result.compute_us + result.communication_us, delta=0.1)
+            self.assertAlmostEqual(result.exposed_us, result.communication_us, delta=0.1)
+            self.assertEqual(result.memory, simulated.memory)
+            self.assertEqual(result.bound_us, simulated.bound_us)
+            self.assertGreater(result.total_us, simulated.total_us)
+            network = about["network"]
+            for transfer in result.step["transfers"]:
+                size = about["bytes"][int(transfer["subject"].split(".")[-1])]
+                self.assertAlmostEqual(transfer["alone_us"], network.latency_of_us() + network.sending_us(size), places=3)
+
     def test_no_schedule_beats_its_bound(self):
         draw = random.Random(5)
         for case in range(60):
@@ -129,10 +148,30 @@ class Programs(unittest.TestCase):
             self.assertGreaterEqual(line["total_us"], line["compute_us"])
 
     @unittest.skipIf(torch.cuda.is_available(), "there is a CUDA device")
-    def test_nccl_says_that_it_needs_a_device(self):
-        done = bench("all_gather_overlap", "--network", "nccl")
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("needs a CUDA device", done.stderr)
+    def test_nccl_and_a_stream_say_that_they_need_a_device(self):
+        for network in ("nccl", "stream"):
+            done = bench("all_gather_overlap", "--network", network)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("needs a CUDA device", done.stderr)
+
+    def test_over_a_stream_it_prints_the_same_line_and_how_the_steps_spread(self):
+        lines = lines_of(self, "all_gather_overlap", "--quick", "--network", "stream", "--device", "cpu", "--megabytes",
+                         "0.125")
+        self.assertEqual(len(lines), 3 * 3)  # memories, ratios
+        simulated = lines_of(self, "all_gather_overlap", "--quick", "--network", "nvlink", "--no-separate-reductions",
+                             "--megabytes", "0.125")
+        for line, other in zip(lines, simulated, strict=True):
+            self.assertEqual(list(line)[:len(other)], list(other))
+            for name in ("network", "world", "compute_us", "communication_us", "bound_us", "floor_us", "memory_bytes"):
+                self.assertEqual(line[name], other[name], name)
+            self.assertEqual(line["median_us"], round(line["total_us"], 4))
+            self.assertEqual(line["stream"], "cpu")
+
+    def test_a_stream_is_refused_two_queues_and_a_trace(self):
+        for option, reason in ((["--separate-reductions"], "has one queue"), (["--trace", "x"], "knows no moments")):
+            done = bench("all_gather_overlap", "--network", "stream", "--device", "cpu", *option)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(reason, done.stderr)
 
     def test_scale_predicts_time_and_memory(self):
         lines = {(line["world"], line["scheme"]): line for line in lines_of(self, "scale", "--quick")}
