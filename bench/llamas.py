@@ -20,7 +20,7 @@ class Llama:
     vocabulary: int
     sequence: int
     batch: int  # sequences a GPU and step
-    hybrid_shard: int  # ranks of a shard group of HSDP: the fewest of powers of 8 whose memory it may fit in
+    hybrid_shard: int  # ranks of a shard group of HSDP: the fewest of powers of 8 whose memory it fits in
 
     @property
     def tokens(self):
@@ -77,5 +77,5 @@ def narrowed(shapes, factor):
 LLAMAS = {model.name: model for model in (
     Llama("7B", 32, 4096, 11008, 4096, 32000, sequence=4096, batch=2, hybrid_shard=8),
     Llama("70B", 80, 8192, 28672, 1024, 128256, sequence=8192, batch=1, hybrid_shard=64),
-    Llama("405B", 126, 16384, 53248, 1024, 128256, sequence=8192, batch=1, hybrid_shard=512),
+    Llama("405B", 126, 16384, 53248, 1024, 128256, sequence=8192, batch=1, hybrid_shard=4096),
 )}

@@ -190,6 +190,18 @@ class Programs(unittest.TestCase):
         # Eight ranks' shards, whatever the number of replicas.
         self.assertAlmostEqual(lines[64, "hsdp"]["memory_gb"], lines[8, "fsdp"]["memory_gb"], delta=0.2)
 
+    def test_scale_predicts_the_largest_world_where_most_of_what_fsdp_gathers_is_padding(self):
+        lines = {line["scheme"]: line for line in lines_of(self, "scale", "--models", "7B", "--worlds", "16384")}
+        self.assertEqual(set(lines), {"fsdp", "hsdp", "node", "budget"})
+        # Parameters of 4,096 or 11,008 rows and a vocabulary of 32,000 over 16,384 ranks, a row or two each.
+        model = llamas.LLAMAS["7B"]
+        layer = sum(columns for _, columns in model.layer_shapes())
+        padded = 2 * 16384 * (2 * model.layers * layer + 3 * 2 * model.hidden) / 1e9  # all but the head twice
+        self.assertAlmostEqual(lines["fsdp"]["gathered_gb"], padded, delta=0.1)
+        # A group of eight gathers what it would alone, and no padding.
+        self.assertAlmostEqual(lines["hsdp"]["gathered_gb"], 26.7, delta=0.1)
+        self.assertLess(lines["hsdp"]["step_ms"], lines["fsdp"]["step_ms"] / 3)
+
     def test_scale_refuses_half_a_node(self):
         done = bench("scale", "--worlds", "12")
         self.assertNotEqual(done.returncode, 0)
