@@ -44,6 +44,7 @@ class LateAllocator final : public c10::Allocator {
     for (auto& [key, blocks] : free_)
       for (auto* block : blocks) release(block);
     free_.clear();
+    freed_.clear();
     ++era_;
   }
 
@@ -52,6 +53,7 @@ class LateAllocator final : public c10::Allocator {
 
   Block* take(size_t bytes, c10::DeviceIndex device, StreamHandle stream) {
     std::lock_guard lock(mutex_);
+    poison_freed(stream);
     auto& free = free_[Key(stream, bytes)];
     if (!free.empty()) {
       auto* block = free.back();
@@ -64,6 +66,14 @@ class LateAllocator final : public c10::Allocator {
     return new Block{.memory = memory, .bytes = bytes, .device = device, .stream = stream, .era = era_};
   }
 
+  /// What is allocated now may lie in any of them, and be written behind what the stream has queued so far. (Not when they
+  /// are freed: until a stream allocates, it may be let wait for whoever still uses them.)
+  void poison_freed(StreamHandle stream) {
+    for (const auto* block : std::exchange(freed_[stream], {}))
+      HostStreams::enqueue(stream,
+                           [memory = block->memory, bytes = block->bytes] { std::memset(memory, kPoison, bytes); });
+  }
+
   static void give_back(void* context);
 
   static void release(Block* block) {
@@ -73,6 +83,7 @@ class LateAllocator final : public c10::Allocator {
 
   std::mutex mutex_;
   std::map<Key, std::vector<Block*>> free_;
+  std::map<StreamHandle, std::vector<const Block*>> freed_;  // since their stream has allocated
   int era_ = 0;
 };
 
@@ -86,8 +97,7 @@ void LateAllocator::give_back(void* context) {
   auto& all = allocator();
   std::lock_guard lock(all.mutex_);
   if (block->era != all.era_) return release(block);
-  HostStreams::enqueue(block->stream,
-                       [memory = block->memory, bytes = block->bytes] { std::memset(memory, kPoison, bytes); });
+  all.freed_[block->stream].push_back(block);
   all.free_[Key(block->stream, block->bytes)].push_back(block);
 }
 

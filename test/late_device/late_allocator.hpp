@@ -4,9 +4,10 @@
 
 namespace fsdp::test {
 
-/// Memory of the current late device, owned by its current stream. Given back, it is poisoned behind all that this
-/// stream has queued, and is at once the next allocation's of that size on the same stream; no other stream ever gets
-/// it. Like CUDA's caching allocator it knows nothing of other streams' uses; unlike it, nobody can tell it of them.
+/// Memory of the current late device, owned by its current stream. Given back, it is the next allocation's of that size on
+/// the same stream, and whatever that stream allocates next may lie in it: it is poisoned there, behind all that the
+/// stream has queued until then. No other stream ever gets it. Like CUDA's caching allocator it knows nothing of other
+/// streams' uses; unlike it, nobody can tell it of them.
 c10::Allocator& late_allocator();
 
 /// Bytes that are NaN in every floating-point dtype.

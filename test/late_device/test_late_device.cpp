@@ -126,8 +126,9 @@ TEST_CASE("memory that goes back while another stream has yet to read it is pois
       });
       seen = given_back + 1;
     }
-    if (waits) let_wait(current_stream(), other);
     given_back.reset();
+    if (waits) let_wait(current_stream(), other);
+    const auto next = at::empty({1}, at::TensorOptions(late(0)));  // of any size
     if (!waits) guard_of_late().synchronizeStream(current_stream());
     is_over = true;
     guard_of_late().synchronizeDevice(0);
