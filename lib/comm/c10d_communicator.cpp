@@ -14,6 +14,7 @@
 #include "comm/comm_memory.hpp"
 #include "comm/failure_flag.hpp"
 #include "comm/local_reduce.hpp"
+#include "comm/scaled_sum.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
@@ -99,6 +100,14 @@ c10d::ReduceOp c10d_op(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
+/// NCCL's backend alone knows it.
+c10d::ReduceOp scaled_op(double scale) {
+  c10d::ReduceOp op;
+  op.op_ = c10d::ReduceOp::PREMUL_SUM;
+  op.supplement_ = c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(scale);
+  return op;
+}
+
 /// Bytes need no arithmetic, so a dtype that a backend has no name for can still be sent.
 at::Tensor as_sent(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -129,7 +138,10 @@ int64_t total_bytes(std::span<const at::Tensor> tensors) {
   return bytes;
 }
 
-class C10dCommunicator final : public Communicator, public HasNoticeBoard, public HasCommMemory {
+class C10dCommunicator final : public Communicator,
+                               public HasNoticeBoard,
+                               public HasCommMemory,
+                               public HasScaledSums {
  public:
   explicit C10dCommunicator(C10dGroup group)
       : Communicator(group.backend->getRank(), std::move(group.world_ranks), std::move(group.name)),
@@ -163,6 +175,8 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard, publi
   std::string backend() const override { return backend_name_; }
   bool launches_batches() const override { return launches_batches_; }
   int64_t packs_below() const override { return packs_below_; }
+  // Of others we do not know it; gloo waits until tensors of a device have come through the host.
+  bool waits_in_streams() const override { return backend_name_ == "nccl" || backend_name_ == "fake"; }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                          std::string_view subject) override {
@@ -176,25 +190,31 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard, publi
 
   std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                              ReduceOp op, std::string_view subject) override {
-    checks::reduce_scatter(*this, output, input, subject);
-    return start("reduce_scatter", subject, input, [&] {
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = c10d_op(op);
-      at::Tensor to = output;
-      at::Tensor from = input;
-      return backend_->_reduce_scatter_base(to, from, options);
-    });
+    return reduce_scatter(output, input, c10d_op(op), subject);
   }
 
   std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
                                          std::string_view subject) override {
-    checks::all_reduce(*this, tensor, subject);
-    return start("all_reduce", subject, tensor, [&] {
-      c10d::AllreduceOptions options;
-      options.reduceOp = c10d_op(op);
-      std::vector<at::Tensor> one = {tensor};
-      return backend_->allreduce(one, options);
-    });
+    return all_reduce(tensor, c10d_op(op), subject);
+  }
+
+  bool scales_sums(at::ScalarType dtype) const override {
+    return backend_name_ == "nccl" &&
+           (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16);
+  }
+
+  std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
+                                                    std::span<const at::Tensor> inputs, double scale,
+                                                    std::string_view subject) override {
+    check_scales(inputs, "reduce_scatter", subject);
+    return outputs.size() == 1 ? reduce_scatter(outputs[0], inputs[0], scaled_op(scale), subject)
+                               : reduce_scatter_batch(outputs, inputs, scaled_op(scale), subject);
+  }
+
+  std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
+                                                std::string_view subject) override {
+    check_scales({&tensor, 1}, "all_reduce", subject);
+    return all_reduce(tensor, scaled_op(scale), subject);
   }
 
   std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
@@ -223,16 +243,7 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard, publi
   std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
                                                    std::span<const at::Tensor> inputs, ReduceOp op,
                                                    std::string_view subject) override {
-    if (!launches_batches())
-      return Communicator::start_reduce_scatter_batch(outputs, inputs, op, subject);
-    checks::reduce_scatter_batch(*this, outputs, inputs, subject);
-    return start("reduce_scatter", subject, inputs, [&] {
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = c10d_op(op);
-      std::vector<at::Tensor> to(outputs.begin(), outputs.end());
-      std::vector<at::Tensor> from(inputs.begin(), inputs.end());
-      return backend_->reduce_scatter_tensor_coalesced(to, from, options);
-    });
+    return reduce_scatter_batch(outputs, inputs, c10d_op(op), subject);
   }
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override;
@@ -255,6 +266,49 @@ class C10dCommunicator final : public Communicator, public HasNoticeBoard, publi
   }
 
  private:
+  std::shared_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+                                       std::string_view subject) {
+    checks::reduce_scatter(*this, output, input, subject);
+    return start("reduce_scatter", subject, input, [&] {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = op;
+      at::Tensor to = output;
+      at::Tensor from = input;
+      return backend_->_reduce_scatter_base(to, from, options);
+    });
+  }
+
+  std::shared_ptr<Work> reduce_scatter_batch(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs,
+                                             const c10d::ReduceOp& op, std::string_view subject) {
+    if (!launches_batches())  // says so
+      return Communicator::start_reduce_scatter_batch(outputs, inputs, ReduceOp::kSum, subject);
+    checks::reduce_scatter_batch(*this, outputs, inputs, subject);
+    return start("reduce_scatter", subject, inputs, [&] {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = op;
+      std::vector<at::Tensor> to(outputs.begin(), outputs.end());
+      std::vector<at::Tensor> from(inputs.begin(), inputs.end());
+      return backend_->reduce_scatter_tensor_coalesced(to, from, options);
+    });
+  }
+
+  std::shared_ptr<Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, std::string_view subject) {
+    checks::all_reduce(*this, tensor, subject);
+    return start("all_reduce", subject, tensor, [&] {
+      c10d::AllreduceOptions options;
+      options.reduceOp = op;
+      std::vector<at::Tensor> one = {tensor};
+      return backend_->allreduce(one, options);
+    });
+  }
+
+  void check_scales(std::span<const at::Tensor> summed, const char* operation, std::string_view subject) const {
+    for (const at::Tensor& tensor : summed)
+      require(scales_sums(tensor.scalar_type()),
+              "{} of '{}' in group '{}': sums of {} over backend {} cannot be scaled; ask scaled_sums_of() first",
+              operation, subject, name(), c10::toString(tensor.scalar_type()), backend_name_);
+  }
+
   template <class Launch>
   std::shared_ptr<Work> start(const char* operation, std::string_view subject,
                               std::span<const at::Tensor> full, const Launch& launch) {
