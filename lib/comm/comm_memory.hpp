@@ -10,12 +10,18 @@
 
 namespace fsdp {
 
+/// Which of a group's collectives a slot is for. Backends may register memory for these alone.
+enum class SlotUse {
+  kGathers,     ///< all-gathers write to it
+  kReductions,  ///< reduce-scatters read from it
+};
+
 /// Memory that all ranks of a group have registered together: what each of them gathers into its own, backends may
-/// write from the other ranks directly. Its ranks must use one slot for one gather: which one is a decision that has
-/// to come out the same on all of them.
+/// write from the other ranks directly, and read what each reduces from its own. Its ranks must use one slot, from the
+/// same place on, for one collective: which one is a decision that has to come out the same on all of them.
 ///
-/// Letting go of it takes the registration back, which waits for gathers under way, so that all ranks do it between the
-/// same two calls; the memory stays as long as a tensor refers to it.
+/// Letting go of it takes the registration back, which waits for collectives of that use under way, so that all ranks
+/// do it between the same two calls; the memory stays as long as a tensor refers to it.
 class CommSlot {
  public:
   virtual ~CommSlot() = default;
@@ -35,7 +41,7 @@ class HasCommMemory {
   virtual std::string why_no_slots() const;
   /// A collective call, for which the host waits. Null where a rank or the driver has no such memory, which is said
   /// once in the log: on all ranks then. Throws CommError.
-  virtual std::shared_ptr<CommSlot> make_slot(int64_t bytes);
+  virtual std::shared_ptr<CommSlot> make_slot(SlotUse use, int64_t bytes);
 
  protected:
   ~HasCommMemory() = default;
@@ -46,7 +52,7 @@ at::Tensor allocate_for_comm(Communicator& group, int64_t numel, const at::Tenso
 
 /// As above, of any group.
 std::string why_no_slots(const Communicator& group);
-std::shared_ptr<CommSlot> make_slot(Communicator& group, int64_t bytes);
+std::shared_ptr<CommSlot> make_slot(Communicator& group, SlotUse use, int64_t bytes);
 
 /// The group's own collectives, in memory of its backend where that has any; elsewhere in LibTorch's.
 std::shared_ptr<AllGatherComm> process_group_all_gather(std::shared_ptr<Communicator> group);

@@ -290,7 +290,7 @@ void NcclGroup::close() {
 }
 
 /// False: what was launched, or an abort, has not come to an end by then.
-bool NcclGroup::await_gathers(std::chrono::milliseconds most) {
+bool NcclGroup::await_channel(const Channel& channel, std::chrono::milliseconds most) {
   const auto end = Clock::now() + most;
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
     if (failure_.is_set()) {
@@ -300,7 +300,7 @@ bool NcclGroup::await_gathers(std::chrono::milliseconds most) {
       if (aborted.valid()) return aborted.wait_until(end) == std::future_status::ready;
     } else {
       std::unique_lock lock(mutex_);
-      const auto last = gathers_.flights.empty() ? nullptr : gathers_.flights.back();
+      const auto last = channel.flights.empty() ? nullptr : channel.flights.back();
       const auto done = last ? last->done : nullptr;
       lock.unlock();
       if (!last || (done && done->is_done())) return true;

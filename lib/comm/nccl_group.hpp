@@ -85,8 +85,8 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   /// Throws CommError if the group has failed, or fails now.
   std::shared_ptr<Work> launch(Channel& channel, NcclCollective collective);
 
-  /// Memory for gathers, in the order of launches (nccl_memory.cpp). As HasCommMemory::make_slot.
-  std::shared_ptr<CommSlot> make_slot(int64_t bytes);
+  /// Memory, in the order of launches (nccl_memory.cpp). As HasCommMemory::make_slot.
+  std::shared_ptr<CommSlot> make_slot(SlotUse use, int64_t bytes);
   /// Once nothing that is under way uses it. The memory stays the block's.
   void give_back_window(NcclBlock& block) noexcept;
 
@@ -114,7 +114,8 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   std::shared_ptr<Flight> oldest();
   bool all_say(bool yes, const std::string& question, const Patience& patience);
   void give_back_windows();
-  bool await_gathers(std::chrono::milliseconds most);
+  Channel& channel_of(SlotUse use) { return use == SlotUse::kGathers ? gathers_ : reductions_; }
+  bool await_channel(const Channel& channel, std::chrono::milliseconds most);
   void find_failure();
   void abort_links();
   void tell_others();

@@ -64,7 +64,7 @@ NcclBlock::~NcclBlock() {
 at::Tensor NcclBlock::take(int64_t bytes) {
   require_state(!is_taken_.exchange(true),
                 "a buffer that all ranks have registered is to be filled again, but a tensor on this rank still refers "
-                "to what was gathered into it last; let go of that, or copy it");
+                "to what was in it last; let go of that, or copy it");
   auto& streams = *source_.streams;
   const auto device = streams.device();
   auto tensor = at::for_blob(memory_, {bytes})
@@ -99,7 +99,7 @@ NcclSlot::~NcclSlot() {
 }
 
 at::Tensor NcclSlot::take(int64_t bytes) {
-  require(bytes <= bytes_, "a buffer of {} bytes for gathers cannot hold {}", bytes_, bytes);
+  require(bytes <= bytes_, "a buffer of {} bytes that all ranks have registered cannot hold {}", bytes_, bytes);
   return block_->take(bytes);
 }
 
@@ -116,30 +116,33 @@ bool NcclGroup::all_say(bool yes, const std::string& question, const Patience& p
   return said("no", 0) == 0;
 }
 
-std::shared_ptr<CommSlot> NcclGroup::make_slot(int64_t bytes) {
+std::shared_ptr<CommSlot> NcclGroup::make_slot(SlotUse use, int64_t bytes) {
   if (!failure_.is_set() && !has_windows_) return nullptr;
   const c10::DeviceGuard on_device(config_.streams->device());
+  Channel& channel = channel_of(use);
   std::shared_ptr<NcclBlock> block;  // goes after a failure is known, which it need not wait for then
   try {
     if (failure_.is_set()) throw CommError(failure_.reason());
-    if (!gathers_.link.is_connected()) connect(gathers_);
-    // The size is part of what is asked, so ranks that differ do not take each other for an answer.
-    const std::string question = fmt::format("slot_{}_of_{}_bytes", slots_made_++, bytes);
+    if (!channel.link.is_connected()) connect(channel);
+    // Size and use are part of what is asked, so ranks that differ do not take each other for an answer.
+    const std::string question = fmt::format("slot_{}_of_{}_bytes_for_{}", slots_made_++, bytes, channel.name);
     const Patience patient = patience([&] {
-      return fmt::format("not all of the {} ranks made {} within {} ms; each is to gather the same groups, of the same "
-                         "sizes, in the same order",
+      return fmt::format("not all of the {} ranks made {} within {} ms; each is to gather and reduce the same groups, "
+                         "of the same sizes, in the same order",
                          config_.size, question, config_.timeout.count());
     });
     const int64_t whole = (bytes + kGranularity - 1) / kGranularity * kGranularity;
     block = NcclBlock::allocate(
         {.api = *config_.api,
          .streams = config_.streams,
-         .await_quiet = [self = shared_from_this()] { return self->await_gathers(kFreePatience); }},
+         .use = use,
+         .await_quiet = [self = shared_from_this(),
+                         &channel] { return self->await_channel(channel, kFreePatience); }},
         whole);
     // A rank that came without memory would leave the others waiting in NCCL.
     bool is_made = all_say(block != nullptr, question + "/memory", patient);
     if (is_made) {
-      block->window = gathers_.link.register_window(block->memory(), static_cast<size_t>(whole), patient);
+      block->window = channel.link.register_window(block->memory(), static_cast<size_t>(whole), patient);
       is_made = all_say(block->window != nullptr, question + "/window", patient);
     }
     if (is_made) {
@@ -149,14 +152,14 @@ std::shared_ptr<CommSlot> NcclGroup::make_slot(int64_t bytes) {
       if (block) give_back_window(*block);
       has_windows_ = false;
       warn_once(fmt::format("group '{}': NCCL or the driver has no memory that all {} ranks can register; buffers of "
-                            "all-gathers stay in LibTorch's",
+                            "collectives stay in LibTorch's",
                             config_.name, config_.size));
       return nullptr;
     }
     return std::make_shared<NcclSlot>(shared_from_this(), std::move(block), bytes);
   } catch (const std::exception& error) {
     fail(first_line_of(error.what()));
-    throw CommError(fmt::format("memory for all-gathers in group '{}' on rank {} of {} failed: {}", config_.name,
+    throw CommError(fmt::format("memory for {} in group '{}' on rank {} of {} failed: {}", channel.name, config_.name,
                                 config_.rank, config_.size, failure_.reason()));
   }
 }
@@ -166,10 +169,11 @@ void NcclGroup::give_back_window(NcclBlock& block) noexcept {
   if (window == nullptr || failure_.is_set()) return;  // an abort gives back all of them
   try {
     const c10::DeviceGuard on_device(config_.streams->device());
-    if (await_gathers(config_.timeout))
-      gathers_.link.deregister_window(window);
+    Channel& channel = channel_of(block.use());
+    if (await_channel(channel, config_.timeout))
+      channel.link.deregister_window(window);
     else
-      fail("gathers were not done in time for their memory to be given back");
+      fail(fmt::format("{} were not done in time for their memory to be given back", channel.name));
   } catch (const std::exception& error) {
     fail(first_line_of(error.what()));
   }

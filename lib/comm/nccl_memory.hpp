@@ -18,10 +18,12 @@ class NcclGroup;
 // A window is made by all ranks together, and NCCL takes it for granted that they use the same one, at the same offset,
 // in the same collective: it computes where the others' memory lies from its own. So all that decides which window is
 // made, used or given back must come out the same on all ranks. Whether a tensor still refers to memory does not: a
-// rank's user may keep one. Here only the memory follows the tensors; registrations follow the slots, which whoever
-// plans gathers makes and lets go of at the same places of the ranks' common order of launches. (NCCL binds windows to
-// the switches' multicast memory at offsets that each rank takes from an allocator of its own: registering and giving
-// back in another order on one rank would move them apart.)
+// rank's user may keep one. Nor does what a gradient is: one rank may have none. Here only the memory follows the
+// tensors; registrations follow the slots, which whoever plans collectives makes and lets go of at the same places of
+// the ranks' common order of launches. A window belongs to one of NCCL's communicators, and so to gathers or to
+// reductions (see Note [Two NCCL communicators]). (NCCL binds windows to the switches' multicast memory at offsets that
+// each rank takes from an allocator of its own: registering and giving back in another order on one rank would move them
+// apart.)
 //
 // A captured graph brings its own order: inside of a capture no events are kept from one tensor to the next, as those
 // recorded in another capture or outside must not be waited for. The launch itself runs behind the current stream.
@@ -30,7 +32,8 @@ class NcclGroup;
 struct NcclMemorySource {
   const NcclApi& api;
   std::shared_ptr<CommStreams> streams;
-  /// Waits until nothing that NCCL runs for the group can touch memory any more; false: that has not come.
+  SlotUse use = SlotUse::kGathers;
+  /// Waits until nothing that NCCL runs for the group and that use can touch memory any more; false: that has not come.
   std::function<bool()> await_quiet;
 };
 
@@ -46,6 +49,7 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
   NcclBlock& operator=(const NcclBlock&) = delete;
 
   void* memory() const { return memory_; }
+  SlotUse use() const { return source_.use; }
   /// As CommSlot::take.
   at::Tensor take(int64_t bytes);
   bool is_taken() const { return is_taken_; }
@@ -63,7 +67,7 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
   std::shared_ptr<StreamEvent> released_;  // behind what used the last tensor; guarded by the mutex
 };
 
-/// A block that is registered for a group's gathers, until the slot goes or the group does.
+/// A block that is registered for a group's collectives of one use, until the slot goes or the group does.
 class NcclSlot final : public CommSlot {
  public:
   NcclSlot(std::shared_ptr<NcclGroup> group, std::shared_ptr<NcclBlock> block, int64_t bytes)

@@ -82,7 +82,7 @@ bool GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
   const bool fits = place != ring.places.end() && grown(need_of(group), place->second.first) == place->second.first;
   if (!fits || ring.length != length) plan(ring, group, length);
   auto& slot = *find(group);
-  if (!std::exchange(slot.was_made, true)) slot.memory = make_slot(*comm, slot.bytes);
+  if (!std::exchange(slot.was_made, true)) slot.memory = make_slot(*comm, SlotUse::kGathers, slot.bytes);
   if (!slot.memory) return false;
   move_out(slot.last, *slot.memory);
   return true;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 
 #include "fsdp/error.hpp"
 #include "host_streams.hpp"
@@ -89,7 +90,10 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
   }
   ++comm->queued;
   for (const NcclCall& call : calls)
-    if (call.window > 0) comm->windows_in_use.insert(call.window), ++state.windowed_gathers;
+    if (call.window > 0) {
+      comm->windows_in_use.insert(call.window);
+      ++(call.name == std::string_view("reduce_scatter") ? state.windowed_reductions : state.windowed_gathers);
+    }
   auto start = [&state, comm, number, stream, calls = std::move(calls)] {
     HostStreams::enqueue(stream, [&state, comm, number, calls] { run_launch(state, comm, number, calls); });
   };
@@ -259,9 +263,10 @@ ncclResult_t add(NcclCall call, ncclComm_t comm, cudaStream_t stream) {
         return active->misuse(std::string(call.name) + " with an operator that is destroyed, or not of its dtype");
       call.scale = comm->operators[index].scale;
     }
-    if (const auto* window = comm->window_of(call.output)) {
+    const void* buffer = buffer_of_all(call);
+    if (const auto* window = comm->window_of(buffer)) {
       call.window = window->number;
-      call.window_offset = static_cast<size_t>(static_cast<char*>(call.output) - window->memory);
+      call.window_offset = static_cast<size_t>(static_cast<const char*>(buffer) - window->memory);
     }
   }
   if (group_depth > 0) {
@@ -443,6 +448,7 @@ NcclSubstitute::Counts NcclSubstitute::counts() const {
           .collectives = state_->collectives,
           .windows = state_->windows,
           .windowed_gathers = state_->windowed_gathers,
+          .windowed_reductions = state_->windowed_reductions,
           .bytes = bytes};
 }
 

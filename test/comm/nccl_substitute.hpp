@@ -52,14 +52,16 @@ class NcclSubstitute {
   static void* find(const char* name);
 
   /// What NCCL would not have forgiven: calls on a communicator that is gone or busy, groups left open, ranks whose
-  /// launches differ (also in the window, or the place in it, that each gathers into), operators used when they were
+  /// launches differ (also in the window, or the place in it, that each gathers into or reduces from), operators used when they were
   /// destroyed, windows given back or memory freed while they are in use. Those alive now, communicators, operators,
   /// windows or memory, are leaks.
   std::vector<std::string> misuses() const;
   /// What all ranks have made so far: communicators, launches, and collectives in them.
   struct Counts {
     int communicators = 0, launches = 0, collectives = 0;
-    int windows = 0, windowed_gathers = 0;  ///< registered; collectives whose outputs lie in one
+    int windows = 0;                        ///< registered
+    int windowed_gathers = 0;               ///< collectives whose outputs lie in one
+    int windowed_reductions = 0;            ///< reduce-scatters whose inputs lie in one
     int64_t bytes = 0;                      ///< of memory that is allocated now
   };
   Counts counts() const;

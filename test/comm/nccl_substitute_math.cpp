@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 
 #include "comm/local_reduce.hpp"
 
@@ -81,6 +82,10 @@ void reduce(const Ranks& by_rank, size_t index, bool is_scattered) {
 }
 
 }  // namespace
+
+const void* buffer_of_all(const NcclCall& call) {
+  return std::string_view(call.name) == "reduce_scatter" ? call.input : call.output;
+}
 
 std::string signature(const std::vector<NcclCall>& calls) {
   std::string text;

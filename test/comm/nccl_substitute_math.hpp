@@ -18,9 +18,12 @@ struct NcclCall {
   ncclRedOp_t op = ncclSum;
   int root = 0;
   double scale = 1;  // of a pre-multiplied sum
-  int window = 0;    // in which the output lies; 0: in none
+  int window = 0;    // in which the buffer of all ranks lies; 0: in none
   size_t window_offset = 0;
 };
+
+/// Where windows count: what a gather writes, what a reduction reads.
+const void* buffer_of_all(const NcclCall& call);
 
 /// What must be the same on all ranks: "all_gather of 12 x dtype 1, ...".
 std::string signature(const std::vector<NcclCall>& calls);

@@ -87,7 +87,7 @@ struct NcclSubstitute::State {
   std::vector<std::string> misuses;
   std::string last_error;
   int ids = 0, launches = 0, collectives = 0;
-  int allocations = 0, windows = 0, windowed_gathers = 0;
+  int allocations = 0, windows = 0, windowed_gathers = 0, windowed_reductions = 0;
   std::map<char*, size_t> blocks;  // of ncclMemAlloc, alive
 
   ncclResult_t misuse(const std::string& what) {

@@ -56,8 +56,8 @@ TEST_CASE("what is gathered into a slot is what is gathered anywhere, and lies i
     const NcclSubstitute nccl({.polls = 2});
     const auto errors = errors_on_nccl(
         nccl, {.world_size = world_size, .streams = {.max_delay = 200us}}, [&](NcclRank& rank) {
-          const auto first = make_slot(*rank.world, world_size * 8);
-          const auto second = make_slot(*rank.world, 3 * kBlock + 1);
+          const auto first = make_slot(*rank.world, SlotUse::kGathers, world_size * 8);
+          const auto second = make_slot(*rank.world, SlotUse::kGathers, 3 * kBlock + 1);
           expect(first->bytes() == world_size * 8 && second->bytes() == 3 * kBlock + 1, "as many bytes as asked for");
           for (int value : {1, 2, 3}) {
             for (const auto& slot : {first, second})
@@ -82,7 +82,7 @@ TEST_CASE("what is gathered into a slot is what is gathered anywhere, and lies i
 TEST_CASE("a slot is filled again behind the stream that let go of it", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
   const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
-    const auto slot = make_slot(*rank.world, 16);
+    const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     const StreamHandle compute = rank.streams->make_stream(StreamPriority::kNormal);
     const StreamHandle other = rank.streams->make_stream(StreamPriority::kNormal);
     const auto first = piece_of(*rank.world, 1), second = piece_of(*rank.world, 2), seen = at::zeros({16}, at::kByte);
@@ -113,7 +113,7 @@ TEST_CASE("a slot is filled again behind the stream that let go of it", "[comm][
 TEST_CASE("a slot is not filled again while a tensor refers to it, or a view of one", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
   const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
-    const auto slot = make_slot(*rank.world, 16);
+    const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     auto view = gather_into(*slot, *rank.world, 1).narrow(0, 4, 2).view(at::kShort);
     expect(slot->is_taken(), "taken");
     try {
@@ -139,10 +139,23 @@ TEST_CASE("a slot is not filled again while a tensor refers to it, or a view of 
 TEST_CASE("ranks that ask for slots of different sizes are told so", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
   const auto errors = errors_on_nccl(nccl, {.timeout = 300ms}, [](NcclRank& rank) {
-    make_slot(*rank.world, rank.world->rank() == 0 ? 100 : 200);
+    make_slot(*rank.world, SlotUse::kGathers, rank.world->rank() == 0 ? 100 : 200);
   });
   CHECK_THAT(errors[0] + errors[1], Contains("not all of the 2 ranks made slot_0_of_"));
-  for (const std::string& error : errors) CHECK_THAT(error, Contains("memory for all-gathers in group 'world'"));
+  for (const std::string& error : errors) CHECK_THAT(error, Contains("memory for gathers in group 'world'"));
+  CHECK(nccl.counts().windows == 0);
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("ranks that ask for slots of different uses are told so", "[comm][nccl_memory]") {
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {.timeout = 300ms}, [](NcclRank& rank) {
+    // Both are connected.
+    all_gather(*rank.world, at::zeros({16}, at::kByte), piece_of(*rank.world, 1));
+    all_reduce(*rank.world, at::ones({1}));
+    make_slot(*rank.world, rank.world->rank() == 0 ? SlotUse::kGathers : SlotUse::kReductions, 100);
+  });
+  CHECK_THAT(errors[0] + errors[1], Contains("not all of the 2 ranks made slot_0_of_100_bytes_for_"));
   CHECK(nccl.counts().windows == 0);
   CHECK(nccl.misuses().empty());
 }
@@ -153,8 +166,8 @@ TEST_CASE("memory or windows that one rank lacks leave all with plain memory, fo
     const NcclSubstitute nccl(options);
     const auto errors = errors_on_nccl(nccl, {.world_size = 3}, [](NcclRank& rank) {
       expect(why_no_slots(*rank.world).empty(), "not known before");
-      expect(make_slot(*rank.world, 100) == nullptr, "no slot");
-      expect(make_slot(*rank.world, 100) == nullptr, "nor later");
+      expect(make_slot(*rank.world, SlotUse::kGathers, 100) == nullptr, "no slot");
+      expect(make_slot(*rank.world, SlotUse::kGathers, 100) == nullptr, "nor later");
       const auto whole = at::zeros({24}, at::kByte);
       all_gather(*rank.world, whole, piece_of(*rank.world, 4));
       expect(whole.equal(whole_of(3, 4)), "gathered");
@@ -171,7 +184,7 @@ TEST_CASE("an NCCL without windows says so before anything is made", "[comm][ncc
   Notes reasons(2);
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     reasons[rank.world->rank()] = why_no_slots(*rank.world);
-    expect(make_slot(*rank.world, 100) == nullptr, "no slot");
+    expect(make_slot(*rank.world, SlotUse::kGathers, 100) == nullptr, "no slot");
   });
   CHECK(errors == no_errors(2));
   for (const std::string& reason : reasons) CHECK_THAT(reason, Contains("begins with NCCL 2.27"));
@@ -179,12 +192,18 @@ TEST_CASE("an NCCL without windows says so before anything is made", "[comm][ncc
   CHECK(nccl.misuses().empty());
 }
 
-TEST_CASE("a slot that goes gives back its window, after the gathers that use it, and its memory",
+TEST_CASE("a slot that goes gives back its window, after the collectives that use it, and its memory",
           "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
   const auto errors = errors_on_nccl(nccl, {.streams = {.max_delay = 500us}}, [&](NcclRank& rank) {
     for (int round = 0; round < 5; ++round) {
-      auto slot = make_slot(*rank.world, 16);
+      auto input = make_slot(*rank.world, SlotUse::kReductions, 32);
+      auto gradients = input->take(32).view(at::kFloat).zero_();
+      auto reduction = rank.world->start_reduce_scatter(at::zeros({4}), gradients, ReduceOp::kSum, "not waited for");
+      gradients.reset();
+      reduction.reset();
+      input.reset();
+      auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
       auto whole = slot->take(16);
       auto work = rank.world->start_all_gather(whole, piece_of(*rank.world, 1), "not waited for");
       whole.reset();
@@ -197,15 +216,46 @@ TEST_CASE("a slot that goes gives back its window, after the gathers that use it
     all_reduce(*rank.world, at::ones({1}));
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 2 * 5);
+  CHECK(nccl.counts().windows == 2 * 2 * 5);
   CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("what is reduced from a slot for reductions lies in a window of theirs", "[comm][nccl_memory]") {
+  for (const int world_size : {1, 2, 3}) {
+    const NcclSubstitute nccl({.polls = 2});
+    const auto errors = errors_on_nccl(
+        nccl, {.world_size = world_size, .streams = {.max_delay = 200us}}, [&](NcclRank& rank) {
+          const auto reduced_from = [&](CommSlot& slot, float value) {
+            auto input = slot.take(world_size * 16).view(at::kFloat);
+            input.fill_(value + static_cast<float>(rank.world->rank()));
+            auto output = at::zeros({4});
+            rank.world->start_reduce_scatter(output, input, ReduceOp::kSum, "slot")->wait();
+            return output;
+          };
+          const auto first = make_slot(*rank.world, SlotUse::kReductions, world_size * 16);
+          const auto second = make_slot(*rank.world, SlotUse::kReductions, world_size * 16);
+          const auto other = make_slot(*rank.world, SlotUse::kGathers, world_size * 16);
+          const float ranks = static_cast<float>(world_size) * static_cast<float>(world_size - 1) / 2;
+          for (const float value : {1.F, 2.F, 3.F})
+            for (const auto& slot : {first, second, other}) {
+              const auto sum = at::full({4}, static_cast<float>(world_size) * value + ranks);
+              expect(reduced_from(*slot, value).equal(sum), "reduced");
+            }
+        });
+    CHECK(errors == no_errors(world_size));
+    CHECK(nccl.counts().windows == 3 * world_size);
+    // One that is for gathers is no window to reductions.
+    CHECK(nccl.counts().windowed_reductions == 2 * 3 * world_size);
+    CHECK(nccl.counts().bytes == 0);
+    CHECK(nccl.misuses().empty());
+  }
 }
 
 TEST_CASE("a tensor keeps its memory when slot and communicator are gone", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
   std::vector<at::Tensor> kept(2);
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
-    const auto slot = make_slot(*rank.world, 16);
+    const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     kept[rank.world->rank()] = gather_into(*slot, *rank.world, 5);
   });
   CHECK(errors == no_errors(2));
@@ -220,7 +270,7 @@ TEST_CASE("a slot may outlive its communicator", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
   std::vector<std::shared_ptr<CommSlot>> kept(2);
   const auto errors =
-      errors_on_nccl(nccl, {}, [&](NcclRank& rank) { kept[rank.world->rank()] = make_slot(*rank.world, 16); });
+      errors_on_nccl(nccl, {}, [&](NcclRank& rank) { kept[rank.world->rank()] = make_slot(*rank.world, SlotUse::kGathers, 16); });
   CHECK(errors == no_errors(2));
   kept.clear();
   CHECK(nccl.counts().bytes == 0);
@@ -233,7 +283,7 @@ TEST_CASE("after an error or an abort nothing stays registered or allocated", "[
     if (!is_aborted) options.async_error = {.rank = 1, .launch = 2};
     const NcclSubstitute nccl(options);
     const auto errors = errors_on_nccl(nccl, {.world_size = 3}, [&](NcclRank& rank) {
-      const auto slot = make_slot(*rank.world, 24), unused = make_slot(*rank.world, 48);
+      const auto slot = make_slot(*rank.world, SlotUse::kGathers, 24), unused = make_slot(*rank.world, SlotUse::kGathers, 48);
       gather_into(*slot, *rank.world, 1);
       if (is_aborted && rank.world->rank() == 1) {
         rank.world->abort("the user gave up");
@@ -252,12 +302,12 @@ TEST_CASE("after an error or an abort nothing stays registered or allocated", "[
 TEST_CASE("a window that cannot be registered ends the group on all ranks", "[comm][nccl_memory]") {
   const NcclSubstitute nccl({.register_fails = NcclSubstitute::Place{.rank = 1, .launch = 2}});
   const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [](NcclRank& rank) {
-    const auto slot = make_slot(*rank.world, 16);
+    const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     expect(gather_into(*slot, *rank.world, 1).equal(whole_of(2, 1)), "gathered");
-    make_slot(*rank.world, 16);
+    make_slot(*rank.world, SlotUse::kGathers, 16);
   });
   for (const std::string& error : errors)
-    CHECK_THAT(error, Contains("memory for all-gathers") && Contains("a handle could not be exported"));
+    CHECK_THAT(error, Contains("memory for gathers") && Contains("a handle could not be exported"));
   CHECK(nccl.counts().bytes == 0);
   CHECK(nccl.misuses().empty());
 }
@@ -265,7 +315,7 @@ TEST_CASE("a window that cannot be registered ends the group on all ranks", "[co
 TEST_CASE("while a graph is captured slots keep no events", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
   const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
-    const auto slot = make_slot(*rank.world, 16);
+    const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     gather_into(*slot, *rank.world, 1);
     rank.streams->set_capturing(true);
     gather_into(*slot, *rank.world, 2);
