@@ -35,9 +35,15 @@ bool travels_as_it_is(Entries unit, int64_t tensor_numel, caffe2::TypeMeta to) {
          !is_cast(first, to) && lies_as_layout(first);
 }
 
+/// True if the ranks pack the unit whatever their gradients are.
+bool is_packed_by_all(Entries unit, int64_t tensor_numel) {
+  return unit.size() > 1 || unit[0].layout->numel() != tensor_numel || unit[0].is_cast;
+}
+
 /// Elements [first, last) of the entry's gradient, as they lie in memory, to `to` (1-D, as long).
 void write_elements(const ReduceEntry& entry, int64_t first, int64_t last, const at::Tensor& to) {
-  const auto& [gradient, layout, unit, start] = entry;
+  const auto& gradient = entry.gradient;
+  const auto* layout = entry.layout;
   if (lies_as_layout(entry)) {
     const auto from = raw_view(gradient, last - first, gradient.storage_offset() + first);
     if (to.is_cpu() && !is_cast(entry, to.dtype()))
@@ -105,9 +111,17 @@ struct Allocate {
   at::TensorOptions options;
   ReduceScatterComm* custom;
   std::string_view subject;
+  at::Tensor memory = {};  // of what all ranks pack; undefined: there is none
+  int64_t used = 0;        // bytes of that
   int64_t itemsize() const { return static_cast<int64_t>(options.dtype().itemsize()); }
   at::Tensor operator()(int64_t numel) const {
     return make_buffer(numel, options, custom, subject);
+  }
+  at::Tensor for_all(int64_t numel) {
+    if (!memory.defined()) return (*this)(numel);
+    const int64_t bytes = numel * itemsize();
+    const auto input = memory.narrow(0, std::exchange(used, used + aligned(bytes)), bytes);
+    return input.view(c10::typeMetaToScalarType(options.dtype()));
   }
 };
 
@@ -165,10 +179,10 @@ void write_all_pieces(const ReduceEntry& entry, const TailPlace& place, int worl
 
 /// Rank-major: what one collective takes. The tail's units lie in their own order; what is between
 /// and behind their pieces is zero, as it is summed like the rest.
-at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const Allocate& allocate) {
+at::Tensor pack_tail(Entries entries, const PieceLayout& layout, Allocate& allocate) {
   const int64_t numel = layout.tail_bytes() / allocate.itemsize();
   const int64_t itemsize = allocate.itemsize();
-  auto input = allocate(layout.world_size() * numel);
+  auto input = allocate.for_all(layout.world_size() * numel);
   std::vector<std::pair<size_t, Entries>> units;
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i) {
@@ -194,11 +208,14 @@ at::Tensor pack_tail(Entries entries, const PieceLayout& layout, const Allocate&
 }
 
 /// Tensor-major: one unit's pieces side by side, the gradient itself where that is what it is.
-at::Tensor whole(Entries unit, int64_t numel, const Allocate& allocate) {
+at::Tensor whole(Entries unit, int64_t numel, Allocate& allocate) {
   const auto& gradient = unit[0].gradient;
-  if (allocate.custom == nullptr && travels_as_it_is(unit, numel, allocate.options.dtype()))
+  const bool is_for_all = is_packed_by_all(unit, numel);
+  // Where all pack in memory of theirs, so does a rank whose gradient is cast already.
+  const bool may_travel = allocate.custom == nullptr && !(is_for_all && allocate.memory.defined());
+  if (may_travel && travels_as_it_is(unit, numel, allocate.options.dtype()))
     return raw_view(gradient, numel, gradient.storage_offset());
-  auto input = allocate(numel);
+  auto input = is_for_all ? allocate.for_all(numel) : allocate(numel);
   write_range(unit, 0, numel, input);
   return input;
 }
@@ -216,17 +233,31 @@ PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_
 
 }  // namespace
 
+int64_t packed_bytes(std::span<const ReduceUnit> units, Entries entries, const ReduceScatterOptions& options,
+                     const Communicator& group) {
+  const int64_t world = group.size(), itemsize = static_cast<int64_t>(options.sum.dtype().itemsize());
+  if (world == 1 || units.empty()) return 0;
+  const auto layout = layout_of(units, entries, itemsize, group, options.custom != nullptr);
+  int64_t bytes = aligned(world * layout.tail_bytes());
+  UnitWalk walk(entries);
+  for (size_t i = 0; i < layout.count(); ++i)
+    if (const auto unit = walk.next(); layout.is_direct(i) && is_packed_by_all(unit, units[i].piece_numel * world))
+      bytes += aligned(layout.tensor_bytes(i));
+  return bytes;
+}
+
 ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
                                   const ReduceScatterOptions& options, Communicator& group,
                                   std::string_view subject) {
   const int world = group.size();
-  const Allocate allocate{options.sum, world == 1 ? nullptr : options.custom, subject};
+  Allocate allocate{options.sum, world == 1 ? nullptr : options.custom, subject, options.memory};
   const int64_t itemsize = allocate.itemsize();
   ReduceScatter reduction;
   reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
   reduction.dtype = options.sum.dtype();
   reduction.itemsize = itemsize;
   reduction.is_custom = allocate.custom != nullptr;
+  reduction.uses_memory = options.memory.defined();
   reduction.layout = layout_of(units, entries, itemsize, group, reduction.is_custom);
   const auto& layout = reduction.layout;
   if (world == 1) reduction.output = allocate(layout.rank_bytes() / itemsize);
@@ -291,12 +322,13 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
   const int64_t world = layout.world_size(), itemsize = reduction.itemsize;
   int64_t bytes = layout.rank_bytes();
   if (world == 1) return bytes;
-  bytes += world * layout.tail_bytes();
+  if (!reduction.uses_memory) bytes += world * layout.tail_bytes();
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i) {
     const auto unit = walk.next();
     const int64_t numel = layout.tensor_bytes(i) / itemsize;
-    if (layout.is_direct(i) && (reduction.is_custom || !travels_as_it_is(unit, numel, reduction.dtype)))
+    if (!layout.is_direct(i) || (reduction.uses_memory && is_packed_by_all(unit, numel))) continue;
+    if (reduction.is_custom || !travels_as_it_is(unit, numel, reduction.dtype))
       bytes += layout.tensor_bytes(i);
   }
   return bytes;

@@ -21,6 +21,8 @@ struct ReduceEntry {
   const ShardLayout* layout = nullptr;  ///< of the parameter; must outlive the call
   size_t unit = 0;
   int64_t start = 0;  ///< elements from the unit's first
+  /// On every rank gradients are in another dtype than their sum, whatever this one is in.
+  bool is_cast = false;
 };
 
 /// What is cut in pieces: one tensor, or a flat run of several.
@@ -38,6 +40,7 @@ struct ReduceScatter {
   caffe2::TypeMeta dtype;       ///< that is summed in
   int64_t itemsize = 1;         ///< of it
   bool is_custom = false;       ///< a ReduceScatterComm launched it
+  bool uses_memory = false;     ///< what all ranks pack is in memory that was given
   bool is_scaled = false;       ///< the collective has multiplied by what was asked for
 };
 
@@ -45,7 +48,16 @@ struct ReduceScatterOptions {
   at::TensorOptions sum;                ///< device and dtype of the sum
   ReduceScatterComm* custom = nullptr;  ///< allocates and launches the collective, of everything packed; null: the group
   std::optional<double> scale = {};     ///< of every rank's values, where the group multiplies in the collective
+  /// 1-D bytes on that device, at least `packed_bytes` long: where inputs are packed that all ranks pack. Undefined:
+  /// every input is allocated.
+  at::Tensor memory = {};
 };
+
+/// Of the inputs that all ranks pack, by the layout alone, each aligned: what is small, padded, joined from several
+/// gradients, or cast. What is left travels as it lies; a rank whose gradient is missing or lies otherwise packs that
+/// too, in memory of its own. Gradients are not looked at. Arguments as for `pack_reduce_scatter`.
+int64_t packed_bytes(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
+                     const ReduceScatterOptions& options, const Communicator& group);
 
 /// Packs what `launch_reduce_scatter` is to sum over the group's ranks; each rank receives its own piece of each unit.
 ///

@@ -25,6 +25,18 @@ at::Tensor rows(int64_t count, int64_t width, int64_t start) {
   return (torch::arange(count * width, at::kFloat) + static_cast<double>(start)).view({count, width});
 }
 
+/// Bytes of the inputs that are neither in the memory nor a gradient.
+int64_t bytes_beside(const ReduceScatter& reduction, const at::Tensor& memory, const std::vector<ReduceEntry>& entries) {
+  int64_t bytes = 0;
+  for (const auto& input : reduction.inputs) {
+    const bool is_gradient = std::any_of(entries.begin(), entries.end(), [&](const ReduceEntry& entry) {
+      return entry.gradient.defined() && input.is_alias_of(entry.gradient);
+    });
+    if (!is_gradient && !(memory.defined() && input.is_alias_of(memory))) bytes += static_cast<int64_t>(input.nbytes());
+  }
+  return bytes;
+}
+
 }  // namespace
 
 TEST_CASE("a group's all-gather puts every rank's pieces side by side", "[collectives][all_gather]") {
@@ -63,11 +75,12 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
       int64_t count, width;
       bool is_transposed, is_absent;
       int64_t dim;
+      bool is_cast;
     };
     std::vector<Drawn> drawn;
     for (int64_t i = draw.between(1, 6); i > 0; --i)
       drawn.push_back({draw.between(1, 9), draw.between(1, 5), draw.between(0, 9) < 3, draw.between(0, 9) < 2,
-                       draw.between(0, 1)});
+                       draw.between(0, 1), draw.between(0, 9) < 2});
     CAPTURE(seed, world.size);
     const bool ok = on_ranks(world.size, [&](Rank& rank) {
       std::vector<ShardLayout> layouts;
@@ -81,12 +94,24 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
       for (size_t i = 0; i < drawn.size(); ++i) {
         auto gradient = rows(drawn[i].count, drawn[i].width, 0) * (rank.index() + 1);
         if (drawn[i].is_transposed) gradient = gradient.t().contiguous().t();
+        if (drawn[i].is_cast && rank.index() % 3 > 0) gradient = gradient.to(at::kDouble);
         entries.push_back({.gradient = drawn[i].is_absent && rank.index() % 2 == 0 ? at::Tensor() : gradient,
                            .layout = &layouts[i],
-                           .unit = i});
+                           .unit = i,
+                           .is_cast = drawn[i].is_cast});
       }
-      const ReduceScatterOptions options{.sum = at::kFloat};
+      // Of half of them the inputs that all ranks pack go to memory that is given.
+      ReduceScatterOptions options{.sum = at::kFloat};
+      const int64_t packed = packed_bytes(units, entries, options, *rank.world());
+      if (seed % 2 == 0) options.memory = at::full({packed}, 0xFF, at::kByte);
       auto reduction = pack_reduce_scatter(units, entries, options, *rank.world(), "group");
+      int64_t input_bytes = 0;
+      for (const auto& input : reduction.inputs)
+        if (options.memory.defined() && input.is_alias_of(options.memory))
+          input_bytes += aligned(static_cast<int64_t>(input.nbytes()));
+      rank.check_equal(input_bytes, options.memory.defined() ? packed : 0, "all of the memory is used");
+      const int64_t allocated = reduction.layout.rank_bytes() + bytes_beside(reduction, options.memory, entries);
+      rank.check_equal(planned_bytes(reduction, entries), allocated, "the bytes that were allocated");
       launch_reduce_scatter(reduction, options, *rank.world(), "group");
       await_reduce_scatter(reduction);
       free_reduce_scatter_inputs(reduction);
