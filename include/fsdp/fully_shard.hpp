@@ -248,16 +248,22 @@ class FSDPModule {
   /// ends both. Throws UsageError with a custom all-gather or reduce-scatter, StateError inside a step.
   void set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse = Recurse::kNo);
   /// From the next step on, this group is gathered into memory that all ranks have registered with NCCL as symmetric
-  /// windows, which lets it write into the other ranks' memory directly, by its fastest kernels or by copy engines
+  /// windows, and its packed gradients are reduced out of such memory, which lets NCCL write and read the other ranks'
+  /// memory directly, by its fastest kernels or, for gathers, by copy engines
   /// (ProcessGroupOptions::gathers_by_copy_engine). The same on all ranks.
   ///
   /// Groups that are gathered one after another share a ring of such buffers, one more than are gathered ahead,
   /// each as large as the largest group that comes to it; groups that enclose others or stay after forward have their
   /// own. They are made when they are first needed, a collective call, and live as long as the root
   /// (ParameterBytes::symmetric). What `unshard` or a byte budget keeps longer than its turn is copied to memory of its
-  /// own; set_keep_unsharded_storage gives a group a slot of its own and changes nothing else then. Packed
-  /// gathers (custom collectives, extensions), those after an integer reshard_after_forward and reductions stay in
-  /// LibTorch's memory, as all do where the devices cannot map each other's, which is said once in the log.
+  /// own; set_keep_unsharded_storage gives a group a slot of its own and changes nothing else then.
+  ///
+  /// Gradients have as many buffers as set_reduce_scatter_max_input_buffers lets be alive, each as large as the packed
+  /// gradients of the largest group: those that are small, cast (reduce_dtype), padded (uneven rows) or
+  /// share a flat run. The others travel from where autograd made them and are not copied for it.
+  ///
+  /// In LibTorch's memory are those others, reduced gradients, gathers with extensions and those after an integer
+  /// reshard_after_forward; and all buffers where the devices cannot map each other's, which is said once in the log.
   ///
   /// Throws StateError where the backend has no such memory: it is backend "nccl" of init_process_group that has, with
   /// NCCL 2.27; inside a step; UsageError with custom collectives or a c10d group's own memory.
@@ -330,7 +336,9 @@ struct ParameterBytes {
   int64_t unsharded = 0;       ///< gathered now, or being gathered
   int64_t peak_unsharded = 0;  ///< most gathered at one time since fully_shard
   int64_t kept = 0;  ///< buffers of released groups, with `set_keep_unsharded_storage`
-  int64_t symmetric = 0;  ///< slots of `set_symm_mem_for_comm`, in which groups that are unsharded lie, too
+  /// Buffers of `set_symm_mem_for_comm`, for packed gradients too; groups that are unsharded lie in them. As they were
+  /// asked for: the device gives out multiples of 2 MiB.
+  int64_t symmetric = 0;
 };
 ParameterBytes parameter_bytes(const FSDPModule& root);
 

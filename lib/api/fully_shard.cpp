@@ -50,7 +50,7 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
   ParameterBytes bytes{.sharded = 0,
                        .unsharded = context.unsharded_bytes(),
                        .peak_unsharded = context.peak_unsharded_bytes(),
-                       .symmetric = context.gather_slots().bytes()};
+                       .symmetric = context.gather_slots().bytes() + context.reduction_slots().bytes()};
   for (const auto* group : context.groups()) {
     bytes.sharded += group->sharded_bytes();
     bytes.kept += group->kept_bytes();

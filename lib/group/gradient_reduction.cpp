@@ -14,16 +14,20 @@
 
 namespace fsdp {
 
-GradientReduction::GradientReduction(ParamGroup& group) : group_(&group) {
+GradientReduction::GradientReduction(ParamGroup& group) : GradientReduction(&group) {
   auto& observer = group.context->observer();
   const Range range(observer, "FSDP::post_backward_reduce", group);
   const GroupBuffers buffers(group, "reduced gradients");
   BelowResidency below;
   collect();
   auto& comm = shard_comm();
+  const auto slot = take_slot();
+  int64_t begin = 0;
   for (auto& part : parts_) {
     divide_before(part);
-    part.reduce_scatter = pack_reduce_scatter(part.units, part.entries, options_of(part), group_->launched_on(comm),
+    auto options = options_of(part);
+    if (slot.defined()) options.memory = slot.narrow(0, std::exchange(begin, begin + part.slot_bytes), part.slot_bytes);
+    part.reduce_scatter = pack_reduce_scatter(part.units, part.entries, options, group_->launched_on(comm),
                                               group_->name());
     group_->context->statistics().buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
     // Free the gradients now, not when the collective is done: where they were packed nothing
@@ -60,6 +64,31 @@ bool GradientReduction::waits_in_streams() const {
          (info.replicate_size() == 1 || info.replicate_group->waits_in_streams());
 }
 
+int64_t GradientReduction::planned_slot_bytes(ParamGroup& group) {
+  GradientReduction all(&group);
+  for (const size_t i : group.layout().order()) {
+    const auto& param = group.params()[i];
+    if (param.handle().defined() && param.requires_grad()) all.add(i, {});
+  }
+  return all.measure();
+}
+
+int64_t GradientReduction::measure() {
+  const auto& comm = group_->launched_on(shard_comm());
+  int64_t bytes = 0;
+  for (auto& part : parts_)
+    bytes += part.slot_bytes = packed_bytes(part.units, part.entries, options_of(part), comm);
+  return bytes;
+}
+
+/// 1-D bytes for the parts one after another; undefined: there is no slot.
+at::Tensor GradientReduction::take_slot() {
+  if (!group_->reduces_in_slots()) return {};
+  const int64_t bytes = measure();
+  slot_ = group_->context->reduction_slots().hold(*group_, bytes);
+  return slot_ ? slot_->take(bytes) : at::Tensor();
+}
+
 void GradientReduction::launch() {
   auto& observer = group_->context->observer();
   const GroupBuffers buffers(*group_, "reduced gradients");
@@ -71,6 +100,7 @@ void GradientReduction::launch() {
     observer.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
       launch_reduce_scatter(part.reduce_scatter, options_of(part), group_->launched_on(comm), group_->name());
     });
+    if (slot_ && part.reduce_scatter.work) slot_->under_way.push_back(part.reduce_scatter.work);
     part.is_divided = part.reduce_scatter.is_scaled;
     observer.note_bytes(part.reduce_scatter.layout.total_bytes());
     auto& statistics = group_->context->statistics();
@@ -112,10 +142,7 @@ bool GradientReduction::is_alone() const {
   return group_->config().mesh_info.data_parallel_size() == 1 && !group_->reduction().all_reduce_hook;
 }
 
-Communicator& GradientReduction::shard_comm() const {
-  const auto& config = group_->reduction();
-  return config.uses_separate_group ? *config.separate_group : *group_->config().mesh_info.shard_group;
-}
+Communicator& GradientReduction::shard_comm() const { return *reduction_comm(*group_); }
 
 CollectiveCall GradientReduction::call_of(const Part& part, Operation operation, Communicator& comm) const {
   CollectiveCall call{operation, *group_, comm, /*bytes=*/0, part.dtype, /*params=*/0};
@@ -169,7 +196,8 @@ void GradientReduction::add(size_t index, at::Tensor gradient) {
   part->entries.push_back({.gradient = std::move(gradient),
                            .layout = &param.layout(),
                            .unit = part->units.size() - 1,
-                           .start = layout.start_of(index)});
+                           .start = layout.start_of(index),
+                           .is_cast = param.param_dtype() != dtype});
 }
 
 void GradientReduction::advance() {
@@ -204,6 +232,8 @@ void GradientReduction::continue_behind_reduce_scatters() {
 
 void GradientReduction::free_inputs() {
   for (auto& part : parts_) free_reduce_scatter_inputs(part.reduce_scatter);
+  if (slot_) slot_->under_way.clear();
+  slot_.reset();
 }
 
 void GradientReduction::start_all_reduce(Part& part) {
@@ -267,6 +297,11 @@ void GradientReduction::divide_before(Part& part) const {
 GradientDivision GradientReduction::division(at::ScalarType dtype) const {
   const int ranks = group_->config().mesh_info.data_parallel_size();
   return gradient_division(group_->reduction().divide_factor.value_or(ranks), dtype);
+}
+
+const std::shared_ptr<Communicator>& reduction_comm(const ParamGroup& group) {
+  const auto& config = group.reduction();
+  return config.uses_separate_group ? config.separate_group : group.config().mesh_info.shard_group;
 }
 
 bool has_all_reduce(const ParamGroup& group) {

@@ -9,6 +9,7 @@
 
 #include "collectives/reduce_scatter.hpp"
 #include "group/gradient_division.hpp"
+#include "group/reduction_slots.hpp"
 #include "group/step_observer.hpp"
 
 namespace fsdp {
@@ -25,6 +26,8 @@ class GradientReduction {
  public:
   /// Takes the unsharded gradients off the handles and packs them.
   explicit GradientReduction(ParamGroup& group);
+  /// Of the slot that the group's reductions want when all trainable parameters have gradients.
+  static int64_t planned_slot_bytes(ParamGroup& group);
   /// Starts one reduce-scatter per reduce dtype.
   void launch();
   /// All that follows is queued on streams beside the current one.
@@ -46,13 +49,17 @@ class GradientReduction {
     std::vector<size_t> indices;  // of the parameters, by entry
     std::vector<ReduceEntry> entries;
     std::vector<ReduceUnit> units;
+    int64_t slot_bytes = 0;
     ReduceScatter reduce_scatter;
     std::shared_ptr<Work> all_reduce;
     at::Tensor hook_input;    // what an all-reduce hook was given: its collective may read it yet
     bool is_divided = false;  // by a collective, or by the hook
   };
 
+  explicit GradientReduction(ParamGroup* group) : group_(group) {}
   void collect();
+  int64_t measure();
+  at::Tensor take_slot();
   void add(size_t index, at::Tensor gradient);
   CollectiveCall call_of(const Part& part, Operation operation, Communicator& comm) const;
   bool can_be_beside() const;
@@ -77,10 +84,14 @@ class GradientReduction {
 
   ParamGroup* group_;  // whose root keeps this, until the group goes
   std::vector<Part> parts_;
+  std::unique_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
   std::vector<std::pair<size_t, at::Tensor>> alone_;  // one rank: the gradients themselves
   bool advanced_ = false, is_partial_ = false, is_beside_ = false;
   std::optional<c10::Event> reduced_, settled_;  // beside: behind the reduce-scatters, behind everything
 };
+
+/// Over which the group's gradients are reduce-scattered.
+const std::shared_ptr<Communicator>& reduction_comm(const ParamGroup& group);
 
 /// True if an all-reduce, or a hook in its place, follows the group's reduce-scatters.
 bool has_all_reduce(const ParamGroup& group);

@@ -67,11 +67,17 @@ const PieceLayout& ParamGroup::travelling(bool is_regathered) const {
 void ParamGroup::set_symmetric_memory(bool value) {
   has_symmetric_memory_ = value;
   kept_.reset();
-  if (!value) context->gather_slots().remove(*this);
+  if (value) return;
+  context->gather_slots().remove(*this);
+  context->reduction_slots().remove(*this);
 }
 
 bool ParamGroup::uses_slots() const {
   return has_symmetric_memory_ && !wire_ && config_.mesh_info.shard_size() > 1;
+}
+
+bool ParamGroup::reduces_in_slots() const {
+  return has_symmetric_memory_ && !reduction_.custom_reduce_scatter && config_.mesh_info.shard_size() > 1;
 }
 
 GatherMemory ParamGroup::slot_memory() {

@@ -125,11 +125,14 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// From the next gather on; not in a step (group_gather.cpp). Null: the group's communicator's own.
   void set_custom_all_gather(std::shared_ptr<AllGatherComm> comm);
   const std::shared_ptr<AllGatherComm>& custom_all_gather() const { return custom_all_gather_; }
-  /// From the next gather on, into a slot (gather_slots.hpp); while the group is released.
+  /// From the next gather and reduction on, in slots (gather_slots.hpp, reduction_slots.hpp); while the group is
+  /// released and not reduced.
   void set_symmetric_memory(bool value);
   bool has_symmetric_memory() const { return has_symmetric_memory_; }
   /// What travels as it lies in the shard does; what is packed for a custom collective or an extension does not.
   bool uses_slots() const;
+  /// What is packed for a reduction is, but for a custom collective.
+  bool reduces_in_slots() const;
   /// Unsharded, and packed beside it what is too small to travel by itself.
   int64_t slot_bytes() const { return layout_.gathered().gather_bytes(); }
   /// Another group's gather needs the slot that this one may be in: parameters that are unsharded, or being gathered,

@@ -18,6 +18,7 @@
 #include "fsdp/statistics.hpp"
 #include "group/gather_slots.hpp"
 #include "group/gather_stream.hpp"
+#include "group/reduction_slots.hpp"
 #include "group/residency_budget.hpp"
 #include "group/use_trace.hpp"
 
@@ -100,6 +101,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void let_current_wait_for_reductions();
   GatherSlots& gather_slots() { return gather_slots_; }
   const GatherSlots& gather_slots() const { return gather_slots_; }
+  ReductionSlots& reduction_slots() { return reduction_slots_; }
+  const ReductionSlots& reduction_slots() const { return reduction_slots_; }
 
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
@@ -219,6 +222,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   GatherStream gather_stream_;
   SideStream reduce_scatter_stream_, post_reduce_stream_;
   GatherSlots gather_slots_;
+  ReductionSlots reduction_slots_;
   StepStatistics statistics_, before_step_, last_step_;
   StepObserver observer_;
   int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;

@@ -2,8 +2,7 @@
 // that is not in the same place of the same window on all ranks.
 #include <catch2/catch.hpp>
 
-#include "comm/nccl_ranks.hpp"
-#include "support/models.hpp"
+#include "nccl_training.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -11,48 +10,20 @@ namespace {
 using namespace std::chrono_literals;
 using Catch::Contains;
 
-constexpr int64_t kWidth = 256;   // a rank's half of a weight is 128 KiB: it travels from place to place
+constexpr int64_t kWidth = kChainWidth;
 constexpr int64_t kLayer = (kWidth + 1) * kWidth * 4;
-constexpr int64_t kBlock = 2 << 20;  // what NCCL's memory comes in
+constexpr int64_t kBlock = kNcclBlock;
 
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw UsageError("not so: " + what);
-}
+/// On two ranks, of the root's head, all of which is packed: a piece is a row of weights and, of one element, a bias
+/// that takes 16 bytes.
+int64_t head_bytes(int64_t itemsize) { return 2 * (kWidth * itemsize + 16); }
 
-void use_symmetric_memory(ShardedChain& chain) {
-  for (auto& layer : chain.layers) layer.set_symm_mem_for_comm();
-  chain.root[0].set_symm_mem_for_comm();
-}
-
-DeviceMesh mesh_of(const NcclRank& rank) { return init_device_mesh(rank.world, {rank.world->size()}, {"shard"}); }
-
-/// One step, whose gradients are those of the plain model.
-void train(ShardedChain& chain, const NcclRank& rank, int step) {
-  const int index = rank.world->rank(), ranks = rank.world->size();
-  auto plain = plain_chain(static_cast<int>(chain.layers.size()), kWidth);
-  plain->skipped = chain.model->skipped;
-  const auto expected = averaged_gradients(plain, ranks, step);
-  chain.loss(index, step).backward();
-  const auto parameters = unique_parameters(*chain.model);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, parameter] = parameters[i];
-    expect(parameter.grad().defined() == expected[i].second.defined(), "a gradient where the plain one has: " + name);
-    if (!parameter.grad().defined()) continue;
-    const auto rows = rows_of(expected[i].second, index, ranks);
-    expect(parameter.grad().sizes() == rows.sizes() && at::allclose(parameter.grad(), rows, 1e-4, 1e-7),
-           fmt::format("gradient of {} in step {}", name, step));
-  }
-  chain.model->zero_grad();
-}
-
-/// On two ranks: two slots for the layers, each with its bias once more, which is packed, and one for the root's head,
-/// all of which is packed. A head's piece is a row of weights and, of one element, a bias that takes 16 bytes.
+/// On two ranks: two slots for the layers, each with its bias once more, which is packed, one for the root's head, and
+/// one for gradients, of which those of the head and of biases are packed.
 int64_t symmetric_bytes(int64_t itemsize) {
-  const int64_t layer = (kWidth * kWidth + 2 * kWidth) * itemsize, head = 2 * (kWidth * itemsize + 16);
-  return 2 * layer + 2 * head;
+  const int64_t layer = (kWidth * kWidth + 2 * kWidth) * itemsize;
+  return 2 * layer + 2 * head_bytes(itemsize) + head_bytes(itemsize);
 }
-
-void wait_for_all(const NcclRank& rank) { all_reduce(*rank.world, at::ones({1})); }
 
 }  // namespace
 
@@ -68,8 +39,9 @@ TEST_CASE("a model trains in symmetric memory as the plain one does", "[group][n
           for (int step = 3; step < 5; ++step) train(chain, rank, step);
         });
     CHECK(errors == no_errors(world_size));
-    // Two slots in which the layers take turns, and one for what the root holds, which stays after forward.
-    CHECK(nccl.counts().windows == 3 * world_size);
+    // Two slots in which the layers take turns, one for what the root holds, which stays after forward, and one for
+    // gradients.
+    CHECK(nccl.counts().windows == 4 * world_size);
     CHECK(nccl.counts().bytes == 0);
     CHECK(nccl.misuses().empty());
   }
@@ -85,7 +57,7 @@ TEST_CASE("every gather goes to a window, and slots have the bytes of the plan",
     const int64_t bytes = parameter_bytes(chain.root[0]).symmetric;
     expect(bytes == symmetric_bytes(4), fmt::format("{} bytes by hand, not {}", symmetric_bytes(4), bytes));
     wait_for_all(rank);
-    expect(nccl.counts().bytes == 2 * 3 * kBlock, "as NCCL counts them, on both ranks");
+    expect(nccl.counts().bytes == 2 * 4 * kBlock, "as NCCL counts them, on both ranks");
     const auto before = nccl.counts();
     wait_for_all(rank);
     const auto gathers_before = statistics(chain.root[0]).all_gathers;
@@ -118,14 +90,16 @@ TEST_CASE("in the usual order nothing moves, however many groups are gathered ah
         const auto now = statistics(chain.root[0]);
         // Each step gathers the head once, and layers.
         const int64_t layers = now.all_gathers - before.all_gathers - 2;
-        const int64_t gathered = layers * (kLayer + kWidth * 4) + 2 * (2 * 2 * (kWidth * 4 + 16));
-        return now.buffer_bytes - before.buffer_bytes + (is_symmetric ? gathered : 0);
+        const int64_t gathered = layers * (kLayer + kWidth * 4) + 2 * 2 * head_bytes(4);
+        // Biases and the head are packed.
+        const int64_t reduced = 2 * (5 * kWidth * 4 + head_bytes(4));
+        return now.buffer_bytes - before.buffer_bytes + (is_symmetric ? gathered + reduced : 0);
       };
       const int64_t plain = buffer_bytes(false), symmetric = buffer_bytes(true);
       expect(symmetric == plain, fmt::format("{} bytes where {} are made without slots", symmetric, plain));
     });
     CHECK(errors == no_errors(2));
-    CHECK(nccl.counts().windows == 2 * (1 + distance + 1));
+    CHECK(nccl.counts().windows == 2 * (1 + distance + 1 + 1));
     CHECK(nccl.misuses().empty());
   }
 }
@@ -158,7 +132,7 @@ TEST_CASE("what stays unsharded beyond its turn moves to memory of its own, on t
     }
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 3 * 2);
+  CHECK(nccl.counts().windows == 4 * 2);
   CHECK(nccl.misuses().empty());
 }
 
@@ -190,11 +164,11 @@ TEST_CASE("another dtype is another plan, with new slots in place of the old", "
     chain.model->forward(inputs.normal({4, kWidth}).to(at::kDouble)).square().mean().backward();
     expect(parameter_bytes(chain.root[0]).symmetric == symmetric_bytes(8), "slots for double");
     wait_for_all(rank);
-    expect(nccl.counts().bytes == 2 * 3 * kBlock, "and none of the old ones");
+    expect(nccl.counts().bytes == 2 * 4 * kBlock, "and none of the old ones");
     wait_for_all(rank);
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 2 * 3 * 2);
+  CHECK(nccl.counts().windows == 2 * 4 * 2);
   CHECK(nccl.misuses().empty());
 }
 
@@ -218,7 +192,7 @@ TEST_CASE("storage that is kept is a slot of its own, at one address", "[group][
     expect(parameter_bytes(chain.root[0]).kept == 0, "nothing beside the slots");
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 2 * 5);
+  CHECK(nccl.counts().windows == 2 * 6);
   CHECK(nccl.misuses().empty());
 }
 
@@ -232,6 +206,7 @@ TEST_CASE("without windows a model trains in plain memory", "[group][nccl_slots]
   });
   CHECK(errors == no_errors(2));
   CHECK(nccl.counts().windowed_gathers == 0);
+  CHECK(nccl.counts().windowed_reductions == 0);
   CHECK(nccl.counts().bytes == 0);
   CHECK(nccl.misuses().empty());
 }
@@ -276,11 +251,11 @@ TEST_CASE("two models have slots of their own, which go with them", "[group][ncc
       train(other, rank, 1);
       train(chain, rank, 2);
       wait_for_all(rank);
-      expect(nccl.counts().bytes == 2 * 2 * 3 * kBlock, "two models' slots");
+      expect(nccl.counts().bytes == 2 * 2 * 4 * kBlock, "two models' slots");
       wait_for_all(rank);
     }
     wait_for_all(rank);
-    expect(nccl.counts().bytes == 2 * 3 * kBlock, "one's, when the other is gone");
+    expect(nccl.counts().bytes == 2 * 4 * kBlock, "one's, when the other is gone");
     wait_for_all(rank);
   });
   CHECK(errors == no_errors(2));
@@ -307,7 +282,7 @@ TEST_CASE("memory from the process group is this memory, and goes when it is swi
     }
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 2 * 2 * 3);
+  CHECK(nccl.counts().windows == 2 * 2 * 4);
   CHECK(nccl.misuses().empty());
 }
 

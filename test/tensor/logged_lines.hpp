@@ -9,10 +9,10 @@
 
 namespace fsdp::test {
 
-/// What the library logs while this lives. One thread only.
+/// What the library logs while this lives, on any thread. Made and asked by one.
 class LoggedLines {
  public:
-  LoggedLines() : sink_(std::make_shared<spdlog::sinks::ostream_sink_st>(text_)) {
+  LoggedLines() : sink_(std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)) {
     log().sinks().push_back(sink_);
   }
   ~LoggedLines() { std::erase(log().sinks(), sink_); }
