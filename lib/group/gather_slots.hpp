@@ -38,8 +38,10 @@ SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring);
 // What encloses other groups, or stays after forward, would be in the way of every turn and has a slot of its own,
 // which takes no more memory than it would take anyway while it is unsharded.
 
-/// The slots of one root's groups, made when a group is first gathered into one. A new plan (another dtype, other
-/// options) gives back all slots of its communicator first.
+/// The slots of one root's groups, made when a group is first gathered into one. Needs only grow: options that come and
+/// go, as when gradients are accumulated, find their slots again. What asks for more than was planned (a wider dtype, a
+/// group that is to have a slot of its own from now on), for groups that were not there, or for another number of them
+/// gathered ahead, is a new plan, for which all slots of the communicator are given back and made anew.
 ///
 /// Not thread-safe: the root's lock guards it.
 class GatherSlots {

@@ -100,13 +100,13 @@ void ParamGroup::leave_slot() {
   is_in_slot_ = false;
 }
 
-void ParamGroup::give_up_gather() {
-  context->observer().note_given_up(Operation::kAllGather, *this);
+void ParamGroup::give_up_gather() noexcept {
   // Unused. The communicator keeps the buffers until the collective is done; but a slot is to be free in the order of
   // streams.
   try {
+    context->observer().note_given_up(Operation::kAllGather, *this);
     if (is_in_slot_ && gather_.work) gather_.work->wait();
-  } catch (const CommError& error) {
+  } catch (const std::exception& error) {
     log().info("{}: its gather was given up, and failed: {}", name(), error.what());
   }
   gather_ = {};

@@ -118,7 +118,11 @@ void ParamGroup::move_pieces(GroupLayout layout, at::Tensor shard) {
 }
 
 ParamGroup::~ParamGroup() {
-  if (context) context->remove(*this);
+  if (context) {
+    std::lock_guard lock(context->mutex());
+    if (is_gathering()) give_up_gather();
+    context->remove(*this);
+  }
   *link_ = nullptr;
 }
 

@@ -286,7 +286,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   at::Tensor pack(const at::Tensor& shard) const;
   const PieceLayout& travelling(bool is_regathered) const;
   GatherMemory slot_memory();
-  void give_up_gather();
+  void give_up_gather() noexcept;
   AllGather start_gather(Communicator& comm, bool is_regathered);
   at::Tensor finish_gather(AllGather gather) const;
   int64_t planned_gather_bytes(bool is_regathered) const;

@@ -153,6 +153,29 @@ TEST_CASE("a gather that is given up leaves its slot to the next", "[group][nccl
   CHECK(nccl.misuses().empty());
 }
 
+TEST_CASE("a group that goes amid its gather leaves its slot to the next", "[group][nccl_slots]") {
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {.streams = {.max_delay = 1ms}}, [&](NcclRank& rank) {
+    for (int round = 0; round < 4; ++round) {
+      ShardedChain chain(mesh_of(rank), 4, kWidth);
+      use_symmetric_memory(chain);
+      train(chain, rank, 0);
+      // The first and the third layer are in one slot.
+      const int64_t before = parameter_bytes(chain.root[0]).sharded;
+      (void)chain.layers[0].unshard_async();
+      chain.layers.erase(chain.layers.begin());
+      chain.model->layers[0] = chain.model->replace_module("layer0", torch::nn::Linear(kWidth, kWidth));
+      expect(parameter_bytes(chain.root[0]).sharded < before, "the first layer is gone");
+      chain.layers[1].unshard();
+      at::NoGradGuard no_grad;
+      const auto plain = plain_chain(4, kWidth);
+      expect(chain.model->layers[2]->weight.equal(plain->layers[2]->weight), "the third layer's values");
+    }
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(nccl.misuses().empty());
+}
+
 TEST_CASE("another dtype is another plan, with new slots in place of the old", "[group][nccl_slots]") {
   const NcclSubstitute nccl;
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
