@@ -111,16 +111,30 @@ void GradientReduction::launch() {
   if (is_beside_) run_beside();
 }
 
-/// On the stream of reduce-scatters, which those that come next wait for anyway; all-reduces, divisions and copies to
-/// the host, which they do not, go on another.
+/// On the stream of reduce-scatters, which those that come next wait for anyway; all-reduces, divisions and copies, which
+/// they do not, go on another.
 void GradientReduction::run_beside() {
-  auto& context = *group_->context;
   const auto device = group_->config().device;
   continue_behind_reduce_scatters();
   record(reduced_, current_stream(device));
-  const auto behind = context.post_reduce_stream().enter(device);
+  if (!queues_more()) return settle();
+  const auto behind = group_->context->post_reduce_stream().enter(device);
   settle();
   record(settled_, current_stream(device));
+}
+
+/// False: what the reduce-scatters gave becomes the gradients as it is.
+bool GradientReduction::queues_more() const {
+  if (is_partial_) return false;
+  const auto& config = group_->config();
+  if (!alone_.empty() || config.home || group_->classes() != nullptr) return true;
+  return std::any_of(parts_.begin(), parts_.end(), [&](const Part& part) {
+    if (part.all_reduce || (!part.is_divided && division(part.dtype).after != 1)) return true;
+    return std::any_of(part.indices.begin(), part.indices.end(), [&](size_t i) {
+      const auto registered = group_->params()[i].registered();
+      return registered.defined() && (registered.grad().defined() || registered.scalar_type() != part.dtype);
+    });
+  });
 }
 
 ReduceScatterOptions GradientReduction::options_of(const Part& part) const {
@@ -279,6 +293,7 @@ void GradientReduction::run_hook(Part& part, Communicator& comm) {
 void GradientReduction::finish() {
   advance();
   if (!is_beside_) return settle();
+  if (!settled_) return;
   // What this holds is given back to the stream that it was made for (Note [Streams of a root]).
   auto& context = *group_->context;
   if (group_->config().mesh_info.shard_size() > 1)

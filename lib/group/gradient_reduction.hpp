@@ -65,6 +65,7 @@ class GradientReduction {
   bool can_be_beside() const;
   bool waits_in_streams() const;
   void run_beside();
+  bool queues_more() const;
   void continue_behind_reduce_scatters();
   void free_inputs();
   // what becomes of the sums (reduced_gradients.cpp)
@@ -87,7 +88,7 @@ class GradientReduction {
   std::unique_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
   std::vector<std::pair<size_t, at::Tensor>> alone_;  // one rank: the gradients themselves
   bool advanced_ = false, is_partial_ = false, is_beside_ = false;
-  std::optional<c10::Event> reduced_, settled_;  // beside: behind the reduce-scatters, behind everything
+  std::optional<c10::Event> reduced_, settled_;  // beside: behind the reduce-scatters, behind what follows them
 };
 
 /// Over which the group's gradients are reduce-scattered.
