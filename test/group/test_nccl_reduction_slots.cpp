@@ -70,13 +70,14 @@ TEST_CASE("packed gradients are reduced from windows, and are those of the plain
     int windowed;  // reduce-scatters from windows in a step of one rank
   };
   // Of a layer the bias is packed, of the head all. What three ranks do not divide is packed too, and what is cast, and
-  // what shares a flat run.
+  // what shares a flat run. The sanitizer sends copies.
   const std::vector<Case> cases = {
       {2, {}, 4 * 1 + 1},
       {3, {}, 4 * 2 + 1},
       {2, {.mp_policy = {.reduce_dtype = at::kDouble}}, 4 * 2 + 1},
       {3, {.mp_policy = {.reduce_dtype = at::kDouble}}, 4 * 2 + 1},
-      {2, {.layout = ParamLayout::kFlat}, 4 * 1 + 1}};
+      {2, {.layout = ParamLayout::kFlat}, 4 * 1 + 1},
+      {2, {.mp_policy = {.reduce_dtype = at::kDouble}, .sanitizer = SanitizerOptions{}}, 0}};
   for (const auto& c : cases) {
     CAPTURE(c.world_size, c.windowed);
     const NcclSubstitute nccl({.polls = 1});
