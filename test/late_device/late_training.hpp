@@ -9,10 +9,13 @@
 
 namespace fsdp::test {
 
+/// A rank's part of a narrow weight is packed with others; that of a wide one travels from where it is.
+inline constexpr int64_t kNarrow = 24, kWide = 256;
+
 /// A chain that is trained on late devices, and the same one that is trained on the host, unsharded.
 struct LateTraining {
   int layers = 4;
-  int64_t width = 24;
+  int64_t width = kNarrow;
   int steps = 5;
   int micro_batches = 1;
   bool uses_adam = false;
@@ -21,9 +24,10 @@ struct LateTraining {
   FullyShardOptions options = {};    ///< but for the mesh
   bool runs_on_side_stream = false;  ///< not on the device's default stream
   bool waits_in_steps = false;       ///< else no step but the first two may let the host wait
-  /// The root, once everything is sharded; in front of each backward; behind each step of the optimizer.
+  /// Called once everything is sharded; in front of each backward; behind each step of the optimizer.
   std::function<void(ShardedChain&)> control = {};
   std::function<void(ShardedChain&, int micro_batch)> before_backward = {};
+  std::function<void(ShardedChain&)> after_backward = {};  ///< the last of a step
   std::function<void(ShardedChain&)> after_step = {};
 };
 
