@@ -33,6 +33,12 @@ TEST_CASE("a chain of sharded layers trains on streams as the plain one does, an
   check_training({});
 }
 
+TEST_CASE("a host that waits in a step is told", "[late][training]") {
+  const auto wrong = wrong_on_late({.after_step = [](ShardedChain& chain) { chain.model->head->bias.sum().item(); }}, {});
+  REQUIRE(wrong.size() == 2);
+  CHECK_THAT(wrong[0], Catch::Contains("the host has waited for its device 3 times"));
+}
+
 TEST_CASE("without any wait between streams it does not", "[late][training]") {
   for (const uint64_t seed : {1, 2, 3}) {
     auto streams = delays(seed);
