@@ -1,6 +1,10 @@
 // What may be set, used or done amid training, on devices whose streams are threads.
 #include <catch2/catch.hpp>
 
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "base/require.hpp"
 #include "late_training.hpp"
 
@@ -20,6 +24,18 @@ void gather_and_give_up(ShardedChain& chain) {
     auto handle = layer.unshard_async();
     layer.reshard();
   }
+}
+
+/// Which waits for the optimizer, as the caller's streams have to.
+void gather_on_another_stream(ShardedChain& chain) {
+  const c10::impl::VirtualGuardImpl guard(kLate);
+  const auto device = chain.root[0].mesh().device();
+  const auto other = guard.getStreamFromGlobalPool(device);
+  c10::Event event(kLate);
+  event.record(guard.getStream(device));
+  event.block(other);
+  const c10::StreamGuard on_other(other);
+  for (auto& layer : chain.layers) static_cast<void>(layer.unshard_async());
 }
 
 void unshard_all(ShardedChain& chain) {
@@ -110,6 +126,15 @@ TEST_CASE("a chain trains on streams as the plain one does in every variant", "[
                                              .streams = {.seed = seed, .max_delay = 200us, .has_own_paces = true}}) ==
             std::vector<std::string>{});
     }
+}
+
+TEST_CASE("gathers that are started on another stream are read where the parameters are used", "[late][variants]") {
+  for (const int64_t width : {kNarrow, kWide}) {
+    INFO(width << " wide");
+    CHECK(wrong_on_late({.width = width, .after_step = gather_on_another_stream},
+                        {.streams = {.seed = 4, .max_delay = 200us, .has_own_paces = true}}) ==
+          std::vector<std::string>{});
+  }
 }
 
 }  // namespace fsdp::test
