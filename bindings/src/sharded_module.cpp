@@ -242,14 +242,15 @@ void ShardedModule::wait_for_post_optim_event() {
   auto& context = *controls_.state().context;
   const auto device = controls_.state().mesh_info.mesh.device();
   std::optional<c10::Stream> stream;
+  bool is_all_gathered = false;
   {
+    py::gil_scoped_release no_gil;
     const std::lock_guard lock(context.mutex());
     stream = context.gather_stream().to_wait_for_event(device);
+    is_all_gathered = !context.has_unreleased_groups();
   }
-  if (!stream) {
-    event.attr("wait")();
-    return;
-  }
+  if (!stream || !is_all_gathered) event.attr("wait")();
+  if (!stream) return;
   const auto devices = py::module_::import("torch").attr("get_device_module")(c10::DeviceTypeName(device.type(), true));
   event.attr("wait")(devices.attr("Stream")(py::arg("stream_id") = stream->id(),
                                             py::arg("device_index") = static_cast<int>(stream->device_index()),

@@ -134,6 +134,8 @@ void FSDPModule::set_post_optim_event(c10::Event event) {
   auto& context = root_context(*state_, "set_post_optim_event");
   std::lock_guard lock(context.mutex());
   context.gather_stream().wait_for(event);
+  if (SideStream::exists_on(event.device()) && context.has_unreleased_groups())
+    event.block(current_stream(event.device()));
 }
 
 void share_comm_ctx(const std::vector<FSDPModule>& roots) {

@@ -15,6 +15,14 @@ void record(std::optional<c10::Event>& event, c10::Stream stream) {
   event->record(stream);
 }
 
+void let_wait_for_current(c10::Stream stream) {
+  const auto current = current_stream(stream.device());
+  if (current == stream) return;
+  c10::Event event(stream.device_type());
+  event.record(current);
+  event.block(stream);
+}
+
 SideStream::Entered SideStream::enter(c10::Device device) {
   if (!exists_on(device)) return {};
   if (!stream_ || stream_->device() != device) {

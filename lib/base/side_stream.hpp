@@ -47,4 +47,7 @@ void record(std::optional<c10::Event>& event, c10::Stream stream);
 
 c10::Stream current_stream(c10::Device device);
 
+/// What `stream` queues from now on runs behind all that the current stream has queued, if that is another one.
+void let_wait_for_current(c10::Stream stream);
+
 }  // namespace fsdp

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/log.hpp"
 #include "comm/poison.hpp"
@@ -31,12 +32,13 @@ thread_local const GuardedBuffers* innermost = nullptr;
 
 }  // namespace
 
-std::shared_ptr<Quarantine> Quarantine::shared(int64_t bytes) {
+std::shared_ptr<Quarantine> Quarantine::shared(int64_t bytes, c10::Device device) {
   static auto* const mutex = new std::mutex;
-  static auto* const known = new std::weak_ptr<Quarantine>;
+  static auto* const all = new std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::weak_ptr<Quarantine>>;
   const std::lock_guard lock(*mutex);
-  auto quarantine = known->lock();
-  if (!quarantine) *known = quarantine = std::make_shared<Quarantine>();
+  auto& known = (*all)[{device.type(), device.index()}];
+  auto quarantine = known.lock();
+  if (!quarantine) known = quarantine = std::make_shared<Quarantine>();
   const std::lock_guard inner(quarantine->mutex_);
   quarantine->limit_bytes_ = std::max(quarantine->limit_bytes_, bytes);
   return quarantine;

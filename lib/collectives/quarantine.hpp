@@ -32,8 +32,9 @@ struct BufferOrigin {
 /// Thread-safe.
 class Quarantine {
  public:
-  /// The process's, made for the first who ask and gone with the last; for at least `bytes`.
-  static std::shared_ptr<Quarantine> shared(int64_t bytes);
+  /// The process's for one device, made for the first who ask and gone with the last; for at least `bytes`. To look at a
+  /// device's memory the host waits for it, and so for the ranks that it waits for: no other device's rank is to.
+  static std::shared_ptr<Quarantine> shared(int64_t bytes, c10::Device device = at::kCPU);
 
   ~Quarantine();
   /// Poisons `memory`. What has been here longest goes, as far as there is no room.

@@ -334,11 +334,6 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
   return bytes;
 }
 
-void await_reduce_scatter(ReduceScatter& reduction) {
-  if (reduction.work) reduction.work->wait();
-  reduction.work.reset();
-}
-
 void free_reduce_scatter_inputs(ReduceScatter& reduction) {
   if (reduction.poisons_inputs) [[unlikely]]
     for (const auto& input : reduction.inputs) poison_if_last(input);

@@ -80,10 +80,7 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
 /// The bytes that the packing of these entries has allocated, by its layout and the gradients'.
 int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);
 
-/// `output` is complete, for the current stream. Throws CommError if the collective failed.
-void await_reduce_scatter(ReduceScatter& reduction);
-
-/// On a stream that goes on behind the collective.
+/// On a stream that goes on behind the collective, which has been waited for.
 void free_reduce_scatter_inputs(ReduceScatter& reduction);
 
 /// Of unit `unit`'s piece of this rank inside `output`, which may have come to another dtype since: 1-D,

@@ -49,7 +49,7 @@ int64_t RootContext::finalize_backward() {
   flush_gradients();
   finalization_.is_due = false;
   finalization_.is_awaited = true;
-  close_step();
+  close_step(/*waits_for_copies=*/false);  // whoever waits for the gradients does
   return ++finalization_.ticket;
 }
 

@@ -1,13 +1,11 @@
 #include "group/gather_stream.hpp"
 
+#include <utility>
+
 namespace fsdp {
 
 c10::Stream GatherStream::on(c10::Device device) {
-  if (!stream_ || stream_->device() != device) {
-    stream_ = high_priority_stream(device);
-    // Memory that gathers go to may be older than the stream (a kept buffer, a slot).
-    record(freed_, current_stream(device));
-  }
+  if (!stream_ || stream_->device() != device) stream_ = high_priority_stream(device);
   return *stream_;
 }
 
@@ -25,12 +23,8 @@ void GatherStream::wait_for(const c10::Event& event) {
 SideStream::Entered GatherStream::enter(c10::Device device, bool is_from_host) {
   if (!SideStream::exists_on(device) || !(waits_for_event_ || is_from_host)) return {};
   const auto stream = on(device);
-  freed_->block(stream);
+  if (!waits_for_event_ && !std::exchange(is_behind_step_, true)) let_wait_for_current(stream);
   return SideStream::Entered(stream);
-}
-
-void GatherStream::note_freed() {
-  if (stream_) record(freed_, current_stream(stream_->device()));
 }
 
 }  // namespace fsdp

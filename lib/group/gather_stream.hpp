@@ -16,14 +16,16 @@ namespace fsdp {
 //   gradients that are there, and copied to the host. The compute stream waits for it once, at the end of a backward,
 //   and in front of that only to take the memory of packed gradients back (set_reduce_scatter_max_input_buffers).
 // - gathers are launched on the compute stream, in front of what is computed next, or on a stream of their own where
-//   that pays: what comes from the host is copied beside compute, and behind a post-optimizer event nothing else is
-//   waited for.
+//   that pays: what comes from the host is copied beside compute, and behind a post-optimizer event not all that was
+//   queued before is waited for.
 //
 // Memory. LibTorch gives freed memory out again at once, to the stream that it was allocated for. Who frees what another
 // stream may still use records no stream with the allocator, which would hold the memory back by guess; instead
-// 1. each time a side stream is entered it waits for the compute stream first (reductions), or for the last moment at
-//    which that freed what was made there (gathers): what is allocated on it is no longer used anywhere;
-// 2. what the compute stream allocated and a side stream uses is referred to until the compute stream waits for that.
+// 1. what a gather was allocated with is freed where the module's operators run, and the stream that it was allocated for
+//    waits for them then: the gathers' own, or a user's who has called unshard_async there;
+// 2. a side stream of reductions waits for the compute stream each time it is entered, and so for all who may have used
+//    what is allocated on it;
+// 3. what the compute stream allocated and a side stream uses is referred to until the compute stream waits for that.
 
 /// Where all-gathers are launched from, if not from the stream that computes (Note [Streams of a root]): behind a
 /// post-optimizer event, and for what is copied from the host. On a device without streams it does nothing.
@@ -37,17 +39,17 @@ class GatherStream {
   std::optional<c10::Stream> to_wait_for_event(c10::Device device);
   void end_wait_for_event() { waits_for_event_ = false; }
 
-  /// Enters it if a gather is to be launched there. Behind all that `note_freed` has named.
+  /// A step begins: what has been written until now is what it gathers. But for an event that says which.
+  void begin_step() { is_behind_step_ = false; }
+  /// Enters it if a gather is to be launched there.
   [[nodiscard]] SideStream::Entered enter(c10::Device device, bool is_from_host);
-  /// The current stream has used memory that was made here; what it has queued so far is the last of it.
-  void note_freed();
 
  private:
   c10::Stream on(c10::Device device);
 
   std::optional<c10::Stream> stream_;  // one for the root's life, or its time on a device
-  std::optional<c10::Event> freed_;
   bool waits_for_event_ = false;
+  bool is_behind_step_ = false;  // its beginning
 };
 
 }  // namespace fsdp

@@ -38,9 +38,10 @@ GradientReduction::GradientReduction(ParamGroup& group) : GradientReduction(&gro
     }
   }
   is_beside_ = can_be_beside();
+  if (SideStream::exists_on(group.config().device)) packed_on_ = current_stream(group.config().device);
 }
 
-/// What would block the host or run a user's code waits for its turn instead, on the stream that computes.
+/// By options alone: with all-reduces it decides the order of launches.
 bool GradientReduction::can_be_beside() const {
   const auto& config = group_->config();
   const auto& reduction = group_->reduction();
@@ -48,13 +49,22 @@ bool GradientReduction::can_be_beside() const {
   if (reduction.all_reduce_hook || reduction.custom_reduce_scatter || !waits_in_streams()) return false;
   // Alone there is nothing to wait for but copies to the host.
   if (is_alone() && !config.home) return false;
-  // Their sums would be memory of the stream that computes, and be freed on another.
-  if (config.mesh_info.shard_size() == 1 && !reduction.requires_all_reduce) return false;
-  if (config.home && group_->classes() != nullptr) return false;
+  // Partial sums go from backward to backward, and with them the stream that they were allocated on.
+  if (has_all_reduce(*group_) && !reduction.requires_all_reduce) return false;
+  for (size_t i = 0; i < group_->params().size(); ++i)
+    if (group_->tally.partial_sum(i).defined()) return false;
+  return !group_->context->has_reduction_in_turn(*group_);
+}
+
+/// What would block the host or run a user's code waits for its turn instead, on the stream that computes.
+bool GradientReduction::can_settle_beside() const {
+  if (group_->classes() != nullptr) return false;  // they may let go of gradients that are a user's
+  const auto& home = group_->config().home;
+  if (home && !home->is_pinned) return false;
   const auto& params = group_->params();
   return std::none_of(params.begin(), params.end(), [&](const ShardedParam& param) {
     const auto registered = param.registered();
-    return registered.defined() && (has_user_hooks(registered) || (config.home && registered.grad().defined()));
+    return registered.defined() && (has_user_hooks(registered) || (home && registered.grad().defined()));
   });
 }
 
@@ -117,6 +127,8 @@ void GradientReduction::run_beside() {
   const auto device = group_->config().device;
   continue_behind_reduce_scatters();
   record(reduced_, current_stream(device));
+  if (!can_settle_beside()) return;
+  is_settled_ = true;
   if (!queues_more()) return settle();
   const auto behind = group_->context->post_reduce_stream().enter(device);
   settle();
@@ -127,7 +139,7 @@ void GradientReduction::run_beside() {
 bool GradientReduction::queues_more() const {
   if (is_partial_) return false;
   const auto& config = group_->config();
-  if (!alone_.empty() || config.home || group_->classes() != nullptr) return true;
+  if (!alone_.empty() || config.home) return true;
   return std::any_of(parts_.begin(), parts_.end(), [&](const Part& part) {
     if (part.all_reduce || (!part.is_divided && division(part.dtype).after != 1)) return true;
     return std::any_of(part.indices.begin(), part.indices.end(), [&](size_t i) {
@@ -218,11 +230,11 @@ void GradientReduction::advance() {
   if (std::exchange(advanced_, true)) return;
   BelowResidency below;
   if (is_beside_) {
-    // What is packed next takes this memory.
-    reduced_->block(current_stream(group_->config().device));
+    reduced_->block(*packed_on_);
   } else {
     group_->context->let_current_wait_for_reductions();  // sums that they have left
     continue_behind_reduce_scatters();
+    if (packed_on_) let_wait_for_current(*packed_on_);
   }
   free_inputs();
 }
@@ -233,7 +245,7 @@ void GradientReduction::continue_behind_reduce_scatters() {
   auto& observer = group_->context->observer();
   for (auto& part : parts_) {
     observer.wait(Operation::kReduceScatter, *group_, part.reduce_scatter.work);
-    await_reduce_scatter(part.reduce_scatter);
+    part.reduce_scatter.work.reset();
     if (!has_all_reduce(*group_)) continue;
     if (is_partial_) {
       store_partial_sums(part);
@@ -244,7 +256,9 @@ void GradientReduction::continue_behind_reduce_scatters() {
   }
 }
 
+/// What is packed next on the same stream takes their memory.
 void GradientReduction::free_inputs() {
+  const c10::OptionalStreamGuard on_theirs(packed_on_);
   for (auto& part : parts_) free_reduce_scatter_inputs(part.reduce_scatter);
   if (slot_) slot_->under_way.clear();
   slot_.reset();
@@ -292,14 +306,17 @@ void GradientReduction::run_hook(Part& part, Communicator& comm) {
 
 void GradientReduction::finish() {
   advance();
-  if (!is_beside_) return settle();
+  if (!is_settled_) {
+    group_->context->let_current_wait_for_reductions();
+    settle();
+  }
   if (!settled_) return;
   // What this holds is given back to the stream that it was made for (Note [Streams of a root]).
   auto& context = *group_->context;
   if (group_->config().mesh_info.shard_size() > 1)
     context.reduce_scatter_stream().wait_for(*settled_);
   else
-    settled_->block(current_stream(group_->config().device));
+    settled_->block(*packed_on_);
 }
 
 /// Before it is cast too: what float32 holds need not fit into float16 whole.

@@ -30,7 +30,7 @@ class GradientReduction {
   static int64_t planned_slot_bytes(ParamGroup& group);
   /// Starts one reduce-scatter per reduce dtype.
   void launch();
-  /// All that follows is queued on streams beside the current one.
+  /// What follows is queued on streams beside the current one.
   bool is_beside() const { return is_beside_; }
 
   const ParamGroup& group() const { return *group_; }
@@ -63,6 +63,7 @@ class GradientReduction {
   void add(size_t index, at::Tensor gradient);
   CollectiveCall call_of(const Part& part, Operation operation, Communicator& comm) const;
   bool can_be_beside() const;
+  bool can_settle_beside() const;
   bool waits_in_streams() const;
   void run_beside();
   bool queues_more() const;
@@ -88,6 +89,8 @@ class GradientReduction {
   std::unique_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
   std::vector<std::pair<size_t, at::Tensor>> alone_;  // one rank: the gradients themselves
   bool advanced_ = false, is_partial_ = false, is_beside_ = false;
+  bool is_settled_ = false;
+  std::optional<c10::Stream> packed_on_;         // where there are streams: the inputs' memory is its
   std::optional<c10::Event> reduced_, settled_;  // beside: behind the reduce-scatters, behind what follows them
 };
 

@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "base/side_stream.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/packed_gather.hpp"
 #include "group/group_sanitizer.hpp"
@@ -97,6 +98,7 @@ void ParamGroup::leave_slot() {
   own.copy_(unsharded_, /*non_blocking=*/true);
   context->statistics().buffer_bytes += own.numel();
   show(std::move(own));
+  if (unpacked_on_) unpacked_on_ = current_stream(config_.device);
   is_in_slot_ = false;
 }
 

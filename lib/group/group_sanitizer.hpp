@@ -24,8 +24,8 @@ std::optional<SanitizerOptions> sanitizer_of_environment();
 /// Not thread-safe: the root's lock guards it.
 class GroupSanitizer {
  public:
-  /// rank: that faults name.
-  GroupSanitizer(const SanitizerOptions& options, int rank);
+  /// rank: that faults name. device: where the group computes.
+  GroupSanitizer(const SanitizerOptions& options, int rank, c10::Device device);
   /// Tells what else it finds: nobody is left to throw it.
   ~GroupSanitizer();
 

@@ -5,6 +5,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "base/side_stream.hpp"
 #include "collectives/buffer.hpp"
 #include "group/gradient_hook.hpp"
 #include "group/group_sanitizer.hpp"
@@ -65,7 +66,8 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
   make_pieces();
   wire_ = make_wire(layout_, dtypes());
   count_trainable();
-  if (config_.sanitizer) sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer, info.world_rank());
+  if (config_.sanitizer)
+    sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer, info.world_rank(), info.mesh.device());
 }
 
 c10::Device ParamGroup::home_device() const {
@@ -121,7 +123,12 @@ ParamGroup::~ParamGroup() {
   if (context) {
     std::lock_guard lock(context->mutex());
     if (is_gathering()) give_up_gather();
-    context->remove(*this);
+    try {
+      if (is_unsharded_) let_memory_wait();
+      context->remove(*this);
+    } catch (const std::exception& error) {
+      log().error("{}: the end of a sharded module: {}", name(), error.what());
+    }
   }
   *link_ = nullptr;
 }
@@ -180,10 +187,11 @@ void ParamGroup::unshard() {
       [&] {
         // What a gather after forward sends was written by the stream that computes.
         const auto beside = is_regathered ? SideStream::Entered()
-                                          : context->gather_stream().enter(config_.device, config_.home.has_value());
+                                          : context->gather_stream().enter(config_.device, config_.home && !wire_);
+        // Only there: a stream that captures a graph may wait for nothing that came before the capture.
+        if (beside.is_beside() && kept_.defined()) released_->block(current_stream(config_.device));
         auto gather = start_gather(launched_on(comm), is_regathered);
-        if ((is_beside_ = beside.is_beside())) record(launched_beside_, current_stream(config_.device));
-        has_been_beside_ |= is_beside_;
+        note_launch();
         return gather;
       });
   auto& statistics = context->statistics();
@@ -201,16 +209,38 @@ void ParamGroup::wait_for_unshard() {
   try {
     auto gather = std::exchange(gather_, {});
     context->observer().wait(Operation::kAllGather, *this, gather.work);
-    if (is_beside_) launched_beside_->block(current_stream(config_.device));  // one rank's gather has no work
+    wait_for_launch();
+    gather.work.reset();
     const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
     const GroupBuffers buffers(*this, "gathered parameters");
     context->statistics().buffer_bytes += unpacked_bytes(gather);
     show(finish_gather(std::move(gather)));
-    if (is_beside_) context->gather_stream().note_freed();  // what was sent
+    let_memory_wait();  // of what was sent
   } catch (...) {
     context->note_released(*this);
     throw;
   }
+}
+
+void ParamGroup::note_launch() {
+  launched_on_.reset();
+  unpacked_on_.reset();
+  if (!SideStream::exists_on(config_.device)) return;
+  launched_on_ = current_stream(config_.device);
+  record(launched_, *launched_on_);
+}
+
+/// One rank's gather is copies alone: its work waits for nothing.
+void ParamGroup::wait_for_launch() {
+  if (!launched_on_) return;
+  unpacked_on_ = current_stream(config_.device);
+  if (*launched_on_ != *unpacked_on_) launched_->block(*unpacked_on_);
+}
+
+/// What the last gather has allocated is freed here: see Note [Streams of a root]. If it was launched from another stream
+/// than it is used on, that is: a stream that was the current one outside a graph's capture is not to come into it.
+void ParamGroup::let_memory_wait() const {
+  if (launched_on_ && unpacked_on_ && *launched_on_ != *unpacked_on_) let_wait_for_current(*launched_on_);
 }
 
 /// This rank's pieces where they are used; undefined where every one is memory of its own.
@@ -293,9 +323,12 @@ void ParamGroup::reshard() {
     sanitizer_->check_shown(unsharded_);
   for (auto& param : params_)
     if (auto* storage = param.storage()) storage->release();
-  if (keeps_storage_ && !is_in_slot_) kept_ = std::move(unsharded_);
+  if (keeps_storage_ && !is_in_slot_) {
+    kept_ = std::move(unsharded_);
+    if (SideStream::exists_on(config_.device)) record(released_, current_stream(config_.device));
+  }
   unsharded_.reset();
-  if (has_been_beside_) context->gather_stream().note_freed();
+  let_memory_wait();
   is_unsharded_ = false;
 }
 

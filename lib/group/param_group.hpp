@@ -1,5 +1,8 @@
 #pragma once
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -278,6 +281,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void take(const Taken& taken);
   void give_up(size_t index);
   void close_gaps();
+  void note_launch();
+  void wait_for_launch();
+  void let_memory_wait() const;
   void show(at::Tensor unsharded);
   void note_shown();
   at::Tensor make_shard(int64_t bytes, c10::Device device) const;
@@ -340,9 +346,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool keeps_storage_ = false;
   bool has_symmetric_memory_ = false;
   bool is_in_slot_ = false;  // of the last gather
-  bool is_beside_ = false;   // it was launched from the root's stream for gathers
-  bool has_been_beside_ = false;  // some gather was: its memory may be kept
-  std::optional<c10::Event> launched_beside_;
+  std::optional<c10::Stream> launched_on_, unpacked_on_;  // of the last gather, where there are streams: its memory's
+  std::optional<c10::Event> launched_, released_;         // behind a launch, and behind the last use of what is kept
   size_t trainable_count_ = 0;
   bool is_unsharded_ = false;
   bool needs_gather_ = false;  // versions have been followed since, values not

@@ -41,6 +41,12 @@ void RootContext::let_current_wait_for_reductions() {
   post_reduce_stream_.let_current_wait();
 }
 
+bool RootContext::has_reduction_in_turn(const ParamGroup& group) const {
+  return std::any_of(reductions_.begin(), reductions_.end(), [&](const auto& reduction) {
+    return &reduction.group() == &group && !reduction.is_beside();
+  });
+}
+
 void RootContext::finish_reductions() {
   for (auto& reduction : reductions_) reduction.finish();
   drop_reductions(nullptr);

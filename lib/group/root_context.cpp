@@ -47,6 +47,10 @@ void RootContext::remove(ParamGroup& group) {
   if (last_used_ == &group) last_used_ = nullptr;
 }
 
+bool RootContext::has_unreleased_groups() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto* group) { return group->is_never_released(); });
+}
+
 void RootContext::note_held(ParamGroup& group) {
   if (group.is_never_released()) return;
   held_.push_back(&group);

@@ -99,10 +99,15 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   SideStream& reduce_scatter_stream() { return reduce_scatter_stream_; }
   SideStream& post_reduce_stream() { return post_reduce_stream_; }
   void let_current_wait_for_reductions();
+  /// One of this group's is under way that does its part when its turn comes, on the current stream.
+  bool has_reduction_in_turn(const ParamGroup& group) const;
   GatherSlots& gather_slots() { return gather_slots_; }
   const GatherSlots& gather_slots() const { return gather_slots_; }
   ReductionSlots& reduction_slots() { return reduction_slots_; }
   const ReductionSlots& reduction_slots() const { return reduction_slots_; }
+
+  /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
+  bool has_unreleased_groups() const;
 
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
@@ -142,7 +147,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void end_backward();
   void leave_for_finalization();
   void end_step();
-  void close_step();
+  void close_step(bool waits_for_copies = true);
   void measure_step();
   void check_can_finalize() const;
   void release_everything();

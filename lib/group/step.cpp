@@ -80,6 +80,7 @@ void RootContext::prepare_step() {
   recheck();
   throw_faults();
   has_started_ = true;  // a step that is refused has not begun
+  gather_stream_.begin_step();
   budget_.update({options_.unsharded_byte_budget, options_.prefetch_distance}, forward_, backward_, groups_by_id_);
 }
 
@@ -278,14 +279,14 @@ void RootContext::measure_step() {
   last_step_peak_bytes_ = step_peak_bytes_;
 }
 
-void RootContext::close_step() {
+void RootContext::close_step(bool waits_for_copies) {
   const bool is_evaluation = phase_ == Phase::kForward;
   measure_step();
   phase_ = Phase::kIdle;
   observer_.end_step();
   // Of all: groups of one rank are never among those held.
   for (auto* group : groups_) {
-    group->wait_for_copies();
+    if (waits_for_copies) group->wait_for_copies();
     group->is_kept_by_user = group->is_listed_prefetch = false;
     const auto& policy = group->policy();
     group->is_left_by_evaluation =

@@ -69,9 +69,10 @@ TEST_CASE("without one wait it does not, whichever that is", "[late][training]")
   }
   CAPTURE(waits, unnoticed);
   // The first layer's weight is gathered in backward, where nothing reads it. A gather may be behind all it needs by
-  // way of the gather before it. And luck may have it that a stream was never late.
+  // way of the gather before it. What a reduction has sent is taken back long after it has been sent, as a rule. And luck
+  // may have it that a stream was never late.
   CHECK(waits[2] - waits[1] >= 20);
-  CHECK(unnoticed.size() <= 4);
+  CHECK(unnoticed.size() <= static_cast<size_t>(waits[2] - waits[1]) / 4);
 }
 
 TEST_CASE("groups gathered further ahead, and reductions side by side on a communicator of their own, are as good",
