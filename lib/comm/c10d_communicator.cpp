@@ -199,8 +199,7 @@ class C10dCommunicator final : public Communicator,
   }
 
   bool scales_sums(at::ScalarType dtype) const override {
-    return backend_name_ == "nccl" &&
-           (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16);
+    return backend_name_ == "nccl" && nccl_scales_sums(dtype);
   }
 
   std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,

@@ -175,18 +175,22 @@ class LateCommunicator final : public ForwardingCommunicator {
                              std::shared_ptr<Work> work) {
     int64_t bytes = 0;
     for (const auto& output : parcel.outputs) bytes += static_cast<int64_t>(output.nbytes());
-    const uint64_t drawn = how_.random();
-    const auto most = static_cast<uint64_t>(how_.max_delay.count());
-    const auto delay = drawn % 2 == 0 ? 0 : (drawn >> 1) % (most + 1);
+    const auto delay = draw_delay(how_.random, how_.max_delay);
     return std::make_shared<LateWork>(std::move(work), std::move(parcel),
                                       CollectiveInfo(operation, subject, *this, bytes), how_.faults,
-                                      std::chrono::microseconds(delay));
+                                      delay);
   }
 
   LateDelivery how_;
 };
 
 }  // namespace
+
+std::chrono::microseconds draw_delay(std::mt19937_64& random, std::chrono::microseconds most) {
+  const uint64_t drawn = random();
+  const auto choices = static_cast<uint64_t>(most.count()) + 1;
+  return std::chrono::microseconds(drawn % 2 == 0 ? 0 : (drawn >> 1) % choices);
+}
 
 std::shared_ptr<Communicator> with_late_delivery(std::shared_ptr<Communicator> inner, LateDelivery how) {
   return std::make_shared<LateCommunicator>(std::move(inner), std::move(how));

@@ -17,6 +17,9 @@ struct LateDelivery {
   std::mt19937_64 random;
 };
 
+/// Of the next collective: half of them take none, the others up to the most.
+std::chrono::microseconds draw_delay(std::mt19937_64& random, std::chrono::microseconds most);
+
 /// `inner`, but results arrive only with the wait for them, after a random delay: half of the collectives
 /// take none, the others up to the most. Until then outputs are poison. The collective itself works on
 /// memory of its own; inputs of gathers are sent from where they are.

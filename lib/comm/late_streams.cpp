@@ -2,6 +2,7 @@
 
 #include "base/side_stream.hpp"
 #include "comm/forwarding.hpp"
+#include "comm/late_delivery.hpp"
 #include "comm/poison.hpp"
 #include "comm/stream_stall.hpp"
 
@@ -21,12 +22,12 @@ class LateStreams final : public ForwardingCommunicator {
   std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,
                                                std::span<const at::Tensor> inputs,
                                                std::string_view subject) override {
-    const auto beside = stream_.enter(inputs[0].device());
-    stall(inputs[0].device());
-    for (size_t i = 0; i < outputs.size(); ++i)
-      if (!inputs[i].is_alias_of(outputs[i])) poison(outputs[i]);
-    return outputs.size() == 1 ? inner().start_all_gather(outputs[0], inputs[0], subject)
-                               : inner().start_all_gather_batch(outputs, inputs, subject);
+    return start_late(inputs[0].device(), [&] {
+      for (size_t i = 0; i < outputs.size(); ++i)
+        if (!inputs[i].is_alias_of(outputs[i])) poison(outputs[i]);
+      return outputs.size() == 1 ? inner().start_all_gather(outputs[0], inputs[0], subject)
+                                 : inner().start_all_gather_batch(outputs, inputs, subject);
+    });
   }
   std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                              std::string_view subject) override {
@@ -35,30 +36,27 @@ class LateStreams final : public ForwardingCommunicator {
   std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
                                                    std::span<const at::Tensor> inputs, ReduceOp op,
                                                    std::string_view subject) override {
-    const auto beside = stream_.enter(inputs[0].device());
-    stall(inputs[0].device());
-    for (const auto& output : outputs) poison(output);
-    return outputs.size() == 1 ? inner().start_reduce_scatter(outputs[0], inputs[0], op, subject)
-                               : inner().start_reduce_scatter_batch(outputs, inputs, op, subject);
+    return start_late(inputs[0].device(), [&] {
+      for (const auto& output : outputs) poison(output);
+      return outputs.size() == 1 ? inner().start_reduce_scatter(outputs[0], inputs[0], op, subject)
+                                 : inner().start_reduce_scatter_batch(outputs, inputs, op, subject);
+    });
   }
   std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
                                                     std::span<const at::Tensor> inputs, double scale,
                                                     std::string_view subject) override {
-    const auto beside = stream_.enter(inputs[0].device());
-    stall(inputs[0].device());
-    for (const auto& output : outputs) poison(output);
-    return ForwardingCommunicator::start_scaled_reduce_scatter(outputs, inputs, scale, subject);
+    return start_late(inputs[0].device(), [&] {
+      for (const auto& output : outputs) poison(output);
+      return ForwardingCommunicator::start_scaled_reduce_scatter(outputs, inputs, scale, subject);
+    });
   }
   std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view subject) override {
-    const auto beside = stream_.enter(tensor.device());
-    stall(tensor.device());
-    return inner().start_all_reduce(tensor, op, subject);
+    return start_late(tensor.device(), [&] { return inner().start_all_reduce(tensor, op, subject); });
   }
   std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
                                                 std::string_view subject) override {
-    const auto beside = stream_.enter(tensor.device());
-    stall(tensor.device());
-    return ForwardingCommunicator::start_scaled_all_reduce(tensor, scale, subject);
+    return start_late(tensor.device(),
+                      [&] { return ForwardingCommunicator::start_scaled_all_reduce(tensor, scale, subject); });
   }
 
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
@@ -66,13 +64,14 @@ class LateStreams final : public ForwardingCommunicator {
   }
 
  private:
-  /// The current stream.
-  void stall(c10::Device device) {
-    const uint64_t drawn = random_();
-    const auto most = static_cast<uint64_t>(max_delay_.count());
-    const auto delay = std::chrono::microseconds(drawn % 2 == 0 ? 0 : (drawn >> 1) % (most + 1));
+  /// Launches behind the current stream and the delay.
+  template <class Launch>
+  std::shared_ptr<Work> start_late(c10::Device device, const Launch& launch) {
+    const auto beside = stream_.enter(device);
+    const auto delay = draw_delay(random_, max_delay_);
     const auto stall = stream_stall(device.type());
     if (stall != nullptr && delay.count() > 0) stall(current_stream(device), delay);
+    return launch();
   }
 
   const std::chrono::microseconds max_delay_;

@@ -170,7 +170,7 @@ class NcclCommunicator final : public Communicator,
   }
 
   bool scales_sums(at::ScalarType dtype) const override {
-    return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+    return nccl_scales_sums(dtype);
   }
 
   std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,

@@ -30,6 +30,11 @@ class HasScaledSums {
   ~HasScaledSums() = default;
 };
 
+/// Of NCCL's pre-multiplied sums, through whatever they are reached.
+inline bool nccl_scales_sums(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
 /// Null if sums of `dtype` are to be divided by the caller.
 inline HasScaledSums* scaled_sums_of(Communicator& group, at::ScalarType dtype) {
   auto* scaled = dynamic_cast<HasScaledSums*>(&group);
