@@ -11,7 +11,7 @@
 #include "param/residency.hpp"
 
 // In which form a group travels, and through what: as its shard lies, or packed in one buffer, encoded by
-// extensions or gathered by a user's own collective.
+// extensions or gathered by a user's own collective. What this rank sends, and whose streams' memory it takes.
 namespace fsdp {
 
 void ParamGroup::check_extensions(const std::vector<at::ScalarType>& dtypes) const {
@@ -79,6 +79,58 @@ bool ParamGroup::uses_slots() const {
 
 bool ParamGroup::reduces_in_slots() const {
   return has_symmetric_memory_ && !reduction_.custom_reduce_scatter && config_.mesh_info.shard_size() > 1;
+}
+
+void ParamGroup::note_launch() {
+  launched_on_.reset();
+  unpacked_on_.reset();
+  if (!SideStream::exists_on(config_.device)) return;
+  launched_on_ = current_stream(config_.device);
+  record(launched_, *launched_on_);
+}
+
+/// One rank's gather is copies alone: its work waits for nothing.
+void ParamGroup::wait_for_launch() {
+  if (!launched_on_) return;
+  unpacked_on_ = current_stream(config_.device);
+  if (*launched_on_ != *unpacked_on_) launched_->block(*unpacked_on_);
+}
+
+/// What the last gather has allocated is freed here: see Note [Streams of a root]. If it was launched from another stream
+/// than it is used on, that is: a stream that was the current one outside a graph's capture is not to come into it.
+void ParamGroup::let_memory_wait() const {
+  if (launched_on_ && unpacked_on_ && *launched_on_ != *unpacked_on_) let_wait_for_current(*launched_on_);
+}
+
+/// This rank's pieces where they are used; undefined where every one is memory of its own.
+at::Tensor ParamGroup::shard_on_device() {
+  if (!config_.home) return shard_;
+  auto shard = make_buffer(shard_.numel(), at::TensorOptions().dtype(at::kByte).device(config_.device));
+  // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
+  copies_.copy(shard_, shard, context->in_step() ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking);
+  auto& statistics = context->statistics();
+  statistics.offloaded_bytes += shard_.numel();
+  statistics.buffer_bytes += shard_.numel();
+  return shard;
+}
+
+/// What this rank sends: on the device, in the dtypes and in the order that are gathered.
+at::Tensor ParamGroup::gather_input() {
+  auto shard = shard_on_device();
+  if (!is_cast_ && !layout_.is_repacked()) return shard;
+  context->statistics().buffer_bytes += layout_.gathered().rank_bytes();
+  return pack(shard);
+}
+
+/// shard: undefined where every piece is memory of its own.
+at::Tensor ParamGroup::pack(const at::Tensor& shard) const {
+  const auto gathered = make_buffer(layout_.gathered().rank_bytes(),
+                                    at::TensorOptions().dtype(at::kByte).device(config_.device));
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto piece = shard.defined() ? shard.narrow(0, layout_.stored_offset(i), layout_.stored_bytes(i)) : pieces_[i];
+    params_[i].cast_piece(piece, gathered.narrow(0, layout_.gathered_offset(i), layout_.gathered_bytes(i)));
+  }
+  return gathered;
 }
 
 GatherMemory ParamGroup::slot_memory() {
