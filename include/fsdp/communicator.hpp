@@ -10,6 +10,8 @@
 
 namespace fsdp {
 
+class Communicator;
+
 enum class ReduceOp { kSum, kMax, kMin };
 
 /// A collective under way. Threading: wait from the thread that will use the result.
@@ -25,6 +27,11 @@ class Work {
 
   /// True once `wait` would not block the host. Asks, never waits.
   virtual bool is_completed() = 0;
+
+  /// The next collective of `other` begins when this is done, and so does, on a device, what is queued on the current stream
+  /// from now on. The host waits for nothing, nor does another stream; `wait` is called all the same. False: it cannot, and
+  /// has done nothing. The answer is the same on all ranks, and whether this is done has no part in it.
+  virtual bool hold_back(Communicator& /*other*/) { return false; }
 };
 
 /// A group of ranks that can run collectives together.

@@ -13,6 +13,7 @@ class CompletedWork final : public Work {
  public:
   void wait() override {}
   bool is_completed() override { return true; }
+  bool hold_back(Communicator& /*other*/) override { return true; }
 };
 
 }  // namespace

@@ -59,6 +59,13 @@ class NcclGroup::FlightWork final : public Work {
     unused.swap(flight_->tensors);
   }
 
+  bool hold_back(Communicator& other) override {
+    if (!other.waits_in_streams()) return false;
+    auto& streams = *group_->config_.streams;
+    streams.wait(streams.current(), *flight_->done);
+    return true;
+  }
+
   bool is_completed() override {
     if (flight_->is_captured) return true;
     group_->find_failure();

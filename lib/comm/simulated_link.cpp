@@ -19,12 +19,13 @@ size_t SimulatedLink::add_queue() {
   return queues_.size() - 1;
 }
 
-std::shared_ptr<SimulatedLink::Transfer> SimulatedLink::start(size_t queue, double latency_ns, double sending_ns) {
+std::shared_ptr<SimulatedLink::Transfer> SimulatedLink::start(size_t queue, double latency_ns, double sending_ns,
+                                                             std::shared_ptr<const Transfer> behind) {
   std::lock_guard lock(mutex_);
   follow_clock();
   auto transfer = std::make_shared<Transfer>(Transfer{.latency_ns = latency_ns, .sending_ns = sending_ns});
   transfer->begin_ns = std::llround(now_);
-  queues_[queue].push_back({transfer, latency_ns, sending_ns});
+  queues_[queue].push_back({transfer, latency_ns, sending_ns, std::move(behind)});
   return transfer;
 }
 
@@ -63,7 +64,7 @@ bool SimulatedLink::go_on(double until) {
 /// Queues that send now and share the link.
 double SimulatedLink::sending() const {
   return static_cast<double>(std::count_if(queues_.begin(), queues_.end(), [](const auto& queue) {
-    return !queue.empty() && queue.front().latency_left <= 0;
+    return !queue.empty() && queue.front().sends();
   }));
 }
 
@@ -72,7 +73,7 @@ double SimulatedLink::next_event() const {
   const double sharers = sending();
   double next = std::numeric_limits<double>::infinity();
   for (const auto& queue : queues_) {
-    if (queue.empty()) continue;
+    if (queue.empty() || queue.front().is_held()) continue;
     const auto& first = queue.front();
     next = std::min(next, first.latency_left > 0 ? first.latency_left
                                                  : first.sending_left * sharers);
@@ -84,7 +85,7 @@ void SimulatedLink::pass(double time) {
   const double sharers = sending();
   now_ += time;
   for (auto& queue : queues_) {
-    if (queue.empty()) continue;
+    if (queue.empty() || queue.front().is_held()) continue;
     auto& first = queue.front();
     if (first.latency_left > 0) {
       first.latency_left -= time;
@@ -92,12 +93,21 @@ void SimulatedLink::pass(double time) {
     } else {
       first.sending_left -= time / sharers;
     }
-    if (first.latency_left > 0 || first.sending_left > kNothing) continue;
-    first.transfer->is_done = true;
-    first.transfer->end_ns = std::llround(now_);
-    queue.pop_front();
-    if (!queue.empty()) queue.front().transfer->begin_ns = std::llround(now_);
   }
+  // Only now, as the end of one lets another begin that has not had this time.
+  for (auto& queue : queues_)
+    if (!queue.empty() && queue.front().sends() && queue.front().sending_left <= kNothing) end(queue);
+}
+
+/// Of the first.
+void SimulatedLink::end(std::deque<Queued>& queue) {
+  const auto transfer = std::move(queue.front().transfer);
+  transfer->is_done = true;
+  transfer->end_ns = std::llround(now_);
+  queue.pop_front();
+  if (!queue.empty()) queue.front().transfer->begin_ns = std::llround(now_);
+  for (auto& other : queues_)
+    if (!other.empty() && other.front().behind == transfer) other.front().transfer->begin_ns = std::llround(now_);
 }
 
 }  // namespace fsdp

@@ -46,12 +46,13 @@ class Carrier {
   bool is_free() const { return launch_us_ == 0 && latency_us_ == 0 && bandwidth_ == 0; }
   SimulatedLink& link() const { return *link_; }
 
-  std::shared_ptr<SimulatedLink::Transfer> start(int64_t bytes, int passes) const {
+  std::shared_ptr<SimulatedLink::Transfer> start(int64_t bytes, int passes,
+                                                 std::shared_ptr<const SimulatedLink::Transfer> behind) const {
     const auto ranks = static_cast<double>(ranks_);
     const double steps = passes * (ranks - 1);
     // 1 GB/s is a byte a nanosecond.
     const double sending_ns = bandwidth_ > 0 ? steps * static_cast<double>(bytes) / ranks / bandwidth_ : 0;
-    return link_->start(queue_, 1e3 * (launch_us_ + passes * latency_us_), sending_ns);
+    return link_->start(queue_, 1e3 * (launch_us_ + passes * latency_us_), sending_ns, std::move(behind));
   }
 
   void note(const SimulatedLink::Transfer& transfer, const CollectiveInfo& info, int64_t start_ns) const {
@@ -78,10 +79,10 @@ class Carrier {
 
 class TimedWork final : public Work {
  public:
-  TimedWork(const Carrier& carrier, int64_t bytes, int passes, std::shared_ptr<const FailureFlag> failure,
-            CollectiveInfo info)
+  TimedWork(const Carrier& carrier, std::shared_ptr<SimulatedLink::Transfer> transfer,
+            std::shared_ptr<const FailureFlag> failure, CollectiveInfo info)
       : carrier_(carrier),
-        transfer_(carrier.start(bytes, passes)),
+        transfer_(std::move(transfer)),
         start_ns_(carrier.now_ns()),
         failure_(std::move(failure)),
         info_(std::move(info)) {}
@@ -96,6 +97,7 @@ class TimedWork final : public Work {
   }
 
   bool is_completed() override { return arrived_ || failure_->is_set() || carrier_.link().is_done(*transfer_); }
+  bool hold_back(Communicator& other) override;
 
  private:
   const Carrier carrier_;
@@ -183,6 +185,9 @@ class SimulatedCommunicator final : public Communicator {
 
   void abort(const std::string& reason) override { failure_->set(reason); }
 
+  const SimulatedLink& link() const { return carrier_.link(); }
+  void hold_next_behind(std::shared_ptr<const SimulatedLink::Transfer> transfer) { behind_ = std::move(transfer); }
+
  private:
   static int64_t bytes_of(const at::Tensor& tensor) {
     return static_cast<int64_t>(tensor.nbytes());
@@ -201,7 +206,7 @@ class SimulatedCommunicator final : public Communicator {
     failure_->check(operation, subject, *this);
     // A free network asks no clock and allocates nothing: it serves to count the host's own work.
     if (carrier_.is_free()) return completed_work();
-    return std::make_shared<TimedWork>(carrier_, bytes, passes, failure_,
+    return std::make_shared<TimedWork>(carrier_, carrier_.start(bytes, passes, std::exchange(behind_, {})), failure_,
                                        CollectiveInfo(operation, subject, *this, bytes));
   }
 
@@ -209,7 +214,16 @@ class SimulatedCommunicator final : public Communicator {
   const std::shared_ptr<Shared> shared_;
   const Carrier carrier_;
   std::shared_ptr<FailureFlag> failure_ = std::make_shared<FailureFlag>();
+  std::shared_ptr<const SimulatedLink::Transfer> behind_;  // of the next collective
 };
+
+bool TimedWork::hold_back(Communicator& other) {
+  auto* simulated = dynamic_cast<SimulatedCommunicator*>(&other);
+  // Links follow the clock each for itself.
+  if (simulated == nullptr || &simulated->link() != &carrier_.link()) return false;
+  simulated->hold_next_behind(transfer_);
+  return true;
+}
 
 }  // namespace
 

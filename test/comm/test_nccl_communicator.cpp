@@ -191,6 +191,54 @@ TEST_CASE("wait holds back the current stream, not the host", "[comm][nccl_commu
   CHECK(nccl.misuses().empty());
 }
 
+TEST_CASE("a collective holds back another communicator's next one without giving up its tensors",
+          "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  std::vector<int> held(2), keeps(2);
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    const int index = rank.world->rank();
+    const auto other = rank.world->split(std::vector<int>{0, 1}, "other");
+    const auto stream = rank.streams->make_stream(StreamPriority::kNormal);
+    const auto beside = rank.streams->make_stream(StreamPriority::kNormal);
+    auto input = at::ones({1});
+    const auto memory = weak_memory(input);
+    Gate gate(stream);
+    std::shared_ptr<Work> first, second;
+    {
+      const HostStreams::Current current(stream);
+      first = rank.world->start_all_gather(at::zeros({2}), std::exchange(input, {}), "first");
+    }
+    {
+      const HostStreams::Current current(beside);
+      if (!first->hold_back(*other)) throw std::logic_error("it cannot");
+      second = other->start_all_gather(at::zeros({2}), at::ones({1}), "second");
+    }
+    std::this_thread::sleep_for(50ms);
+    held[index] = !second->is_completed();
+    keeps[index] = is_alive(memory);
+    gate.open();
+    second->wait();
+    first->wait();
+    rank.streams->synchronize(beside);
+    rank.streams->synchronize(stream);
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(held == std::vector<int>{1, 1});
+  CHECK(keeps == std::vector<int>{1, 1});
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("what waits on the host cannot be held back by a stream", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    const auto host = simulated_network({.world_size = 2});
+    const auto work = rank.world->start_all_gather(at::zeros({2}), at::ones({1}), "gather");
+    if (work->hold_back(*host)) throw std::logic_error("it said that it can");
+    work->wait();
+  });
+  CHECK(errors == no_errors(2));
+}
+
 TEST_CASE("tensors of a Work that was dropped live until the collective is done", "[comm][nccl_communicator]") {
   const NcclSubstitute nccl;
   std::vector<int> alive_before(2), alive_after(2);

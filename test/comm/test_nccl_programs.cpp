@@ -29,6 +29,7 @@ struct Step {
   bool is_in_half = false;  // in the group of ranks with the same parity, instead of the world
   int root = 0;             // modulo the group's size
   bool is_waited_for = false;  // at once; else before its buffer is used again
+  bool holds_back = false;     // what uses its buffer next; waited for all the same, at the end of that
   double value = 0;
 };
 
@@ -47,6 +48,7 @@ Program draw_program(uint64_t seed) {
     step.is_in_half = below(3) == 0;
     step.root = below(4);
     step.is_waited_for = below(4) == 0;
+    step.holds_back = below(2) == 0;
     step.value = below(9);
     program.steps.push_back(step);
   }
@@ -145,9 +147,11 @@ class Runner {
       finish(step.buffer);
       if (step.kind == Kind::kAllGatherPair) finish(step.other_buffer);
       start(step);
+      pending_[step.buffer].holds_back = step.holds_back;
       if (step.is_waited_for) finish(step.buffer);
     }
     for (int b = 0; b < kBuffers; ++b) finish(b);
+    for (const auto& work : held_back_by_) work->wait();
     rank_.streams->synchronize(stream_);
     Buffers result;
     for (int b = 0; b < kBuffers; ++b) std::memcpy(result[b].data(), buffers_[b].data_ptr(), sizeof(Buffer));
@@ -160,6 +164,7 @@ class Runner {
   struct Pending {
     std::shared_ptr<Work> work;
     std::function<void()> afterwards;  // on the stream
+    bool holds_back = false;
   };
 
   at::Tensor made(int64_t numel) {
@@ -170,7 +175,12 @@ class Runner {
   void finish(int buffer) {
     auto pending = std::exchange(pending_[buffer], {});
     if (!pending.work) return;
-    pending.work->wait();
+    if (!pending.holds_back) {
+      pending.work->wait();
+    } else {
+      if (!pending.work->hold_back(*rank_.world)) throw std::logic_error("it holds nothing back");
+      held_back_by_.push_back(pending.work);
+    }
     HostStreams::enqueue(stream_, pending.afterwards);
   }
 
@@ -247,6 +257,7 @@ class Runner {
   std::shared_ptr<Communicator> half_;
   std::array<at::Tensor, kBuffers> buffers_;
   std::array<Pending, kBuffers> pending_;
+  std::vector<std::shared_ptr<Work>> held_back_by_;
   std::vector<at::Tensor> kept_;  // host memory knows no streams that could hold it back
 };
 

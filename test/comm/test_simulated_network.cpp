@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <map>
+
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
 
@@ -54,6 +56,72 @@ TEST_CASE("collectives of one communicator follow each other, those of another o
   there->wait();
   here->wait();
   CHECK(milliseconds_since(begin) < 80);
+}
+
+/// Two communicators over one link, on a clock of their own.
+struct TwoQueues {
+  explicit TwoQueues(SimulatedNetwork network) {
+    network.world_size = 2;
+    network.clock = clock;
+    network.log = log;
+    gathers = simulated_network(network);
+    reductions = gathers->split(std::vector<int>{0, 1}, "reductions");
+  }
+  std::shared_ptr<Work> gather(std::string_view subject, int64_t numel = 2) const {
+    return gathers->start_all_gather(at::zeros({numel}), at::zeros({numel / 2}), subject);
+  }
+  std::shared_ptr<Work> reduce(std::string_view subject, int64_t numel = 2) const {
+    return reductions->start_reduce_scatter(at::zeros({numel / 2}), at::zeros({numel}), ReduceOp::kSum, subject);
+  }
+  /// In microseconds, by subject: from the beginning to the end.
+  std::map<std::string, std::pair<double, double>> times() const {
+    std::map<std::string, std::pair<double, double>> result;
+    for (const auto& transfer : *log)
+      result[transfer.subject] = {1e-3 * static_cast<double>(transfer.begin_ns), 1e-3 * static_cast<double>(transfer.end_ns)};
+    return result;
+  }
+  std::shared_ptr<SimulatedClock> clock = virtual_clock();
+  std::shared_ptr<std::vector<SimulatedTransfer>> log = std::make_shared<std::vector<SimulatedTransfer>>();
+  std::shared_ptr<Communicator> gathers, reductions;
+};
+
+TEST_CASE("a collective holds back what another communicator starts next, and what is behind that",
+          "[comm][simulated_network]") {
+  const TwoQueues queues({.latency_us = 10});
+  const std::vector works = {queues.gather("first"), queues.reduce("free")};
+  CHECK(works[0]->hold_back(*queues.reductions));
+  CHECK(queues.clock->now_ns() == 0);
+  const std::vector later = {queues.gather("second"), queues.reduce("held"), queues.reduce("behind")};
+  for (const auto& work : {works[0], works[1], later[2], later[1], later[0]}) work->wait();
+  const std::map<std::string, std::pair<double, double>> expected = {
+      {"first", {0, 10}}, {"second", {10, 20}}, {"free", {0, 10}}, {"held", {10, 20}}, {"behind", {20, 30}}};
+  CHECK(queues.times() == expected);
+}
+
+TEST_CASE("what is held back takes no bandwidth, and gets its share once it begins", "[comm][simulated_network]") {
+  // 4 bytes of 8 travel, at 1 byte in a nanosecond.
+  const TwoQueues queues({.bandwidth_gb_per_s = 1e-3});
+  const auto first = queues.gather("first", 2), second = queues.gather("second", 4);
+  CHECK(first->hold_back(*queues.reductions));
+  const auto held = queues.reduce("held", 2);
+  for (const auto& work : {second, held, first}) work->wait();
+  // From 4 us on two of them share: 8 us for the 4 bytes of one, then the other is alone with 4 bytes more.
+  const std::map<std::string, std::pair<double, double>> expected = {
+      {"first", {0, 4}}, {"held", {4, 12}}, {"second", {4, 16}}};
+  CHECK(queues.times() == expected);
+}
+
+TEST_CASE("what is done holds nothing back, and another network cannot be held back", "[comm][simulated_network]") {
+  const TwoQueues queues({.latency_us = 10});
+  const auto gather = queues.gather("gather");
+  gather->wait();
+  CHECK(gather->hold_back(*queues.reductions));
+  queues.reduce("reduction")->wait();
+  CHECK(queues.times()["reduction"] == std::pair(10.0, 20.0));
+  const auto elsewhere = simulated_network({.world_size = 2, .latency_us = 10});
+  CHECK_FALSE(gather->hold_back(*elsewhere));
+  const auto free = simulated_network({.world_size = 2});
+  CHECK(free->start_all_gather(at::zeros({2}), at::zeros({1}), "free")->hold_back(*queues.reductions));
 }
 
 TEST_CASE("time passes while the host does something else", "[comm][simulated_network]") {
