@@ -25,9 +25,10 @@ release.
 --separate-reductions gives reductions a communicator of their own (FSDPModule::set_separate_reduce_scatter_group). On a
 simulated network that is a queue of its own, which shares the bandwidth: two that had all of it each would be
 two networks. In one queue a gather waits for the reductions launched before it. Both are shown: where compute is
-short beside a reduction the second is faster, else they are alike. With two queues floor_us is what no schedule with a
-clock undercuts either: one that shifts equal collectives of both queues against each other comes near it, as then the
-one sends while the other's latency passes.
+short beside a reduction the second is faster, else they are alike. What reductions wait for is then chosen by measuring
+(FSDPModule::choose_reduce_scatter_start): `start` names it, and by_size_us is the step's time with the default. With two
+queues floor_us is what no schedule with a clock undercuts either: one that shifts equal collectives of both queues against
+each other comes near it, as then the one sends while the other's latency passes.
 
 Reductions get one buffer more than the library's default of one, or as many as groups are gathered ahead: with one the
 backward of a layer waits for the reduction of the layer before the last, whatever their order.

@@ -140,6 +140,13 @@ class Overlap {
     return {{"gather_us", gathers}, {"reduce_us", reductions}};
   }
 
+  /// Of reductions, by the machine's clock.
+  nlohmann::json choose_start() {
+    const auto chosen = stack_->root().choose_reduce_scatter_start([&] { return step().at("total_us").get<double>(); },
+                                                                   /*rounds=*/1);
+    return {{"start", name_of(chosen)}};
+  }
+
  private:
   /// Of the last step.
   int64_t last_peak() const { return stack_->root().report().last_step_peak_bytes; }
@@ -166,6 +173,7 @@ void serve_overlap() {
       return {{"live_bytes", test::live_bytes()}};
     }
     if (what == "alone") return overlap->time_alone(request);
+    if (what == "choose start") return overlap->choose_start();
     auto steps = nlohmann::json::array();
     for (int i = 0; i < request.at("warmup").get<int>() + request.at("steps").get<int>(); ++i) {
       auto step = overlap->step();

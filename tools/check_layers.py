@@ -33,6 +33,7 @@ PUBLIC = {
     "launch_environment.hpp": "base",
     "local_ranges.hpp": "base",
     "policy.hpp": "base",
+    "reduce_scatter_start.hpp": "base",
     "sanitizer.hpp": "base",
     "schedule_check.hpp": "base",
     "statistics.hpp": "base",

@@ -2,6 +2,8 @@
 
 from typing import Any, Callable, Literal, overload
 
+import math
+
 import torch
 import torch.distributed.fsdp
 from typing_extensions import deprecated
@@ -9,6 +11,9 @@ from typing_extensions import deprecated
 from . import _C, _api, _checks
 from ._checks import flag
 from ._meshes import process_group_over
+
+
+ReduceScatterStart = Literal["by_size", "first_after_all_gather", "first_after_next_backward"]
 
 
 class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
@@ -210,7 +215,10 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         self._core().set_reduce_scatter_max_input_buffers(buffers, flag(recurse, "recurse"))
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        """True: reduce-scatters have a communicator of their own. A collective call the first time."""
+        """True: reduce-scatters have a communicator of their own. A collective call the first time.
+
+        The next parameters are then gathered before gradients are packed, and both take memory until that is over.
+        """
         value = flag(enable, "set_separate_reduce_scatter_group")
         self._core().set_separate_reduce_scatter_group(value, flag(recurse, "recurse"))
 
@@ -271,6 +279,50 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         if bytes is not None:
             bytes = _checks.byte_count(bytes, "set_unsharded_byte_budget")
         self._core().set_unsharded_byte_budget(bytes)
+
+    def set_reduce_scatter_start(self, start: ReduceScatterStart) -> None:
+        """On the root: when reduce-scatters with a communicator of their own begin, beside the all-gather that goes into
+        the room of the group they are for. Ours alone.
+
+        Set two buffers for it (`set_reduce_scatter_max_input_buffers`).
+
+        "by_size": at once; or, where that is larger than all that is computed before its parameters are used, then.
+        "first_after_all_gather": the first of a backward when those parameters are used, the others at once.
+        "first_after_next_backward": the first when the backward of the next group is over, the others at once.
+        """
+        self._core().set_reduce_scatter_start(_checks.text(start, "set_reduce_scatter_start"))
+
+    def choose_reduce_scatter_start(self, time_step: Callable[[], float], rounds: int = 3) -> ReduceScatterStart:
+        """On the root: tries each start in turns, `rounds` times, sets the one whose median is least for the rank that is
+        slowest with it, and returns it. A collective call. On one rank no step runs. Ours alone.
+
+        time_step: runs one step, forward and backward at least, and returns how long it took, in any unit; on a GPU
+        until that is done. It is called 2 + 3 * rounds times; the steps train as any others. What it raises, on all
+        ranks alike, is passed on, and the start is what it was.
+
+        Raises RuntimeError in a step, and if no reductions have a communicator of their own.
+        """
+        name = "choose_reduce_scatter_start"
+        if not callable(time_step):
+            raise TypeError(f"{name}: expected a function that runs a step and returns its time, found {time_step!r}")
+        rounds = _checks.whole_number(rounds, name)
+        wrong = []
+
+        def time():
+            # Other ranks run the same steps: what is wrong on this one is told when all of them are over.
+            found = time_step()
+            try:
+                return _checks.number(found, name)
+            except (TypeError, ValueError) as error:
+                wrong.append(error)
+                return math.nan
+
+        try:
+            return self._core().choose_reduce_scatter_start(time, rounds)
+        except ValueError:
+            if wrong:
+                raise wrong[0] from None
+            raise
 
     def report(self) -> str:
         """The tree of groups with their bytes, the learned order and what the last step did. Ours alone."""

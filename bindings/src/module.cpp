@@ -1,7 +1,11 @@
+#include <pybind11/functional.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
 
 #include "api/controlled_groups.hpp"
 #include "api/shard_like.hpp"
+#include "base/require.hpp"
 #include "checkpoints.hpp"
 #include "comm/borrowed_group.hpp"
 #include "copy_sharded.hpp"
@@ -27,6 +31,16 @@ using Modules = std::vector<std::shared_ptr<ShardedModule>>;
 using PySharded = py::class_<ShardedModule, std::shared_ptr<ShardedModule>>;
 
 Recurse recurse_of(bool value) { return value ? Recurse::kYes : Recurse::kNo; }
+
+ReduceScatterStart start_named(const std::string& name) {
+  const auto found = std::find_if(kReduceScatterStarts.begin(), kReduceScatterStarts.end(),
+                                  [&](ReduceScatterStart start) { return name == name_of(start); });
+  require(found != kReduceScatterStarts.end(),
+          "set_reduce_scatter_start: expected \"by_size\", \"first_after_all_gather\" or \"first_after_next_backward\", "
+          "found \"{}\"",
+          name);
+  return *found;
+}
 
 std::vector<FSDPModule> controls_of(const Modules& modules) {
   std::vector<FSDPModule> controls;
@@ -153,6 +167,14 @@ void define_controls(PySharded& module) {
            },
            NoLock())
       .def("set_prefetch_distance", [](Self& self, int groups) { self.controls().set_prefetch_distance(groups); },
+           NoLock())
+      .def("set_reduce_scatter_start",
+           [](Self& self, const std::string& start) { self.controls().set_reduce_scatter_start(start_named(start)); },
+           NoLock())
+      .def("choose_reduce_scatter_start",
+           [](Self& self, const std::function<double()>& time_step, int rounds) {
+             return name_of(self.controls().choose_reduce_scatter_start(time_step, rounds));
+           },
            NoLock())
       .def("set_unsharded_byte_budget",
            [](Self& self, std::optional<int64_t> bytes) { self.controls().set_unsharded_byte_budget(bytes); }, NoLock())

@@ -31,6 +31,7 @@
 #include "fsdp/placement.hpp"
 #include "fsdp/policy.hpp"
 #include "fsdp/process_group.hpp"
+#include "fsdp/reduce_scatter_start.hpp"
 #include "fsdp/report.hpp"
 #include "fsdp/sanitizer.hpp"
 #include "fsdp/schedule_check.hpp"

@@ -19,6 +19,7 @@
 #include "fsdp/param_placement.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/policy.hpp"
+#include "fsdp/reduce_scatter_start.hpp"
 #include "fsdp/sanitizer.hpp"
 
 namespace fsdp {
@@ -232,7 +233,23 @@ class FSDPModule {
   /// True: gradients are reduced over a communicator of their own, so that backward's all-gathers need
   /// not wait for reduce-scatters. False: over the mesh's again. The first time for a mesh's ranks it is a
   /// collective call over them.
+  ///
+  /// The next parameters are then gathered before a group's gradients are packed, as packing waits for the buffers of
+  /// earlier reductions: until it is over the memory of both is taken.
   void set_separate_reduce_scatter_group(bool enable = true, Recurse recurse = Recurse::kYes);
+  /// On the root: when reductions over a communicator of their own begin. The same on all ranks. Without such a communicator
+  /// it changes nothing.
+  void set_reduce_scatter_start(ReduceScatterStart start);
+  /// On the root: tries each start in turns, `rounds` times, and sets the one whose median is least for the rank that is
+  /// slowest with it. A collective call over the root's meshes; where it throws, the start is what it was. On one rank
+  /// there is nothing to choose, and no step runs. Throws StateError in a step, and if no reductions have a communicator
+  /// of their own.
+  ///
+  /// time_step: runs one step, forward and backward at least, and returns how long it took, in any unit; on a GPU until
+  /// that is done. It is called 2 + 3 * rounds times, the first two for the order to be learned and followed. Steps train
+  /// as any others. A time that is not a finite number is longer than any. What it throws it is to throw on all ranks, as
+  /// those that go on wait for the others.
+  ReduceScatterStart choose_reduce_scatter_start(const std::function<double()>& time_step, int rounds = 3);
 
   /// Runs this group's all-gathers through `comm`; null: through its communicator again. The same on
   /// all ranks. Throws StateError inside a step.

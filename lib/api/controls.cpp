@@ -105,6 +105,10 @@ void FSDPModule::set_prefetch_distance(int groups) {
   root_context(*state_, "set_prefetch_distance").options().prefetch_distance = groups;
 }
 
+void FSDPModule::set_reduce_scatter_start(ReduceScatterStart start) {
+  root_context(*state_, "set_reduce_scatter_start").options().reduce_scatter_start = start;
+}
+
 void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
   auto& context = root_context(*state_, "set_unsharded_byte_budget");
   int64_t largest = 0;

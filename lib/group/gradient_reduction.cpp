@@ -99,6 +99,17 @@ at::Tensor GradientReduction::take_slot() {
   return slot_ ? slot_->take(bytes) : at::Tensor();
 }
 
+bool GradientReduction::hold_back_by(const ParamGroup& gathered) {
+  auto& comm = shard_comm();
+  auto* gather = gathered.gather_under_way();
+  // What a user's collective gives may depend on whether it is done, which differs by rank.
+  const bool is_custom = group_->reduction().custom_reduce_scatter || gathered.custom_all_gather();
+  if (gather == nullptr || parts_.empty() || is_custom || (comm.waits_in_streams() && !is_beside_)) return false;
+  const auto beside =
+      is_beside_ ? group_->context->reduce_scatter_stream().enter(group_->config().device) : SideStream::Entered();
+  return gather->hold_back(comm);
+}
+
 void GradientReduction::launch() {
   auto& observer = group_->context->observer();
   const GroupBuffers buffers(*group_, "reduced gradients");

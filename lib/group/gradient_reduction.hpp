@@ -28,6 +28,9 @@ class GradientReduction {
   explicit GradientReduction(ParamGroup& group);
   /// Of the slot that the group's reductions want when all trainable parameters have gradients.
   static int64_t planned_slot_bytes(ParamGroup& group);
+  /// Its reduce-scatters begin when the gather of `gathered` has arrived, and neither the host nor the stream that computes
+  /// waits for that. False: something would have to.
+  bool hold_back_by(const ParamGroup& gathered);
   /// Starts one reduce-scatter per reduce dtype.
   void launch();
   /// What follows is queued on streams beside the current one.

@@ -149,6 +149,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void drop_post_forward_shard() { post_forward_.shard.reset(); }
   bool is_unsharded() const { return is_unsharded_; }
   bool is_gathering() const { return gather_.in_progress(); }
+  /// Null: none, or one that sends nothing.
+  Work* gather_under_way() const { return gather_.work.get(); }
   bool is_held() const { return is_unsharded_ || is_gathering(); }
   /// True if a registered parameter has been written since the gather that the handles show (or the
   /// last one, if they show nothing).
@@ -256,6 +258,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward
   bool is_left_by_evaluation = false;  ///< see GroupPolicy::stays_after_evaluation
   bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
+  bool is_ahead_of_backward = false;  ///< gathered at the end of a forward for the backward, which has not begun
   bool is_read_after_reduction = false;  ///< a backward has used it again after its last gradient
   /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {

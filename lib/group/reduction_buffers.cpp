@@ -4,7 +4,7 @@
 
 #include "group/root_context.hpp"
 
-// How many packed gradients are alive together, in one root or in several that share; and which wait for an all-gather.
+// How many packed gradients are alive together, in one root or in several that share.
 namespace fsdp {
 
 /// By default one reduction under way at a time (and one all-reduce behind it): two groups' gradients
@@ -83,58 +83,6 @@ void RootContext::share_reduction_buffers(std::span<const std::shared_ptr<RootCo
       std::erase_if(*root->sharers_, [&](const auto& known) { return known.lock() == root; });
     root->sharers_ = sharers;
   }
-}
-
-// --- Reductions over a communicator of their own let an all-gather go first that is used soon: both share the network's
-// bandwidth. In one queue it goes first by being launched first.
-
-/// What is computed before its use is smaller than it is, so that is likely to be over before the gather. (What the
-/// schedule knows are bytes; times would make ranks differ.)
-bool RootContext::is_urgent(const ParamGroup& gathered) const {
-  int64_t bytes_before = 0;
-  // All before it are held, so it is among these.
-  const auto ids = trace_->upcoming(held_.size() + 1);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    // Behind the last gather there are only reductions, and waiting makes them later.
-    if (ids[i] == gathered.id) return i + 1 < ids.size() && bytes_before < gathered.unsharded_bytes();
-    if (const auto* group = find(ids[i])) bytes_before += group->unsharded_bytes();
-  }
-  return false;
-}
-
-/// gathered: in the room that the reduction's group has left; null: nothing.
-void RootContext::launch_or_postpone(GradientReduction reduction, const ParamGroup* gathered) {
-  const auto& group = reduction.group();
-  // Groups over other ranks may have other bytes there, by which these would come to another order.
-  const auto& ranks = group.config().mesh_info.shard_group;
-  const bool all_alike = std::all_of(groups_.begin(), groups_.end(),
-                                     [&](const auto* other) { return other->config().mesh_info.shard_group == ranks; });
-  const bool waits =
-      gathered != nullptr && group.reduction().uses_separate_group && all_alike && is_urgent(*gathered);
-  if (!waits && postponed_.empty()) return launch(std::move(reduction));
-  // Behind one that waits they keep their order.
-  const auto device = group.config().device;
-  postponed_.push_back({std::move(reduction), waits ? gathered : nullptr, current_stream(device)});
-}
-
-void RootContext::launch_oldest_postponed() {
-  auto oldest = std::move(postponed_.front());
-  postponed_.pop_front();
-  const c10::StreamGuard stream(oldest.stream);
-  launch(std::move(oldest.reduction));
-}
-
-/// Those that have waited for this use, and those behind them that wait for nothing else.
-void RootContext::launch_postponed(std::span<ParamGroup* const> used) {
-  while (!postponed_.empty()) {
-    const auto* until = postponed_.front().until;
-    if (until != nullptr && std::find(used.begin(), used.end(), until) == used.end()) return;
-    launch_oldest_postponed();
-  }
-}
-
-void RootContext::launch_all_postponed() {
-  while (!postponed_.empty()) launch_oldest_postponed();
 }
 
 }  // namespace fsdp

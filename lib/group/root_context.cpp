@@ -41,7 +41,7 @@ void RootContext::remove(ParamGroup& group) {
   std::erase(current_, &group);
   std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
   for (auto& postponed : postponed_)
-    if (postponed.until == &group) postponed.until = nullptr;
+    if (postponed.until == &group) postponed.waits = Waits::kNot;
   reduction_slots_.remove(group);
   groups_by_id_[static_cast<size_t>(group.id)] = nullptr;
   if (last_used_ == &group) last_used_ = nullptr;

@@ -15,6 +15,7 @@
 #include "group/param_group.hpp"
 #include "group/step_follower.hpp"
 #include "group/step_observer.hpp"
+#include "fsdp/reduce_scatter_start.hpp"
 #include "fsdp/statistics.hpp"
 #include "group/gather_slots.hpp"
 #include "group/gather_stream.hpp"
@@ -39,6 +40,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
     int prefetch_distance = 1;
     bool is_last_backward = true;
     std::optional<int64_t> unsharded_byte_budget = {};
+    ReduceScatterStart reduce_scatter_start = ReduceScatterStart::kBySize;
   };
 
   std::recursive_mutex& mutex() { return mutex_; }
@@ -178,11 +180,18 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void release_finished(ParamGroup& group);
   GradientReduction pack_gradients(ParamGroup& group);
   void launch(GradientReduction reduction);
+
+  // when reductions begin (reduction_start.cpp)
+  enum class Waits { kNot, kForUse, kForNextBackward };
   bool is_urgent(const ParamGroup& gathered) const;
+  Waits hold_back(GradientReduction& reduction, const ParamGroup* gathered);
   void launch_or_postpone(GradientReduction reduction, const ParamGroup* gathered);
   void launch_oldest_postponed();
   void launch_postponed(std::span<ParamGroup* const> used);
+  void launch_behind_backward();
   void launch_all_postponed();
+
+  // packed gradients (reduction_buffers.cpp)
   void make_room_for_reduction(const ParamGroup& group);
   bool free_oldest_reduction_input();
   size_t reduction_inputs() const;
@@ -212,10 +221,12 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   std::vector<GradientReduction> reductions_;  // under way, oldest first
   struct Postponed {
     GradientReduction reduction;
-    const ParamGroup* until;  // the use of this one; null: those before it
+    Waits waits;              // kNot: but for those before it
+    const ParamGroup* until;  // whose use it waits for
     c10::Stream stream;       // that it was packed on
   };
   std::deque<Postponed> postponed_;            // packed, oldest first
+  bool has_shifted_reductions_ = false;        // in this backward
   struct {
     bool is_manual = false;
     bool is_due = false;       // a backward has ended and is not finalized

@@ -129,6 +129,7 @@ void RootContext::begin_backward(int64_t task) {
   }
   phase_ = Phase::kBackward;
   observer_.begin_phase(StepObserver::Phase::kBackward);
+  has_shifted_reductions_ = false;
   trace_ = &backward_;
   trace_->begin_pass();
   last_used_ = nullptr;
@@ -191,10 +192,16 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   if (tasks_.size() != 1 || !group.tally.is_complete(group)) return;
   observer_.look_for_listener();
   release_finished(group);
+  launch_behind_backward();
   if (!group.reduction().requires_gradient_sync) return;
-  // Packed first: then its gradients are gone when the next parameters take their room.
+  // Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
+  // earlier reductions, and over a communicator of its own the gather need not.
+  const bool gathers_first = group.reduction().uses_separate_group;
+  const auto* gathered = gathers_first ? prefetch_past(group) : nullptr;
   auto reduction = pack_gradients(group);
-  const auto* gathered = prefetch_past(group);
+  if (!gathers_first) gathered = prefetch_past(group);
+  // Packing may have run a user's hooks, which may have read parameters.
+  if (gathered != nullptr && (!trace_->follows() || !gathered->is_gathering())) gathered = nullptr;
   launch_or_postpone(std::move(reduction), gathered);
 }
 

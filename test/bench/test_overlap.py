@@ -105,6 +105,20 @@ class Simulation(unittest.TestCase):
                 if about["budget"]:
                     self.assertLessEqual(result.peak, about["budget"])
 
+    def test_a_measurement_takes_the_start_of_reductions_that_is_fastest(self):
+        # Gathers and reductions of about a layer's compute time: those that begin together would keep in step.
+        about = {"bytes": (64 * MEGABYTE,) * 12, "network": networks.nvlink(8), "world": 8, "reduce_buffers": 2,
+                 "separate": True}
+        for forward_us, prefetch in ((159.372, 1), (50.0, 1), (99.607, 2), (2000.0, 1)):
+            result = self.simulate(**about, forward_us=(forward_us,) * 12, prefetch=prefetch)
+            self.assertLessEqual(result.total_us, result.by_size_us)
+            self.assertLess(result.over_bound, 0.05)
+            if forward_us == 159.372:
+                self.assertEqual(result.start, "first_after_all_gather")
+                self.assertGreater(result.by_size_us, 1.05 * result.bound_us)
+                self.assertLess(result.over_bound, 0.001)
+        self.assertEqual(self.simulate(**{**about, "separate": False}, forward_us=(50.0,) * 12).start, "by_size")
+
     def test_the_real_clock_takes_as_long_as_the_virtual_one_says_and_hardly_longer(self):
         about = {"forward_us": (20000.0,) * 3, "bytes": (64 * MEGABYTE,) * 3, "network": networks.nvlink(8), "world": 8}
         expected, measured = self.simulate(**about), self.simulate(**about, clock="real")

@@ -56,6 +56,20 @@ std::vector<Variant> variants(int64_t width) {
       {"reductions on a communicator of their own", {.control = on_root([](auto& root) {
          root.set_separate_reduce_scatter_group();
        })}},
+      {"reductions behind the first gather", {.layers = 6, .control = on_root([](auto& root) {
+         root.set_separate_reduce_scatter_group();
+         root.set_reduce_scatter_max_input_buffers(2);
+         root.set_reduce_scatter_start(ReduceScatterStart::kFirstAfterAllGather);
+       })}},
+      {"reductions behind the second backward, three groups ahead", {.layers = 6, .control = on_root([](auto& root) {
+         root.set_separate_reduce_scatter_group();
+         root.set_reduce_scatter_start(ReduceScatterStart::kFirstAfterNextBackward);
+         root.set_prefetch_distance(3);
+       })}},
+      {"replicas, reductions behind the first gather", {.mesh = {2, 2}, .control = on_root([](auto& root) {
+         root.set_separate_reduce_scatter_group();
+         root.set_reduce_scatter_start(ReduceScatterStart::kFirstAfterAllGather);
+       })}, 4},
       {"symmetric memory, two groups ahead", {.layers = 6, .control = [](ShardedChain& chain) {
          chain.root[0].set_prefetch_distance(2);
          for (auto& layer : chain.layers) layer.set_symm_mem_for_comm();

@@ -151,6 +151,8 @@ RandomTree draw_tree(uint64_t seed) {
   training.micro_batches = draw.chance(0.35) ? static_cast<int>(draw.number(2, 3)) : 1;
   training.accumulation = draw_accumulation(draw, training);
   training.prefetch_distance = static_cast<int>(draw.one_of<int64_t>({0, 1, 1, 2}));
+  if (draw.chance(0.3))
+    training.separate_reductions = draw.one_of(std::vector(kReduceScatterStarts.begin(), kReduceScatterStarts.end()));
   if (draw.chance(0.4)) training.max_norm = 0.05;
   training.launches_batches = draw.chance(0.5);
   training.packs_below = draw.one_of<int64_t>({0, 64, 200});
@@ -220,11 +222,12 @@ std::string describe(const RandomTree& tree) {
   auto& t = tree.training;
   const auto name_of = [](std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "own"; };
   return fmt::format(
-      "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{} max norm {}{}{}\n"
+      "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{}{} max norm {}{}{}\n"
       "sharded with probability {}, root {}, frozen with probability {}, ignored with {}, other layouts with {}, "
       "budget {}, offloaded with {}{}\ncomputed in {}, reduced in {}\n{}{}",
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
+      t.separate_reductions ? fmt::format(" reductions apart, {}", fsdp::name_of(*t.separate_reductions)) : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
       t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
       tree.ignored_probability, tree.other_layout_probability, t.budget_factor.value_or(0), tree.offload_probability, tree.splits_ties ? ", ties split" : "", name_of(t.param_dtype),

@@ -203,7 +203,7 @@ TEST_CASE("the gradients of as many groups wait for a gather as there are buffer
       // In one buffer small5's gradients make room for those of small4.
       const std::vector<std::string> one = {
           "all_gather small5", "all_gather small4", "all_gather small3", "reduce_scatter large6", "all_gather large2",
-          "reduce_scatter small5", "all_gather small1", "reduce_scatter small4", "all_gather large0"};
+          "all_gather small1", "reduce_scatter small5", "reduce_scatter small4", "all_gather large0"};
       const std::vector<std::string> three = {
           "all_gather small5", "all_gather small4", "all_gather small3", "reduce_scatter large6", "all_gather large2",
           "all_gather small1", "all_gather large0", "reduce_scatter small5", "reduce_scatter small4"};
@@ -289,6 +289,7 @@ TEST_CASE("on a module without parameters every control does nothing", "[runtime
     root.set_keep_unsharded_storage(true);
     root.set_reduce_scatter_max_input_buffers(2);
     root.set_separate_reduce_scatter_group();
+    root.set_reduce_scatter_start(ReduceScatterStart::kFirstAfterAllGather);
     root.set_allocate_memory_from_process_group_for_comm(true);
     root.set_symm_mem_for_comm();
     share_comm_ctx({root});

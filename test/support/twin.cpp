@@ -345,6 +345,10 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
   for (auto& root : top) {
     if (training.prefetch_distance != 1) root.set_prefetch_distance(training.prefetch_distance);
     if (training.reduce_unused) root.set_reduce_scatter_unused_params(true);
+    if (training.separate_reductions) {
+      root.set_separate_reduce_scatter_group();
+      root.set_reduce_scatter_start(*training.separate_reductions);
+    }
     if (training.budget_factor) set_budget(root, *training.budget_factor);
   }
   auto parameters = unique_parameters(*workload.module);

@@ -61,6 +61,8 @@ struct Training {
   Accumulation accumulation = Accumulation::kReduceEach;
   ReshardAfterForward reshard_after_forward = {};
   int prefetch_distance = 1;
+  /// Reductions have a communicator of their own, and start like this.
+  std::optional<ReduceScatterStart> separate_reductions = {};
   std::optional<double> max_norm = {};
   bool reduce_unused = false;  ///< set_reduce_scatter_unused_params
   at::ScalarType dtype = at::kFloat;

@@ -39,11 +39,12 @@ def byte_budget(place):
     return against_plain(place, prepare)
 
 
-@case
-def separate_reductions(place):
+@case(variants=[("by_size",), ("first_after_all_gather",), ("first_after_next_backward",)])
+def separate_reductions(place, start):
     def prepare(model):
         model.set_separate_reduce_scatter_group()
         model.set_reduce_scatter_max_input_buffers(2)
+        model.set_reduce_scatter_start(start)
 
     return against_plain(place, prepare)
 
