@@ -268,7 +268,10 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         return core
 
     def set_prefetch_distance(self, groups: int) -> None:
-        """On the root: how many groups ahead the learned order is gathered (1); 0: none. Ours alone."""
+        """On the root: how many groups ahead the learned order is gathered (1); 0: none. Ours alone.
+
+        From 2 on the end of a forward gathers what its backward begins with, one group fewer.
+        """
         self._core().set_prefetch_distance(_checks.whole_number(groups, "set_prefetch_distance"))
 
     def set_unsharded_byte_budget(self, bytes: int | None) -> None:

@@ -201,7 +201,8 @@ class FSDPModule {
   /// An empty list returns to the learned order.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
-  /// How many groups ahead the learned order is prefetched, on the root. Default 1; 0: never.
+  /// How many groups ahead the learned order is prefetched, on the root. Default 1; 0: never. From 2 on the end of a forward
+  /// gathers what its backward begins with, one group fewer, so a CUDA graph is to capture both together.
   void set_prefetch_distance(int groups);
   /// On the root: the memory that its unsharded parameters may take, in bytes (T4). Once a step has
   /// shown the order, groups whose reshard_after_forward is unset stay between forward and backward,

@@ -104,7 +104,15 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) {
     if (phase_ == Phase::kForward) group->check_mode();
     if (group == last_used_) continue;
-    if (trace_->use(group->id) == UseTrace::Progress::kStartedOver) recheck();
+    const bool has_started_over = trace_->use(group->id) == UseTrace::Progress::kStartedOver;
+    if (phase_ == Phase::kForward) {
+      forwards_ += has_started_over;
+      release_ahead_of_backward(used);
+    }
+    if (has_started_over) {
+      recheck();
+      release_for_plan(used);
+    }
     last_used_ = group;
   }
   for (auto* group : current_)
@@ -160,7 +168,7 @@ bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
 }
 
 bool RootContext::is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const {
-  if (contains(used, &group) || is_kept_on_purpose(group)) return true;
+  if (contains(used, &group) || group.is_ahead_of_backward || is_kept_on_purpose(group)) return true;
   if (follows_plan()) return is_kept_by_plan(group);
   if (trace_->follows()) return is_used_again(group);
   // The order is not known (any more): keep what a module around this one may still need.
@@ -243,7 +251,9 @@ ParamGroup* RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
   ParamGroup* first = nullptr;
   // Behind those that are here already, too. Under a budget that takes no more than a plan may: each group between
   // this use and the gathered one's is here and takes nothing more, and the budget has room for it.
-  for (int id : trace_->upcoming(distance + held_.size())) {
+  const auto ids = trace_->upcoming(distance + held_.size());
+  if (ids.empty() && trace_ == &forward_) prefetch_for_backward(used);
+  for (const int id : ids) {
     auto* group = find(id);
     if (group == nullptr || group->is_never_released() || contains(used, group)) continue;
     if (group->is_held()) {
@@ -261,6 +271,46 @@ ParamGroup* RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
     if (first == nullptr) first = group;
   }
   return first;
+}
+
+/// With the last use of a forward, if a backward came behind so many forwards the last time: the groups that it begins with.
+/// One fewer than at other times, as a step's memory is largest here.
+void RootContext::prefetch_for_backward(std::span<ParamGroup* const> used) {
+  if (forwards_ != forwards_before_backward_) return;
+  int left = options_.prefetch_distance - 1;
+  for (const int id : backward_.learned()) {
+    auto* group = find(id);
+    if (group == nullptr) continue;
+    if (!group->is_held() && !group->is_never_released() && !contains(used, group)) {
+      if (left == 0 || !group->policy().prefetch_in_backward || !make_room(used, group)) return;
+      group->unshard();
+      group->is_ahead_of_backward = true;
+      --left;
+    }
+    if (!group->policy().backward_prefetch.empty()) return;  // the list says what comes behind it
+  }
+}
+
+/// A pass begins again. The plan has it begin with nothing here: what stays from before would come on top.
+void RootContext::release_for_plan(std::span<ParamGroup* const> used) {
+  if (!follows_plan()) return;
+  const auto held = held_;
+  for (auto* group : held)
+    if (!contains(used, group) && !is_kept_on_purpose(*group)) release(*group);
+}
+
+/// The forward goes on where it ended the last time.
+void RootContext::release_ahead_of_backward(std::span<ParamGroup* const> used) {
+  const auto held = held_;
+  for (auto* group : held)
+    if (std::exchange(group->is_ahead_of_backward, false) && !contains(used, group)) release(*group);
+}
+
+/// Its backward begins. What has been written since it was gathered is gathered again when it is used.
+void RootContext::take_over_ahead_of_backward() {
+  const auto held = held_;
+  for (auto* group : held)
+    if (std::exchange(group->is_ahead_of_backward, false) && group->is_stale()) group->reshard();
 }
 
 /// What the next use would gather first thing, in the room that the finished group has left: launched now, it does
@@ -308,7 +358,7 @@ void RootContext::end_hold(ParamGroup& group) {
 void RootContext::reshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   observer_.look_for_listener();
-  group.is_kept_by_user = group.is_listed_prefetch = false;
+  group.is_kept_by_user = group.is_listed_prefetch = group.is_ahead_of_backward = false;
   group.reshard();
 }
 

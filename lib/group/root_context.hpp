@@ -167,6 +167,10 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool is_kept_by_plan(const ParamGroup& group) const;
   void prefetch(std::span<ParamGroup* const> used);
   ParamGroup* prefetch_upcoming(std::span<ParamGroup* const> used);
+  void prefetch_for_backward(std::span<ParamGroup* const> used);
+  void release_ahead_of_backward(std::span<ParamGroup* const> used);
+  void take_over_ahead_of_backward();
+  void release_for_plan(std::span<ParamGroup* const> used);
   ParamGroup* prefetch_past(const ParamGroup& finished);
   bool make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate);
   bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
@@ -215,6 +219,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   UseTrace forward_, backward_, inference_;
   UseTrace* trace_ = nullptr;  // of the pass under way
   ResidencyBudget budget_;
+  int forwards_ = 0, forwards_before_backward_ = 0;  // of this step; of the last one that had a backward
   bool records_autograd_ = false;  // something in this step did
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;

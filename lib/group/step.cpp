@@ -116,6 +116,7 @@ void RootContext::begin_forward() {
   records_autograd_ = false;
   trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
   trace_->begin_pass();
+  forwards_ = 1;
   last_used_ = nullptr;
   observer_.begin_phase(StepObserver::Phase::kForward);
 }
@@ -126,6 +127,7 @@ void RootContext::begin_backward(int64_t task) {
   else {
     tell_of_beginning();  // gradients may have been dropped since the forward
     trace_->end_pass();
+    forwards_before_backward_ = forwards_;
   }
   phase_ = Phase::kBackward;
   observer_.begin_phase(StepObserver::Phase::kBackward);
@@ -133,6 +135,7 @@ void RootContext::begin_backward(int64_t task) {
   trace_ = &backward_;
   trace_->begin_pass();
   last_used_ = nullptr;
+  take_over_ahead_of_backward();
   for (auto* group : current_) group->mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
   for (auto* group : groups_)
@@ -294,7 +297,7 @@ void RootContext::close_step(bool waits_for_copies) {
   // Of all: groups of one rank are never among those held.
   for (auto* group : groups_) {
     if (waits_for_copies) group->wait_for_copies();
-    group->is_kept_by_user = group->is_listed_prefetch = false;
+    group->is_kept_by_user = group->is_listed_prefetch = group->is_ahead_of_backward = false;
     const auto& policy = group->policy();
     group->is_left_by_evaluation =
         is_evaluation && policy.stays_after_evaluation && !policy.after_forward.reshard && group->is_unsharded();
@@ -318,7 +321,7 @@ void RootContext::release_everything() {
   observer_.abandon_step();
   for (auto* group : groups_) {
     group->tally.reset();
-    group->is_kept_by_user = group->is_listed_prefetch = false;
+    group->is_kept_by_user = group->is_listed_prefetch = group->is_ahead_of_backward = false;
     group->drop_post_forward_shard();
     group->reshard();
     group->wait_for_copies();
