@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <span>
 
@@ -89,8 +90,7 @@ class Replay {
       if (call.operation == kReduction) note_reduction(call);
       if (call.operation == kGather && (i + 1 == calls.size() || !launches(calls[i + 1]))) note_gather_alone(call);
       if (call.operation == "all_gather") note_gather(call);
-      // It is launched while its group begins to reduce.
-      if (call.operation == "reduce_scatter") check_moved(call, {begun_ ? begun_->moved.launched : 0});
+      if (call.operation == "reduce_scatter") check_moved(call, launched_by(call));
       if (call.operation == "all_reduce") note_all_reduce(call);
     }
     check_all_have_come();
@@ -115,6 +115,15 @@ class Replay {
     rank_.check(std::ranges::find(expected, call.bytes) != expected.end(),
                 fmt::format("{} of '{}' moved {} bytes, the formula says {}", call.operation, call.subject, call.bytes,
                             expected.empty() ? "none" : fmt::format("{}", fmt::join(expected, " or "))));
+  }
+
+  /// Bytes of the reductions that have begun with such a name. It is launched while its group begins to reduce, or waits for
+  /// another group.
+  std::vector<int64_t> launched_by(const RecordedCall& call) const {
+    std::vector<int64_t> launched;
+    for (const size_t g : candidates(call))
+      if (const auto found = begun_.find(g); found != begun_.end()) launched.push_back(found->second.moved.launched);
+    return launched;
   }
 
   /// What a gather of the group adds; nothing if the group does not gather over these ranks.
@@ -201,9 +210,8 @@ class Replay {
   }
 
   void note_reduction(const RecordedCall& call) {
-    begun_.reset();
     const auto g = reducing(call);
-    if (!g) return;  // nothing is left to take; if something moves after all, the formula says 0
+    if (!g) return;  // nothing is left to take; if something moves after all, the sums say so
     const auto& group = groups_[*g];
     // What float16 holds is divided before it is added up (T7): by a double, which is cast.
     if (training_.reduce_dtype.value_or(training_.param_dtype.value_or(training_.dtype)) == at::kHalf &&
@@ -211,13 +219,14 @@ class Replay {
       number_bytes_ += static_cast<int64_t>((sizeof(double) + 2) * waiting_[*g].size());
     const auto params = take(*g);
     const auto moved = reduced_by(group, [&](size_t p) { return params.count(static_cast<int>(p)) > 0; });
-    begun_ = {.group = *g, .params = params, .moved = moved, .all_reduced = moved.padded / group.ranks};
+    const Reduction begun{.group = *g, .params = params, .moved = moved, .all_reduced = moved.padded / group.ranks};
+    begun_.insert_or_assign(*g, begun);
     if (group.replicas == 1)
-      note_assigned(*begun_);
+      note_assigned(begun);
     else if (training_.accumulation == Accumulation::kAllReduceLast && !is_last_)
       sums_[*g] = params;
     else
-      under_way_.push_back(*begun_);
+      under_way_.push_back(begun);
     if (group.ranks * group.replicas == 1) return;
     ++sum_.reductions;
     sum_.reduced_bytes += moved.padded;
@@ -255,7 +264,7 @@ class Replay {
   std::vector<std::set<int>> waiting_, sums_;
   size_t last_ = 0;                   // group that got a gradient
   bool is_last_ = true;               // micro-batch
-  std::optional<Reduction> begun_;    // the last one; none: it had nothing to take
+  std::map<size_t, Reduction> begun_;  // the last one of each group
   std::vector<Reduction> under_way_;  // whose all-reduce is to come, oldest first
   StepStatistics sum_, slack_;
   int64_t number_bytes_ = 0;
