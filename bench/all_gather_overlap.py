@@ -30,8 +30,8 @@ short beside a reduction the second is faster, else they are alike. What reducti
 queues floor_us is what no schedule with a clock undercuts either: one that shifts equal collectives of both queues against
 each other comes near it, as then the one sends while the other's latency passes.
 
-Reductions get one buffer more than the library's default of one, or as many as groups are gathered ahead: with one the
-backward of a layer waits for the reduction of the layer before the last, whatever their order.
+Reductions get one buffer more than groups are gathered ahead. With the library's default of one the backward of a layer
+waits for the reduction of the layer before the last, whatever their order; and what is held back keeps its buffer.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def add_options(parser):
     parser.add_argument("--separate-reductions", action=argparse.BooleanOptionalAction,
                         help="default: without, then with")
     parser.add_argument("--reduce-buffers", type=int,
-                        help="set_reduce_scatter_max_input_buffers; default: as many as groups are gathered ahead, at least 2")
+                        help="set_reduce_scatter_max_input_buffers; default: one more than groups are gathered ahead")
     parser.add_argument("--clock", choices=("virtual", "real"), default="virtual")
     parser.add_argument("--repeats", type=int, default=10, help="steps over gloo, NCCL and a stream (default 10)")
     parser.add_argument("--trace", type=Path, help="write the last step's timeline here, in the Chrome trace format")
@@ -111,7 +111,7 @@ def make_stack(network, options, case):
     made = stack.Stack(forward_us=tuple(round(us, 3) for us in forward), bytes=tuple(int(size * w) for w in shares),
                        world=network.world, network=network, stream=options.device if in_stream else None,
                        clock=options.clock,
-                       reduce_buffers=options.reduce_buffers or max(2, case["prefetch"]), **case)
+                       reduce_buffers=options.reduce_buffers or case["prefetch"] + 1, **case)
     if budget:
         made = replace(made, budget=budget * max(made.layer_bytes(i) for i in range(options.layers)))
     return made
