@@ -1,8 +1,7 @@
 """What a sharded module is and can do: FSDPModule's controls and the handles that they return."""
 
-from typing import Any, Callable, Literal, overload
-
 import math
+from typing import Any, Callable, Literal, overload
 
 import torch
 import torch.distributed.fsdp
@@ -287,7 +286,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         """On the root: when reduce-scatters with a communicator of their own begin, beside the all-gather that goes into
         the room of the group they are for. Ours alone.
 
-        Set two buffers for it (`set_reduce_scatter_max_input_buffers`).
+        It wants one buffer more than groups are gathered ahead (`set_reduce_scatter_max_input_buffers`).
 
         "by_size": at once; or, where that is larger than all that is computed before its parameters are used, then.
         "first_after_all_gather": the first of a backward when those parameters are used, the others at once.
