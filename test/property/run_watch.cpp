@@ -90,7 +90,7 @@ class Replay {
       if (call.operation == kReduction) note_reduction(call);
       if (call.operation == kGather && (i + 1 == calls.size() || !launches(calls[i + 1]))) note_gather_alone(call);
       if (call.operation == "all_gather") note_gather(call);
-      if (call.operation == "reduce_scatter") check_moved(call, launched_by(call));
+      if (call.operation == "reduce_scatter") note_launch(call);
       if (call.operation == "all_reduce") note_all_reduce(call);
     }
     check_all_have_come();
@@ -117,13 +117,17 @@ class Replay {
                             expected.empty() ? "none" : fmt::format("{}", fmt::join(expected, " or "))));
   }
 
-  /// Bytes of the reductions that have begun with such a name. It is launched while its group begins to reduce, or waits for
-  /// another group.
-  std::vector<int64_t> launched_by(const RecordedCall& call) const {
+  /// It is launched while its group begins to reduce, or waits for another group; once. Several groups may have such a name.
+  void note_launch(const RecordedCall& call) {
     std::vector<int64_t> launched;
-    for (const size_t g : candidates(call))
-      if (const auto found = begun_.find(g); found != begun_.end()) launched.push_back(found->second.moved.launched);
-    return launched;
+    std::optional<size_t> found;
+    for (const size_t g : candidates(call)) {
+      if (!begun_.contains(g)) continue;
+      launched.push_back(begun_.at(g).moved.launched);
+      if (launched.back() == call.bytes) found = g;
+    }
+    check_moved(call, launched);
+    if (found) begun_.erase(*found);
   }
 
   /// What a gather of the group adds; nothing if the group does not gather over these ranks.
@@ -211,7 +215,7 @@ class Replay {
 
   void note_reduction(const RecordedCall& call) {
     const auto g = reducing(call);
-    if (!g) return;  // nothing is left to take; if something moves after all, the sums say so
+    if (!g) return;  // nothing is left to take; if something moves after all, the formula says none
     const auto& group = groups_[*g];
     // What float16 holds is divided before it is added up (T7): by a double, which is cast.
     if (training_.reduce_dtype.value_or(training_.param_dtype.value_or(training_.dtype)) == at::kHalf &&
@@ -264,7 +268,7 @@ class Replay {
   std::vector<std::set<int>> waiting_, sums_;
   size_t last_ = 0;                   // group that got a gradient
   bool is_last_ = true;               // micro-batch
-  std::map<size_t, Reduction> begun_;  // the last one of each group
+  std::map<size_t, Reduction> begun_;  // the last one of each group, not launched yet
   std::vector<Reduction> under_way_;  // whose all-reduce is to come, oldest first
   StepStatistics sum_, slack_;
   int64_t number_bytes_ = 0;
