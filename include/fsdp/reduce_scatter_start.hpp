@@ -11,8 +11,8 @@ namespace fsdp {
 /// passes. Holding back the first reduce-scatter of a backward shifts all that follow it, once. Which choice is best
 /// depends on how long computing and communicating take, which only a measurement tells; gradients are the same with all.
 ///
-/// What is held back keeps its packed gradients, and those of the next group come beside them: set two buffers
-/// (set_reduce_scatter_max_input_buffers), as with one the first goes before the second are packed.
+/// What is held back keeps its packed gradients, and those of the next groups come beside them: set one buffer more than groups
+/// are gathered ahead (set_reduce_scatter_max_input_buffers). With one the first goes before the second are packed.
 enum class ReduceScatterStart {
   /// At once; or, where the all-gather is larger than all that is computed before its parameters are used, with that use.
   kBySize,
