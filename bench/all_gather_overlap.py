@@ -30,6 +30,9 @@ short beside a reduction the second is faster, else they are alike. What reducti
 queues floor_us is what no schedule with a clock undercuts either: one that shifts equal collectives of both queues against
 each other comes near it, as then the one sends while the other's latency passes.
 
+A byte budget says what memory there is, whatever the prefetch distance, so its line is that of the best distance of
+--prefetch, as one would measure and keep it; by_prefetch_us has all of them.
+
 Reductions get one buffer more than groups are gathered ahead. With the library's default of one the backward of a layer
 waits for the reduction of the layer before the last, whatever their order; and what is held back keeps its buffer.
 """
@@ -65,7 +68,7 @@ def add_options(parser):
     parser.add_argument("--ratios", type=numbers, default=RATIOS,
                         help="of communication to compute, which sets the layers' compute time")
     parser.add_argument("--prefetch", type=harness.integers, default=[1, 2],
-                        help="distances (default 1,2); the largest with budgets")
+                        help="distances (default 1,2); of a budget each is tried, and the faster shown")
     parser.add_argument("--budgets", type=harness.integers, default=[4], help="byte budgets, in layers (default 4)")
     parser.add_argument("--shapes", default="equal,alternating,large-first",
                         help="of bytes and times over the layers (default equal,alternating,large-first)")
@@ -97,8 +100,8 @@ def communication_us(network, layers, size):
     return (3 * layers - 1) * one
 
 
-def make_stack(network, options, case):
-    """case: shape, size in bytes, ratio, and fields of Stack."""
+def make_stacks(network, options, case):
+    """case: shape, size in bytes, ratio, and fields of Stack. One stack for each distance that is to be tried."""
     case = dict(case)
     shape, size, ratio = (case.pop(key) for key in ("shape", "size", "ratio"))
     shares = weights(shape, options.layers)
@@ -106,15 +109,16 @@ def make_stack(network, options, case):
     # Time goes with bytes, but for an embedding, which computes next to nothing.
     times = [0.05] + [1.0] * (options.layers - 1) if shape == "large-first" else shares
     forward = [compute / 3 * share / sum(times) for share in times]
+    distances = [case.pop("prefetch")] if "prefetch" in case else options.prefetch
     budget = case.pop("budget_layers", None)
     in_stream = options.network == "stream"
     made = stack.Stack(forward_us=tuple(round(us, 3) for us in forward), bytes=tuple(int(size * w) for w in shares),
                        world=network.world, network=network, stream=options.device if in_stream else None,
-                       clock=options.clock,
-                       reduce_buffers=options.reduce_buffers or case["prefetch"] + 1, **case)
+                       clock=options.clock, **case)
     if budget:
         made = replace(made, budget=budget * max(made.layer_bytes(i) for i in range(options.layers)))
-    return made
+    return [replace(made, prefetch=distance, reduce_buffers=options.reduce_buffers or distance + 1)
+            for distance in distances]
 
 
 def cases(options):
@@ -127,7 +131,7 @@ def cases(options):
     if options.separate_reductions is None:
         separations = [False] if in_stream else [False, True]
     memories = [{"prefetch": distance} for distance in options.prefetch]
-    memories += [{"prefetch": max(options.prefetch), "budget_layers": layers} for layers in options.budgets]
+    memories += [{"budget_layers": layers} for layers in options.budgets]
     chosen = options.preset if in_stream else options.network
     for name in [chosen] if chosen else ["nvlink", "infiniband"]:
         for world in worlds or WORLDS[name]:
@@ -182,10 +186,10 @@ def run_simulated(options, report):
             network = networks.PRESETS[name](world)
             worst = None
             for ratio in options.ratios:
-                made = make_stack(network, options, {**case, "ratio": ratio})
-                result = last = stack.simulate(worker, made, steps=steps)
+                stacks = make_stacks(network, options, {**case, "ratio": ratio})
+                result = last = stack.simulate(worker, *stacks, steps=steps)
                 spread = {"stream": options.device, **harness.spread(result.totals_us, "us")} if in_stream else {}
-                report.case(network=name, world=world, **result.line(), ratio=ratio, **case,
+                report.case(network=name, world=world, **{**result.line(), "ratio": ratio, **case},
                             is_reachable=result.is_reachable, **spread)
                 points.append((name, world, case, ratio, result))
                 if worst is None or result.over_bound > worst[1].over_bound:

@@ -78,9 +78,15 @@ class Result:
     memory: int  # within which the bound is: the byte budget, else the peak
     peak: int  # most unsharded bytes at one time
     start: str  # of reductions (include/fsdp/reduce_scatter_start.hpp)
-    by_size_us: float  # `total_us` with the default start
+    by_size_us: float  # the least time with the default start
+    by_prefetch_us: dict  # the time with each distance; the least is `total_us`
     step: dict = field(repr=False)  # the last one
     totals_us: tuple = field(repr=False)  # of all steps
+
+    @property
+    def prefetch(self):
+        """The distance that takes the least time."""
+        return min(self.by_prefetch_us, key=self.by_prefetch_us.get)
 
     @property
     def exposed_us(self):
@@ -104,10 +110,25 @@ class Result:
                 "bound_us": round(self.bound_us, 3), "over_bound_percent": round(100 * self.over_bound, 2),
                 "overlap_percent": round(self.overlap_percent, 1), "floor_us": round(self.floor_us, 3),
                 "memory_bytes": self.memory, "all_gathers": self.step["all_gathers"], "start": self.start,
-                "by_size_us": round(self.by_size_us, 3)}
+                "by_size_us": round(self.by_size_us, 3), "prefetch": self.prefetch,
+                "by_prefetch_us": {distance: round(us, 3) for distance, us in self.by_prefetch_us.items()}}
 
 
-def simulate(worker, stack, steps=1, warmup=3):
+@dataclass(frozen=True)
+class Measured:
+    """Steps of one stack."""
+
+    step: dict = field(repr=False)  # the last one
+    totals_us: tuple
+    start: str
+    by_size_us: float
+
+    @property
+    def total_us(self):
+        return harness.median(self.totals_us)
+
+
+def measure(worker, stack, steps=1, warmup=3):
     """Steps after the order has been learned and planned for; where reductions have a queue of their own, with the start
     that takes them the least time."""
     def run():
@@ -120,14 +141,24 @@ def simulate(worker, stack, steps=1, warmup=3):
     if stack.separate:
         start = worker.ask({"do": "choose start"})["start"]
         step, totals = run()
+    return Measured(step, totals, start, by_size)
+
+
+def simulate(worker, *stacks, steps=1):
+    """The fastest of stacks that differ in their prefetch distance and buffers alone, beside their bound. More than one
+    need a byte budget: what they may hold, and so the bound, is then the same."""
+    measured = [measure(worker, stack, steps) for stack in stacks]
+    best = min(measured, key=lambda one: one.total_us)
+    stack = stacks[measured.index(best)]
     latency = stack.network.latency_of_us()
     alone = [latency + stack.network.sending_us(stack.layer_bytes(i)) for i in range(len(stack.bytes))]
-    peak = step["peak_unsharded_bytes"] * stack.scale
+    peak = best.step["peak_unsharded_bytes"] * stack.scale
     memory = stack.budget or peak
-    bound = overlap_bound.bound(stack.machine(memory, alone, alone, latency), known=min(totals))
-    communication = sum(transfer["alone_us"] for transfer in step["transfers"])
-    return Result(harness.median(totals), stack.compute_us(), communication, *bound, memory, peak, start, by_size, step,
-                  totals)
+    bound = overlap_bound.bound(stack.machine(memory, alone, alone, latency), known=min(best.totals_us))
+    communication = sum(transfer["alone_us"] for transfer in best.step["transfers"])
+    return Result(best.total_us, stack.compute_us(), communication, *bound, memory, peak, best.start,
+                  min(one.by_size_us for one in measured),
+                  {stack.prefetch: one.total_us for stack, one in zip(stacks, measured)}, best.step, best.totals_us)
 
 
 def chrome_trace(step, name):

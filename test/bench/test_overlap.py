@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -119,6 +120,21 @@ class Simulation(unittest.TestCase):
                 self.assertLess(result.over_bound, 0.001)
         self.assertEqual(self.simulate(**{**about, "separate": False}, forward_us=(50.0,) * 12).start, "by_size")
 
+    def test_within_a_budget_a_measurement_takes_the_distance_that_is_fastest(self):
+        # Layers of half and of one and a half times the mean; and equal ones, where it is the other way round.
+        alternating = Stack(forward_us=(100.0, 300.0) * 6, bytes=(32 * MEGABYTE, 96 * MEGABYTE) * 6,
+                            network=networks.nvlink(8), world=8, separate=True, budget=400 * MEGABYTE)
+        equal = Stack(forward_us=(202.657,) * 12, bytes=(64 * MEGABYTE,) * 12, network=networks.nvlink(64), world=64,
+                      separate=True, budget=256 * MEGABYTE)
+        for made, best in ((alternating, 2), (equal, 1)):
+            stacks = [replace(made, prefetch=distance, reduce_buffers=distance + 1) for distance in (1, 2)]
+            alone = {one.prefetch: stack.simulate(self.worker, one) for one in stacks}
+            result = stack.simulate(self.worker, *stacks)
+            self.assertEqual(result.by_prefetch_us, {distance: one.total_us for distance, one in alone.items()})
+            self.assertEqual(result.prefetch, best)
+            self.assertEqual(result.total_us, alone[best].total_us)
+            self.assertEqual(result.bound_us, alone[3 - best].bound_us)
+
     def test_the_real_clock_takes_as_long_as_the_virtual_one_says_and_hardly_longer(self):
         about = {"forward_us": (20000.0,) * 3, "bytes": (64 * MEGABYTE,) * 3, "network": networks.nvlink(8), "world": 8}
         expected, measured = self.simulate(**about), self.simulate(**about, clock="real")
@@ -145,6 +161,10 @@ class Programs(unittest.TestCase):
             self.assertGreaterEqual(line["total_us"], line["bound_us"] - 0.01)
             self.assertLess(line["over_bound_percent"], 5, line)
             self.assertLessEqual(line["floor_us"], line["bound_us"] + 0.01)
+            distances = line["by_prefetch_us"]
+            self.assertEqual(len(distances), 2 if "budget_layers" in line else 1)
+            self.assertEqual(line["total_us"], min(distances.values()))
+            self.assertEqual(distances[str(line["prefetch"])], line["total_us"])
 
     def test_all_gather_overlap_draws_and_writes_a_trace(self):
         with tempfile.TemporaryDirectory() as folder:
