@@ -41,18 +41,6 @@ std::vector<double> over_ranks(std::vector<double> times, const RootContext& con
 
 }  // namespace
 
-const char* name_of(ReduceScatterStart start) {
-  switch (start) {
-    case ReduceScatterStart::kBySize:
-      return "by_size";
-    case ReduceScatterStart::kFirstAfterAllGather:
-      return "first_after_all_gather";
-    case ReduceScatterStart::kFirstAfterNextBackward:
-      return "first_after_next_backward";
-  }
-  return "";
-}
-
 ReduceScatterStart FSDPModule::choose_reduce_scatter_start(const std::function<double()>& time_step, int rounds) {
   require(time_step != nullptr, "choose_reduce_scatter_start: expected a function that runs a step and returns its time");
   require(rounds >= 1, "choose_reduce_scatter_start: expected 1 round or more, found {}", rounds);

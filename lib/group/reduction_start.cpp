@@ -8,6 +8,18 @@
 // with them; in one queue the one goes first that is launched first.
 namespace fsdp {
 
+const char* name_of(ReduceScatterStart start) {
+  switch (start) {
+    case ReduceScatterStart::kBySize:
+      return "by_size";
+    case ReduceScatterStart::kFirstAfterAllGather:
+      return "first_after_all_gather";
+    case ReduceScatterStart::kFirstAfterNextBackward:
+      return "first_after_next_backward";
+  }
+  return "";
+}
+
 /// What is computed before its use is smaller than it is, so that is likely to be over before the gather. (What the
 /// schedule knows are bytes; times would make ranks differ.)
 bool RootContext::is_urgent(const ParamGroup& gathered) const {
