@@ -70,33 +70,35 @@ void unpack_tail(const PieceLayout& layout, const at::Tensor& tail, const at::Te
   }
 }
 
-/// What one launch moves.
-struct Transfers {
-  std::vector<at::Tensor> outputs, inputs;
-  void add(const at::Tensor& output, const at::Tensor& input) {
-    outputs.push_back(output);
-    inputs.push_back(input);
-  }
-};
-
-Transfers transfers_of(const AllGather& gather, const at::Tensor& local) {
+/// Where the launch puts all ranks' pieces.
+std::vector<at::Tensor> outputs_of(const AllGather& gather) {
   const auto& layout = *gather.layout;
-  Transfers transfers;
-  auto piece = [&](int64_t bytes, int64_t offset) {
-    return raw_view(local, bytes, local.storage_offset() + offset);
-  };
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(layout.count() + 1);
   for (size_t i = 0; i < layout.count(); ++i)
     if (layout.is_direct(i) && layout.piece_bytes(i) > 0)
-      transfers.add(raw_view(gather.unsharded, layout.tensor_bytes(i), layout.tensor_offset(i)),
-                    piece(layout.piece_bytes(i), layout.offset(i)));
-  if (layout.has_tail()) transfers.add(gather.tail, piece(layout.tail_bytes(), layout.tail_begin()));
-  return transfers;
+      outputs.push_back(raw_view(gather.unsharded, layout.tensor_bytes(i), layout.tensor_offset(i)));
+  if (layout.has_tail()) outputs.push_back(gather.tail);
+  return outputs;
+}
+
+/// What this rank sends there.
+std::vector<at::Tensor> inputs_of(const PieceLayout& layout, const at::Tensor& local) {
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(layout.count() + 1);
+  auto add = [&](int64_t bytes, int64_t offset) {
+    inputs.push_back(raw_view(local, bytes, local.storage_offset() + offset));
+  };
+  for (size_t i = 0; i < layout.count(); ++i)
+    if (layout.is_direct(i) && layout.piece_bytes(i) > 0) add(layout.piece_bytes(i), layout.offset(i));
+  if (layout.has_tail()) add(layout.tail_bytes(), layout.tail_begin());
+  return inputs;
 }
 
 }  // namespace
 
 AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, Communicator& group,
-                           std::string_view subject, GatherMemory memory) {
+                           std::string_view subject, GatherMemory memory, std::vector<at::Tensor>* views) {
   AllGather gather;
   gather.layout = &layout;
   gather.local = local;
@@ -106,7 +108,10 @@ AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, C
     gather.unsharded = make_buffer(layout.total_bytes(), local.options());
   if (layout.has_tail() && !gather.tail.defined())
     gather.tail = make_buffer(layout.tail_bytes() * layout.world_size(), local.options());
-  const auto [outputs, inputs] = transfers_of(gather, local);
+  const auto outputs = outputs_of(gather);
+  std::vector<at::Tensor> made;
+  auto& inputs = views != nullptr ? *views : made;
+  if (inputs.empty()) inputs = inputs_of(layout, local);
   if (outputs.size() == 1)
     gather.work = group.start_all_gather(outputs[0], inputs[0], subject);
   else if (!outputs.empty())

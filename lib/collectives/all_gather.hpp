@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "collectives/piece_layout.hpp"
 #include "fsdp/communicator.hpp"
@@ -34,10 +35,11 @@ struct GatherMemory {
 /// Allocates layout.total_bytes() on local's device and, beside direct pieces, the tail's share once
 /// more. Runs on the current stream. Throws CommError if the launch fails.
 ///
-/// memory: 1-D bytes, to gather into.
+/// memory: 1-D bytes, to gather into. views: of local's pieces as they are sent, kept from one gather of the same local
+/// and layout to the next; made if there are none.
 [[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local,
                                          Communicator& group, std::string_view subject,
-                                         GatherMemory memory = {});
+                                         GatherMemory memory = {}, std::vector<at::Tensor>* views = nullptr);
 
 /// Waits and returns the unsharded tensors, 1-D bytes, tensor-major as the layout says. Where
 /// everything is packed, this allocates them and frees the packed buffer: both live for the moment

@@ -261,6 +261,7 @@ ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<c
   reduction.layout = layout_of(units, entries, itemsize, group, reduction.is_custom);
   const auto& layout = reduction.layout;
   if (world == 1) reduction.output = allocate(layout.rank_bytes() / itemsize);
+  reduction.inputs.reserve(layout.count() + 1);
   UnitWalk walk(entries);
   for (size_t i = 0; i < units.size(); ++i) {
     const auto unit = walk.next();
@@ -284,6 +285,7 @@ namespace {
 std::vector<at::Tensor> outputs_of(const ReduceScatter& reduction) {
   const auto& [layout, itemsize] = std::tie(reduction.layout, reduction.itemsize);
   std::vector<at::Tensor> outputs;
+  outputs.reserve(layout.count() + 1);
   const auto add = [&](int64_t bytes, int64_t offset) {
     outputs.push_back(raw_view(reduction.output, bytes / itemsize,
                                reduction.output.storage_offset() + offset / itemsize));
@@ -340,9 +342,8 @@ void free_reduce_scatter_inputs(ReduceScatter& reduction) {
   reduction.inputs.clear();
 }
 
-at::Tensor reduced_piece(const ReduceScatter& reduction, size_t unit, int64_t first, int64_t numel) {
-  const auto offset = reduction.output.storage_offset() + reduction.layout.offset(unit) / reduction.itemsize;
-  return raw_view(reduction.output, numel, offset + first);
+int64_t reduced_offset(const ReduceScatter& reduction, size_t unit) {
+  return reduction.output.storage_offset() + reduction.layout.offset(unit) / reduction.itemsize;
 }
 
 }  // namespace fsdp

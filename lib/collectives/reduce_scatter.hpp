@@ -83,8 +83,8 @@ int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntr
 /// On a stream that goes on behind the collective, which has been waited for.
 void free_reduce_scatter_inputs(ReduceScatter& reduction);
 
-/// Of unit `unit`'s piece of this rank inside `output`, which may have come to another dtype since: 1-D,
-/// `numel` elements from `first` on.
-at::Tensor reduced_piece(const ReduceScatter& reduction, size_t unit, int64_t first, int64_t numel);
+/// Where this rank's piece of unit `unit` begins in `output`, which may have come to another dtype since: elements from
+/// the start of its storage.
+int64_t reduced_offset(const ReduceScatter& reduction, size_t unit);
 
 }  // namespace fsdp

@@ -139,6 +139,7 @@ void ParamGroup::convert(const GroupConversion& to) {
   layout_ = std::move(made.layout);
   wire_ = std::move(made.wire);
   kept_.reset();
+  sent_.clear();
   is_cast_ = made.dtypes.is_cast;
   shard_ = std::move(made.shard);
   pieces_ = std::move(made.pieces);

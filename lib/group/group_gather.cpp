@@ -48,6 +48,7 @@ void ParamGroup::set_layout(GroupLayout layout) {
   wire_ = make_wire(layout, dtypes());
   layout_ = std::move(layout);
   kept_.reset();
+  sent_.clear();
 }
 
 void ParamGroup::set_custom_all_gather(std::shared_ptr<AllGatherComm> comm) {
@@ -166,17 +167,23 @@ void ParamGroup::give_up_gather() noexcept {
   gather_ = {};
 }
 
+AllGather ParamGroup::start_gather_of_shard(Communicator& comm, GatherMemory memory) {
+  const auto input = gather_input();
+  return start_all_gather(layout_.gathered(), input, comm, name(), std::move(memory),
+                          input.is_same(shard_) ? &sent_ : nullptr);
+}
+
 AllGather ParamGroup::start_gather(Communicator& comm, bool is_regathered) {
   if (is_in_slot_) {
     kept_.reset();  // of a time when it had to leave its slot
-    return start_all_gather(layout_.gathered(), gather_input(), comm, name(), slot_memory());
+    return start_gather_of_shard(comm, slot_memory());
   }
   const bool is_packed = is_regathered ? custom_all_gather_ != nullptr : wire_ != nullptr;
   auto kept = std::exchange(kept_, {});
   if (!is_packed)
     return is_regathered
                ? start_all_gather(post_forward_.layout, post_forward_.shard, comm, name(), {std::move(kept), {}})
-               : start_all_gather(layout_.gathered(), gather_input(), comm, name(), {std::move(kept), {}});
+               : start_gather_of_shard(comm, {std::move(kept), {}});
   const PackedGatherOptions options{.group = comm,
                                     .subject = name(),
                                     .custom = custom_all_gather_.get(),

@@ -12,6 +12,7 @@
 #include "collectives/all_gather.hpp"
 #include "fsdp/policy.hpp"
 #include "fsdp/sanitizer.hpp"
+#include "group/gradient_division.hpp"
 #include "group/gradient_tally.hpp"
 #include "group/group_layout.hpp"
 #include "group/home_copies.hpp"
@@ -249,6 +250,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   }
 
   GradientTally tally;
+  Divisor divisor;
 
   // --- place in the root, kept by RootContext and the module layer
   std::shared_ptr<RootContext> context;
@@ -297,6 +299,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   GatherMemory slot_memory();
   void give_up_gather() noexcept;
   AllGather start_gather(Communicator& comm, bool is_regathered);
+  AllGather start_gather_of_shard(Communicator& comm, GatherMemory memory);
   at::Tensor finish_gather(AllGather gather) const;
   int64_t planned_gather_bytes(bool is_regathered) const;
   int64_t unpacked_bytes(const AllGather& gather) const;  // of those, what finish_gather allocates
@@ -346,6 +349,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   AllGather gather_;
   at::Tensor unsharded_;
   at::Tensor kept_;  // the buffer of a released group that keeps it
+  std::vector<at::Tensor> sent_;  // views of shard_, as gathers send it
   bool keeps_storage_ = false;
   bool has_symmetric_memory_ = false;
   bool is_in_slot_ = false;  // of the last gather

@@ -62,7 +62,7 @@ void GradientReduction::settle() {
       group_->context->observer().wait(Operation::kAllReduce, *group_, part.all_reduce);
     // A division, not a multiplication by the inverse, which would round thirds twice.
     if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
-      part.reduce_scatter.output.div_(factor);
+      group_->divisor.divide(part.reduce_scatter.output, factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
       assign(part.indices[i], local_piece(part, i));
   }
@@ -72,9 +72,9 @@ at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
   const size_t index = part.indices[i];
   const auto& layout = group_->params()[index].layout();
   const int rank = group_->config().mesh_info.shard_rank();
-  const auto piece = reduced_piece(part.reduce_scatter, part.entries[i].unit,
-                                   group_->layout().local_start(index), layout.local_numel(rank));
-  return raw_view(piece, layout.local_sizes(rank), layout.local_strides(rank), piece.storage_offset());
+  const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
+  return raw_view(part.reduce_scatter.output, layout.local_sizes(rank), layout.local_strides(rank),
+                  begin + group_->layout().local_start(index));
 }
 
 void GradientReduction::add_partial_sums(Part& part) {

@@ -1,6 +1,9 @@
+#include <ATen/ATen.h>
+
 #include <catch2/catch.hpp>
 
 #include "group/gradient_division.hpp"
+#include "tensor/draw.hpp"
 
 // What gradients are divided by (T7). processes/test_fsdp2_mixed_precision.py compares with FSDP2's rule.
 namespace fsdp {
@@ -33,6 +36,20 @@ TEST_CASE("other dtypes are divided once, after the sum", "[group][gradient_divi
       CHECK(before == 1);
       CHECK(after == ranks);
     }
+}
+
+TEST_CASE("a divisor divides as a number does, to the last bit", "[group][gradient_division]") {
+  Divisor divisor;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    test::Draw draw(seed);
+    const auto dtype = draw.one_of<at::ScalarType>({at::kFloat, at::kDouble, at::kBFloat16, at::kHalf});
+    const double factor = draw.one_of<double>({1, 3, 8, 257, 1000, 0.7});
+    CAPTURE(seed, factor, dtype);
+    auto values = at::randn({draw.between(0, 40)}).to(dtype);
+    const auto expected = values.clone().div_(factor);
+    divisor.divide(values, factor);
+    CHECK(at::equal(values, expected));
+  }
 }
 
 }  // namespace fsdp

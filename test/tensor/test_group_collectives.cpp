@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "collectives/all_gather.hpp"
+#include "collectives/raw_view.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "draw.hpp"
 #include "support/ranks.hpp"
@@ -48,20 +49,30 @@ TEST_CASE("a group's all-gather puts every rank's pieces side by side", "[collec
     std::vector<Piece> described;
     for (const int64_t bytes : pieces) described.push_back({.bytes = bytes});
     CAPTURE(seed, world.size, pieces);
+    const bool keeps = seed % 2 == 1;
     const bool ok = on_ranks(world.size, [&](Rank& rank) {
       const PieceLayout layout(described, *rank.world());
       auto local = at::zeros({layout.rank_bytes()}, at::kByte);
-      for (size_t i = 0; i < pieces.size(); ++i)
-        local.narrow(0, layout.offset(i), pieces[i]).fill_(static_cast<int>(10 * i) + rank.index() + 1);
-      const auto whole = finish_all_gather(start_all_gather(layout, local, *rank.world(), "group"));
-      for (size_t i = 0; i < pieces.size(); ++i)
-        for (int from = 0; from < world.size; ++from)
-          rank.check_identical(
-              whole.narrow(0, layout.tensor_offset(i) + from * pieces[i], pieces[i]),
-              at::full({pieces[i]}, static_cast<int>(10 * i) + from + 1, at::kByte),
-              fmt::format("piece {} of rank {}", i, from));
+      // Views of local that the first gather makes are what the second sends, of other values.
+      std::vector<at::Tensor> views;
+      for (int round = 0; round < 2; ++round) {
+        const auto value = [&](size_t i, int from) { return static_cast<int>(10 * i) + 100 * round + from + 1; };
+        for (size_t i = 0; i < pieces.size(); ++i)
+          local.narrow(0, layout.offset(i), pieces[i]).fill_(value(i, rank.index()));
+        const auto before = views;
+        const auto whole =
+            finish_all_gather(start_all_gather(layout, local, *rank.world(), "group", {}, keeps ? &views : nullptr));
+        for (size_t i = 0; i < pieces.size(); ++i)
+          for (int from = 0; from < world.size; ++from)
+            rank.check_identical(whole.narrow(0, layout.tensor_offset(i) + from * pieces[i], pieces[i]),
+                                 at::full({pieces[i]}, value(i, from), at::kByte),
+                                 fmt::format("piece {} of rank {}", i, from));
+        for (size_t i = 0; i < before.size(); ++i)
+          rank.check(views.size() == before.size() && views[i].is_same(before[i]), "views are made once");
+      }
       const bool anything = layout.rank_bytes() > 0;
-      rank.check_equal(rank.calls().size(), static_cast<size_t>(anything), "collectives");
+      rank.check_equal(rank.calls().size(), 2 * static_cast<size_t>(anything), "collectives");
+      rank.check_equal(views.empty(), !(anything && keeps), "views of what is sent");
     }, world.options);
     CHECK(ok);
   }
@@ -120,7 +131,7 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
         int64_t weight = 0;
         for (int r = 0; r < world.size; ++r) weight += drawn[i].is_absent && r % 2 == 0 ? 0 : r + 1;
         const auto expected = layouts[i].part_of(rows(drawn[i].count, drawn[i].width, 0) * weight, rank.index());
-        rank.check_close(reduced_piece(reduction, i, 0, layouts[i].local_numel(rank.index())),
+        rank.check_close(raw_view(reduction.output, layouts[i].local_numel(rank.index()), reduced_offset(reduction, i)),
                          expected.reshape({-1}), fmt::format("entry {}", i));
       }
     }, world.options);
