@@ -148,7 +148,7 @@ struct Strided : Node {
     cube = register_parameter("cube", (torch::randn({2, p.width, 3}) * 0.4).permute({2, 0, 1}));
   }
   Tensor run(Tensor x, Inputs&) override {
-    return torch::matmul(torch::tanh(F::linear(x, weight)), with_gaps.t()) * cube.sum({0, 1});
+    return torch::matmul(torch::tanh(F::linear(x, weight)), with_gaps.t()) * cube.sum(at::IntArrayRef({0, 1}));
   }
   Tensor weight, with_gaps, cube;
 };
