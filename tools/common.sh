@@ -37,3 +37,19 @@ use_torch() {
   VENV=$ROOT/.venv$tail
   BUILD=$ROOT/build$tail${2:-}
 }
+
+# use_build VERSION SANITIZE CUDA: the same for a build with sanitizers, or without CUDA; either may be empty.
+use_build() {
+  local suffix=
+  case $2 in
+    '') ;;
+    address,undefined | thread) suffix=-${2//,/-} ;;
+    *) fail "--sanitize is address,undefined or thread, not $2" ;;
+  esac
+  case $3 in
+    enabled | auto) ;;
+    disabled) suffix+=-no-cuda ;;
+    *) fail "--cuda is enabled, disabled or auto, not $3" ;;
+  esac
+  use_torch "$1" "$suffix"
+}

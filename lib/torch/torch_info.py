@@ -1,8 +1,8 @@
 """Prints what the build needs to know of the torch wheel, one `key=value` a line.
 
-The wheel is LibTorch: headers and libraries are inside. The CUDA headers come from the wheels
-that torch itself depends on, never from a toolkit: the toolkit's nccl.h may be of another version
-than the library torch loads, and ProcessGroupNCCL would get another layout.
+The wheel is LibTorch: headers and libraries are inside. The CUDA toolkit's headers come from the wheels that torch itself
+depends on, not from /usr/local: those may be of another version than the libraries that torch loads, and with another
+nccl.h ProcessGroupNCCL would get another layout. No file needs nvcc: ATen's and NCCL's kernels are all there are.
 """
 import os
 
