@@ -22,16 +22,19 @@ release.
   takes no time. It has one queue; two would share the bandwidth, which streams cannot. It has not been run on a GPU
   yet. With --device cpu the host does all of it, one thing after another: that shows the program, and no overlap.
 
+Options that a network does not take are refused. Over processes all layers are alike, in one queue.
+
 --separate-reductions gives reductions a communicator of their own (FSDPModule::set_separate_reduce_scatter_group). On a
 simulated network that is a queue of its own, which shares the bandwidth: two that had all of it each would be
 two networks. In one queue a gather waits for the reductions launched before it. Both are shown: where compute is
 short beside a reduction the second is faster, else they are alike. What reductions wait for is then chosen by measuring
-(FSDPModule::choose_reduce_scatter_start): `start` names it, and by_size_us is the step's time with the default. With two
+(FSDPModule::choose_reduce_scatter_start): `start` names it, and by_size_us is the least time with the default. With two
 queues floor_us is what no schedule with a clock undercuts either: one that shifts equal collectives of both queues against
 each other comes near it, as then the one sends while the other's latency passes.
 
-A byte budget says what memory there is, whatever the prefetch distance, so its line is that of the best distance of
---prefetch, as one would measure and keep it; by_prefetch_us has all of them.
+A byte budget says how much may be unsharded, whatever the prefetch distance, so its line is that of the best distance of
+--prefetch, as one would measure and keep it; by_prefetch_us has all of them. Gradients that wait to be reduced come beside
+it, with a distance more a buffer more: peak_live_bytes counts them too.
 
 Reductions get one buffer more than groups are gathered ahead. With the library's default of one the backward of a layer
 waits for the reduction of the layer before the last, whatever their order; and what is held back keeps its buffer.
@@ -39,8 +42,8 @@ waits for the reduction of the layer before the last, whatever their order; and 
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
+import arguments
 import conductor
 import harness
 import networks
@@ -48,50 +51,67 @@ import stack
 
 MEGABYTE = 1 << 20
 WORLDS = {"nvlink": [8, 64], "infiniband": [16, 128, 1024]}
-RATIOS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0)  # of communication to compute
-
-
-def numbers(text):
-    return [float(part) for part in text.split(",")]
+RATIOS = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0]  # of communication to compute
+SHAPES = ("equal", "alternating", "large-first")
+PROCESSES = ("gloo", "nccl")
+NOT_TAKEN = {"processes": ("preset", "device", "shapes", "separate_reductions", "reduce_buffers", "clock", "trace", "plot"),
+             "stream": ("clock",),
+             "simulated": ("preset", "device")}
 
 
 def add_options(parser):
-    parser.add_argument("--network", choices=(*networks.PRESETS, "stream", "gloo", "nccl"),
+    parser.add_argument("--network", choices=(*networks.PRESETS, "stream", *PROCESSES),
                         help="default: nvlink and infiniband")
-    parser.add_argument("--preset", choices=(*networks.PRESETS,), default="nvlink",
-                        help="what --network stream simulates (default nvlink)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of --network stream (default cuda)")
-    parser.add_argument("--worlds", type=harness.integers,
+    parser.add_argument("--preset", choices=(*networks.PRESETS,), help="what --network stream simulates (default nvlink)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="of --network stream (default cuda)")
+    parser.add_argument("--worlds", type=arguments.wholes(2),
                         help="ranks; default 8,64 and 16,128,1024, for gloo 2, for a stream the first")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--megabytes", type=numbers, help="of parameters a layer; default 64, for gloo 4")
-    parser.add_argument("--ratios", type=numbers, default=RATIOS,
-                        help="of communication to compute, which sets the layers' compute time")
-    parser.add_argument("--prefetch", type=harness.integers, default=[1, 2],
-                        help="distances (default 1,2); of a budget each is tried, and the faster shown")
-    parser.add_argument("--budgets", type=harness.integers, default=[4], help="byte budgets, in layers (default 4)")
-    parser.add_argument("--shapes", default="equal,alternating,large-first",
-                        help="of bytes and times over the layers (default equal,alternating,large-first)")
+    parser.add_argument("--layers", type=arguments.whole(1), help="default 12")
+    parser.add_argument("--megabytes", type=arguments.positives, help="of parameters a layer; default 64, for gloo 4")
+    parser.add_argument("--ratios", type=arguments.positives,
+                        help="of communication to compute, which sets the layers' compute time; of a step that gathers all "
+                             "but the last layer twice (default 1/4 to 4)")
+    parser.add_argument("--prefetch", type=arguments.wholes(0),
+                        help="distances (default 1,2, for gloo and NCCL 1); of a budget each is tried, and the faster shown")
+    parser.add_argument("--budgets", type=arguments.wholes(1),
+                        help="byte budgets, in layers (default 4, for gloo and NCCL none)")
+    parser.add_argument("--shapes", type=arguments.names(SHAPES),
+                        help=f"of bytes and times over the layers (default {','.join(SHAPES)})")
     parser.add_argument("--separate-reductions", action=argparse.BooleanOptionalAction,
                         help="default: without, then with")
-    parser.add_argument("--reduce-buffers", type=int,
+    parser.add_argument("--reduce-buffers", type=arguments.whole(1),
                         help="set_reduce_scatter_max_input_buffers; default: one more than groups are gathered ahead")
-    parser.add_argument("--clock", choices=("virtual", "real"), default="virtual")
-    parser.add_argument("--repeats", type=int, default=10, help="steps over gloo, NCCL and a stream (default 10)")
-    parser.add_argument("--trace", type=Path, help="write the last step's timeline here, in the Chrome trace format")
-    parser.add_argument("--plot", type=Path, help="draw exposed communication over the ratio here (PNG)")
+    parser.add_argument("--clock", choices=("virtual", "real"), help="default virtual")
+    parser.add_argument("--repeats", type=arguments.whole(1), help="steps where the machine's time counts (default 10)")
+    parser.add_argument("--trace", type=arguments.new_file,
+                        help="write the last step's timeline here, in the Chrome trace format")
+    parser.add_argument("--plot", type=arguments.new_file, help="draw exposed communication over the ratio here (PNG)")
+
+
+def settle(options):
+    """Fills in what was not asked for; refuses what this network does not take."""
+    kind = {"stream": "stream", "gloo": "processes", "nccl": "processes"}.get(options.network, "simulated")
+    refused = [f"--{name.replace('_', '-')}" for name in NOT_TAKEN[kind] if getattr(options, name) is not None]
+    if refused:
+        raise SystemExit(f"all_gather_overlap: {', '.join(refused)} is not for --network {options.network or 'nvlink'}; "
+                         "leave it out (--help says what each network takes)")
+    quick = {"layers": 4 if kind == "processes" else 12, "ratios": [0.5, 1.0, 2.0], "shapes": ["equal"], "repeats": 2}
+    default = {"preset": "nvlink", "device": "cuda", "layers": 12, "ratios": RATIOS, "shapes": list(SHAPES), "repeats": 10,
+               "prefetch": [1] if kind == "processes" else [1, 2], "budgets": [] if kind == "processes" else [4],
+               "clock": "virtual", **(quick if options.quick else {})}
+    for name, value in default.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
 
 
 def weights(shape, layers):
-    """How large each layer is beside the mean one."""
+    """How large each layer is beside the mean one (of more than 3 layers)."""
     if shape == "equal":
         return [1.0] * layers
     if shape == "alternating":  # mixture-of-experts layers between dense ones
         return [(0.5, 1.5)[i % 2] for i in range(layers)]
-    if shape == "large-first":  # an embedding
-        rest = (layers - 3) / (layers - 1) if layers > 3 else 1.0
-        return [3.0] + [rest] * (layers - 1)
-    raise SystemExit(f"all_gather_overlap: unknown shape {shape!r}; there are equal, alternating, large-first")
+    rest = (layers - 3) / (layers - 1) if layers > 3 else 1.0
+    return [3.0] + [rest] * (layers - 1)  # an embedding first
 
 
 def communication_us(network, layers, size):
@@ -124,9 +144,7 @@ def make_stacks(network, options, case):
 def cases(options):
     """Every case of the sweep but its ratio."""
     in_stream = options.network == "stream"
-    worlds = options.worlds or ([8] if options.quick else WORLDS[options.preset][:1] if in_stream else None)
     sizes = [int(size * MEGABYTE) for size in options.megabytes or [64]]
-    shapes = ["equal"] if options.quick else options.shapes.split(",")
     separations = [options.separate_reductions]
     if options.separate_reductions is None:
         separations = [False] if in_stream else [False, True]
@@ -134,9 +152,10 @@ def cases(options):
     memories += [{"budget_layers": layers} for layers in options.budgets]
     chosen = options.preset if in_stream else options.network
     for name in [chosen] if chosen else ["nvlink", "infiniband"]:
-        for world in worlds or WORLDS[name]:
+        few = options.quick or in_stream
+        for world in options.worlds or (WORLDS[name][:1] if few else WORLDS[name]):
             for size in sizes:
-                for shape in shapes:
+                for shape in options.shapes:
                     for separate in separations:
                         for memory in memories:
                             yield name, world, {"shape": shape, "size": size, "separate": separate, **memory}
@@ -154,9 +173,9 @@ def check_stream(options):
     if options.trace:
         raise SystemExit("all_gather_overlap: --network stream knows no moments to --trace; take a "
                          "profiler")
+    options.clock = "virtual" if options.device == "cpu" else "real"  # a GPU's time is no other
     if options.device == "cpu":
         return
-    options.clock = "real"  # a GPU's time is no other
     if not has_gpu():
         raise SystemExit("all_gather_overlap: --network stream needs a CUDA device, found none; --device cpu shows the "
                          "program without overlap, and simulated networks run anywhere")
@@ -172,7 +191,7 @@ def run_simulated(options, report):
     in_stream = options.network == "stream"
     if in_stream:
         check_stream(options)
-    steps = (2 if options.quick else options.repeats) if in_stream else 1
+    steps = options.repeats if in_stream or options.clock == "real" else 1
     report.setting(layers=options.layers, ratios=list(options.ratios),
                    clock=options.clock, dtype="float32", backward="twice the forward",
                    warm_up_steps=3, repeats=steps,
@@ -210,11 +229,11 @@ def run_simulated(options, report):
 
 
 def run(options, report):
-    if options.quick:
-        options.ratios = [0.5, 1.0, 2.0]
-    harness.build(options, [harness.OVERLAP_PROGRAM])
-    if options.network in ("gloo", "nccl"):
+    settle(options)
+    if options.network in PROCESSES:
+        harness.build(options, [harness.OVERLAP_PROGRAM, harness.EXTENSION])
         import overlap_processes
 
         return overlap_processes.run(options, report)
+    harness.build(options, [harness.OVERLAP_PROGRAM])
     return run_simulated(options, report)

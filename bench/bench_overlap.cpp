@@ -1,3 +1,4 @@
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/torch.h>
 
 #include <optional>
@@ -92,6 +93,7 @@ class Overlap {
     synchronize(machine_.device());
     const auto before = statistics(stack_->root());
     test::start_recording();
+    if (!machine_.device().is_cpu()) allocator().resetPeakStats(machine_.device().index());
     const int64_t begin = machine_.clock().now_ns();
     const auto x = stack_->forward(at::zeros({1}, machine_.device())).sum();
     const int64_t between = machine_.clock().now_ns();
@@ -112,7 +114,7 @@ class Overlap {
             {"communicated_bytes", after.communicated_bytes - before.communicated_bytes},
             {"sharded_bytes", bytes.sharded},
             {"peak_unsharded_bytes", last_peak()},
-            {"peak_live_bytes", test::peak_bytes()}};
+            {"peak_live_bytes", machine_.device().is_cpu() ? test::peak_bytes() : peak_on_device()}};
   }
 
   /// Of one raw collective over the network of this stack, in turns, as the median of `repeats`.
@@ -141,15 +143,21 @@ class Overlap {
   }
 
   /// Of reductions, by the machine's clock.
-  nlohmann::json choose_start() {
+  nlohmann::json choose_start(int rounds) {
     const auto chosen = stack_->root().choose_reduce_scatter_start([&] { return step().at("total_us").get<double>(); },
-                                                                   /*rounds=*/1);
+                                                                   rounds);
     return {{"start", name_of(chosen)}};
   }
 
  private:
   /// Of the last step.
   int64_t last_peak() const { return stack_->root().report().last_step_peak_bytes; }
+
+  c10::DeviceAllocator& allocator() const { return *c10::getDeviceAllocator(machine_.device().type()); }
+  int64_t peak_on_device() const {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return allocator().getDeviceStats(machine_.device().index()).allocated_bytes[kAll].peak;
+  }
 
   std::shared_ptr<Transfers> transfers_ = std::make_shared<Transfers>();
   std::shared_ptr<Communicator> joined_;  // null for a simulated network
@@ -173,7 +181,7 @@ void serve_overlap() {
       return {{"live_bytes", test::live_bytes()}};
     }
     if (what == "alone") return overlap->time_alone(request);
-    if (what == "choose start") return overlap->choose_start();
+    if (what == "choose start") return overlap->choose_start(request.at("rounds"));
     auto steps = nlohmann::json::array();
     for (int i = 0; i < request.at("warmup").get<int>() + request.at("steps").get<int>(); ++i) {
       auto step = overlap->step();

@@ -10,6 +10,7 @@ step: a step of a Llama of 51M parameters on two gloo ranks (gloo_step). memory:
 start: fully_shard on each of 1,000 small modules, and the first step.
 """
 
+import arguments
 import callgrind
 import conductor
 import gloo_step
@@ -23,8 +24,8 @@ LLAMA = ["--blocks", "12", "--dim", "512", "--hidden", "2048", "--vocabulary", "
 
 def add_options(parser):
     parser.add_argument("--parts", default="all", help=f"comma-separated, of {', '.join(PARTS)}; default all")
-    parser.add_argument("--repeats", type=int, default=10, help="pairs of turns, of every part (default 10)")
-    parser.add_argument("--modules", type=int, default=1000, help="of start (default 1000)")
+    parser.add_argument("--repeats", type=arguments.whole(1), default=10, help="pairs of turns, of every part (default 10)")
+    parser.add_argument("--modules", type=arguments.whole(1), default=1000, help="of start (default 1000)")
     parser.add_argument("--no-callgrind", action="store_true", help="timings only")
 
 

@@ -15,6 +15,7 @@ Starts without tools/bench, too: `python bench/run.py cuda_step --no-build --out
 import json
 import time
 
+import arguments
 import conductor
 import harness
 
@@ -28,12 +29,13 @@ MODEL = {"python": "ours", "fsdp2": "FSDP2", "plain": "plain"}
 
 
 def add_options(parser):
-    parser.add_argument("--worlds", default="one,fake", help=f"of {', '.join(WORLDS)} (default one,fake)")
-    parser.add_argument("--tokens", type=harness.integers, default=[128, 512, 2048, 8192])
+    parser.add_argument("--worlds", type=arguments.names(WORLDS), default=["one", "fake"],
+                        help=f"of {', '.join(WORLDS)} (default one,fake)")
+    parser.add_argument("--tokens", type=arguments.wholes(1), default=[128, 512, 2048, 8192])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to try it out")
-    parser.add_argument("--repeats", type=int, default=8, help="turns (default 8)")
-    parser.add_argument("--steps", type=int, default=3, help="of a turn, issued without a wait (default 3)")
-    parser.add_argument("--limit", type=float, default=140, help="seconds: what is left then is left out (default 140)")
+    parser.add_argument("--repeats", type=arguments.whole(1), default=8, help="turns (default 8)")
+    parser.add_argument("--steps", type=arguments.whole(1), default=3, help="of a turn, issued without a wait (default 3)")
+    parser.add_argument("--limit", type=arguments.positive, default=140, help="seconds: what is left then is left out (default 140)")
     parser.add_argument("--out", help="a file that gets each case as a JSON line at once")
 
 
@@ -144,18 +146,23 @@ class Run:
         self.report.table(["tokens", "model", *(column.replace("_", " ") for column in columns)], rows)
 
 
+def has_gpu():
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def run(options, report):
     if options.quick:
         options.repeats, options.tokens = 2, options.tokens[:1]
-    names = options.worlds.split(",")
-    if not set(names) <= WORLDS.keys():
-        raise SystemExit(f"cuda_step: expected --worlds of {', '.join(WORLDS)}, found {options.worlds}")
+    if options.device == "cuda" and not has_gpu():
+        raise SystemExit("cuda_step: needs a CUDA device, found none; --device cpu tries it out with tiny sizes")
     if options.device == "cpu":
         options.tokens = [tokens // 16 for tokens in options.tokens]
     harness.build(options, harness.PACKAGE)
-    begin, done = time.monotonic(), []
-    for at, name in enumerate(names):
-        share = options.limit * (at + 1) / len(names)
+    begin, done, failed = time.monotonic(), [], []
+    for at, name in enumerate(options.worlds):
+        share = options.limit * (at + 1) / len(options.worlds)
         with conductor.Workers() as workers:
             world = workers.start_world(name, conductor.pytorch_command("cuda_step.py"), WORLDS[name], timeout_s=90)
             one = Run(world, name, options, report, begin + share)
@@ -163,7 +170,9 @@ def run(options, report):
             try:
                 one.all()
             except conductor.WorkerError as error:
+                failed.append(name)
                 one.case(failed=str(error))
                 report.note(f"  {name}: {error}")
     for one in done:
         one.table()
+    return f"failed in {', '.join(failed)}" if failed else None

@@ -6,6 +6,7 @@ raw reduce-scatter. Two gloo processes, each measurement after a barrier, everyt
 rank's. Bandwidth is algorithm bandwidth: bytes of the whole group over the time, in 10^9 bytes a second.
 """
 
+import arguments
 import conductor
 import harness
 
@@ -19,10 +20,10 @@ MEASUREMENTS = {
 def add_options(parser):
     parser.add_argument("--dims", default="512,1024", help="four matrices of [dim, dim] (default 512,1024)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--warmup", type=int, default=3, help="of each measurement (default 3)")
-    parser.add_argument("--times", type=int, default=3, help="measurements a turn (default 3)")
-    parser.add_argument("--repeats", type=int, default=10, help="turns (default 10)")
+    parser.add_argument("--ranks", type=arguments.whole(1), default=2)
+    parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="of each measurement (default 3)")
+    parser.add_argument("--times", type=arguments.whole(1), default=3, help="measurements a turn (default 3)")
+    parser.add_argument("--repeats", type=arguments.whole(1), default=10, help="turns (default 10)")
 
 
 def command(impl):

@@ -4,6 +4,7 @@ The batch is small, so that communication dominates. All implementations stay al
 the machine does hits them alike. A step is forward, backward and plain SGD; its time is the slower rank's.
 """
 
+import arguments
 import conductor
 import harness
 
@@ -15,15 +16,15 @@ def add_options(parser):
     parser.add_argument("--impl", default="all", help=f"comma-separated, of {', '.join(IMPLS)}; default all")
     parser.add_argument("--model", choices=("mlp", "llama"), default="mlp",
                         help="llama: not in C++ (default mlp)")
-    parser.add_argument("--blocks", type=int, default=24)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--vocabulary", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=64, help="a rank and step (default 64)")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones (default 3)")
-    parser.add_argument("--steps", type=int, default=2, help="steps a turn (default 2)")
-    parser.add_argument("--repeats", type=int, default=8, help="turns (default 8)")
+    parser.add_argument("--blocks", type=arguments.whole(1), default=24)
+    parser.add_argument("--dim", type=arguments.whole(1), default=512)
+    parser.add_argument("--hidden", type=arguments.whole(1), default=2048)
+    parser.add_argument("--vocabulary", type=arguments.whole(1), default=512)
+    parser.add_argument("--tokens", type=arguments.whole(1), default=64, help="a rank and step (default 64)")
+    parser.add_argument("--ranks", type=arguments.whole(1), default=2)
+    parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="steps before the measured ones (default 3)")
+    parser.add_argument("--steps", type=arguments.whole(1), default=2, help="steps a turn (default 2)")
+    parser.add_argument("--repeats", type=arguments.whole(1), default=8, help="turns (default 8)")
 
 
 def chosen(options):

@@ -164,10 +164,6 @@ class Report:
         self.note(f"  written to {path}")
 
 
-def integers(text):
-    return [int(part) for part in text.split(",")]
-
-
 def text(value):
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

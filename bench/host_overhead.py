@@ -9,6 +9,7 @@ steps after the warm-up, with one thread, so they hardly change from run to run;
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import arguments
 import callgrind
 import conductor
 import harness
@@ -19,17 +20,17 @@ IMPLS = ("fsdp", "python", "fsdp2")  # the library, its Python extension, torch'
 
 
 def add_options(parser):
-    parser.add_argument("--blocks", type=harness.integers, help="default 4,16; the slope is fitted over these")
-    parser.add_argument("--params", type=harness.integers, help="parameters a block; default 1,4,9,32")
-    parser.add_argument("--worlds", type=harness.integers, help="default 8, and 1024 with 9 parameters a block")
+    parser.add_argument("--blocks", type=arguments.wholes(1), help="default 4,16; the slope is fitted over these")
+    parser.add_argument("--params", type=arguments.wholes(1), help="parameters a block; default 1,4,9,32")
+    parser.add_argument("--worlds", type=arguments.wholes(1), help="default 8, and 1024 with 9 parameters a block")
     parser.add_argument("--full", action="store_true",
                         help="blocks 4,16,32,64; params 1,4,9,32; worlds 8,1024 (about a quarter of an hour)")
     parser.add_argument("--operator", choices=("mul", "linear"), default="mul",
                         help="how a block uses a parameter: x * w (default), or x + linear(x, w)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
-    parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones (default 3)")
-    parser.add_argument("--steps", type=int, default=3, help="steps that are counted and timed (default 3)")
-    parser.add_argument("--repeats", type=int, default=5, help="timed rounds over all cases (default 5)")
+    parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="steps before the measured ones (default 3)")
+    parser.add_argument("--steps", type=arguments.whole(1), default=3, help="steps that are counted and timed (default 3)")
+    parser.add_argument("--repeats", type=arguments.whole(1), default=5, help="timed rounds over all cases (default 5)")
     parser.add_argument("--no-callgrind", action="store_true", help="CPU time only")
 
 

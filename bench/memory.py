@@ -8,6 +8,7 @@ is counted, those inside c10d's gloo too, whose threads make the peak vary a lit
 and ranks counts.
 """
 
+import arguments
 import conductor
 import harness
 
@@ -16,16 +17,16 @@ IMPLS = ("fsdp", "python", "fsdp2")  # python: the library's extension
 
 def add_options(parser):
     parser.add_argument("--model", choices=("mlp", "llama"), default="mlp", help="llama: not in C++ (default mlp)")
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--vocabulary", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=16, help="a rank (default 16)")
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--blocks", type=arguments.whole(1), default=8)
+    parser.add_argument("--dim", type=arguments.whole(1), default=512)
+    parser.add_argument("--hidden", type=arguments.whole(1), default=2048)
+    parser.add_argument("--vocabulary", type=arguments.whole(1), default=512)
+    parser.add_argument("--tokens", type=arguments.whole(1), default=16, help="a rank (default 16)")
+    parser.add_argument("--ranks", type=arguments.whole(1), default=4)
     parser.add_argument("--prefetch", default="0,1,2", help="groups ahead, for fsdp and python (default 0,1,2)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
-    parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones (default 3)")
-    parser.add_argument("--repeats", type=int, default=5, help="measured steps (default 5)")
+    parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="steps before the measured ones (default 3)")
+    parser.add_argument("--repeats", type=arguments.whole(1), default=5, help="measured steps (default 5)")
 
 
 def modes(impls, options):

@@ -5,16 +5,15 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  the backend comes first
 
-SHOWN = {"shape": "equal"}
-
-
 def panels(points):
-    """{(network, world): {label: [(ratio, result)]}} of the largest size there is, and equal layers."""
-    size = max(case["size"] for _, _, case, _, _ in points)
+    """{(network, world): {label: [(ratio, result)]}} of the largest size and the first shape there are. The ratio is that of
+    what the step communicates: within a budget it gathers less than the ratio asked for says."""
+    size, shape = max(case["size"] for _, _, case, _, _ in points), points[0][2]["shape"]
     result = {}
-    for network, world, case, ratio, measured in points:
-        if case["size"] != size or any(case[key] != value for key, value in SHOWN.items()):
+    for network, world, case, _, measured in points:
+        if case["size"] != size or case["shape"] != shape:
             continue
+        ratio = measured.communication_us / measured.compute_us
         memory = f"{case['budget_layers']}-layer budget" if "budget_layers" in case else f"prefetch {case['prefetch']}"
         label = f"{memory}, {'two queues' if case['separate'] else 'one queue'}"
         result.setdefault((network, world), {}).setdefault(label, []).append((ratio, measured))

@@ -3,10 +3,13 @@
 With NCCL the ranks are processes with a GPU each, or all on one where NCCL lets them (NCCL_MULTI_RANK_GPU_ENABLE=1 with
 NCCL_MAX_CTAS=2, from NCCL 2.30 on). Ours go through the library's own NCCL communicator. Layers keep the GPU busy with
 one spinning kernel, calibrated at the start, so a step's time holds what its other kernels and launches take besides.
+host_us: until the host has issued the step; where compute spins on the host that is all of it. peak_live_bytes: of tensors
+on the device. FSDP2 has no prefetch distance and no budget: beside each of ours it is as it comes. Values are not
+looked at.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import conductor
 import harness
@@ -15,15 +18,7 @@ import stack
 
 MEGABYTE = 1 << 20
 IMPLS = ("fsdp", "fsdp2")
-
-
-@dataclass(frozen=True)
-class Setting:
-    network: str
-    world: int
-    layers: int
-    size: int
-    repeats: int
+WARM_UP = 3  # steps
 
 
 @dataclass(frozen=True)
@@ -51,25 +46,35 @@ def gpus():
 
 def run(options, report):
     is_gpu = options.network == "nccl"
-    megabytes = (options.megabytes or [64 if is_gpu else 4])[0]
     ranks = gpus() if is_gpu else 2
-    setting = Setting(network=options.network, world=(options.worlds or [ranks])[0], layers=4 if options.quick else options.layers,
-                      size=int(megabytes * MEGABYTE), repeats=2 if options.quick else options.repeats)
-    report.setting(layers=setting.layers, bytes=f"{megabytes:g} MiB a layer", dtype="float32", world=setting.world,
+    megabytes = options.megabytes or [64 if is_gpu else 4]
+    report.setting(layers=options.layers, mebibytes_a_layer=megabytes, dtype="float32", worlds=options.worlds or [ranks],
                    device="CUDA, NCCL" if is_gpu else "CPU, 1 thread a rank, gloo", compute="spins",
                    time="wall clock to the end on the device, of the slower rank",
-                   warm_up_steps=3, repeats=setting.repeats)
+                   warm_up_steps=WARM_UP, repeats=options.repeats)
+    memories = [{"prefetch": distance} for distance in options.prefetch]
+    memories += [{"prefetch": options.prefetch[0], "budget_layers": layers} for layers in options.budgets]
     rows = []
     with conductor.Workers() as workers:
-        alone = time_alone(workers, setting)
-        for ratio in options.ratios:
-            forward_us = round(alone.step(setting.layers) / ratio / 3 / setting.layers, 3)
-            made = stack.Stack(forward_us=(forward_us,) * setting.layers, bytes=(setting.size,) * setting.layers,
-                               world=setting.world, clock="real", backend=setting.network)
-            times, memory = measure(workers, made, setting)
-            rows += report_point(report, made, alone, {"ratio": ratio, "memory_bytes": memory}, times)
-    report.note("\nmicroseconds a step; the bound is for this schedule's collectives, timed alone")
-    report.table(["impl", "ratio", "median", "p10", "p90", "compute", "exposed", "bound"], rows)
+        for world in options.worlds or [ranks]:
+            for size in (int(mebibytes * MEGABYTE) for mebibytes in megabytes):
+                alone = time_alone(workers, options.network, world, size)
+                for memory in memories:
+                    for ratio in options.ratios:
+                        made = make_stack(options, world, size, memory, alone, ratio)
+                        measured = measure(workers, made, options.repeats)
+                        rows += report_point(report, made, alone, {"ratio": ratio, "size": size, **memory}, measured)
+    report.note("\nmicroseconds a step; the bound is for this schedule's collectives, timed alone, within our memory")
+    report.table(["impl", "world", "MiB", "case", "ratio", "median", "p10", "p90", "compute", "exposed", "bound", "host",
+                  "peak MB"], rows)
+
+
+def make_stack(options, world, size, memory, alone, ratio):
+    forward_us = round(alone.step(options.layers) / ratio / 3 / options.layers, 3)
+    made = stack.Stack(forward_us=(forward_us,) * options.layers, bytes=(size,) * options.layers, world=world,
+                       clock="real", backend=options.network, prefetch=memory["prefetch"])
+    layers = memory.get("budget_layers")
+    return replace(made, budget=layers * made.layer_bytes(0)) if layers else made
 
 
 def command(impl):
@@ -77,10 +82,9 @@ def command(impl):
             else conductor.pytorch_command("overlap.py"))
 
 
-def time_alone(workers, setting):
-    made = stack.Stack(forward_us=(1.0,), bytes=(setting.size,), world=setting.world, clock="real",
-                       backend=setting.network)
-    ranks = workers.start_world("alone", command("fsdp"), setting.world)
+def time_alone(workers, network, world, size):
+    made = stack.Stack(forward_us=(1.0,), bytes=(size,), world=world, clock="real", backend=network)
+    ranks = workers.start_world("alone", command("fsdp"), world)
     ranks.ask(made.request())
     replies = ranks.ask({"do": "alone", "bytes": [made.layer_bytes(0)], "repeats": 20})
     ranks.close()
@@ -88,33 +92,37 @@ def time_alone(workers, setting):
                    for kind in ("gather_us", "reduce_us")))
 
 
-def measure(workers, made, setting):
-    """The implementations' times, taken in turns, and the most unsharded bytes of ours."""
-    started = {impl: workers.start_world(impl, command(impl), setting.world) for impl in IMPLS}
-    times = {impl: [] for impl in IMPLS}
+def measure(workers, made, repeats):
+    """{implementation: the steps of all ranks}, taken in turns."""
+    started = {impl: workers.start_world(impl, command(impl), made.world) for impl in IMPLS}
+    steps = {impl: [] for impl in IMPLS}
     for world in started.values():
         world.ask(made.request())
-        world.ask({"do": "run", "warmup": 3, "steps": 0})
-    memory = 0
-    for _ in range(setting.repeats):
+        world.ask({"do": "run", "warmup": WARM_UP, "steps": 0})
+    for _ in range(repeats):
         for impl in IMPLS:
             replies = started[impl].ask({"do": "run", "warmup": 0, "steps": 1})
-            times[impl].append(max(reply["steps"][0]["total_us"] for reply in replies))
-            if impl == "fsdp":
-                memory = replies[0]["steps"][0]["peak_unsharded_bytes"]
+            steps[impl].append([reply["steps"][0] for reply in replies])
     for world in started.values():
         world.close()
-    return times, memory
+    return steps
 
 
-def report_point(report, made, alone, about, times):
+def report_point(report, made, alone, about, measured):
     layers = len(made.bytes)
-    bound_us = overlap_bound.floor(made.machine(about["memory_bytes"], [alone.gather] * layers,
-                                                [alone.reduce] * layers))
+    memory = made.budget or max(ranks[0]["peak_unsharded_bytes"] for ranks in measured["fsdp"])
+    bound_us = overlap_bound.floor(made.machine(memory, [alone.gather] * layers, [alone.reduce] * layers))
+    compute, communication = made.compute_us(), alone.step(layers)
     for impl in IMPLS:
-        spread = harness.spread(times[impl], "us")
-        total, compute = spread["median_us"], made.compute_us()
+        spread = harness.spread([max(rank["total_us"] for rank in ranks) for ranks in measured[impl]], "us")
+        host = harness.median([max(rank["issued_us"] for rank in ranks) for ranks in measured[impl]])
+        peak = max(rank["peak_live_bytes"] for ranks in measured[impl] for rank in ranks)
+        total = spread["median_us"]
         report.case(network=made.backend, impl=impl, world=made.world, total_us=total, compute_us=round(compute, 3),
-                    communication_us=round(alone.step(layers), 3), exposed_us=round(total - compute, 3),
-                    bound_us=round(bound_us, 3), **about, **spread)
-        yield [impl, about["ratio"], *spread.values(), compute, total - compute, bound_us]
+                    communication_us=round(communication, 3), exposed_us=round(total - compute, 3),
+                    bound_us=round(bound_us, 3), over_bound_percent=round(100 * (total / bound_us - 1), 2),
+                    overlap_percent=round(stack.overlap_percent(total, compute, communication, bound_us), 1),
+                    bound_memory_bytes=memory, host_us=round(host, 3), peak_live_bytes=peak, **about, **spread)
+        case = f"budget {about['budget_layers']} layers" if "budget_layers" in about else f"prefetch {about['prefetch']}"
+        yield [impl, made.world, f"{about['size'] / MEGABYTE:g}", case if impl == "fsdp" else "", about["ratio"],
+               *spread.values(), compute, total - compute, bound_us, host, f"{peak / 1e6:.1f}"]

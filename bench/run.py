@@ -37,11 +37,14 @@ def main():
     options = parser.parse_args(sys.argv[2:])
     report = harness.Report(name, options)
     try:
-        module.run(options, report)
+        failed = module.run(options, report)  # what went wrong where the rest is worth keeping
     except WorkerError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     report.save()
+    if failed:
+        print(f"{name}: {failed}", file=sys.stderr)
+        return 1
     return 0
 
 

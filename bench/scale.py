@@ -10,6 +10,7 @@ that; node keeps each layer sharded over the node's eight GPUs after forward (re
 the bytes of unsharded parameters instead (set_unsharded_byte_budget).
 """
 
+import arguments
 import conductor
 import harness
 import llamas
@@ -38,18 +39,14 @@ ASSUMPTIONS = (
 )
 
 
-def names(text):
-    return text.split(",")
-
-
 def add_options(parser):
-    parser.add_argument("--models", type=names, default=list(llamas.LLAMAS), help="default 7B,70B,405B")
-    parser.add_argument("--worlds", type=harness.integers, default=list(WORLDS), help="default 8,64,512,4096,16384")
-    parser.add_argument("--schemes", type=names, default=list(SCHEMES), help=f"default {','.join(SCHEMES)}")
-    parser.add_argument("--budget-gb", type=float, default=24.0, help="of the scheme budget (default 24)")
-    parser.add_argument("--achieved", type=float, default=0.5, help="share of the peak FLOP/s (default 0.5)")
-    parser.add_argument("--prefetch", type=int, default=1)
-    parser.add_argument("--reduce-buffers", type=int, default=1)
+    parser.add_argument("--models", type=arguments.names(llamas.LLAMAS), help="default 7B,70B,405B")
+    parser.add_argument("--worlds", type=arguments.wholes(1), help="default 8,64,512,4096,16384")
+    parser.add_argument("--schemes", type=arguments.names(SCHEMES), default=list(SCHEMES), help=f"default {','.join(SCHEMES)}")
+    parser.add_argument("--budget-gb", type=arguments.positive, default=24.0, help="of the scheme budget (default 24)")
+    parser.add_argument("--achieved", type=arguments.positive, default=0.5, help="share of the peak FLOP/s (default 0.5)")
+    parser.add_argument("--prefetch", type=arguments.whole(0), default=1)
+    parser.add_argument("--reduce-buffers", type=arguments.whole(1), default=1)
     parser.add_argument("--separate-reductions", action="store_true")
 
 
@@ -111,20 +108,24 @@ def predict(worker, model, world, scheme, options):
 
 
 def check(options):
-    for model in options.models:
-        if model not in llamas.LLAMAS:
-            raise SystemExit(f"scale: unknown model {model!r}; there are {', '.join(llamas.LLAMAS)}")
-    for scheme in options.schemes:
-        if scheme not in SCHEMES:
-            raise SystemExit(f"scale: unknown scheme {scheme!r}; there are {', '.join(SCHEMES)}")
     for world in options.worlds:
-        if world < 8 or world % networks.GPUS_A_NODE:
-            raise SystemExit(f"scale: expected whole nodes of {networks.GPUS_A_NODE} GPUs, found {world}")
+        if world % networks.GPUS_A_NODE:
+            raise SystemExit(f"scale: --worlds: expected whole nodes of {networks.GPUS_A_NODE} GPUs, found {world}")
+    if options.achieved > 1:
+        raise SystemExit(f"scale: --achieved: expected a share of the peak, 1 at most, found {options.achieved:g}")
+    if "budget" not in options.schemes:
+        return
+    for name in options.models:
+        model = llamas.LLAMAS[name]
+        least = 2 * max(llamas.elements(shapes) for shapes in (model.layer_shapes(), model.vocabulary_shapes())) / GIGABYTE
+        if options.budget_gb < least:
+            raise SystemExit(f"scale: --budget-gb: expected {least:.2g} or more, which the largest layer of {name} takes, "
+                             f"found {options.budget_gb:g}")
 
 
 def run(options, report):
-    if options.quick:
-        options.models, options.worlds = ["7B"], [8, 64]
+    options.models = options.models or (["7B"] if options.quick else list(llamas.LLAMAS))
+    options.worlds = options.worlds or ([8, 64] if options.quick else list(WORLDS))
     check(options)
     harness.build(options, [harness.OVERLAP_PROGRAM])
     report.setting(models=options.models, prefetch=options.prefetch, reduce_buffers=options.reduce_buffers,
@@ -145,5 +146,8 @@ def run(options, report):
                     if line is not None:
                         report.case(**line)
                         rows.append([line[key] if key != "fits" else ("yes" if line[key] else "no") for key in shown])
+    if not rows:
+        raise SystemExit("scale: nothing to predict: on so few GPUs these schemes are fsdp; take --schemes fsdp, or more "
+                         "--worlds")
     report.note("\npredictions")
     report.table([key.replace("_", " ") for key in shown], rows)

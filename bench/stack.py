@@ -65,6 +65,13 @@ class Stack:
         return overlap_bound.Machine(layers, memory, 2 if self.separate else 1, may_stay)
 
 
+def overlap_percent(total_us, compute_us, communication_us, bound_us):
+    """Of the communication that the best schedule hides behind compute, how much this one hides."""
+    possible = communication_us - (bound_us - compute_us)
+    hidden = communication_us - (total_us - compute_us)
+    return 100.0 if possible <= 0 else 100 * max(0.0, min(1.0, hidden / possible))
+
+
 @dataclass(frozen=True)
 class Result:
     """One step of a stack. Times in microseconds."""
@@ -79,14 +86,14 @@ class Result:
     peak: int  # most unsharded bytes at one time
     start: str  # of reductions (include/fsdp/reduce_scatter_start.hpp)
     by_size_us: float  # the least time with the default start
-    by_prefetch_us: dict  # the time with each distance; the least is `total_us`
+    by_prefetch: dict  # what each distance takes, as Measured
     step: dict = field(repr=False)  # the last one
     totals_us: tuple = field(repr=False)  # of all steps
 
     @property
     def prefetch(self):
-        """The distance that takes the least time."""
-        return min(self.by_prefetch_us, key=self.by_prefetch_us.get)
+        """The distance that takes the least time; of equal ones the least."""
+        return min(self.by_prefetch, key=lambda distance: (self.by_prefetch[distance].total_us, distance))
 
     @property
     def exposed_us(self):
@@ -98,10 +105,7 @@ class Result:
 
     @property
     def overlap_percent(self):
-        """Of the communication that the best schedule hides behind compute, how much this one hides."""
-        possible = self.communication_us - (self.bound_us - self.compute_us)
-        hidden = self.communication_us - self.exposed_us
-        return 100.0 if possible <= 0 else 100 * max(0.0, min(1.0, hidden / possible))
+        return overlap_percent(self.total_us, self.compute_us, self.communication_us, self.bound_us)
 
     def line(self):
         """The fields that the issue of the benchmark asks for, first."""
@@ -111,7 +115,8 @@ class Result:
                 "overlap_percent": round(self.overlap_percent, 1), "floor_us": round(self.floor_us, 3),
                 "memory_bytes": self.memory, "all_gathers": self.step["all_gathers"], "start": self.start,
                 "by_size_us": round(self.by_size_us, 3), "prefetch": self.prefetch,
-                "by_prefetch_us": {distance: round(us, 3) for distance, us in self.by_prefetch_us.items()}}
+                "by_prefetch_us": {distance: round(one.total_us, 3) for distance, one in self.by_prefetch.items()},
+                "peak_live_bytes": {distance: one.peak_live for distance, one in self.by_prefetch.items()}}
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class Measured:
     totals_us: tuple
     start: str
     by_size_us: float
+    peak_live: int  # most bytes of tensors at one time
 
     @property
     def total_us(self):
@@ -139,14 +145,18 @@ def measure(worker, stack, steps=1, warmup=3):
     step, totals = run()
     start, by_size = "by_size", harness.median(totals)
     if stack.separate:
-        start = worker.ask({"do": "choose start"})["start"]
+        # On a virtual clock one step is as all others.
+        rounds = 1 if stack.clock == "virtual" else max(3, steps)
+        start = worker.ask({"do": "choose start", "rounds": rounds})["start"]
         step, totals = run()
-    return Measured(step, totals, start, by_size)
+    return Measured(step, totals, start, by_size, step["peak_live_bytes"] * stack.scale)
 
 
 def simulate(worker, *stacks, steps=1):
     """The fastest of stacks that differ in their prefetch distance and buffers alone, beside their bound. More than one
-    need a byte budget: what they may hold, and so the bound, is then the same."""
+    need a byte budget: what may be unsharded, and so the bound, is then the same."""
+    if len(stacks) > 1 and not all(stack.budget for stack in stacks):
+        raise ValueError("several stacks: expected a byte budget in each, found none in some; simulate those one by one")
     measured = [measure(worker, stack, steps) for stack in stacks]
     best = min(measured, key=lambda one: one.total_us)
     stack = stacks[measured.index(best)]
@@ -158,7 +168,7 @@ def simulate(worker, *stacks, steps=1):
     communication = sum(transfer["alone_us"] for transfer in best.step["transfers"])
     return Result(best.total_us, stack.compute_us(), communication, *bound, memory, peak, best.start,
                   min(one.by_size_us for one in measured),
-                  {stack.prefetch: one.total_us for stack, one in zip(stacks, measured)}, best.step, best.totals_us)
+                  {stack.prefetch: one for stack, one in zip(stacks, measured)}, best.step, best.totals_us)
 
 
 def chrome_trace(step, name):

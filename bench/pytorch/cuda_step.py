@@ -1,8 +1,8 @@
 """The worker of cuda_step: training steps of a Llama in bfloat16 on a GPU, sharded by the package, by FSDP2, or plain.
 
 `setup` joins a world: fake (of so many ranks, this process the first), or as the conductor's environment says. `memory`
-makes a model and measures its steps alone on the device. `make` makes models of all kinds, `time`, `issue` and
-`profile` measure one of them, `drop` lets go of them.
+makes a model and measures its steps alone on the device. `make` makes models of all kinds, `warm` runs steps of one of
+them, `time` and `profile` measure it, `drop` lets go of all.
 """
 
 import gc

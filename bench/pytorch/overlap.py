@@ -6,6 +6,8 @@ import torch
 
 import worker
 
+extension = worker.extension()
+
 
 class HostSpin:
     def __call__(self, microseconds):
@@ -81,17 +83,29 @@ class Overlap:
         self.dist.barrier()
         self.synchronize()
 
-        def work():
-            self.layers(torch.zeros(1, device=self.device)).sum().backward()
-            self.synchronize()
+        self.forget_peak()
+        begin = time.perf_counter()
+        self.layers(torch.zeros(1, device=self.device)).sum().backward()
+        issued = time.perf_counter()
+        self.synchronize()
+        return {"total_us": 1e6 * (time.perf_counter() - begin), "issued_us": 1e6 * (issued - begin),
+                "peak_live_bytes": self.peak()}
 
-        return 1e6 * worker.seconds(work)
+    def forget_peak(self):
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            extension.start_recording()
+
+    def peak(self):
+        return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else extension.peak_bytes()
 
 
 def answer(overlap, request):
-    times = [overlap.step() for _ in range(request["warmup"] + request["steps"])]
-    return {"steps": [{"total_us": us} for us in times[request["warmup"]:]]}
+    steps = [overlap.step() for _ in range(request["warmup"] + request["steps"])]
+    return {"steps": steps[request["warmup"]:]}
 
 
 if __name__ == "__main__":
+    extension.install_counting_allocator()
     worker.serve_one(Overlap, lambda overlap: {}, answer)

@@ -130,7 +130,8 @@ class Simulation(unittest.TestCase):
             stacks = [replace(made, prefetch=distance, reduce_buffers=distance + 1) for distance in (1, 2)]
             alone = {one.prefetch: stack.simulate(self.worker, one) for one in stacks}
             result = stack.simulate(self.worker, *stacks)
-            self.assertEqual(result.by_prefetch_us, {distance: one.total_us for distance, one in alone.items()})
+            self.assertEqual({distance: one.total_us for distance, one in result.by_prefetch.items()},
+                             {distance: one.total_us for distance, one in alone.items()})
             self.assertEqual(result.prefetch, best)
             self.assertEqual(result.total_us, alone[best].total_us)
             self.assertEqual(result.bound_us, alone[3 - best].bound_us)
@@ -154,6 +155,7 @@ class Programs(unittest.TestCase):
     def test_all_gather_overlap_prints_a_line_a_point(self):
         lines = lines_of(self, "all_gather_overlap", "--quick")
         self.assertEqual(len(lines), 2 * 2 * 3 * 3)  # networks, queues, memories, ratios
+        self.assertEqual({(line["network"], line["world"]) for line in lines}, {("nvlink", 8), ("infiniband", 16)})
         for line in lines:
             self.assertEqual(list(line)[:7], ["network", "world", "total_us", "compute_us", "communication_us",
                                               "exposed_us", "bound_us"])
@@ -166,6 +168,40 @@ class Programs(unittest.TestCase):
             self.assertEqual(line["total_us"], min(distances.values()))
             self.assertEqual(distances[str(line["prefetch"])], line["total_us"])
 
+    def test_where_layers_differ_and_latency_counts_steps_are_within_5_percent_of_their_bound(self):
+        # Of the whole sweep the ratios that are the worst.
+        for network, worlds, ratios in (("infiniband", "16,128", "1.25,2"), ("nvlink", "64", "1.5,2")):
+            lines = lines_of(self, "all_gather_overlap", "--network", network, "--worlds", worlds, "--ratios", ratios,
+                             "--shapes", "equal,alternating,large-first")
+            self.assertEqual(len(lines), len(worlds.split(",")) * 2 * 3 * 2 * 3)  # worlds, ratios, shapes, queues, memories
+            for line in lines:
+                self.assertGreaterEqual(line["total_us"], line["bound_us"] - 0.01)
+                self.assertLess(line["over_bound_percent"], 5, line)
+
+    def test_bad_options_are_refused_by_name_before_anything_runs(self):
+        overlap, scale = ["all_gather_overlap"], ["scale"]
+        for command, option, value, why in (
+                (overlap, "--ratios", "0", "numbers above 0"), (overlap, "--ratios", "nan", "numbers above 0"),
+                (overlap, "--megabytes", "-1", "numbers above 0"), (overlap, "--layers", "0", "1 or more"),
+                (overlap, "--worlds", "8,1", "2 or more"), (overlap, "--budgets", "0", "1 or more"),
+                (overlap, "--prefetch", "one", "0 or more"), (overlap, "--shapes", "equal,foo", "some of equal, alternating"),
+                (overlap, "--plot", "/no/such/plot.png", "no folder"), (overlap, "--preset", "nvlink", "not for"),
+                ([*overlap, "--network", "gloo"], "--shapes", "equal", "not for"), (scale, "--achieved", "2", "1 at most"),
+                (scale, "--models", "8B", "some of 7B"), (scale, "--worlds", "12", "whole nodes"),
+                (scale, "--budget-gb", "0.1", "0.4 or more"), (["cuda_step"], "--steps", "0", "1 or more")):
+            with self.subTest(option=option, value=value):
+                done = bench(*command, "--quick", f"{option}={value}")
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(option, done.stderr)
+                self.assertIn(why, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+
+    @unittest.skipIf(torch.cuda.is_available(), "there is a CUDA device")
+    def test_cuda_step_says_that_it_needs_a_device(self):
+        done = bench("cuda_step", "--quick")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("needs a CUDA device", done.stderr)
+
     def test_all_gather_overlap_draws_and_writes_a_trace(self):
         with tempfile.TemporaryDirectory() as folder:
             plot, trace = Path(folder) / "plot.png", Path(folder) / "trace.json"
@@ -177,9 +213,11 @@ class Programs(unittest.TestCase):
 
     def test_over_gloo_fsdp2_stands_beside_it(self):
         lines = lines_of(self, "all_gather_overlap", "--quick", "--network", "gloo", "--ratios", "1")
-        self.assertEqual({line["impl"] for line in lines}, {"fsdp", "fsdp2"})
+        self.assertEqual([line["impl"] for line in lines], ["fsdp", "fsdp2"])
         for line in lines:
             self.assertGreaterEqual(line["total_us"], line["compute_us"])
+            self.assertGreaterEqual(line["total_us"], line["host_us"] - 1)
+            self.assertGreater(line["peak_live_bytes"], line["bound_memory_bytes"])
 
     @unittest.skipIf(torch.cuda.is_available(), "there is a CUDA device")
     def test_nccl_and_a_stream_say_that_they_need_a_device(self):
