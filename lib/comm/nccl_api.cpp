@@ -66,8 +66,6 @@ NcclApi load_nccl_api(const SymbolSource& find) {
   need(api.red_op_destroy, find, "ncclRedOpDestroy", api);
   take(api.mem_alloc, find, "ncclMemAlloc");
   take(api.mem_free, find, "ncclMemFree");
-  take(api.comm_register, find, "ncclCommRegister");
-  take(api.comm_deregister, find, "ncclCommDeregister");
   take(api.comm_window_register, find, "ncclCommWindowRegister");
   take(api.comm_window_deregister, find, "ncclCommWindowDeregister");
   return api;

@@ -33,13 +33,10 @@ struct NcclApi {
 
   decltype(&::ncclMemAlloc) mem_alloc = nullptr;
   decltype(&::ncclMemFree) mem_free = nullptr;
-  decltype(&::ncclCommRegister) comm_register = nullptr;
-  decltype(&::ncclCommDeregister) comm_deregister = nullptr;
   decltype(&::ncclCommWindowRegister) comm_window_register = nullptr;      // from 2.27 on
   decltype(&::ncclCommWindowDeregister) comm_window_deregister = nullptr;  // from 2.27 on
 
   bool has_memory() const { return mem_alloc != nullptr && mem_free != nullptr; }
-  bool has_registration() const { return comm_register != nullptr && comm_deregister != nullptr; }
   bool has_windows() const { return comm_window_register != nullptr && comm_window_deregister != nullptr; }
 
   /// "2.30.7", of the library.

@@ -13,7 +13,6 @@ TEST_CASE("the functions are those of the NCCL that LibTorch has loaded", "[comm
   const NcclApi& api = nccl_api();
   CHECK(api.version() == fmt::format("{}.{}.{}", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH));
   CHECK(api.has_memory());
-  CHECK(api.has_registration());
   CHECK(api.has_windows());
   CHECK_THAT(api.describe(ncclSystemError, nullptr), Catch::StartsWith("NCCL " + api.version() + ": unhandled system"));
 }
@@ -21,7 +20,6 @@ TEST_CASE("the functions are those of the NCCL that LibTorch has loaded", "[comm
 TEST_CASE("functions that only newer versions have are null where they are missing", "[comm][nccl_api]") {
   const NcclSubstitute nccl({.missing_symbol = "ncclCommWindowRegister"});
   CHECK(nccl.api().has_memory());
-  CHECK_FALSE(nccl.api().has_registration());  // of which the substitute has nothing
   CHECK_FALSE(nccl.api().has_windows());
   CHECK(nccl.api().comm_window_register == nullptr);
 }
