@@ -2,7 +2,8 @@
 
 Usage: test_cases.py [--device cpu] [--world WORLD,...] [--out FILE] [--limit SECONDS] [-k PART]
 --device cpu: the cases that need no GPU, on the CPU. --out: a JSON line for each case, with what it found. --limit:
-of each world. -k: only tests with this in their name.
+of each world. -k: only tests with this in their name. The package comes from FSDP_BUILD_DIR, else from where Python finds
+it.
 """
 
 import argparse
@@ -26,11 +27,13 @@ from worlds import WORLDS, missing
 def read_arguments():
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", choices=("cuda", "cpu"))
-    parser.add_argument("--world", default=",".join(WORLDS))
+    parser.add_argument("--world", type=lambda text: text.split(","), default=list(WORLDS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=float, default=800)
     parser.add_argument("-k", action="append", default=[])
     found, sys.argv[1:] = parser.parse_known_args()
+    if not set(found.world) <= WORLDS.keys():
+        parser.error(f"--world: expected some of {', '.join(WORLDS)}, with commas between, found {','.join(found.world)!r}")
     if found.device:
         os.environ["FSDP_TEST_DEVICE"] = found.device
     if found.out:
@@ -68,7 +71,7 @@ class OnGpu(unittest.TestCase):
 def add_tests():
     from cases import CASES
 
-    for world in ARGUMENTS.world.split(","):
+    for world in ARGUMENTS.world:
         for name, case in CASES.items():
             chosen = not ARGUMENTS.k or any(part in f"test_{world}_{name}" for part in ARGUMENTS.k)
             if world in case.worlds and chosen:
@@ -77,6 +80,8 @@ def add_tests():
 
 
 add_tests()
+if not any(SELECTED.values()):
+    sys.exit(f"test_cases.py: no case of {', '.join(ARGUMENTS.world)} has {' or '.join(ARGUMENTS.k)} in its name")
 
 if __name__ == "__main__":
     main()

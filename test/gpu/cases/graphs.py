@@ -74,6 +74,34 @@ def graph_of_plain(place, optimizer):
     return compare(found, wanted, None)
 
 
+class Untrained:
+    """The optimizer of a fake world, whose reductions leave no numbers to train with."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+    def zero_grad(self, set_to_none):
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self):
+        pass
+
+
+@case(worlds=("fake",), variants=[("kept",), ("released",), ("resident",)])
+def graph_of_gathers(place, storage):
+    """With one rank alone nothing is gathered; here it is, and losses are of what was."""
+    place.needs_gpu()
+    models = [shard(place, make_model(place), reshard_after_forward=storage != "resident") for _ in range(2)]
+    for model in models:
+        model.set_keep_unsharded_storage(storage == "kept")
+    wanted, found = (run(Stepper(place, model, Untrained(model.parameters()))).losses
+                     for run, model in zip((eager, captured), models))
+    assert found == wanted, f"losses of replays: {found}, of steps: {wanted}"
+    assert len(set(found)) > 1, f"the loss stays {found[0]}: replays do nothing"
+    return {"losses": found}
+
+
 @case(worlds=("one", "nccl"),
       variants=[(optimizer, storage) for optimizer in OPTIMIZERS for storage in ("kept", "released", "resident")])
 def graph_of_sharded(place, optimizer, storage):

@@ -30,7 +30,7 @@ def peak_of_a_step(place, api, **options):
     return torch.cuda.max_memory_allocated() - before, between
 
 
-@case(worlds=("one", "nccl"), variants=[(True,), (False,)])
+@case(worlds=("one", "fake", "nccl"), variants=[(True,), (False,)])
 def peak(place, reshard):
     """At most FSDP2's, within the allocator's rounding; nothing is left behind by a step."""
     place.needs_gpu()

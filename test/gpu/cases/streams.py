@@ -106,7 +106,7 @@ def late_streams(place, variant, seed):
     return {"delays": delays.delays, **compare(found, wanted, None if variant == "mixed" else mesh)}
 
 
-@case(worlds=("one", "nccl"), variants=[("released",), ("kept",), ("event",)])
+@case(worlds=("one", "fake", "nccl"), variants=[("released",), ("kept",), ("event",)])
 def host_goes_on(place, variant):
     """With the device busy before a step, the host is through with forward and backward before the device begins."""
     place.needs_gpu()
@@ -134,7 +134,7 @@ def host_goes_on(place, variant):
     return {"issued_s": issued, "whole_s": whole}
 
 
-@case(worlds=("one", "nccl"))
+@case(worlds=("one", "fake", "nccl"))
 def no_synchronization(place):
     """Of those that torch itself sees: copies to the host, and the like."""
     place.needs_gpu()
