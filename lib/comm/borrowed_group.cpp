@@ -18,13 +18,19 @@ namespace {
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// Their names in torch 2.15, or those that are deprecated there.
+// What a class derived in Python can override: before torch 2.15 a batch alone.
+template <class Group, class Collective, class Options>
+WorkPtr as_batch(Group& group, Collective collective, at::Tensor& output, at::Tensor& input, const Options& options) {
+  std::vector<at::Tensor> outputs = {output}, inputs = {input};
+  return (group.*collective)(outputs, inputs, options);
+}
+
 template <class Group>
 WorkPtr gather_on(Group& group, at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
   if constexpr (requires { group.all_gather_single(output, input, options); })
     return group.all_gather_single(output, input, options);
   else
-    return group._allgather_base(output, input, options);
+    return as_batch(group, &Group::allgather_into_tensor_coalesced, output, input, options);
 }
 
 template <class Group>
@@ -33,7 +39,7 @@ WorkPtr reduce_on(Group& group, at::Tensor& output, at::Tensor& input,
   if constexpr (requires { group.reduce_scatter_single(output, input, options); })
     return group.reduce_scatter_single(output, input, options);
   else
-    return group._reduce_scatter_base(output, input, options);
+    return as_batch(group, &Group::reduce_scatter_tensor_coalesced, output, input, options);
 }
 
 /// A process group that is no set of backends but does its collectives itself: a class derived in Python.
