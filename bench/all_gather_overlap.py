@@ -22,7 +22,9 @@ release.
   takes no time. It has one queue; two would share the bandwidth, which streams cannot. It has not been run on a GPU
   yet. With --device cpu the host does all of it, one thing after another: that shows the program, and no overlap.
 
-Options that a network does not take are refused. Over processes all layers are alike, in one queue.
+Options that a network does not take are refused. Over processes all layers are alike, in one queue: no --shapes,
+--separate-reductions, --reduce-buffers, --clock, --trace or --plot. --preset and --device are for a stream alone, and
+--repeats for what the machine's clock times.
 
 --separate-reductions gives reductions a communicator of their own (FSDPModule::set_separate_reduce_scatter_group). On a
 simulated network that is a queue of its own, which shares the bandwidth: two that had all of it each would be
@@ -54,7 +56,7 @@ WORLDS = {"nvlink": [8, 64], "infiniband": [16, 128, 1024]}
 RATIOS = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0]  # of communication to compute
 SHAPES = ("equal", "alternating", "large-first")
 PROCESSES = ("gloo", "nccl")
-NOT_TAKEN = {"processes": ("preset", "device", "shapes", "separate_reductions", "reduce_buffers", "clock", "trace", "plot"),
+NOT_TAKEN = {"processes": ("preset", "device", "shapes", "reduce_buffers", "clock", "trace", "plot"),
              "stream": ("clock",),
              "simulated": ("preset", "device")}
 
@@ -72,7 +74,7 @@ def add_options(parser):
                         help="of communication to compute, which sets the layers' compute time; of a step that gathers all "
                              "but the last layer twice (default 1/4 to 4)")
     parser.add_argument("--prefetch", type=arguments.wholes(0),
-                        help="distances (default 1,2, for gloo and NCCL 1); of a budget each is tried, and the faster shown")
+                        help="distances (default 1,2, for gloo and NCCL 1); of a budget each is tried, and the faster shown, for gloo and NCCL each")
     parser.add_argument("--budgets", type=arguments.wholes(1),
                         help="byte budgets, in layers (default 4, for gloo and NCCL none)")
     parser.add_argument("--shapes", type=arguments.names(SHAPES),
@@ -83,18 +85,28 @@ def add_options(parser):
                         help="set_reduce_scatter_max_input_buffers; default: one more than groups are gathered ahead")
     parser.add_argument("--clock", choices=("virtual", "real"), help="default virtual")
     parser.add_argument("--repeats", type=arguments.whole(1), help="steps where the machine's time counts (default 10)")
-    parser.add_argument("--trace", type=arguments.new_file,
+    parser.add_argument("--trace", type=arguments.new_file(),
                         help="write the last step's timeline here, in the Chrome trace format")
-    parser.add_argument("--plot", type=arguments.new_file, help="draw exposed communication over the ratio here (PNG)")
+    parser.add_argument("--plot", type=arguments.new_file(".png"), help="draw exposed communication over the ratio here (PNG)")
+
+
+def option(name):
+    return "--" + name.replace("_", "-")
 
 
 def settle(options):
     """Fills in what was not asked for; refuses what this network does not take."""
     kind = {"stream": "stream", "gloo": "processes", "nccl": "processes"}.get(options.network, "simulated")
-    refused = [f"--{name.replace('_', '-')}" for name in NOT_TAKEN[kind] if getattr(options, name) is not None]
+    refused = [name for name in NOT_TAKEN[kind] if getattr(options, name) is not None]
+    if kind == "processes" and options.separate_reductions:
+        refused.append("separate_reductions")
+    if kind == "simulated" and options.clock != "real" and options.repeats is not None:
+        refused.append("repeats")  # every step is as the first
     if refused:
-        raise SystemExit(f"all_gather_overlap: {', '.join(refused)} is not for --network {options.network or 'nvlink'}; "
-                         "leave it out (--help says what each network takes)")
+        raise SystemExit(f"all_gather_overlap: {', '.join(option(name) for name in refused)}: not for --network "
+                         f"{options.network or 'nvlink'}; leave it out")
+    if options.plot:
+        import overlap_plot  # noqa: F401  what it needs is found missing now
     quick = {"layers": 4 if kind == "processes" else 12, "ratios": [0.5, 1.0, 2.0], "shapes": ["equal"], "repeats": 2}
     default = {"preset": "nvlink", "device": "cuda", "layers": 12, "ratios": RATIOS, "shapes": list(SHAPES), "repeats": 10,
                "prefetch": [1] if kind == "processes" else [1, 2], "budgets": [] if kind == "processes" else [4],
@@ -231,7 +243,7 @@ def run_simulated(options, report):
 def run(options, report):
     settle(options)
     if options.network in PROCESSES:
-        harness.build(options, [harness.OVERLAP_PROGRAM, harness.EXTENSION])
+        harness.build(options, [harness.OVERLAP_PROGRAM, *filter(harness.has_target, [harness.EXTENSION])])
         import overlap_processes
 
         return overlap_processes.run(options, report)

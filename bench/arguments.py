@@ -30,12 +30,25 @@ def names(known):
     return _several(str, lambda value: value in known, f"some of {', '.join(known)}, with commas between")
 
 
-def new_file(text):
-    """A file in a folder that is there: found before hours of measuring, not after."""
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} to")
-    return path
+def new_file(suffix=""):
+    """A file that can be written, by its folder and name: found before hours of measuring, not after."""
+    def parse(text):
+        path = Path(text)
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} to")
+        if path.is_dir() or not path.name.endswith(suffix):
+            found = "a folder" if path.is_dir() else repr(path.name)
+            raise argparse.ArgumentTypeError(f"expected the name of a file{suffix and ' that ends in ' + suffix}, found {found}")
+        return path
+
+    return parse
+
+
+def folder(text):
+    """A folder that is there."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
+    return text
 
 
 def _is_positive(value):

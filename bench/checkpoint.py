@@ -25,7 +25,7 @@ def add_options(parser):
     parser.add_argument("--mib", type=arguments.whole(1), default=1024, help="of the model, in matrices of 4 MiB (default 1024)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--ranks", type=arguments.whole(1), default=2)
-    parser.add_argument("--folder", help="where files are written (default: the build folder)")
+    parser.add_argument("--folder", type=arguments.folder, help="where files are written (default: the build folder)")
     parser.add_argument("--warmup", type=arguments.whole(0), default=1, help="turns before the measured ones (default 1)")
     parser.add_argument("--repeats", type=arguments.whole(1), default=7, help="turns (default 7)")
 

@@ -36,7 +36,7 @@ def add_options(parser):
     parser.add_argument("--repeats", type=arguments.whole(1), default=8, help="turns (default 8)")
     parser.add_argument("--steps", type=arguments.whole(1), default=3, help="of a turn, issued without a wait (default 3)")
     parser.add_argument("--limit", type=arguments.positive, default=140, help="seconds: what is left then is left out (default 140)")
-    parser.add_argument("--out", help="a file that gets each case as a JSON line at once")
+    parser.add_argument("--out", type=arguments.new_file(), help="a file that gets each case as a JSON line at once")
 
 
 class Run:
@@ -158,7 +158,7 @@ def run(options, report):
     if options.device == "cuda" and not has_gpu():
         raise SystemExit("cuda_step: needs a CUDA device, found none; --device cpu tries it out with tiny sizes")
     if options.device == "cpu":
-        options.tokens = [tokens // 16 for tokens in options.tokens]
+        options.tokens = sorted({max(2, tokens // 16) for tokens in options.tokens})
     harness.build(options, harness.PACKAGE)
     begin, done, failed = time.monotonic(), [], []
     for at, name in enumerate(options.worlds):

@@ -18,7 +18,7 @@ MEASUREMENTS = {
 
 
 def add_options(parser):
-    parser.add_argument("--dims", default="512,1024", help="four matrices of [dim, dim] (default 512,1024)")
+    parser.add_argument("--dims", type=arguments.wholes(1), default=[512, 1024], help="four matrices of [dim, dim] (default 512,1024)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--ranks", type=arguments.whole(1), default=2)
     parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="of each measurement (default 3)")
@@ -75,7 +75,7 @@ def report_dim(dim, group_bytes, times, worlds, options, report):
 
 def run(options, report):
     impls = IMPLS if options.impl == "all" else (options.impl,)
-    dims = [int(dim) for dim in options.dims.split(",")]
+    dims = options.dims
     if options.quick:
         dims, options.repeats, options.warmup = dims[:1], 3, 2
     harness.build(options, [harness.PROGRAM] if "fsdp" in impls else [])

@@ -33,6 +33,11 @@ def build_dir():
     return Path(path)
 
 
+def has_target(name):
+    """False: the build was configured where something was missing that the target needs."""
+    return name in (build_dir() / "build.ninja").read_text()
+
+
 def build(options, targets):
     if options.no_build:
         return

@@ -23,7 +23,7 @@ def add_options(parser):
     parser.add_argument("--vocabulary", type=arguments.whole(1), default=512)
     parser.add_argument("--tokens", type=arguments.whole(1), default=16, help="a rank (default 16)")
     parser.add_argument("--ranks", type=arguments.whole(1), default=4)
-    parser.add_argument("--prefetch", default="0,1,2", help="groups ahead, for fsdp and python (default 0,1,2)")
+    parser.add_argument("--prefetch", type=arguments.wholes(0), help="groups ahead, for fsdp and python (default 0,1,2)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="steps before the measured ones (default 3)")
     parser.add_argument("--repeats", type=arguments.whole(1), default=5, help="measured steps (default 5)")
@@ -31,10 +31,10 @@ def add_options(parser):
 
 def modes(impls, options):
     """(impl, prefetch) pairs; FSDP2 decides for itself."""
-    for distance in options.prefetch.split(","):
+    for distance in options.prefetch or ([0, 1] if options.quick else [0, 1, 2]):
         for impl in impls:
             if impl != "fsdp2":
-                yield impl, int(distance)
+                yield impl, distance
     if "fsdp2" in impls:
         yield "fsdp2", None
 
@@ -74,7 +74,7 @@ def run(options, report):
     if options.model == "llama":
         impls = tuple(impl for impl in impls if impl != "fsdp")
     if options.quick:
-        options.repeats, options.prefetch = 2, "0,1"
+        options.repeats = 2
     harness.build(options, harness.targets_for(impls))
     report.setting(
         shape=f"{options.blocks} blocks of {options.dim} x {options.hidden}, {options.tokens} tokens a rank",

@@ -11,7 +11,7 @@ def panels(points):
     size, shape = max(case["size"] for _, _, case, _, _ in points), points[0][2]["shape"]
     result = {}
     for network, world, case, _, measured in points:
-        if case["size"] != size or case["shape"] != shape:
+        if case["size"] != size or case["shape"] != shape or not measured.compute_us:
             continue
         ratio = measured.communication_us / measured.compute_us
         memory = f"{case['budget_layers']}-layer budget" if "budget_layers" in case else f"prefetch {case['prefetch']}"

@@ -4,7 +4,7 @@ With NCCL the ranks are processes with a GPU each, or all on one where NCCL lets
 NCCL_MAX_CTAS=2, from NCCL 2.30 on). Ours go through the library's own NCCL communicator. Layers keep the GPU busy with
 one spinning kernel, calibrated at the start, so a step's time holds what its other kernels and launches take besides.
 host_us: until the host has issued the step; where compute spins on the host that is all of it. peak_live_bytes: of tensors
-on the device. FSDP2 has no prefetch distance and no budget: beside each of ours it is as it comes. Values are not
+on the device, null where nothing counts them. FSDP2 has no prefetch distance and no budget: beside each of ours it is as it comes. Values are not
 looked at.
 """
 
@@ -53,7 +53,8 @@ def run(options, report):
                    time="wall clock to the end on the device, of the slower rank",
                    warm_up_steps=WARM_UP, repeats=options.repeats)
     memories = [{"prefetch": distance} for distance in options.prefetch]
-    memories += [{"prefetch": options.prefetch[0], "budget_layers": layers} for layers in options.budgets]
+    memories += [{"prefetch": distance, "budget_layers": layers} for layers in options.budgets
+                 for distance in options.prefetch]
     rows = []
     with conductor.Workers() as workers:
         for world in options.worlds or [ranks]:
@@ -72,7 +73,8 @@ def run(options, report):
 def make_stack(options, world, size, memory, alone, ratio):
     forward_us = round(alone.step(options.layers) / ratio / 3 / options.layers, 3)
     made = stack.Stack(forward_us=(forward_us,) * options.layers, bytes=(size,) * options.layers, world=world,
-                       clock="real", backend=options.network, prefetch=memory["prefetch"])
+                       clock="real", backend=options.network, prefetch=memory["prefetch"],
+                       reduce_buffers=memory["prefetch"] + 1)
     layers = memory.get("budget_layers")
     return replace(made, budget=layers * made.layer_bytes(0)) if layers else made
 
@@ -116,13 +118,16 @@ def report_point(report, made, alone, about, measured):
     for impl in IMPLS:
         spread = harness.spread([max(rank["total_us"] for rank in ranks) for ranks in measured[impl]], "us")
         host = harness.median([max(rank["issued_us"] for rank in ranks) for ranks in measured[impl]])
-        peak = max(rank["peak_live_bytes"] for ranks in measured[impl] for rank in ranks)
+        peaks = [rank["peak_live_bytes"] for ranks in measured[impl] for rank in ranks]
+        peak = None if None in peaks else max(peaks)
         total = spread["median_us"]
         report.case(network=made.backend, impl=impl, world=made.world, total_us=total, compute_us=round(compute, 3),
                     communication_us=round(communication, 3), exposed_us=round(total - compute, 3),
                     bound_us=round(bound_us, 3), over_bound_percent=round(100 * (total / bound_us - 1), 2),
                     overlap_percent=round(stack.overlap_percent(total, compute, communication, bound_us), 1),
                     bound_memory_bytes=memory, host_us=round(host, 3), peak_live_bytes=peak, **about, **spread)
-        case = f"budget {about['budget_layers']} layers" if "budget_layers" in about else f"prefetch {about['prefetch']}"
+        case = f"prefetch {about['prefetch']}"
+        if "budget_layers" in about:
+            case += f", budget {about['budget_layers']} layers"
         yield [impl, made.world, f"{about['size'] / MEGABYTE:g}", case if impl == "fsdp" else "", about["ratio"],
-               *spread.values(), compute, total - compute, bound_us, host, f"{peak / 1e6:.1f}"]
+               *spread.values(), compute, total - compute, bound_us, host, "-" if peak is None else f"{peak / 1e6:.1f}"]

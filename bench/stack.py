@@ -158,8 +158,7 @@ def simulate(worker, *stacks, steps=1):
     if len(stacks) > 1 and not all(stack.budget for stack in stacks):
         raise ValueError("several stacks: expected a byte budget in each, found none in some; simulate those one by one")
     measured = [measure(worker, stack, steps) for stack in stacks]
-    best = min(measured, key=lambda one: one.total_us)
-    stack = stacks[measured.index(best)]
+    stack, best = min(zip(stacks, measured), key=lambda pair: (pair[1].total_us, pair[0].prefetch))
     latency = stack.network.latency_of_us()
     alone = [latency + stack.network.sending_us(stack.layer_bytes(i)) for i in range(len(stack.bytes))]
     peak = best.step["peak_unsharded_bytes"] * stack.scale

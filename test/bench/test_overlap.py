@@ -185,7 +185,10 @@ class Programs(unittest.TestCase):
                 (overlap, "--megabytes", "-1", "numbers above 0"), (overlap, "--layers", "0", "1 or more"),
                 (overlap, "--worlds", "8,1", "2 or more"), (overlap, "--budgets", "0", "1 or more"),
                 (overlap, "--prefetch", "one", "0 or more"), (overlap, "--shapes", "equal,foo", "some of equal, alternating"),
-                (overlap, "--plot", "/no/such/plot.png", "no folder"), (overlap, "--preset", "nvlink", "not for"),
+                (overlap, "--plot", "/no/such/plot.png", "no folder"), (overlap, "--plot", "plot.foo", "ends in .png"),
+                (overlap, "--trace", "/", "a folder"), (overlap, "--preset", "nvlink", "not for"),
+                (overlap, "--repeats", "5", "not for"), (["gather_bandwidth"], "--dims", "x", "1 or more"),
+                (["checkpoint"], "--folder", "/no/such", "no folder"), (["memory"], "--prefetch", "x", "0 or more"),
                 ([*overlap, "--network", "gloo"], "--shapes", "equal", "not for"), (scale, "--achieved", "2", "1 at most"),
                 (scale, "--models", "8B", "some of 7B"), (scale, "--worlds", "12", "whole nodes"),
                 (scale, "--budget-gb", "0.1", "0.4 or more"), (["cuda_step"], "--steps", "0", "1 or more")):
@@ -217,7 +220,9 @@ class Programs(unittest.TestCase):
         for line in lines:
             self.assertGreaterEqual(line["total_us"], line["compute_us"])
             self.assertGreaterEqual(line["total_us"], line["host_us"] - 1)
-            self.assertGreater(line["peak_live_bytes"], line["bound_memory_bytes"])
+            if line["peak_live_bytes"] is not None:  # FSDP2's is counted where the benchmarks' extension is built
+                self.assertGreater(line["peak_live_bytes"], line["bound_memory_bytes"])
+            self.assertTrue(line["peak_live_bytes"] is not None or line["impl"] == "fsdp2")
 
     @unittest.skipIf(torch.cuda.is_available(), "there is a CUDA device")
     def test_nccl_and_a_stream_say_that_they_need_a_device(self):

@@ -80,8 +80,8 @@ def add_tests():
 
 
 add_tests()
-if not any(SELECTED.values()):
-    sys.exit(f"test_cases.py: no case of {', '.join(ARGUMENTS.world)} has {' or '.join(ARGUMENTS.k)} in its name")
+if not any(SELECTED.values()):  # as it is to be where tools/test --filter asks for others
+    print(f"no case of {', '.join(ARGUMENTS.world)} has {' or '.join(ARGUMENTS.k)} in its name")
 
 if __name__ == "__main__":
     main()
