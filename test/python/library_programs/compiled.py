@@ -77,7 +77,6 @@ def compiled_with_changing_sizes_and_evaluation(api, ranks):
     return counted(seen)
 
 
-@program(ranks=(2,))
 def compiled_step_of_the_optimizer(api, ranks):
     model = shard(api, fresh(), mesh=mesh_of(ranks))
     optimizer = adam(model)
@@ -87,3 +86,8 @@ def compiled_step_of_the_optimizer(api, ranks):
         step()
         optimizer.zero_grad()
     return counted(dict(model.named_parameters()))
+
+
+# Gradients of a group share memory; torch 2.11 traces tensors that do only where autograd knows them as views.
+if not torch.__version__.startswith("2.11."):
+    program(ranks=(2,))(compiled_step_of_the_optimizer)
