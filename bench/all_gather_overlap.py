@@ -74,7 +74,8 @@ def add_options(parser):
                         help="of communication to compute, which sets the layers' compute time; of a step that gathers all "
                              "but the last layer twice (default 1/4 to 4)")
     parser.add_argument("--prefetch", type=arguments.wholes(0),
-                        help="distances (default 1,2, for gloo and NCCL 1); of a budget each is tried, and the faster shown, for gloo and NCCL each")
+                        help="distances (default 1,2, for gloo and NCCL 1); of a budget each is tried, and the faster shown "
+                             "(for gloo and NCCL each)")
     parser.add_argument("--budgets", type=arguments.wholes(1),
                         help="byte budgets, in layers (default 4, for gloo and NCCL none)")
     parser.add_argument("--shapes", type=arguments.names(SHAPES),
@@ -87,7 +88,8 @@ def add_options(parser):
     parser.add_argument("--repeats", type=arguments.whole(1), help="steps where the machine's time counts (default 10)")
     parser.add_argument("--trace", type=arguments.new_file(),
                         help="write the last step's timeline here, in the Chrome trace format")
-    parser.add_argument("--plot", type=arguments.new_file(".png"), help="draw exposed communication over the ratio here (PNG)")
+    parser.add_argument("--plot", type=arguments.new_file(".png"),
+                        help="draw exposed communication over the ratio here (PNG)")
 
 
 def option(name):

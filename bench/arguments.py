@@ -37,8 +37,8 @@ def new_file(suffix=""):
         if not path.parent.is_dir():
             raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} to")
         if path.is_dir() or not path.name.endswith(suffix):
-            found = "a folder" if path.is_dir() else repr(path.name)
-            raise argparse.ArgumentTypeError(f"expected the name of a file{suffix and ' that ends in ' + suffix}, found {found}")
+            expected = f"a file whose name ends in {suffix}" if suffix else "a file"
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {'a folder' if path.is_dir() else repr(path.name)}")
         return path
 
     return parse

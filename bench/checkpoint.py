@@ -22,7 +22,8 @@ MATRIX_MIB = 4
 
 
 def add_options(parser):
-    parser.add_argument("--mib", type=arguments.whole(1), default=1024, help="of the model, in matrices of 4 MiB (default 1024)")
+    parser.add_argument("--mib", type=arguments.whole(1), default=1024,
+                        help="of the model, in matrices of 4 MiB (default 1024)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--ranks", type=arguments.whole(1), default=2)
     parser.add_argument("--folder", type=arguments.folder, help="where files are written (default: the build folder)")

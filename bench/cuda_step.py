@@ -35,7 +35,8 @@ def add_options(parser):
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to try it out")
     parser.add_argument("--repeats", type=arguments.whole(1), default=8, help="turns (default 8)")
     parser.add_argument("--steps", type=arguments.whole(1), default=3, help="of a turn, issued without a wait (default 3)")
-    parser.add_argument("--limit", type=arguments.positive, default=140, help="seconds: what is left then is left out (default 140)")
+    parser.add_argument("--limit", type=arguments.positive, default=140,
+                        help="seconds: what is left then is left out (default 140)")
     parser.add_argument("--out", type=arguments.new_file(), help="a file that gets each case as a JSON line at once")
 
 

@@ -18,7 +18,8 @@ MEASUREMENTS = {
 
 
 def add_options(parser):
-    parser.add_argument("--dims", type=arguments.wholes(1), default=[512, 1024], help="four matrices of [dim, dim] (default 512,1024)")
+    parser.add_argument("--dims", type=arguments.wholes(1), default=[512, 1024],
+                        help="four matrices of [dim, dim] (default 512,1024)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--ranks", type=arguments.whole(1), default=2)
     parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="of each measurement (default 3)")

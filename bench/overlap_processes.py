@@ -4,8 +4,8 @@ With NCCL the ranks are processes with a GPU each, or all on one where NCCL lets
 NCCL_MAX_CTAS=2, from NCCL 2.30 on). Ours go through the library's own NCCL communicator. Layers keep the GPU busy with
 one spinning kernel, calibrated at the start, so a step's time holds what its other kernels and launches take besides.
 host_us: until the host has issued the step; where compute spins on the host that is all of it. peak_live_bytes: of tensors
-on the device, null where nothing counts them. FSDP2 has no prefetch distance and no budget: beside each of ours it is as it comes. Values are not
-looked at.
+on the device, null where nothing counts them. FSDP2 has no prefetch distance and no budget: beside each of ours it is as
+it comes. Values are not looked at.
 """
 
 import os
