@@ -4,10 +4,11 @@ Two worlds: one rank with NCCL, with AdamW; and a fake world of eight ranks, who
 device, without an optimizer (what it reduces to is no number to train with). `--worlds nccl` is two ranks over NCCL, on
 two GPUs, or on one with NCCL_MULTI_RANK_GPU_ENABLE=1. For each number of tokens in a micro-batch:
 
-ms: a step, by events on the device. issue: the host's, until it has issued the step (waits for the device where that
-is behind). host: the same of a model so narrow that the device waits for the host. idle: of the device's time, from
-the kernels that torch.profiler saw. copies: kernels and commands that only copy. peak: bytes of tensors, the model
-alone on the device; reserved: what torch's allocator took for it.
+ms: a step, by events on the device. exposed: of that what the plain model does not take in the same turn. issue: the
+host's, until it has issued the step (waits for the device where that is behind). host: the same of a model so narrow that
+the device waits for the host. idle: of the device's time, from the kernels that torch.profiler saw. copies: kernels and
+commands that only copy. peak: bytes of tensors, the model alone on the device; reserved: what torch's allocator took for
+it.
 
 Starts without tools/bench, too: `python bench/run.py cuda_step --no-build --out steps.jsonl` with FSDP_BUILD_DIR set.
 """
@@ -113,7 +114,9 @@ class Run:
         ratios = {f"of_{other}": harness.paired_ratio(mine["ms"], samples[other]["ms"]) for other in IMPLS[:2]
                   if other != impl}
         step, issue = harness.spread(mine["ms"], "ms"), harness.spread(mine["issue_ms"], "ms")
-        self.case(measured=what, impl=impl, tokens=tokens, step=step, issue=issue, turns=len(mine["ms"]), **ratios)
+        exposed = harness.spread([ours - plain for ours, plain in zip(mine["ms"], samples["plain"]["ms"])], "ms")
+        self.case(measured=what, impl=impl, tokens=tokens, step=step, exposed=exposed, issue=issue, turns=len(mine["ms"]),
+                  **ratios)
         if what == "host":
             self.report.note(f"  {self.name}: host of {MODEL[impl]}, narrow model: {issue['median_ms']:.2f} ms a step "
                              f"(p10 {issue['p10_ms']:.2f}, p90 {issue['p90_ms']:.2f})")
@@ -122,7 +125,7 @@ class Run:
         of_plain = ratios.get("of_plain", {}).get("median_ratio", "")
         self.rows.setdefault((tokens, impl), {}).update(
             ms=step["median_ms"], p10=step["p10_ms"], p90=step["p90_ms"], of_plain=of_plain, of_FSDP2=of_fsdp2,
-            issue_ms=issue["median_ms"])
+            exposed_ms=exposed["median_ms"], issue_ms=issue["median_ms"])
 
     def kernels(self, tokens):
         found = {}
@@ -139,8 +142,8 @@ class Run:
                 copies_us=summary["copies_us"])
 
     def table(self):
-        columns = ["ms", "p10", "p90", "of_plain", "of_FSDP2", "issue_ms", "idle", "kernels", "copies", "copies_us",
-                   "peak_GB", "reserved_GB"]
+        columns = ["ms", "p10", "p90", "of_plain", "of_FSDP2", "exposed_ms", "issue_ms", "idle", "kernels", "copies",
+                   "copies_us", "peak_GB", "reserved_GB"]
         rows = [[tokens, MODEL[impl], *(self.rows[tokens, impl].get(column, "-") for column in columns)]
                 for tokens in self.options.tokens for impl in IMPLS if (tokens, impl) in self.rows]
         self.report.note(f"\nworld {self.name}: a step")
