@@ -21,7 +21,7 @@ if "param_dtype_override_fn" not in {field.name for field in dataclasses.fields(
 
 
 try:
-    from torch.distributed.fsdp import DataParallelMeshDims
+    from torch.distributed.fsdp import DataParallelMeshDims  # type: ignore[attr-defined]
 except ImportError:
 
     @dataclass(frozen=True)
@@ -45,7 +45,7 @@ except ImportError:
             return _names(self.replicate)
 
 try:
-    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult  # type: ignore[attr-defined]
 except ImportError:
 
     @dataclass
@@ -64,7 +64,7 @@ def _names(names):
 
 
 try:
-    from torch.distributed.fsdp import GradientReductionHandle
+    from torch.distributed.fsdp import GradientReductionHandle  # type: ignore[attr-defined]
 except ImportError:
 
     class GradientReductionHandle:  # type: ignore[no-redef]
