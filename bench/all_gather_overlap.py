@@ -190,15 +190,9 @@ def check_stream(options):
     options.clock = "virtual" if options.device == "cpu" else "real"  # a GPU's time is no other
     if options.device == "cpu":
         return
-    if not has_gpu():
+    if not harness.has_gpu():
         raise SystemExit("all_gather_overlap: --network stream needs a CUDA device, found none; --device cpu shows the "
                          "program without overlap, and simulated networks run anywhere")
-
-
-def has_gpu():
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def run_simulated(options, report):

@@ -22,7 +22,7 @@ MATRIX_MIB = 4
 
 
 def add_options(parser):
-    parser.add_argument("--mib", type=arguments.whole(1), default=1024,
+    parser.add_argument("--mib", type=arguments.whole(MATRIX_MIB), default=1024,
                         help="of the model, in matrices of 4 MiB (default 1024)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--ranks", type=arguments.whole(1), default=2)
@@ -86,8 +86,6 @@ def run(options, report):
     impls = IMPLS if options.impl == "all" else (options.impl,)
     if options.quick:
         options.mib, options.repeats = min(options.mib, 64), 3
-    if options.mib < MATRIX_MIB or options.repeats < 1 or options.ranks < 1:
-        raise SystemExit(f"checkpoint: --mib is {MATRIX_MIB} or more, --repeats and --ranks are 1 or more")
     harness.build(options, [harness.PROGRAM] if "fsdp" in impls else [])
     report.setting(shape=f"{options.mib // MATRIX_MIB} x [1024, 1024]", dtype="float32", mib=options.mib, world=options.ranks,
                    device="CPU, 1 thread a rank, gloo", time="wall clock", warm_up=options.warmup, repeats=options.repeats,

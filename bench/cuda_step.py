@@ -150,16 +150,10 @@ class Run:
         self.report.table(["tokens", "model", *(column.replace("_", " ") for column in columns)], rows)
 
 
-def has_gpu():
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def run(options, report):
     if options.quick:
         options.repeats, options.tokens = 2, options.tokens[:1]
-    if options.device == "cuda" and not has_gpu():
+    if options.device == "cuda" and not harness.has_gpu():
         raise SystemExit("cuda_step: needs a CUDA device, found none; --device cpu tries it out with tiny sizes")
     if options.device == "cpu":
         options.tokens = sorted({max(2, tokens // 16) for tokens in options.tokens})

@@ -89,6 +89,12 @@ def options_of(benchmark, arguments, quick):
     return options
 
 
+def has_gpu():
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def torch_version():
     from importlib.metadata import version
 
