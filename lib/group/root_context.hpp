@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "group/gather_stream.hpp"
 #include "group/reduction_slots.hpp"
 #include "group/residency_budget.hpp"
+#include "group/root_mutex.hpp"
 #include "group/use_trace.hpp"
 
 namespace fsdp {
@@ -32,8 +32,9 @@ namespace fsdp {
 /// again. What it decides depends on options and uses alone, never on whether a collective has
 /// completed, so that all ranks launch the same sequence (T3).
 ///
-/// Every public function takes the lock, which operators on several threads may contend for; a
-/// root's steps themselves belong to one thread at a time.
+/// Threads: a root's steps belong to one thread at a time, but operators on several may ask for its groups. So whatever
+/// operators, autograd and the controls call takes the lock. What only looks, or hands out a part of the root, does not: it
+/// is for the thread that runs the steps, or to be called with the lock held.
 class RootContext : public std::enable_shared_from_this<RootContext> {
  public:
   struct Options {
@@ -43,26 +44,14 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
     ReduceScatterStart reduce_scatter_start = ReduceScatterStart::kBySize;
   };
 
-  std::recursive_mutex& mutex() { return mutex_; }
-  Options& options() { return options_; }
+  RootMutex& mutex() { return mutex_; }
+
+  // ===== These take the lock.
 
   // --- which groups
   /// Takes a group over; in the order of use as far as it is known (depth-first).
   void add(const std::shared_ptr<ParamGroup>& group);
   void remove(ParamGroup& group);
-  const std::vector<ParamGroup*>& groups() const { return groups_; }
-  /// Null where one is gone.
-  const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }
-  /// True once a step has begun: then the set of groups is fixed (S9).
-  bool has_started() const { return has_started_; }
-  /// Called at the start of every step, for what only the module tree shows (replaced entries).
-  std::function<void()> on_step;
-  /// Called before a step or a read begins: groups follow their modules' modes (full_precision_in_eval).
-  std::function<void()> follow_modes;
-  /// Who shows parameters in a form of its own; may be gone.
-  std::weak_ptr<StepFollower> follower;
-  /// Between steps calls follow_modes; within one does nothing.
-  void take_over_modes();
 
   // --- what the dispatcher and autograd report
   /// One operator is about to use `used` (all of this root): they are readable when this returns.
@@ -78,12 +67,13 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void reset_iter_state();
   void enter_scope();
   void leave_scope() noexcept;
+  /// Between steps: throws StateError if the sanitizer mode has found something since the last call.
+  void throw_faults();
 
   /// No step may begin until `resume_steps`: the handles show other memory for a while. Counts.
   /// Throws StateError, beginning with `caller`, in a step or scope.
   void hold_steps(std::string_view caller);
   void resume_steps() noexcept;
-  bool steps_are_held() const { return steps_held_ > 0; }
 
   // --- manual finalization of backwards (finalization.cpp)
   void set_manual_finalization(bool value);
@@ -94,6 +84,28 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   /// Counts packed gradients together from now on.
   static void share_reduction_buffers(std::span<const std::shared_ptr<RootContext>> roots);
+
+  // ===== These do not: on the thread that runs the steps, or with the lock held.
+
+  Options& options() { return options_; }
+  const std::vector<ParamGroup*>& groups() const { return groups_; }
+  /// Null where one is gone.
+  const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }
+  /// True once a step has begun: then the set of groups is fixed (S9).
+  bool has_started() const { return has_started_; }
+
+  /// Called at the start of every step, for what only the module tree shows (replaced entries).
+  std::function<void()> on_step;
+  /// Called before a step or a read begins: groups follow their modules' modes (full_precision_in_eval).
+  std::function<void()> follow_modes;
+  /// Who shows parameters in a form of its own; may be gone.
+  std::weak_ptr<StepFollower> follower;
+  /// Between steps calls follow_modes; within one does nothing.
+  void take_over_modes();
+
+  bool steps_are_held() const { return steps_held_ > 0; }
+  bool is_in_scope() const { return scope_depth_ > 0; }
+  bool in_step() const { return phase_ != Phase::kIdle; }
 
   /// See FSDPModule::set_post_optim_event.
   GatherStream& gather_stream() { return gather_stream_; }
@@ -111,8 +123,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
   bool has_unreleased_groups() const;
 
-  bool is_in_scope() const { return scope_depth_ > 0; }
-  bool in_step() const { return phase_ != Phase::kIdle; }
   /// In a step or a scope, or between a backward that was not the last one (set_is_last_backward) and the end
   /// of that one: not the time to change what a step relies on.
   bool is_busy() const { return in_step() || is_in_scope() || !reductions_.empty(); }
@@ -131,8 +141,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   const UseTrace& backward_order() const { return backward_; }
   ResidencyBudget& budget() { return budget_; }
   StepObserver& observer() { return observer_; }
-  /// Between steps: throws StateError if the sanitizer mode has found something since the last call.
-  void throw_faults();
 
  private:
   enum class Phase { kIdle, kForward, kBackward };
@@ -204,7 +212,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void finish_reductions();
   void drop_reductions(const ParamGroup* of);
 
-  std::recursive_mutex mutex_;
+  RootMutex mutex_;
   Options options_;
   std::vector<ParamGroup*> groups_, groups_by_id_;
   std::vector<ParamGroup*> held_;
