@@ -379,6 +379,12 @@ void ParamGroup::carry_write(size_t index) {
     param.bump_version();
 }
 
+void ParamGroup::take_over_requires_grad() {
+  const auto root = context;
+  std::lock_guard lock(root->mutex());
+  if (!root->in_step()) sync_requires_grad();
+}
+
 bool ParamGroup::is_in_scope() const { return context->is_in_scope(); }
 
 void ParamGroup::handle_storage_gone(size_t index) noexcept { params_[index].storage_gone(); }

@@ -223,11 +223,13 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
 
   void mark_ready(int64_t task) { set_ready(task); }
   void mark_not_ready() { set_ready(kNotReady); }
+  void mark_between_steps(bool value) { set_between_steps(value); }
 
   // --- ResidencyOwner
   void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) override;
   void carry_write(size_t index) override;
   void follow_mode() override;
+  void take_over_requires_grad() override;
   bool is_in_scope() const override;
   at::Tensor handle(size_t index) const override { return params_[index].handle(); }
   const at::TensorImpl* registered(size_t index) const override {

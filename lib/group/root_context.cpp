@@ -29,6 +29,7 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   group->id = static_cast<int>(groups_by_id_.size());
   groups_.push_back(group.get());
   groups_by_id_.push_back(group.get());
+  group->mark_between_steps(phase_ == Phase::kIdle);
   if (group->is_held()) note_held(*group);
 }
 
@@ -73,7 +74,7 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
     make_readable(used);
     return;
   }
-  enter_phase(torch::autograd::get_current_graph_task_id(), use, used);
+  enter_phase(torch::autograd::get_current_graph_task_id(), use);
   if (phase_ == Phase::kIdle)
     read(used, use);
   else

@@ -147,7 +147,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   class BackwardEnd;
 
   // step boundaries (step.cpp)
-  void enter_phase(int64_t task, const OperatorUse& use, std::span<ParamGroup* const> used);
+  void enter_phase(int64_t task, const OperatorUse& use);
+  void set_phase(Phase phase);
   void begin_forward();
   void recheck();
   void begin_backward(int64_t task);

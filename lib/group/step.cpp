@@ -44,8 +44,7 @@ StepStatistics difference(const StepStatistics& now, const StepStatistics& befor
 }
 }  // namespace
 
-void RootContext::enter_phase(int64_t task, const OperatorUse& use,
-                              std::span<ParamGroup* const> used) {
+void RootContext::enter_phase(int64_t task, const OperatorUse& use) {
   if (task != -1) {
     if (tasks_.empty())
       begin_backward(task);
@@ -53,11 +52,15 @@ void RootContext::enter_phase(int64_t task, const OperatorUse& use,
       watch_end_of(task);  // a backward inside a backward: the outermost one ends the step
     return;
   }
-  bool records = use.records_autograd;
-  if (phase_ == Phase::kIdle && at::GradMode::is_enabled())
-    for (auto* group : used) records |= group->sync_requires_grad();
-  if (phase_ == Phase::kIdle && records) begin_forward();
-  records_autograd_ |= records;
+  if (phase_ == Phase::kIdle && use.records_autograd) begin_forward();
+  records_autograd_ |= use.records_autograd;
+}
+
+void RootContext::set_phase(Phase phase) {
+  const bool is_idle = phase == Phase::kIdle;
+  if (is_idle != (phase_ == Phase::kIdle))
+    for (auto* group : groups_) group->mark_between_steps(is_idle);
+  phase_ = phase;
 }
 
 void RootContext::tell_of_beginning() const {
@@ -110,9 +113,9 @@ void RootContext::take_over_modes() {
 void RootContext::begin_forward() {
   take_over_modes();
   prepare_step();
-  phase_ = Phase::kForward;
   before_step_ = statistics_;
   step_peak_bytes_ = unsharded_bytes_;
+  set_phase(Phase::kForward);
   records_autograd_ = false;
   trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
   trace_->begin_pass();
@@ -129,7 +132,7 @@ void RootContext::begin_backward(int64_t task) {
     trace_->end_pass();
     forwards_before_backward_ = forwards_;
   }
-  phase_ = Phase::kBackward;
+  set_phase(Phase::kBackward);
   observer_.begin_phase(StepObserver::Phase::kBackward);
   has_shifted_reductions_ = false;
   trace_ = &backward_;
@@ -188,8 +191,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
                 "reduced over ranks; use torch::autograd::grad on the module's own weight for higher "
                 "derivatives",
                 group.params()[index].name());
-  ParamGroup* const used[] = {&group};
-  enter_phase(torch::autograd::get_current_graph_task_id(), {}, used);
+  enter_phase(torch::autograd::get_current_graph_task_id(), {});
   group.tally.note(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
   if (tasks_.size() != 1 || !group.tally.is_complete(group)) return;
@@ -255,7 +257,7 @@ void RootContext::end_backward() {
   if (finalization_.is_manual || !options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     trace_->end_pass();
-    phase_ = Phase::kIdle;
+    set_phase(Phase::kIdle);
     observer_.end_step();
     release_between_steps();
     tell_of_end();
@@ -292,7 +294,7 @@ void RootContext::measure_step() {
 void RootContext::close_step(bool waits_for_copies) {
   const bool is_evaluation = phase_ == Phase::kForward;
   measure_step();
-  phase_ = Phase::kIdle;
+  set_phase(Phase::kIdle);
   observer_.end_step();
   // Of all: groups of one rank are never among those held.
   for (auto* group : groups_) {
@@ -317,7 +319,7 @@ void RootContext::release_everything() {
   finalization_.is_due = finalization_.is_awaited = false;
   tasks_.clear();
   for (auto* trace : {&forward_, &backward_, &inference_}) trace->abandon_pass();
-  phase_ = Phase::kIdle;
+  set_phase(Phase::kIdle);
   observer_.abandon_step();
   for (auto* group : groups_) {
     group->tally.reset();

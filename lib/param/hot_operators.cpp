@@ -30,7 +30,9 @@ bool is_settled(const c10::TensorImpl* impl, Needs needs) {
   const auto* storage = KeyedStorage::of(impl);
   if (storage == nullptr || storage->kind() != KeyedStorage::Kind::kHandle) return false;
   const auto* owner = storage->owner();
-  if (needs == Needs::kMetadata && !owner->follows_mode()) return true;
+  // A view is recorded with the requires_grad that its handle has now.
+  const bool may_have_toggled = owner->is_between_steps() && at::GradMode::is_enabled();
+  if (needs == Needs::kMetadata && !owner->follows_mode() && !may_have_toggled) return true;
   const bool may_cast = needs == Needs::kData && owner->casts_operands();
   return !may_cast && owner->is_ready(torch::autograd::get_current_graph_task_id());
 }

@@ -38,6 +38,11 @@ class ResidencyOwner {
   /// use where `follows_mode()`, those that only look at sizes or make views too, unless `is_ready`.
   virtual void follow_mode() = 0;
 
+  /// What the user has changed of requires_grad shows on handles and registered parameters alike when this returns.
+  /// Comes before every operator that autograd may record, those that only make views too, while
+  /// `is_between_steps()`.
+  virtual void take_over_requires_grad() = 0;
+
   /// An operator has just written to the unsharded storage of parameter `index`.
   virtual void carry_write(size_t index) = 0;
 
@@ -69,6 +74,9 @@ class ResidencyOwner {
   /// last one used in that task and is still unsharded.
   bool is_ready(int64_t task) const { return ready_task_.load(std::memory_order_acquire) == task; }
 
+  /// True while no step is under way: only then may requires_grad have been changed.
+  bool is_between_steps() const { return is_between_steps_.load(std::memory_order_acquire); }
+
   /// True if an operator that uses one of its parameters gets its other operands in their dtype.
   bool casts_operands() const { return casts_operands_; }
   bool follows_mode() const { return follows_mode_; }
@@ -77,10 +85,12 @@ class ResidencyOwner {
   void set_casts_operands(bool value) { casts_operands_ = value; }
   void set_follows_mode(bool value) { follows_mode_ = value; }
   void set_ready(int64_t task) { ready_task_.store(task, std::memory_order_release); }
+  void set_between_steps(bool value) { is_between_steps_.store(value, std::memory_order_release); }
 
  private:
   // Read by any thread that runs operators; OpenMP workers among them.
   std::atomic<int64_t> ready_task_{kNotReady};
+  std::atomic<bool> is_between_steps_{true};
   bool casts_operands_ = false, follows_mode_ = false;  // before any handle exists
 };
 

@@ -65,6 +65,89 @@ TEST_CASE("requires_grad toggled on the handle or on the registered parameter ta
   });
 }
 
+/// Uses its weights by views first: no operator that reads them comes before.
+struct ByViews : torch::nn::Module {
+  ByViews() {
+    for (int i = 0; i < 2; ++i) weights.push_back(register_parameter(fmt::format("w{}", i), torch::randn({4, 4})));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = x;
+    for (auto& weight : weights) y = use == Use::kView ? torch::tanh(y.matmul(weight.t())) : y.matmul(weight.reshape({4, 4}));
+    return y;
+  }
+  enum class Use { kView, kReshape } use = Use::kView;
+  std::vector<at::Tensor> weights;
+};
+
+TEST_CASE("a view that begins a step sees that its parameter was frozen or thawed", "[runtime][requires_grad]") {
+  for (const int ranks : {1, 2})
+    for (const auto use : {ByViews::Use::kView, ByViews::Use::kReshape})
+      CHECK(on_ranks(ranks, [use](Rank& rank) {
+        auto make = [&] { return seeded(3, [&] { return std::make_shared<ByViews>(); }); };
+        auto plain = make(), model = make();
+        plain->use = model->use = use;
+        fully_shard(*model, {.mesh = rank.mesh()});
+        const auto x = torch::ones({2, 4}), y = torch::ones({2, 4}).requires_grad_();
+        const auto check = [&](bool trainable, const std::string& what) {
+          for (auto& weight : plain->weights) weight.set_requires_grad(trainable);
+          for (auto* each : {model.get(), plain.get()}) {
+            for (auto& parameter : each->parameters()) parameter.mutable_grad() = at::Tensor();
+            each->forward(trainable ? x : y).sum().backward();
+          }
+          for (size_t i = 0; i < plain->weights.size(); ++i) {
+            const auto expected = plain->weights[i].grad(), found = model->parameters()[i].grad();
+            rank.check_close(found, expected.defined() ? rows_of(expected, rank.index(), rank.size()) : expected, what);
+            rank.check_equal(model->weights[i].requires_grad(), trainable, what + ": on the handle");
+          }
+        };
+        check(true, "at first");
+        for (auto& parameter : model->parameters()) parameter.set_requires_grad(false);
+        check(false, "frozen by registered parameter");
+        for (auto& parameter : model->parameters()) parameter.set_requires_grad(true);
+        check(true, "thawed by registered parameter");
+        for (auto& weight : model->weights) weight.set_requires_grad(false);
+        check(false, "frozen by member");
+        for (auto& weight : model->weights) weight.set_requires_grad(true);
+        check(true, "thawed by member");
+      }));
+}
+
+TEST_CASE("a penalty on parameters that begins a step sees that they were thawed through members",
+          "[runtime][requires_grad]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = plain_chain(1);
+    fully_shard(model, {.mesh = rank.mesh()});
+    auto& weight = model->layers[0]->weight;
+    const auto step = [&](bool adds_penalty) {
+      for (auto& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
+      const auto penalty = adds_penalty ? sharded(weight).square().sum() : torch::zeros({});
+      (penalty + 0 * model->forward(torch::ones({2, 6})).sum()).backward();
+    };
+    weight.set_requires_grad(false);
+    step(false);
+    weight.set_requires_grad(true);
+    step(true);
+    rank.check_close(sharded(weight).grad(), 2 * sharded(weight).detach(), "the penalty's gradient");
+  }));
+}
+
+TEST_CASE("a forward with everything frozen begins no step: what comes between steps may come",
+          "[runtime][requires_grad]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    chain.step(rank.index());
+    for (auto& parameter : chain.model->parameters()) parameter.set_requires_grad(false);
+    const auto x = torch::ones({2, 6});
+    rank.check_close(chain.model->forward(x), plain->forward(x).detach(), "the forward");
+    { FullParameters scope(*chain.model, {.writeback = false}); }
+    to(*chain.model, at::kDouble);
+    plain->to(at::kDouble);
+    rank.check_close(chain.model->forward(x.to(at::kDouble)), plain->forward(x.to(at::kDouble)).detach(), "in double");
+    rank.check(local_shards(*chain.model).size() > 0, "local shards");
+  }));
+}
+
 TEST_CASE("if both sides changed, the registered parameter wins", "[runtime][requires_grad]") {
   on_ranks(2, [](Rank& rank) {
     auto model = plain_chain(1);
