@@ -14,6 +14,7 @@
 
 namespace fsdp {
 
+class BelowResidency;
 class ParamGroup;
 
 /// The reduction of one group's gradients, from packing to the registered parameters' `.grad`.
@@ -77,7 +78,7 @@ class GradientReduction {
   void add_partial_sums(Part& part);
   void store_partial_sums(Part& part);
   at::Tensor local_piece(const Part& part, size_t i) const;
-  void assign(size_t index, at::Tensor gradient);
+  void assign(size_t index, at::Tensor gradient, std::optional<BelowResidency>& below);
   void start_all_reduce(Part& part);
   void run_hook(Part& part, Communicator& comm);
   bool is_alone() const;

@@ -36,6 +36,29 @@ void run_post_accumulate_hook(const at::Tensor& registered) {
   if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
 }
 
+/// A user's hook in the middle of the runtime's work: what it reads is gathered, what it writes is seen, as in any other
+/// hook of a backward.
+class UserHook {
+ public:
+  UserHook(RootContext& root, std::optional<BelowResidency>& below) : root_(root), below_(below) {
+    below_.reset();
+    no_grad_.emplace();
+    root_.begin_user_hook();
+  }
+  ~UserHook() {
+    root_.end_user_hook();
+    no_grad_.reset();
+    below_.emplace();
+  }
+  UserHook(const UserHook&) = delete;
+  UserHook& operator=(const UserHook&) = delete;
+
+ private:
+  RootContext& root_;
+  std::optional<BelowResidency>& below_;
+  std::optional<at::NoGradGuard> no_grad_;
+};
+
 }  // namespace
 
 bool has_user_hooks(const at::Tensor& registered) {
@@ -46,7 +69,7 @@ bool has_user_hooks(const at::Tensor& registered) {
 
 void GradientReduction::settle() {
   if (is_partial_) return;
-  BelowResidency below;
+  std::optional<BelowResidency> below(std::in_place);
   if (auto* classes = group_->classes()) {
     group_->wait_for_copies();
     classes->take_changes(*group_);
@@ -55,7 +78,7 @@ void GradientReduction::settle() {
   for (auto& [index, gradient] : alone_) {
     if (factor_alone != 1) gradient.div_(factor_alone);
     // Beside the stream that it was made for it is referred to for as long as that goes on without it.
-    assign(index, is_beside_ ? gradient : std::move(gradient));
+    assign(index, is_beside_ ? gradient : std::move(gradient), below);
   }
   for (auto& part : parts_) {
     if (part.all_reduce)
@@ -64,7 +87,7 @@ void GradientReduction::settle() {
     if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
       group_->divisor.divide(part.reduce_scatter.output, factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
-      assign(part.indices[i], local_piece(part, i));
+      assign(part.indices[i], local_piece(part, i), below);
   }
 }
 
@@ -96,7 +119,7 @@ void GradientReduction::store_partial_sums(Part& part) {
   }
 }
 
-void GradientReduction::assign(size_t index, at::Tensor gradient) {
+void GradientReduction::assign(size_t index, at::Tensor gradient, std::optional<BelowResidency>& below) {
   const auto& param = group_->params()[index];
   const auto registered = param.registered();
   if (!registered.defined()) return;  // nobody is left to use it
@@ -106,12 +129,17 @@ void GradientReduction::assign(size_t index, at::Tensor gradient) {
   auto& present = registered.mutable_grad();
   auto* classes = group_->classes();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
-  const bool is_first = !present.defined() && !has_user_hooks(registered);
+  const bool has_hooks = has_user_hooks(registered);
+  const bool is_first = !present.defined() && !has_hooks;
   // What the host is to read now cannot be on its way.
   if (!is_first) group_->wait_for_copies();
   gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking,
                                 is_first && classes ? classes->place(*group_, index) : at::Tensor());
-  gradient = run_gradient_hooks(registered, std::move(gradient));
+  auto& root = *group_->context;
+  if (has_hooks) {
+    const UserHook hook(root, below);
+    gradient = run_gradient_hooks(registered, std::move(gradient));
+  }
   if (present.defined()) {
     require_state(present.sizes() == registered.sizes(),
                   "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
@@ -123,7 +151,10 @@ void GradientReduction::assign(size_t index, at::Tensor gradient) {
     present = std::move(gradient);
   }
   if (classes) classes->settle(*group_, index);
-  run_post_accumulate_hook(registered);
+  if (has_hooks) {
+    const UserHook hook(root, below);
+    run_post_accumulate_hook(registered);
+  }
 }
 
 }  // namespace fsdp

@@ -17,6 +17,14 @@ bool encloses_any(const ParamGroup& group, std::span<ParamGroup* const> used) {
   return std::any_of(used.begin(), used.end(),
                      [&](const ParamGroup* inner) { return group.encloses(*inner); });
 }
+/// What has been written since it was gathered is gathered again.
+void follow_writes(std::span<ParamGroup* const> used) {
+  for (auto* group : used) {
+    if (!group->is_stale()) continue;
+    group->reshard();
+    if (group->is_never_released()) group->take_changes();
+  }
+}
 void make_readable(std::span<ParamGroup* const> used) {
   for (auto* group : used) group->unshard();
   for (auto* group : used) group->wait_for_unshard();
@@ -74,6 +82,7 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
     make_readable(used);
     return;
   }
+  if (is_in_user_hook_) return read_in_hook(used);
   enter_phase(torch::autograd::get_current_graph_task_id(), use);
   if (phase_ == Phase::kIdle)
     read(used, use);
@@ -93,12 +102,25 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
     if (!contains(used, group) && !group->is_kept_by_user && !group->is_left_by_evaluation &&
         !encloses_any(*group, used))
       group->reshard();
-  for (auto* group : used) {
-    if (!group->is_stale()) continue;
-    group->reshard();
-    if (group->is_never_released()) group->take_changes();
-  }
+  follow_writes(used);
   make_readable(used);
+}
+
+void RootContext::read_in_hook(std::span<ParamGroup* const> used) {
+  follow_writes(used);
+  make_readable(used);
+}
+
+void RootContext::begin_user_hook() {
+  is_in_user_hook_ = true;
+  held_before_hook_ = held_;
+}
+
+void RootContext::end_user_hook() {
+  is_in_user_hook_ = false;
+  const auto held = held_;
+  for (auto* group : held)
+    if (!contains(held_before_hook_, group)) group->reshard();
 }
 
 void RootContext::follow_step(std::span<ParamGroup* const> used) {
@@ -123,12 +145,9 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) {
     group->is_listed_prefetch = false;
     group->is_read_after_reduction |= group->tally.is_reduced && !group->is_held();
-    // Written since it was gathered: forward goes on with the new values, as a plain module would.
-    if (phase_ == Phase::kForward && group->is_stale()) {
-      group->reshard();
-      if (group->is_never_released()) group->take_changes();
-    }
   }
+  // Written since it was gathered: forward goes on with the new values, as a plain module would.
+  if (phase_ == Phase::kForward) follow_writes(used);
   make_room(used, nullptr);
   // A user who allows nothing ahead wants the least memory: then a reduction's buffers do not stay
   // beside the next group's parameters either.

@@ -9,6 +9,16 @@ namespace {
 
 using at::Tensor;
 
+/// What Python calls register_post_accumulate_grad_hook.
+class PostAccumulate final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit PostAccumulate(std::function<void(const Tensor&)> hook) : hook_(std::move(hook)) {}
+  void operator()(const Tensor& parameter) override { hook_(parameter); }
+
+ private:
+  std::function<void(const Tensor&)> hook_;
+};
+
 TEST_CASE("gradients live on the registered parameter; grad_dtensor_of gives the whole", "[runtime][gradients]") {
   on_ranks(3, [](Rank& rank) {
     auto plain = plain_chain(2, 5);
@@ -82,6 +92,73 @@ TEST_CASE("a tensor hook on a member sees and may change this rank's full gradie
                        before ? "registered before" : "registered after");
     }
   });
+}
+
+TEST_CASE("a hook on a registered parameter reads parameters as any hook of a backward does", "[runtime][gradients]") {
+  for (const int ranks : {1, 2, 3})
+    CHECK(on_ranks(ranks, [](Rank& rank) {
+      auto plain = plain_chain();
+      ShardedChain chain(rank.mesh());
+      // Of its own group, of one that is long released, of one that is in use.
+      const auto scale = [](Chain& model) {
+        return 1 + model->layers[0]->weight.detach().abs().sum() + model->layers[2]->weight.abs().max() +
+               model->head->bias.detach().abs().sum();
+      };
+      std::vector<at::Tensor> hooked{sharded(chain.model->layers[0]->weight), sharded(chain.model->layers[2]->bias),
+                                     sharded(chain.model->head->weight)};
+      bool records = false;
+      for (auto& parameter : hooked)
+        parameter.register_hook([&](const Tensor& gradient) {
+          const auto factor = scale(chain.model);
+          records |= factor.requires_grad();
+          return gradient * factor;
+        });
+      for (int step = 0; step < 3; ++step) {
+        auto expected = averaged_gradients(plain, rank.size(), step);
+        const auto factor = scale(plain).item<double>();
+        for (auto& [name, gradient] : expected)
+          if (name == "layer0.weight" || name == "layer2.bias" || name == "head.weight") gradient = gradient * factor;
+        chain.model->zero_grad();
+        rank.log().clear();
+        chain.loss(rank.index(), step).backward();
+        check_gradients(rank, *chain.model, expected, fmt::format("step {}", step));
+        rank.check(!records, "as in the plain model's hooks nothing is recorded");
+        rank.check(rank.size() == 1 || (!chain.layers[0].is_unsharded() && !chain.layers[2].is_unsharded()), "released");
+      }
+      rank.check(chain.root[0].report().backward_order == std::vector<std::string>({"root", "layer2", "layer1"}) ||
+                     rank.size() == 1,
+                 fmt::format("what hooks read is no part of the order: {}", chain.root[0].report().backward_order));
+    }));
+}
+
+TEST_CASE("what a hook on a registered parameter writes counts: the next forward has it", "[runtime][gradients]") {
+  for (const int ranks : {1, 2})
+    for (const bool after_accumulation : {false, true})
+      CHECK(on_ranks(ranks, [after_accumulation](Rank& rank) {
+        auto plain = plain_chain();
+        ShardedChain chain(rank.mesh(), 3, 6, false);
+        chain.root[0].set_reshard_after_backward(false);
+        // An optimizer in backward: no step of the program's writes the parameters.
+        const auto descend = [](const Tensor& parameter, const Tensor& gradient) { parameter.detach().add_(gradient, -0.5); };
+        for (auto& parameter : chain.model->parameters()) {
+          if (after_accumulation)
+            torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<PostAccumulate>([&](const Tensor& self) {
+              descend(self, self.grad());
+            }));
+          else
+            parameter.register_hook([&descend, parameter](const Tensor& gradient) { descend(parameter, gradient); });
+        }
+        for (int step = 0; step < 3; ++step) {
+          const auto expected = averaged_gradients(plain, rank.size(), step);
+          chain.model->zero_grad();
+          const auto loss = chain.loss(rank.index(), step);
+          Inputs inputs(rank.index(), step);
+          rank.check_close(loss.detach(), plain->forward(inputs.normal({4, 6})).square().mean().detach(),
+                           fmt::format("loss of step {}", step));
+          loss.backward();
+          for (const auto& [name, gradient] : expected) descend(plain->named_parameters()[name], gradient);
+        }
+      }));
 }
 
 TEST_CASE("a parameter that is a view gets its gradient through views that were taken before its gather",
