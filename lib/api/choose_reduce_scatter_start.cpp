@@ -45,7 +45,7 @@ ReduceScatterStart FSDPModule::choose_reduce_scatter_start(const std::function<d
   require(time_step != nullptr, "choose_reduce_scatter_start: expected a function that runs a step and returns its time");
   require(rounds >= 1, "choose_reduce_scatter_start: expected 1 round or more, found {}", rounds);
   auto& context = root_context(*state_, "choose_reduce_scatter_start");
-  require_state(!context.is_busy(), "choose_reduce_scatter_start: not inside a step; call it between steps");
+  require_state(context.is_quiescent(), "choose_reduce_scatter_start: not inside a step; call it between steps");
   const auto before = context.options().reduce_scatter_start;
   if (communicators_of(context).empty()) return before;
   require_state(std::any_of(context.groups().begin(), context.groups().end(),

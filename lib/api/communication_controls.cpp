@@ -13,7 +13,7 @@ namespace {
 
 void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups, const char* control) {
   for (const auto& group : groups)
-    require_state(!group->context->is_busy(),
+    require_state(group->context->is_quiescent(),
                   "{}: '{}' is in the middle of a step; call it before forward or after backward", control,
                   group->name());
 }

@@ -55,7 +55,7 @@ void ParamGroup::check_convertible(const GroupConversion& to) const {
                 name());
   // Parameters without values take part in no step, though a use of them may have begun one.
   require_state(
-      !context->is_busy() || config_.device.is_meta(),
+      context->is_quiescent() || config_.device.is_meta(),
       "'{}' is in the middle of a step; change its dtype or device before forward or after "
       "backward (after an exception, call reset_iter_state() on the root first)",
       name());

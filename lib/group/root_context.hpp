@@ -71,7 +71,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void throw_faults();
 
   /// No step may begin until `resume_steps`: the handles show other memory for a while. Counts.
-  /// Throws StateError, beginning with `caller`, in a step or scope.
+  /// Throws StateError, beginning with `caller`, unless `is_quiescent()`.
   void hold_steps(std::string_view caller);
   void resume_steps() noexcept;
 
@@ -106,6 +106,12 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool steps_are_held() const { return steps_held_ > 0; }
   bool is_in_scope() const { return scope_depth_ > 0; }
   bool in_step() const { return phase_ != Phase::kIdle; }
+  /// The time to change what a step relies on, and to look at what it has left: not in a step or a scope, nor between
+  /// a backward that was not the last one (set_is_last_backward), or is not finalized, and the end of that.
+  bool is_quiescent() const {
+    return !in_step() && !is_in_scope() && reductions_.empty() && !finalization_.is_due && !finalization_.is_awaited;
+  }
+
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
   void begin_user_hook();
@@ -126,10 +132,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
   bool has_unreleased_groups() const;
-
-  /// In a step or a scope, or between a backward that was not the last one (set_is_last_backward) and the end
-  /// of that one: not the time to change what a step relies on.
-  bool is_busy() const { return in_step() || is_in_scope() || !reductions_.empty(); }
 
   /// A group tells that it holds unsharded memory (or will, its gather under way), or no longer.
   void note_held(ParamGroup& group);

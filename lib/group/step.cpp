@@ -356,10 +356,10 @@ void RootContext::enter_scope() {
 
 void RootContext::hold_steps(std::string_view caller) {
   std::lock_guard lock(mutex_);
-  require_state(phase_ == Phase::kIdle && scope_depth_ == 0,
-                "{}: not inside a forward, a backward or a scope of the module. Run the backward of "
-                "the last forward first, or reset_iter_state(); a forward without backward belongs "
-                "under torch::NoGradGuard or fsdp::forward_scope",
+  require_state(is_quiescent(),
+                "{}: not inside a forward, a backward or a scope of the module, nor before the last of several "
+                "backwards (set_is_last_backward) or its finalization. Run the backward of the last forward first, or "
+                "reset_iter_state(); a forward without backward belongs under torch::NoGradGuard or fsdp::forward_scope",
                 caller);
   ++steps_held_;
 }

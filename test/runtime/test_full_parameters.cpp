@@ -38,6 +38,34 @@ std::vector<Tensor> clones(const std::vector<Tensor>& tensors) {
   return copies;
 }
 
+TEST_CASE("between backwards that are not the last no gradient is shown that is still to be reduced",
+          "[runtime][full_parameters]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    auto& root = chain.root[0];
+    const auto show = [&] { FullParameters scope(*chain.model, {.writeback = false, .with_grads = true}); };
+    root.set_is_last_backward(false);
+    chain.loss(rank.index(), 0).backward();
+    rank.check_throws<StateError>(show, {"FullParameters", "set_is_last_backward"}, "one is to follow");
+    root.set_is_last_backward(true);
+    chain.loss(rank.index(), 1).backward();
+    const auto expected = summed_gradients(plain, 2, {0, 1});
+    const auto check = [&](const std::string& what) {
+      FullParameters scope(*chain.model, {.writeback = false, .with_grads = true});
+      for (const auto& [name, gradient] : expected)
+        rank.check_close(chain.model->named_parameters()[name].grad(), gradient, what + name);
+    };
+    check("behind the last: ");
+    chain.model->zero_grad();
+    root.set_manual_backward_finalization(true);
+    for (int step : {0, 1}) chain.loss(rank.index(), step).backward();
+    rank.check_throws<StateError>(show, {"FullParameters", "finaliz"}, "not finalized");
+    root.finalize_backward();
+    check("finalized: ");
+  }));
+}
+
 TEST_CASE("in the scope the module is the plain one, and afterwards the sharded one again", "[runtime][full_parameters]") {
   for (bool casts : {false, true})
     on_odd_cases([&](Rank& rank, const OddCase& odd) {
