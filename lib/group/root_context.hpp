@@ -165,6 +165,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void leave_for_finalization();
   void end_step();
   void close_step(bool waits_for_copies = true);
+  void begin_measuring();
   void measure_step();
   void check_can_finalize() const;
   void release_everything();

@@ -113,9 +113,8 @@ void RootContext::take_over_modes() {
 void RootContext::begin_forward() {
   take_over_modes();
   prepare_step();
-  before_step_ = statistics_;
-  step_peak_bytes_ = unsharded_bytes_;
   set_phase(Phase::kForward);
+  begin_measuring();
   records_autograd_ = false;
   trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
   trace_->begin_pass();
@@ -125,9 +124,12 @@ void RootContext::begin_forward() {
 }
 
 void RootContext::begin_backward(int64_t task) {
-  if (phase_ == Phase::kIdle)
-    prepare_step();  // a second backward over a retained graph
-  else {
+  if (phase_ == Phase::kIdle) {
+    // A second backward over a retained graph: a step of its own, unless the one before is still to be reduced.
+    const bool goes_on = !is_quiescent();
+    prepare_step();
+    if (!goes_on) begin_measuring();
+  } else {
     tell_of_beginning();  // gradients may have been dropped since the forward
     trace_->end_pass();
     forwards_before_backward_ = forwards_;
@@ -284,6 +286,11 @@ void RootContext::throw_faults() {
 void RootContext::end_step() {
   trace_->end_pass();
   close_step();
+}
+
+void RootContext::begin_measuring() {
+  before_step_ = statistics_;
+  step_peak_bytes_ = unsharded_bytes_;
 }
 
 void RootContext::measure_step() {

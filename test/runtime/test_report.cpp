@@ -60,6 +60,23 @@ TEST_CASE("after a step it shows the order, what was communicated, and what a la
   });
 }
 
+TEST_CASE("the last step of a report is the second backward alone where a graph was retained", "[runtime][report]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    chain.step(rank.index());
+    auto loss = chain.loss(rank.index(), 1);
+    loss.backward({}, /*retain_graph=*/true);
+    const auto first = report(chain.root[0]).last_step;
+    rank.check_equal(first.all_gathers, int64_t{6}, "gathers of forward and backward");
+    rank.log().clear();
+    loss.backward();
+    const auto second = report(chain.root[0]);
+    rank.check_equal(size_t(second.last_step.all_gathers), rank.subjects_of("all_gather").size(), "gathers");
+    rank.check_equal(size_t(second.last_step.reductions), rank.subjects_of("reduce_scatter").size(), "reductions");
+    rank.check_equal(second.last_step.reductions, first.reductions, "as many as the first backward's");
+  }));
+}
+
 TEST_CASE("a report names flat groups and every dimension that is cut", "[runtime][report]") {
   on_ranks(4, [](Rank& rank) {
     torch::nn::Linear flat(4, 4), cut(4, 4);
