@@ -90,7 +90,8 @@ void RootContext::prepare_step() {
 void RootContext::release_between_steps() {
   const auto held = held_;
   for (auto* group : held)
-    if (group->policy().reshard_after_backward && !group->is_kept_by_user && !group->is_left_by_evaluation)
+    if (group->policy().reshard_after_backward && !group->is_kept_by_user && !group->is_left_by_evaluation &&
+        !group->is_listed_prefetch)  // by another root's step, for the one that begins now
       group->reshard();
 }
 
@@ -261,6 +262,7 @@ void RootContext::end_backward() {
     trace_->end_pass();
     set_phase(Phase::kIdle);
     observer_.end_step();
+    for (auto* group : groups_) group->is_listed_prefetch = false;
     release_between_steps();
     tell_of_end();
   } else {

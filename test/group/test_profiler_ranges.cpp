@@ -97,4 +97,21 @@ TEST_CASE("a profiler sees the gather of another root's group that a list asks f
   }));
 }
 
+TEST_CASE("what a list has gathered of another root is there when that root's step begins", "[group][profiler_ranges]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(5, [] { return Chain(2); });
+    std::vector<FSDPModule> roots;
+    for (auto& layer : model->layers)
+      roots.push_back(fully_shard(layer, {.mesh = rank.mesh(), .reshard_after_forward = false}));
+    roots[0].set_modules_to_forward_prefetch({roots[1]});
+    for (int step = 0; step < 3; ++step) {
+      rank.log().clear();
+      auto x = model->layers[0]->forward(torch::ones({2, 6}));
+      model->layers[1]->forward(x).sum().backward();
+      rank.check_equal(rank.subjects_of("all_gather").size(), size_t{2}, fmt::format("step {}", step));
+      for (auto& root : roots) rank.check(!root.is_unsharded(), "released behind the step");
+    }
+  }));
+}
+
 }  // namespace fsdp::test
