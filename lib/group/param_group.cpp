@@ -214,7 +214,10 @@ void ParamGroup::wait_for_unshard() {
     const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
     const GroupBuffers buffers(*this, "gathered parameters");
     context->statistics().buffer_bytes += unpacked_bytes(gather);
+    const bool is_regathered = gather.layout == &post_forward_.layout;
     show(finish_gather(std::move(gather)));
+    // As FSDP2: what is gathered again in this backward comes from the shards.
+    if (is_regathered) drop_post_forward_shard();
     let_memory_wait();  // of what was sent
   } catch (...) {
     context->note_released(*this);
@@ -258,6 +261,11 @@ Communicator& ParamGroup::launched_on(Communicator& comm) const {
 }
 
 void ParamGroup::reshard() {
+  release();
+  drop_post_forward_shard();
+}
+
+void ParamGroup::release() {
   mark_not_ready();
   is_left_by_evaluation = false;
   if (is_never_released() || !is_held()) return;
@@ -296,7 +304,7 @@ void ParamGroup::reshard_after_forward() {
               0, pieces.tensor_offset(unit) + group->rank() * pieces.piece_bytes(unit),
               pieces.piece_bytes(unit)));
   }
-  reshard();
+  release();
 }
 
 bool ParamGroup::was_changed() const {

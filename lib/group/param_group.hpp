@@ -122,7 +122,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void unshard();
   /// Finishes the gather; handles are readable when this returns. Throws CommError; sharded then.
   void wait_for_unshard();
-  /// Releases the unsharded parameters, or gives up a gather under way. Nothing is lost.
+  /// Releases the unsharded parameters, or gives up a gather under way, and drops what `reshard_after_forward` kept.
+  /// Nothing is lost.
   void reshard();
   /// Releases after forward: keeps this rank's piece for the smaller gather where the policy says so.
   void reshard_after_forward();
@@ -288,6 +289,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void take(const Taken& taken);
   void give_up(size_t index);
   void close_gaps();
+  void release();
   void note_launch();
   void wait_for_launch();
   void let_memory_wait() const;

@@ -66,6 +66,22 @@ TEST_CASE("with kept storage a step allocates what its plan says", "[statistics]
   }
 }
 
+TEST_CASE("what an integer reshard_after_forward keeps goes with the gather that it is for", "[statistics][memory]") {
+  install_counting_allocator();
+  const auto live_at_the_end_of_backward = [](ReshardAfterForward reshard) {
+    const auto world = simulated_network({.world_size = 4});
+    ShardedChain chain(init_device_mesh(world, {4}, {"shard"}), 6, 48, reshard);
+    int64_t live = 0;
+    chain.model->layers[0]->weight.register_hook([&](const at::Tensor&) { live = live_bytes(); });
+    for (int step = 0; step < 3; ++step) {
+      chain.model->forward(torch::ones({4, 48}).requires_grad_()).sum().backward();
+      chain.model->zero_grad();
+    }
+    return live;
+  };
+  CHECK(live_at_the_end_of_backward(2) == live_at_the_end_of_backward(true));
+}
+
 TEST_CASE("buffers from the process group change nothing where it has none", "[runtime][communication_memory]") {
   const auto control = [](FSDPModule& root) {
     root.set_allocate_memory_from_process_group_for_comm(true, Recurse::kYes);
