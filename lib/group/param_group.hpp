@@ -264,7 +264,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_left_by_evaluation = false;  ///< see GroupPolicy::stays_after_evaluation
   bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
   bool is_ahead_of_backward = false;  ///< gathered at the end of a forward for the backward, which has not begun
-  bool is_read_after_reduction = false;  ///< a backward has used it again after its last gradient
+  int read_after_reduction = 0;  ///< the last backward that has used it again after its last gradient; 0: none
   /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {
     return this != &other && tree_enter <= other.tree_enter && other.tree_exit <= tree_exit;

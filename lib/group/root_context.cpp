@@ -144,7 +144,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   release_unneeded(used);
   for (auto* group : used) {
     group->is_listed_prefetch = false;
-    group->is_read_after_reduction |= group->tally.is_reduced && !group->is_held();
+    if (group->tally.is_reduced && !group->is_held()) group->read_after_reduction = backwards_;
   }
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
   if (phase_ == Phase::kForward) follow_writes(used);
@@ -337,8 +337,8 @@ void RootContext::take_over_ahead_of_backward() {
 /// not wait for that group's reduction. Returns the first of them; null: nothing.
 ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
   // Else the room is not free yet, or not for long.
-  const bool has_left = !finished.is_held() && !finished.is_read_after_reduction && current_.size() == 1 &&
-                        current_.front() == &finished;
+  const bool is_read_again = finished.read_after_reduction >= learned_in_;
+  const bool has_left = !finished.is_held() && !is_read_again && current_.size() == 1 && current_.front() == &finished;
   if (!has_left || options_.prefetch_distance == 0 || !trace_->follows()) return nullptr;
   const auto ids = trace_->upcoming(1);
   auto* next = ids.empty() ? nullptr : find(ids.front());

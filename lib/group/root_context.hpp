@@ -163,6 +163,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void abandon_task(int64_t task) noexcept;
   void end_backward();
   void leave_for_finalization();
+  void end_pass();
   void end_step();
   void close_step(bool waits_for_copies = true);
   void begin_measuring();
@@ -239,6 +240,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   UseTrace* trace_ = nullptr;  // of the pass under way
   ResidencyBudget budget_;
   int forwards_ = 0, forwards_before_backward_ = 0;  // of this step; of the last one that had a backward
+  int backwards_ = 0;   // begun so far
+  int learned_in_ = 1;  // which of them the learned order is of
   bool records_autograd_ = false;  // something in this step did
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;

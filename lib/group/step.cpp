@@ -136,6 +136,7 @@ void RootContext::begin_backward(int64_t task) {
     forwards_before_backward_ = forwards_;
   }
   set_phase(Phase::kBackward);
+  ++backwards_;
   observer_.begin_phase(StepObserver::Phase::kBackward);
   has_shifted_reductions_ = false;
   trace_ = &backward_;
@@ -259,7 +260,7 @@ void RootContext::end_backward() {
     flush_gradients();
   if (finalization_.is_manual || !options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
-    trace_->end_pass();
+    end_pass();
     set_phase(Phase::kIdle);
     observer_.end_step();
     for (auto* group : groups_) group->is_listed_prefetch = false;
@@ -285,8 +286,14 @@ void RootContext::throw_faults() {
                 fmt::join(faults, "\n  "));
 }
 
-void RootContext::end_step() {
+void RootContext::end_pass() {
+  const int lessons = backward_.lessons();
   trace_->end_pass();
+  if (backward_.lessons() != lessons) learned_in_ = backwards_;
+}
+
+void RootContext::end_step() {
+  end_pass();
   close_step();
 }
 
@@ -332,6 +339,7 @@ void RootContext::release_everything() {
   observer_.abandon_step();
   for (auto* group : groups_) {
     group->tally.reset();
+    group->read_after_reduction = 0;
     group->is_kept_by_user = group->is_listed_prefetch = group->is_ahead_of_backward = false;
     group->drop_post_forward_shard();
     group->reshard();

@@ -137,6 +137,24 @@ TEST_CASE("backward gathers into the room of a group before it reduces that grou
   });
 }
 
+TEST_CASE("one debug read of a reduced parameter changes the order of that step and what is learned of it, not for ever",
+          "[runtime][order_of_collectives]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 5, 8);
+    for (int step = 0; step < 2; ++step) calls_of_step(rank, chain, step);
+    const auto usual = calls_of_step(rank, chain, 2);
+    bool reads = true;
+    chain.model->layers[1]->weight.register_hook([&](const at::Tensor&) {
+      if (reads) chain.model->layers[4]->weight.sum();
+    });
+    const auto with_read = calls_of_step(rank, chain, 3);
+    rank.check_equal(count(with_read, "all_gather layer4"), count(usual, "all_gather layer4") + 1, "gathered for the read");
+    reads = false;
+    for (int step = 4; step < 6; ++step) calls_of_step(rank, chain, step);
+    rank.check_equal(calls_of_step(rank, chain, 6), usual, "as before");
+  }));
+}
+
 TEST_CASE("a group whose room is not free when it is reduced has nothing gathered before that",
           "[runtime][order_of_collectives]") {
   on_ranks(2, [](Rank& rank) {
