@@ -1,13 +1,15 @@
 """What fsdp1_rows.cpp does, by FSDP1 itself: run by torchrun, with the same folder."""
 
+import contextlib
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, ShardingStrategy, _init_utils
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import rows
@@ -58,8 +60,25 @@ def clip(model, row, mesh, max_norm=0.5):
     return norm
 
 
+def without_gpu(row):
+    """FSDP1 refuses to broadcast states on the CPU, which gloo could; it pins memory, which needs a GPU to pin it for,
+    and waits for the stream of its copies, which the CPU's is not made for."""
+    around = contextlib.ExitStack()
+    if row.get("sync_module_states"):
+        around.enter_context(mock.patch.object(_init_utils, "_check_module_states_for_sync_module_states"))
+    if row.get("cpu_offload"):
+        around.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor))
+        around.enter_context(mock.patch.object(torch.cpu.Stream, "synchronize", create=True))
+    return around
+
+
 def train(row, weights, inputs, rank, size):
-    model, param_init_fn = make_model(row, weights)
+    with without_gpu(row):
+        return train_there(row, weights, inputs, rank, size)
+
+
+def train_there(row, weights, inputs, rank, size):
+    model, param_init_fn = make_model(row, weights + rank if row.get("sync_module_states") else weights)
     prefetch = row.get("backward_prefetch", "BACKWARD_PRE")
     mesh = None
     if row.get("mesh_2d") or row.get("one_node"):
@@ -74,8 +93,8 @@ def train(row, weights, inputs, rank, size):
         backward_prefetch=None if prefetch == "None" else BackwardPrefetch[prefetch],
         forward_prefetch=row.get("forward_prefetch", False),
         limit_all_gathers=row.get("limit_all_gathers", True),
-        # sync_module_states is refused on CPU: all ranks begin alike here, as it would have them.
-        # cpu_offload pins memory, which raises without a GPU: here the same training without it.
+        sync_module_states=row.get("sync_module_states", False),
+        cpu_offload=CPUOffload(offload_params=row.get("cpu_offload", False)),
         param_init_fn=param_init_fn,
         use_orig_params=row.get("use_orig_params", False),
         device_id=torch.device("cpu"),  # FSDP1 on CPU wants it in any case
@@ -91,7 +110,18 @@ def train(row, weights, inputs, rank, size):
         losses.append(loss.item())
     with FullyShardedDataParallel.summon_full_params(model, writeback=False):
         final = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {"losses": losses, "norms": norms, "weights": final.tolist()}
+    return {"losses": losses, "norms": norms, "weights": final.tolist(), "options": options_of(model)}
+
+
+def options_of(model):
+    """Those that FSDP1 has kept, as a row names them."""
+    prefetch = model.backward_prefetch
+    return {"sharding_strategy": model.sharding_strategy.name,
+            "backward_prefetch": prefetch.name if prefetch else "None",
+            "forward_prefetch": model.forward_prefetch,
+            "limit_all_gathers": model.limit_all_gathers,
+            "cpu_offload": model.cpu_offload.offload_params,
+            "use_orig_params": model._use_orig_params}
 
 
 def results_of(all_rows, weights, inputs, rank, size):

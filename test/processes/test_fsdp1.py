@@ -41,6 +41,10 @@ HYBRID = [
     {"name": "_HYBRID_SHARD_ZERO2", "sharding_strategy": "_HYBRID_SHARD_ZERO2", "mesh_2d": True},
 ]
 
+# What FSDP1 keeps of its arguments, where a row names no other value.
+DEFAULTS = {"sharding_strategy": "FULL_SHARD", "backward_prefetch": "BACKWARD_PRE", "forward_prefetch": False,
+            "limit_all_gathers": True, "cpu_offload": False, "use_orig_params": False}
+
 
 def write_doubles(path, count, seed, scale):
     draw = random.Random(seed)
@@ -74,6 +78,9 @@ class Fsdp1(unittest.TestCase):
         libfsdp, fsdp1 = results_of(ranks, rows)
         for row in rows:
             name = row["name"]
+            with self.subTest(row=name):
+                kept = fsdp1[0][name]["options"]
+                self.assertEqual(kept, {**DEFAULTS, **{key: row[key] for key in DEFAULTS if key in row}})
             for rank in range(ranks):
                 found, expected = libfsdp[rank][name], fsdp1[rank][name]
                 with self.subTest(row=name, rank=rank):
