@@ -314,7 +314,7 @@ bool ParamGroup::was_changed() const {
 
 void ParamGroup::follow_versions() {
   if (!was_changed()) return;
-  was_written_ = true;
+  was_written_ |= reductions_before_write_ > 0;  // before, it has got its first values
   needs_gather_ = !is_never_released();
   for (auto& param : params_) param.follow_version();
 }

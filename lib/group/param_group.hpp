@@ -362,7 +362,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   size_t trainable_count_ = 0;
   bool is_unsharded_ = false;
   bool needs_gather_ = false;  // versions have been followed since, values not
-  bool was_written_ = false;  // by anybody but through a handle, ever
+  bool was_written_ = false;  // by anybody but through a handle, since the first reduction
   int reductions_before_write_ = 0;
   std::unique_ptr<GroupSanitizer> sanitizer_;
 };
