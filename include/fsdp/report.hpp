@@ -20,6 +20,12 @@ struct GroupReport {
   int64_t unsharded_bytes = 0;
   std::string layout;   ///< "Shard(0)", "Replicate(), Shard(1)", "flat", ...
   std::string reshard_after_forward;  ///< "true", "false", "2", or what unset comes to: "unset (true)"
+  /// Names and unsharded bytes of the parameters that need no gradient, and of those that do.
+  std::vector<std::string> frozen_parameters = {}, trainable_parameters = {};
+  int64_t frozen_bytes = 0, trainable_bytes = 0;
+  /// Of gradients that are reduced for the frozen ones, as zeros: in the flat layout, for parameters that were frozen
+  /// after fully_shard and lie in one run with others that were not.
+  int64_t extra_gradient_bytes = 0;
 };
 
 /// What a step would gather under a byte budget, the order and explicit options being what they are.
@@ -43,6 +49,7 @@ struct Report {
   /// From the least budget that a step can do with, to the one that gathers everything once.
   std::vector<BudgetOutlook> outlook;
 
+  /// A table, with a note for each group that mixes frozen and trainable parameters.
   std::string to_string() const;
 };
 

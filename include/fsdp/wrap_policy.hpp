@@ -60,6 +60,7 @@ struct PlannedUnit {
   std::vector<std::string> parameters;  ///< by their name from the root
   int64_t bytes = 0;                    ///< of these, unsharded
   int64_t frozen_bytes = 0;             ///< of those that need no gradient
+  std::vector<std::string> frozen_parameters;  ///< their names, which `parameters` has too
 };
 
 /// What a policy makes of a tree, before anything is changed.
@@ -67,7 +68,7 @@ struct WrapPlan {
   std::vector<PlannedUnit> units;  ///< inner before outer; the root last
 
   /// The tree of units with the bytes of their own parameters, and a note for each unit that mixes
-  /// frozen and trainable ones.
+  /// frozen and trainable ones, with both lists.
   std::string to_string() const;
 };
 

@@ -6,6 +6,7 @@
 
 #include "api/find_param.hpp"
 #include "comm/work.hpp"
+#include "group/frozen_mixture.hpp"
 #include "group/root_context.hpp"
 #include "module/module_state.hpp"
 
@@ -40,14 +41,21 @@ size_t parameters_of(const ParamGroup& group) {
 
 void add_groups(ModuleState& state, int depth, Report& report) {
   const auto groups = state.live_groups();
-  for (const auto& group : groups)
+  for (const auto& group : groups) {
+    const auto mixture = mixture_of(*group);
     report.groups.push_back({.name = group->name(),
                              .depth = depth,
                              .parameters = parameters_of(*group),
                              .sharded_bytes = group->sharded_bytes(),
                              .unsharded_bytes = group->unsharded_bytes(),
                              .layout = layout_of(group),
-                             .reshard_after_forward = reshard_text(*group)});
+                             .reshard_after_forward = reshard_text(*group),
+                             .frozen_parameters = mixture.frozen.names,
+                             .trainable_parameters = mixture.trainable.names,
+                             .frozen_bytes = mixture.frozen.bytes,
+                             .trainable_bytes = mixture.trainable.bytes,
+                             .extra_gradient_bytes = mixture.extra_gradient_bytes});
+  }
   if (groups.empty())
     report.groups.push_back({.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}});
   for (const auto& below : state.nested) add_groups(*below, depth + 1, report);
@@ -60,6 +68,15 @@ std::vector<std::string> names_of(const std::vector<int>& uses, std::span<ParamG
     names.push_back(group ? group->name() : "(gone)");
   }
   return names;
+}
+
+/// "" for a group of one kind.
+std::string note_of(const GroupReport& group) {
+  const FrozenMixture mixture{.frozen = {group.frozen_bytes, group.frozen_parameters},
+                              .trainable = {group.trainable_bytes, group.trainable_parameters},
+                              .extra_gradient_bytes = group.extra_gradient_bytes};
+  if (!mixture.is_mixed()) return "";
+  return fmt::format("  {:{}}  note: {}\n", "", 2 * group.depth, mixture.to_string());
 }
 
 /// Between the smallest budget and the one for everything, as many steps as a table is good for.
@@ -110,10 +127,12 @@ Report report(const FSDPModule& module) {
 std::string Report::to_string() const {
   const auto shown = &with_separators;
   std::string text = "sharded modules (parameters; bytes sharded, unsharded; placement; reshard_after_forward):\n";
-  for (const auto& group : groups)
+  for (const auto& group : groups) {
     text += fmt::format("  {:{}}{}: {}; {}, {}; {}; {}\n", "", 2 * group.depth, group.name, group.parameters,
                         shown(group.sharded_bytes), shown(group.unsharded_bytes), group.layout,
                         group.reshard_after_forward);
+    text += note_of(group);
+  }
   text += fmt::format("bytes on this rank: {} sharded, {} unsharded now, {} at most\n", shown(bytes.sharded),
                       shown(bytes.unsharded), shown(bytes.peak_unsharded));
   if (forward_order.empty() || backward_order.empty())

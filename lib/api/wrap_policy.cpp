@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/require.hpp"
+#include "group/frozen_mixture.hpp"
 #include "module/attach.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
@@ -110,7 +111,9 @@ class Planner {
       const auto bytes = static_cast<int64_t>(claim.param.nbytes());
       unit.parameters.push_back(claim.name);
       unit.bytes += bytes;
-      if (!claim.param.requires_grad()) unit.frozen_bytes += bytes;
+      if (claim.param.requires_grad()) continue;
+      unit.frozen_bytes += bytes;
+      unit.frozen_parameters.push_back(claim.name);
     }
   }
 
@@ -148,14 +151,24 @@ class Planner {
   WrapPlan plan_;
 };
 
+FrozenMixture mixture_of(const PlannedUnit& unit) {
+  FrozenMixture mixture{.frozen = {unit.frozen_bytes, unit.frozen_parameters},
+                        .trainable = {unit.bytes - unit.frozen_bytes, {}}};
+  const std::unordered_set<std::string> frozen(unit.frozen_parameters.begin(), unit.frozen_parameters.end());
+  for (const auto& name : unit.parameters)
+    if (!frozen.contains(name)) mixture.trainable.names.push_back(name);
+  return mixture;
+}
+
 void print_tree(const WrapPlan& plan, const PlannedUnit& unit, int depth, std::string& text) {
   const std::string indent(2 * depth, ' ');
   text += fmt::format("{}{}: {} parameters, {} bytes\n", indent,
                       unit.name.empty() ? "(root)" : unit.name, unit.parameters.size(), unit.bytes);
   if (unit.frozen_bytes > 0 && unit.frozen_bytes < unit.bytes)
     text += fmt::format("{}  note: {} of these bytes are frozen; they are gathered with the others "
-                        "and take no part in the reduction\n",
-                        indent, unit.frozen_bytes);
+                        "and take no part in the reduction\n"
+                        "{}  {}\n",
+                        indent, unit.frozen_bytes, indent, mixture_of(unit).to_string());
   for (const auto& below : plan.units)
     if (parent_of(plan, below) == &unit) print_tree(plan, below, depth + 1, text);
 }

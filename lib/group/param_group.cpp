@@ -330,6 +330,7 @@ bool ParamGroup::sync_requires_grad() {
 void ParamGroup::count_trainable() {
   trainable_count_ = static_cast<size_t>(std::count_if(
       params_.begin(), params_.end(), [](const auto& param) { return param.requires_grad(); }));
+  has_notes_ = true;
 }
 
 void ParamGroup::audit() {

@@ -184,6 +184,12 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// Finds what no operator showed: replaced storages, tensors and members (T17). Mends or throws.
   void audit();
 
+  /// In a step's beginning: what there is to say in the log, once (group_notes.cpp).
+  void say_new_notes() {
+    if (has_notes_) [[unlikely]]
+      say_notes();
+  }
+
   /// Counts reductions after which nobody has ever written a parameter: the mark of an optimizer
   /// that was built before fully_shard and holds handles. Warns once by name.
   void note_reduction();
@@ -315,6 +321,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void check_class_gradients(const std::vector<LocalClasses::Class>& classes) const;
   void refresh_classes();
   void count_trainable();
+  void say_notes();
+  void note_mixture() const;
   struct Dtypes {  // by parameter
     std::vector<at::ScalarType> stored, gathered;
     std::vector<GroupLayout::Itemsizes> itemsizes;
@@ -360,6 +368,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::optional<c10::Stream> launched_on_, unpacked_on_;  // of the last gather, where there are streams: its memory's
   std::optional<c10::Event> launched_, released_;         // behind a launch, and behind the last use of what is kept
   size_t trainable_count_ = 0;
+  bool has_notes_ = false;
   bool is_unsharded_ = false;
   bool needs_gather_ = false;  // versions have been followed since, values not
   bool was_written_ = false;  // by anybody but through a handle, since the first reduction

@@ -100,6 +100,7 @@ void RootContext::recheck() {
   for (auto* group : groups_) {
     group->audit();
     group->sync_requires_grad();
+    group->say_new_notes();
     if (!group->is_held()) continue;
     if (!group->is_never_released() && group->is_stale()) group->reshard();
     group->follow_versions();

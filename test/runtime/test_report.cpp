@@ -77,6 +77,44 @@ TEST_CASE("the last step of a report is the second backward alone where a graph 
   }));
 }
 
+TEST_CASE("a report lists what is frozen and what is trainable of a group that mixes them, and the extra gradient bytes",
+          "[runtime][report]") {
+  on_ranks(2, [](Rank& rank) {
+    using Names = std::vector<std::string>;
+    struct Pair : torch::nn::Module {
+      at::Tensor a = register_parameter("a", torch::ones({8, 4}));
+      at::Tensor b = register_parameter("b", torch::ones({8, 2}));
+    };
+    // Frozen before fully_shard or behind it, in either layout; what is reduced says whether it is true.
+    for (const auto layout : {ParamLayout::kPerParameter, ParamLayout::kFlat})
+      for (const bool is_before : {true, false}) {
+        const auto what = fmt::format("{}, frozen {}", layout == ParamLayout::kFlat ? "flat" : "per parameter",
+                                      is_before ? "before" : "behind");
+        Pair pair;
+        if (is_before) pair.b.set_requires_grad(false);
+        const auto root = fully_shard(pair, {.mesh = rank.mesh(), .layout = layout});
+        rank.check_equal(report(root).to_string().find("note:") == std::string::npos, !is_before, what + ": at first");
+        if (!is_before) pair.parameters()[1].set_requires_grad(false);
+        const auto before = statistics(root).reduced_bytes;
+        const auto group = report(root).groups[0];
+        rank.check_equal(group.trainable_parameters, Names{"a"}, what + ": trainable");
+        rank.check_equal(group.frozen_parameters, Names{"b"}, what + ": frozen");
+        rank.check_equal(group.trainable_bytes, int64_t{8 * 4 * 4}, what + ": trainable bytes");
+        rank.check_equal(group.frozen_bytes, int64_t{8 * 2 * 4}, what + ": frozen bytes");
+        ((pair.a.sum() + pair.b.sum()) * 1).backward();
+        rank.check_equal(group.trainable_bytes + group.extra_gradient_bytes, statistics(root).reduced_bytes - before,
+                         what + ": what is reduced");
+        const bool is_extra = layout == ParamLayout::kFlat && !is_before;
+        rank.check_equal(group.extra_gradient_bytes, is_extra ? group.frozen_bytes : 0, what + ": the extra bytes");
+        const auto note = fmt::format("note: 64 bytes are frozen (b), 128 bytes are trainable (a); {} extra gradient bytes",
+                                      is_extra ? 64 : 0);
+        rank.check(report(root).to_string().find(note) != std::string::npos, report(root).to_string());
+        pair.parameters()[1].set_requires_grad(true);
+        rank.check(report(root).to_string().find("note:") == std::string::npos, what + ": thawed");
+      }
+  });
+}
+
 TEST_CASE("a report names flat groups and every dimension that is cut", "[runtime][report]") {
   on_ranks(4, [](Rank& rank) {
     torch::nn::Linear flat(4, 4), cut(4, 4);

@@ -97,6 +97,8 @@ TEST_CASE("the dry run prints the tree with bytes and changes nothing", "[wrap_p
         "(root): 2 parameters, 108 bytes\n"
         "  blocks.0: 4 parameters, 1120 bytes\n"
         "    note: 512 of these bytes are frozen; they are gathered with the others and take no part in the reduction\n"
+        "    512 bytes are frozen (blocks.0.up.weight), 608 bytes are trainable (blocks.0.up.bias, blocks.0.down.weight, "
+        "blocks.0.down.bias); 0 extra gradient bytes\n"
         "    blocks.0.attention: 4 parameters, 1152 bytes\n"
         "  blocks.1: 4 parameters, 1120 bytes\n"
         "    blocks.1.attention: 4 parameters, 1152 bytes\n");

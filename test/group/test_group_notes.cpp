@@ -1,0 +1,68 @@
+#include <catch2/catch.hpp>
+
+#include "support/models.hpp"
+#include "tensor/logged_lines.hpp"
+
+// What a group says in the log when its first step begins. A process says each text once, so every case has names of
+// its own.
+
+namespace fsdp::test {
+namespace {
+
+namespace nn = torch::nn;
+using at::Tensor;
+
+struct Pair : nn::Module {
+  Pair(const std::string& name, const Tensor& first, const Tensor& second, bool trains_second = true)
+      : a(register_parameter(name + "_a", first)), b(register_parameter(name + "_b", second, trains_second)) {}
+  void step() { (a.sum() * b.sum()).backward(); }
+  Tensor a, b;
+};
+
+/// At another level while it lives.
+class LogLevel {
+ public:
+  explicit LogLevel(spdlog::level::level_enum level) : before_(log().level()) { log().set_level(level); }
+  ~LogLevel() { log().set_level(before_); }
+
+ private:
+  spdlog::level::level_enum before_;
+};
+
+}  // namespace
+
+TEST_CASE("what is frozen after a flat layout was planned is warned of, with both lists and the extra gradient bytes",
+          "[group][notes]") {
+  const LoggedLines logged;
+  on_ranks(2, [](Rank& rank) {
+    Pair pair("behind", torch::ones({8, 4}), torch::ones({8, 2}));
+    fully_shard(pair, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
+    pair.step();
+    pair.b.set_requires_grad(false);
+    for (int step = 0; step < 3; ++step) pair.step();
+    rank.check(!pair.parameters()[1].requires_grad(), "frozen");
+  });
+  CHECK(logged.count("64 bytes are frozen (behind_b), 128 bytes are trainable (behind_a); 64 extra gradient bytes; "
+                     "freeze them before fully_shard") == 1);
+  CHECK(logged.count("\n") == 1);
+}
+
+TEST_CASE("a mixed group that costs no gradient bytes is noted for the curious, once", "[group][notes]") {
+  for (const bool is_curious : {false, true}) {
+    const LogLevel level(is_curious ? spdlog::level::info : spdlog::level::warn);
+    const LoggedLines logged;
+    on_ranks(2, [](Rank& rank) {
+      Pair pair("mixed", torch::ones({8, 4}), torch::ones({8, 2}), /*trains_second=*/false);
+      Pair whole("whole", torch::ones({4}), torch::ones({2}));
+      for (auto* each : {&pair, &whole}) fully_shard(*each, {.mesh = rank.mesh()});
+      for (auto* each : {&pair, &whole})
+        for (int step = 0; step < 3; ++step) each->step();
+      rank.check(pair.parameters()[0].grad().defined(), "trained");
+    });
+    CHECK(logged.count("64 bytes are frozen (mixed_b), 128 bytes are trainable (mixed_a); 0 extra gradient bytes") ==
+          (is_curious ? 1 : 0));
+    CHECK(logged.count("mixes frozen") == (is_curious ? 1 : 0));
+  }
+}
+
+}  // namespace fsdp::test
