@@ -1,12 +1,23 @@
 #include "base/log.hpp"
+#include "comm/work.hpp"
 #include "group/frozen_mixture.hpp"
 #include "group/param_group.hpp"
 
-// What a group says in the log when a step begins: not before, as its parameters get their full names only then.
+// What a group says in the log when a step begins: not before, as its parameters get their full names, and others give
+// up what they share, only when everything is sharded.
 namespace fsdp {
 
 void ParamGroup::say_notes() {
   has_notes_ = false;
+  for (const auto& left : left_.take_used()) {
+    std::vector<std::string> names;
+    for (const size_t i : left.params) names.push_back(params_[i].name());
+    warn_once(fmt::format(
+        "{}: before fully_shard this was a view of {} bytes that another tensor still uses. Those stay in memory, and "
+        "what is written to the one no longer shows in the other; drop the other tensor, or give the module memory of "
+        "its own (clone) before fully_shard",
+        listed(names), with_separators(left.bytes)));
+  }
   note_mixture();
 }
 

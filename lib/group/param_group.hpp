@@ -20,6 +20,7 @@
 #include "group/reduction_config.hpp"
 #include "group/wire_gather.hpp"
 #include "mesh/mesh_info.hpp"
+#include "param/left_storage.hpp"
 #include "param/residency_owner.hpp"
 #include "param/sharded_param.hpp"
 #include "tensor/tensor_part.hpp"
@@ -367,6 +368,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_in_slot_ = false;  // of the last gather
   std::optional<c10::Stream> launched_on_, unpacked_on_;  // of the last gather, where there are streams: its memory's
   std::optional<c10::Event> launched_, released_;         // behind a launch, and behind the last use of what is kept
+  LeftStorages left_;
   size_t trainable_count_ = 0;
   bool has_notes_ = false;
   bool is_unsharded_ = false;

@@ -65,4 +65,63 @@ TEST_CASE("a mixed group that costs no gradient bytes is noted for the curious, 
   }
 }
 
+TEST_CASE("a parameter that was a view of what another tensor still uses is warned of by name when a step begins",
+          "[group][notes]") {
+  const LoggedLines logged;
+  on_ranks(2, [&](Rank& rank) {
+    auto whole = torch::ones({6, 4});
+    Pair pair("used", whole.narrow(0, 0, 2), whole.narrow(0, 2, 2));
+    fully_shard(pair, {.mesh = rank.mesh()});
+    pair.step();
+    pair.step();
+    whole.zero_();
+    rank.check_identical(full_tensor(pair.a).detach(), torch::ones({2, 4}), "a copy");
+  });
+  CHECK(logged.count("used_a, used_b: before fully_shard this was a view of 96 bytes that another tensor still uses") ==
+        1);
+  CHECK(logged.count("\n") == 1);
+}
+
+TEST_CASE("views that share a storage among themselves alone are no concern, in one group or in several",
+          "[group][notes]") {
+  const LoggedLines logged;
+  on_ranks(2, [](Rank& rank) {
+    auto whole = torch::ones({8, 4});
+    struct Two : nn::Module {
+      explicit Two(const Tensor& whole)
+          : inner(std::make_shared<Pair>("split", whole.narrow(0, 0, 2), whole.narrow(0, 2, 2))),
+            outer(register_parameter("split_c", whole.narrow(0, 4, 4))) {
+        register_module("inner", inner);
+      }
+      std::shared_ptr<Pair> inner;
+      Tensor outer;
+    } two(whole);
+    // A view that autograd has recorded keeps what it is a view of, until it is sharded.
+    struct Turned : nn::Module {
+      Tensor weight = register_parameter("turned", torch::arange(12.).view({3, 4}).narrow(0, 0, 2).t());
+    } turned;
+    whole.reset();
+    fully_shard(*two.inner, {.mesh = rank.mesh()});
+    fully_shard(two, {.mesh = rank.mesh()});
+    fully_shard(turned, {.mesh = rank.mesh()});
+    (two.inner->a.sum() * two.inner->b.sum() * two.outer.sum()).backward();
+    turned.weight.sum().backward();
+    rank.check(turned.parameters()[0].grad().defined(), "trained");
+  });
+  CHECK(logged.text() == "");
+}
+
+TEST_CASE("one rank, whose parameters stay views, says nothing of what they share", "[group][notes]") {
+  const LoggedLines logged;
+  on_ranks(1, [](Rank& rank) {
+    auto whole = torch::ones({6, 4});
+    Pair pair("shared", whole.narrow(0, 0, 2), whole.narrow(0, 2, 2));
+    fully_shard(pair, {.mesh = rank.mesh()});
+    pair.step();
+    whole.zero_();
+    rank.check_identical(pair.parameters()[0].detach(), torch::zeros({2, 4}), "the same memory");
+  });
+  CHECK(logged.text() == "");
+}
+
 }  // namespace fsdp::test
