@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "support/counting_allocator.hpp"
 #include "support/models.hpp"
 
 // A byte budget in place of reshard_after_forward (T4). How a plan is made is tested in test/group.
@@ -58,6 +59,43 @@ TEST_CASE("at no time are more bytes unsharded than the budget allows", "[runtim
       }
     }
   });
+}
+
+TEST_CASE("nor by the allocator, which sees the budget used and the runtime's own count confirmed",
+          "[runtime][byte_budget][memory]") {
+  // Sizes that no other tensor has, in steps that reduce in double.
+  constexpr int64_t kWide = 48, kWideBytes = (kWide * kWide + kWide) * 4;
+  install_counting_allocator();
+  const auto step = [](Chain& model, int number) {
+    Inputs inputs(0, number);
+    model->forward(inputs.normal({4, kWide})).square().mean().backward();
+    model->zero_grad();
+  };
+  auto plain = plain_chain(6, kWide);
+  start_recording();
+  step(plain, 0);
+  const auto plain_events = recorded_events();
+  for (const int distance : {0, 1, 2, 3})
+    for (const int64_t layers : {3, 4, 5}) {
+      CAPTURE(distance, layers);
+      const auto world = simulated_network({.world_size = 4});
+      ShardedChain chain(seeded(5, [&] { return Chain(6, kWide); }),
+                         {.mesh = init_device_mesh(world, {4}, {"shard"}), .mp_policy = {.reduce_dtype = at::kDouble}});
+      const int64_t budget = layers * kWideBytes + kWideBytes / 2;
+      chain.root[0].set_prefetch_distance(distance);
+      chain.root[0].set_unsharded_byte_budget(budget);
+      const std::set<int64_t> gathered = {kWideBytes, chain.root[0].report().groups[0].unsharded_bytes};
+      REQUIRE(peak_of_sizes(plain_events, gathered) == 0);
+      for (const int number : {0, 1}) step(chain.model, number);
+      for (const int number : {2, 3}) {
+        start_recording();
+        step(chain.model, number);
+        const int64_t peak = peak_of_sizes(recorded_events(), gathered);
+        CHECK(peak <= budget);
+        CHECK(peak > budget - kWideBytes);
+        CHECK(peak == chain.root[0].report().last_step_peak_bytes);
+      }
+    }
 }
 
 TEST_CASE("what lies behind the groups that stayed is gathered as soon as the first of them has made room",

@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "support/counting_allocator.hpp"
 #include "support/models.hpp"
 
 // What is unsharded when (T4, M4).
@@ -35,7 +36,7 @@ TEST_CASE("in a first pass a group goes when something that is not inside it is 
 TEST_CASE("never more than two groups are unsharded beside the root, however far the prefetch",
           "[runtime][release]") {
   on_ranks(2, [](Rank& rank) {
-    for (int distance : {0, 1}) {
+    for (int distance : {0, 1, 2, 3, 5}) {
       ShardedChain chain(rank.mesh(), 6);
       chain.root[0].set_prefetch_distance(distance);
       int64_t most = 0;
@@ -46,6 +47,37 @@ TEST_CASE("never more than two groups are unsharded beside the root, however far
       rank.check(most >= 1 && most <= (distance == 0 ? 1 : 2), fmt::format("distance {}: {} at most", distance, most));
     }
   });
+}
+
+/// Bytes of a layer that are like no other tensor's in a step that reduces in double.
+constexpr int64_t kMeasuredWidth = 48;
+constexpr int64_t kMeasuredBytes = (kMeasuredWidth * kMeasuredWidth + kMeasuredWidth) * 4;
+
+TEST_CASE("the memory taken for groups is that of one in use and of those gathered ahead, by the allocator",
+          "[runtime][release][memory]") {
+  install_counting_allocator();
+  const auto step = [](auto& model, int number) {
+    Inputs inputs(0, number);
+    model->forward(inputs.normal({4, kMeasuredWidth})).square().mean().backward();
+    model->zero_grad();
+  };
+  auto plain = plain_chain(7, kMeasuredWidth);
+  start_recording();
+  step(plain, 0);
+  REQUIRE(peak_of_sizes(recorded_events(), {kMeasuredBytes}) == 0);
+  for (const int distance : {0, 1, 2, 3, 4}) {
+    CAPTURE(distance);
+    const auto world = simulated_network({.world_size = 4});
+    ShardedChain chain(seeded(5, [] { return Chain(7, kMeasuredWidth); }),
+                       {.mesh = init_device_mesh(world, {4}, {"shard"}), .mp_policy = {.reduce_dtype = at::kDouble}});
+    chain.root[0].set_prefetch_distance(distance);
+    start_recording();
+    step(chain.model, 0);
+    CHECK(peak_of_sizes(recorded_events(), {kMeasuredBytes}) == kMeasuredBytes);  // nobody knows the order yet
+    start_recording();
+    for (const int number : {1, 2, 3}) step(chain.model, number);
+    CHECK(peak_of_sizes(recorded_events(), {kMeasuredBytes}) == (1 + distance) * kMeasuredBytes);
+  }
 }
 
 TEST_CASE("reshard_after_forward false keeps a group until backward and gathers it once", "[runtime][release]") {

@@ -145,4 +145,17 @@ int64_t peak_without(std::span<const MemoryEvent> events, std::span<const uintpt
   return peak;
 }
 
+int64_t peak_of_sizes(std::span<const MemoryEvent> events, const std::set<int64_t>& sizes) {
+  std::unordered_set<uintptr_t> counted;
+  int64_t live = 0;
+  int64_t peak = 0;
+  for (const auto& event : events) {
+    const bool counts = event.bytes > 0 ? sizes.contains(event.bytes) && counted.insert(event.address).second
+                                        : counted.erase(event.address) > 0;
+    if (counts) live += event.bytes;
+    peak = std::max(peak, live);
+  }
+  return peak;
+}
+
 }  // namespace fsdp::test

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -38,5 +39,8 @@ std::map<int64_t, int> sizes_at_peak();
 /// `left_out` (tensors that the caller accounts for separately and that are still alive).
 int64_t peak_without(std::span<const MemoryEvent> events, std::span<const uintptr_t> left_out,
                      int64_t live_at_start);
+
+/// The most bytes that were live at one moment in allocations of exactly these sizes, of those made in `events`.
+int64_t peak_of_sizes(std::span<const MemoryEvent> events, const std::set<int64_t>& sizes);
 
 }  // namespace fsdp::test
