@@ -52,8 +52,10 @@ TEST_CASE("handles, registered parameters and DTensors know each other", "[runti
     rank.check(is_fsdp_parameter(handle) && is_fsdp_parameter(parameter), "both are known");
     auto other = torch::ones({2});
     rank.check(!is_fsdp_parameter(other), "another tensor is not");
-    rank.check_throws<UsageError>([&] { sharded(other); }, {}, "sharded(another tensor)");
-    rank.check_throws<UsageError>([&] { handle_of(other); }, {}, "handle_of(another tensor)");
+    rank.check_throws<UsageError>([&] { sharded(other); }, {"sharded: expected a parameter", "sizes [2]"},
+                                  "sharded(another tensor)");
+    rank.check_throws<UsageError>([&] { handle_of(other); }, {"handle_of: expected a parameter", "sizes [2]"},
+                                  "handle_of(another tensor)");
 
     auto whole = dtensor_of(parameter);
     rank.check_equal(whole.sizes().vec(), std::vector<int64_t>{5, 5}, "global sizes");

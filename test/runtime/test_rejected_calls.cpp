@@ -46,7 +46,8 @@ TEST_CASE("a second call on one module is an error", "[runtime][rejected_calls]"
   on_ranks(2, [](Rank& rank) {
     nn::Linear net(3, 3);
     fully_shard(net, {.mesh = rank.mesh()});
-    check_rejected(rank, *net, {.mesh = rank.mesh()}, {}, "second call");
+    check_rejected(rank, *net, {.mesh = rank.mesh()}, {"torch::nn::LinearImpl", "sharded already", "once per module"},
+                   "second call");
     net->forward(torch::ones({1, 3})).sum().backward();
     rank.check(net->parameters()[0].grad().defined(), "the first call still stands");
   });
@@ -78,7 +79,8 @@ TEST_CASE("an error in a list of modules leaves all of them alone", "[runtime][r
     nn::Linear first(3, 3), second(3, 3);
     fully_shard(second, {.mesh = rank.mesh()});
     Snapshot before(*first);
-    rank.check_throws<UsageError>([&] { fully_shard({first.ptr(), second.ptr()}, {.mesh = rank.mesh()}); }, {},
+    rank.check_throws<UsageError>([&] { fully_shard({first.ptr(), second.ptr()}, {.mesh = rank.mesh()}); },
+                                  {"torch::nn::LinearImpl", "sharded already", "once per module"},
                                   "one is sharded already");
     rank.check(Snapshot(*first) == before && !find_fsdp_module(*first), "the other is untouched");
     nn::ModuleList list(nn::Linear(3, 3));
@@ -99,7 +101,12 @@ TEST_CASE("sharding after the root has started is an error", "[runtime][rejected
     Inputs inputs(0, 0);
     model->forward(inputs.normal({2, 6})).sum().backward();
     Snapshot before(*model);
-    rank.check_throws<Error>([&] { fully_shard(model->layers[1], {.mesh = rank.mesh()}); }, {}, "a child, too late");
+    rank.check_throws<UsageError>(
+        [&] { fully_shard(model->layers[1], {.mesh = rank.mesh()}); },
+        {"weight", "belongs to the group of a module around this one", "inner modules before outer"}, "a child, too late");
+    nn::Sequential around(model);
+    check_rejected(rank, *around, {.mesh = rank.mesh()},
+                   {"around '0'", "has run a step as a root", "before the first forward"}, "a module around it, too late");
     rank.check(Snapshot(*model) == before, "nothing changed");
     model->forward(inputs.normal({2, 6})).sum().backward();
     rank.check(model->parameters()[0].grad().defined(), "training goes on");
@@ -127,9 +134,12 @@ TEST_CASE("ignored modules must be in the tree, not the module itself and not a 
     nn::Sequential net(nn::Linear(3, 3), nn::Linear(3, 3));
     nn::Linear outside(3, 3);
     fully_shard(*net->ptr(0), {.mesh = rank.mesh()});
-    check_rejected(rank, *net, {.mesh = rank.mesh(), .ignored_modules = {net.ptr()}}, {}, "itself");
-    check_rejected(rank, *net, {.mesh = rank.mesh(), .ignored_modules = {net->ptr(0)}}, {}, "a sharded unit");
-    check_rejected(rank, *net, {.mesh = rank.mesh(), .ignored_modules = {outside.ptr()}}, {}, "outside the tree");
+    check_rejected(rank, *net, {.mesh = rank.mesh(), .ignored_modules = {net.ptr()}},
+                   {"ignored_modules", "SequentialImpl", "is the module that fully_shard was called on"}, "itself");
+    check_rejected(rank, *net, {.mesh = rank.mesh(), .ignored_modules = {net->ptr(0)}},
+                   {"ignored_modules", "LinearImpl", "a sharded unit cannot be ignored"}, "a sharded unit");
+    check_rejected(rank, *net, {.mesh = rank.mesh(), .ignored_modules = {outside.ptr()}},
+                   {"ignored_modules", "LinearImpl", "not in the tree"}, "outside the tree");
     fully_shard(net, {.mesh = rank.mesh(), .ignored_modules = {net->ptr(1)}});
     rank.check(!is_fsdp_parameter(net[1]->as<nn::Linear>()->weight), "a right one is ignored");
   });
@@ -139,9 +149,13 @@ TEST_CASE("a mesh of three dimensions, or of two without HSDP's meaning, is an e
   on_ranks(4, [](Rank& rank) {
     nn::Linear net(3, 3);
     auto cube = init_device_mesh(rank.world(), {2, 2, 1}, {"a", "b", "c"});
-    check_rejected(rank, *net, {.mesh = cube}, {"3"}, "three dimensions");
-    check_rejected(rank, *net, {.mesh = rank.hybrid(2, 2), .replicate_only = true}, {}, "replicate-only of two");
-    rank.check_throws<UsageError>([&] { init_device_mesh(rank.world(), {2, 2}); }, {}, "two without names");
+    check_rejected(rank, *net, {.mesh = cube}, {"DeviceMesh(cpu, a=2, b=2, c=1)", "got 3", "dp_mesh_dims"},
+                   "three dimensions");
+    check_rejected(rank, *net, {.mesh = rank.hybrid(2, 2), .replicate_only = true},
+                   {"DeviceMesh(cpu, replicate=2, shard=2)", "takes one dimension, got 2", "sub-mesh"},
+                   "replicate-only of two");
+    rank.check_throws<UsageError>([&] { init_device_mesh(rank.world(), {2, 2}); },
+                                  {"device mesh", "2 dimension name(s)", "got 0"}, "two without names");
   });
 }
 
@@ -157,22 +171,23 @@ TEST_CASE("ranks that are threads must pass a mesh", "[runtime][rejected_calls]"
 TEST_CASE("an empty list of modules is an error", "[runtime][rejected_calls]") {
   on_ranks(2, [](Rank& rank) {
     rank.check_throws<UsageError>(
-        [&] { fully_shard(std::vector<std::shared_ptr<nn::Module>>{}, {.mesh = rank.mesh()}); }, {}, "empty list");
+        [&] { fully_shard(std::vector<std::shared_ptr<nn::Module>>{}, {.mesh = rank.mesh()}); },
+        {"fully_shard", "at least one module", "an empty list"}, "empty list");
   });
 }
 
-TEST_CASE("a handle among the ignored parameters that is sharded already is an error or leaves it sharded",
+TEST_CASE("a handle among the ignored parameters that a unit below has sharded stays sharded, and is trained",
           "[runtime][rejected_calls]") {
   on_ranks(2, [](Rank& rank) {
     nn::Sequential net(nn::Linear(3, 3), nn::Linear(3, 3));
     fully_shard(*net->ptr(0), {.mesh = rank.mesh()});
     auto weight = net[0]->as<nn::Linear>()->weight;
-    try {
-      fully_shard(net, {.mesh = rank.mesh(), .ignored_params = {weight}});
-    } catch (const UsageError&) {
-      rank.check(!find_fsdp_module(*net), "nothing changed");
-    }
+    fully_shard(net, {.mesh = rank.mesh(), .ignored_params = {weight}});
     rank.check(is_fsdp_parameter(weight), "still sharded");
+    rank.check(is_fsdp_parameter(net[1]->as<nn::Linear>()->weight), "and the others too");
+    net->forward(torch::full({1, 3}, 1.F + rank.index())).sum().backward();
+    rank.check(sharded(weight).grad().defined() && sharded(weight).grad().size(0) == (rank.index() == 0 ? 2 : 1),
+               "its rows of the gradient");
   });
 }
 

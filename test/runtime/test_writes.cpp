@@ -138,29 +138,55 @@ TEST_CASE("a write to the registered parameter is what the next forward gathers"
   });
 }
 
-TEST_CASE("a registered parameter whose tensor was replaced is written back or refused by name", "[runtime][writes]") {
+TEST_CASE("a registered parameter whose tensor was replaced is written back, this rank's part or the whole",
+          "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
-    Subject subject(rank.mesh());
     auto x = torch::ones({1, 5});
-    subject.model->forward(x).sum().backward();
-    subject.model->zero_grad();
-    auto parameter = sharded(subject.weight());
-    parameter.set_data(torch::full_like(parameter, 0.3));
-    {
-      at::NoGradGuard no_grad;
-      subject.plain_weight().fill_(0.3);
-    }
-    try {
+    const auto whole = torch::arange(25.).view({5, 5}) / 25;
+    for (const bool is_whole : {false, true}) {
+      Subject subject(rank.mesh());
+      subject.model->forward(x).sum().backward();
+      subject.model->zero_grad();
+      const auto part = rows_of(whole, rank.index(), 2);
+      const auto parameter = sharded(subject.weight());
+      parameter.set_data((is_whole ? whole : part).clone());
+      {
+        at::NoGradGuard no_grad;
+        subject.plain_weight().copy_(whole);
+      }
       rank.check_close(subject.model->forward(x), subject.plain->forward(x), "the new values are used");
       subject.model->forward(x).sum().backward();
-      auto now = sharded(subject.weight());
-      rank.check_close(now.detach(), torch::full_like(now, 0.3), "and kept");
+      const auto now = sharded(subject.weight());
+      rank.check(now.is_same(parameter), "the tensor that an optimizer knows");
+      rank.check_identical(now.detach(), part, "and kept");
       at::NoGradGuard no_grad;
       now.mul_(2);
       subject.plain_weight().mul_(2);
       rank.check_close(subject.model->forward(x), subject.plain->forward(x), "the optimizer's next write is seen");
-    } catch (const Error& error) {
-      rank.check(std::string(error.what()).find("layer0.weight") != std::string::npos, "refused by name");
+    }
+  });
+}
+
+TEST_CASE("a registered parameter that was replaced by what does not fit is refused by name, and keeps its values",
+          "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    auto x = torch::ones({1, 5});
+    const std::vector<std::pair<Tensor, std::vector<std::string>>> replacements = {
+        {torch::ones({4, 5}), {"sizes 4x5", "the whole parameter (5x5)"}},
+        {torch::ones({5, 5}, at::kDouble), {"from Float to Double", "fsdp::to(module, dtype)"}},
+        {torch::ones({5, 5}, at::kMeta), {"from cpu to meta", "fsdp::to(module, device)"}},
+    };
+    for (const auto& [replacement, parts] : replacements) {
+      Subject subject(rank.mesh());
+      const auto expected = subject.plain->forward(x);
+      subject.model->forward(x).sum().backward();
+      // set_data itself keeps meta tensors out; a load that swaps what is behind the tensor does not ask it.
+      auto* parameter = sharded(subject.weight()).unsafeGetTensorImpl();
+      parameter->shallow_copy_from(replacement.getIntrusivePtr());
+      auto said = parts;
+      said.insert(said.end(), {"layer0.weight", "The old values are back in place"});
+      rank.check_throws<StateError>([&] { subject.model->forward(x); }, said, parts[0]);
+      rank.check_close(subject.model->forward(x), expected, parts[0] + ": the next forward");
     }
   });
 }
