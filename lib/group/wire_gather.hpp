@@ -48,7 +48,6 @@ class WireGather {
 
  private:
   void encode(size_t param, const at::Tensor& piece, const at::Tensor& encoded) const;
-  at::Tensor encoded_part(size_t param, const at::Tensor& rows) const;
   void read_encoded(const Group& group, size_t param, const AllGather& gather, const at::Tensor& unsharded) const;
 
   Extensions extensions_;

@@ -51,18 +51,12 @@ class ShardLayout {
   int64_t numel() const { return outer_ * rows_ * row_numel_; }
   int world_size() const { return world_size_; }
 
-  /// Rows of the padded piece, the same on every rank. Not for a flat layout.
-  int64_t rows_per_rank() const { return rows_per_rank_; }
   /// The rows that `rank` holds, without padding; begin == end where it holds none.
   RowRange range(int rank) const;
   int64_t rows(int rank) const { return range(rank).count(); }
   int64_t local_numel(int rank) const { return outer_ * rows(rank) * row_numel_; }
-  /// True if no rank's piece needs padding.
-  bool is_even() const { return padded_rows() == rows_; }
-
+  /// Elements of a piece with its padding, the same on every rank. Not for a flat layout.
   int64_t padded_local_numel() const { return outer_ * rows_per_rank_ * row_numel_; }
-  int64_t padded_rows() const { return rows_per_rank_ * world_size_; }
-  int64_t padded_numel() const { return padded_local_numel() * world_size_; }
 
   /// Sizes of `rank`'s piece, without padding. Of a 0-dim tensor: {} on rank 0, {0} elsewhere. Flat: 1-D.
   std::vector<int64_t> local_sizes(int rank) const;

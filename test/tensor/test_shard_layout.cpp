@@ -18,16 +18,14 @@ TEST_CASE("5 rows over 4 ranks are held as 2, 2, 1 and 0", "[tensor][shard_layou
   CHECK(layout.rows(3) == 0);
   CHECK(layout.range(2) == RowRange{4, 5});
   CHECK(layout.range(3) == RowRange{5, 5});
-  CHECK(layout.rows_per_rank() == 2);
-  CHECK(layout.padded_rows() == 8);
-  CHECK_FALSE(layout.is_even());
+  CHECK(layout.padded_local_numel() == 2);
 }
 
 TEST_CASE("more than one trailing rank may hold nothing", "[tensor][shard_layout]") {
   const ShardLayout layout({2, 3}, 5);
   CHECK(layout.rows(1) == 1);
   for (const int rank : {2, 3, 4}) CHECK(layout.local_sizes(rank) == std::vector<int64_t>{0, 3});
-  CHECK(layout.padded_numel() == 15);
+  CHECK(layout.padded_local_numel() == 3);
 }
 
 TEST_CASE("padding counts in padded sizes only", "[tensor][shard_layout]") {
@@ -37,7 +35,6 @@ TEST_CASE("padding counts in padded sizes only", "[tensor][shard_layout]") {
   CHECK(layout.local_numel(0) == 18);
   CHECK(layout.local_numel(1) == 12);
   CHECK(layout.padded_local_numel() == 18);
-  CHECK(layout.padded_numel() == 36);
   CHECK(layout.local_sizes(1) == std::vector<int64_t>{2, 2, 3});
 }
 
@@ -48,18 +45,17 @@ TEST_CASE("a 0-dim tensor is one row, which rank 0 holds", "[tensor][shard_layou
   CHECK(layout.local_sizes(0).empty());
   CHECK(layout.local_sizes(1) == std::vector<int64_t>{0});
   CHECK(layout.local_numel(2) == 0);
-  CHECK(layout.padded_numel() == 3);
+  CHECK(layout.padded_local_numel() == 1);
 }
 
 TEST_CASE("a tensor without rows, and one whose rows are empty, take no room", "[tensor][shard_layout]") {
   const ShardLayout no_rows({0, 4}, 3);
-  CHECK(no_rows.rows_per_rank() == 0);
-  CHECK(no_rows.padded_numel() == 0);
+  CHECK(no_rows.padded_local_numel() == 0);
   CHECK(no_rows.local_sizes(2) == std::vector<int64_t>{0, 4});
 
   const ShardLayout empty_rows({5, 0}, 2);
   CHECK(empty_rows.rows(0) == 3);
-  CHECK(empty_rows.padded_numel() == 0);
+  CHECK(empty_rows.padded_local_numel() == 0);
   CHECK(empty_rows.local_sizes(1) == std::vector<int64_t>{2, 0});
 }
 
@@ -80,7 +76,7 @@ TEST_CASE("the pieces are those of torch's chunk, then empty ones", "[tensor][sh
       if (!is_in_chunk) expected[0] = 0;
       CHECK(layout.local_sizes(rank) == expected);
       CHECK(layout.range(rank).begin == next_row);
-      CHECK(layout.rows(rank) <= layout.rows_per_rank());
+      CHECK(layout.local_numel(rank) <= layout.padded_local_numel());
       next_row = layout.range(rank).end;
     }
     CHECK(next_row == sizes[0]);
@@ -92,11 +88,12 @@ TEST_CASE("padded pieces one after another are the tensor followed by padding on
   for (int64_t rows = 0; rows <= 9; ++rows)
     for (int world_size = 1; world_size <= 8; ++world_size) {
       const ShardLayout layout(rows, world_size);
+      const int64_t padded = layout.padded_local_numel() * world_size;
       for (int rank = 0; rank < world_size; ++rank)
-        if (layout.rows(rank) > 0) CHECK(layout.range(rank).begin == rank * layout.rows_per_rank());
-      CHECK(layout.padded_rows() >= rows);
-      CHECK(layout.padded_rows() - rows < world_size);
-      CHECK(layout.is_even() == (rows % world_size == 0));
+        if (layout.rows(rank) > 0) CHECK(layout.range(rank).begin == rank * layout.padded_local_numel());
+      CHECK(padded >= rows);
+      CHECK(padded - rows < world_size);
+      CHECK((padded == rows) == (rows % world_size == 0));
     }
 }
 
