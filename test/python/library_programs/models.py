@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
-from programs.common import full, gradients, mesh_of, shown, weights
+from programs.common import EPS, full, gradients, mesh_of, shown, weights
 from programs.saved import shared_folder
 
 from .table import program
@@ -44,7 +44,7 @@ def shard_layers(api, model, layers, **options):
 
 
 def train_language(model, inputs):
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, eps=EPS)
     losses, norms = [], []
     for tokens in inputs:
         loss = model(input_ids=tokens, labels=tokens).loss

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B,
                                           ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)
 
-from programs.common import (WIDTH, Block, Model, adam, batches, error_of, gradients, mesh_of, shard, shown, train,
+from programs.common import (EPS, WIDTH, Block, Model, adam, batches, error_of, gradients, mesh_of, shard, shown, train,
                              weights)
 
 from .table import program
@@ -63,7 +63,7 @@ def pipeline(api, ranks, name):
     stages = stages_of(api, mesh, per_rank, folded)
     schedule = kind(stages if per_rank > 1 else stages[0], MICROBATCHES,
                     loss_fn=lambda y, target: (y - target).square().mean())
-    optimizer = torch.optim.AdamW([p for stage in stages for p in stage.submod.parameters()], lr=1e-2)
+    optimizer = torch.optim.AdamW([p for stage in stages for p in stage.submod.parameters()], lr=1e-2, eps=EPS)
     generator = torch.Generator().manual_seed(mesh.get_local_rank("dp"))
     losses = []
     for _ in range(2):

@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
-from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train
+from .common import Model, batches, fill, gradients, mesh_of, program, sgd, shard, shown, train
 
 
 def backward(model, x):
@@ -73,11 +73,9 @@ def filled_module_by_module(api, ranks):
     api.fully_shard(model, mesh=mesh_of(ranks))
     for module in model.modules():
         module.to_empty(device="cpu", recurse=False)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.full_like(parameter, 0.1))
-        model.scale.fill_(0.5)
-    return train(model, adam(model), batches(2))
+    fill(model)
+    model.scale.fill_(0.5)
+    return train(model, sgd(model), batches(2))
 
 
 @program

@@ -6,7 +6,7 @@ import importlib.util
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 PROGRAMS = {}
 WIDTH, INPUTS, OUTPUTS = 9, 7, 3
@@ -127,8 +127,27 @@ def full(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def fill(model):
+    """Values of which neighbours differ: of equal ones a norm makes zeros, and gradients of their rounding."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.full_like(parameter, 0.1))
+            steps = ((torch.arange(parameter.numel()) * 5 % 11 - 5) / 32).view(parameter.shape)
+            if isinstance(parameter, DTensor):
+                steps = distribute_tensor(steps, parameter.device_mesh, parameter.placements)
+            parameter.add_(steps)
+
+
+# Of what a step divides by. A small one would blow up the rounding of a gradient that is next to zero to a whole step.
+EPS = 1e-2
+
+
 def adam(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=EPS)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def error_of(function):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-from .common import WIDTH, Model, adam, batches, mesh_of, program, shard, shown, train
+from .common import WIDTH, Model, adam, batches, fill, mesh_of, program, sgd, shard, shown, train
 
 
 @program
@@ -19,10 +19,8 @@ def meta_device(api, ranks):
             module.reset_parameters()
     model.scale.fill_(0.5)
     after = shown(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.full_like(parameter, 0.1))
-    return {"before": before, "after": after, "trained": train(model, adam(model), batches(2))}
+    fill(model)
+    return {"before": before, "after": after, "trained": train(model, sgd(model), batches(2))}
 
 
 @program

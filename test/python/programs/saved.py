@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import fsdp
 
-from .common import Model, adam, batches, mesh_of, program, shard, train
+from .common import EPS, Model, adam, batches, mesh_of, program, shard, train
 
 SAVERS = {"fsdp2": torch.distributed.fsdp, "ours": fsdp}
 
@@ -163,7 +163,7 @@ def state_dict_options(api, ranks, name):
         model = Model()
         model.blocks[0].requires_grad_(False)
         shard(api, model, mesh=mesh_of(ranks))
-        return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, eps=EPS)
 
     model, optimizer = make()
     train(model, optimizer, batches(2))

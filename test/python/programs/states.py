@@ -3,15 +3,15 @@
 import torch
 import torch.nn as nn
 
-from .common import Model, adam, batches, full, gradients, mesh_of, program, shard, shown, train
+from .common import EPS, Model, adam, batches, full, gradients, mesh_of, program, shard, shown, train
 
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
-    "loop": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
-    "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=EPS, foreach=True),
+    "loop": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=EPS, foreach=False),
+    "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=EPS, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, eps=EPS),
 }
 
 
