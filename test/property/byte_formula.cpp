@@ -1,6 +1,8 @@
 #include "property/byte_formula.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 
 namespace fsdp::test {
 namespace {
@@ -42,8 +44,11 @@ Held held_of(const PlainParam& param, int64_t ranks, int64_t itemsize) {
   return {.bytes = ceil_div(rows, ranks) * (tensor.numel() / rows) * itemsize, .side_by_side = outside == 1};
 }
 
-/// True if the items, one after another, fit in W pieces of so many elements with no block cut.
-bool fits(const std::vector<const PlainParam*>& run, int64_t piece, int64_t ranks, int64_t alignment) {
+/// Where the items begin that lie one after another in W pieces of so many elements with no block cut; none: they
+/// do not fit.
+std::optional<std::vector<int64_t>> starts_in(const std::vector<const PlainParam*>& run, int64_t piece, int64_t ranks,
+                                              int64_t alignment) {
+  std::vector<int64_t> starts;
   int64_t cursor = 0;
   for (const auto* param : run) {
     const int64_t numel = param->tensor.numel();
@@ -55,27 +60,35 @@ bool fits(const std::vector<const PlainParam*>& run, int64_t piece, int64_t rank
     };
     int64_t start = round_up(cursor, alignment);
     while (start + numel <= piece * ranks && cuts_a_block(start)) start += alignment;
-    if (start + numel > piece * ranks) return false;
+    if (start + numel > piece * ranks) return std::nullopt;
+    starts.push_back(start);
     cursor = start + numel;
   }
-  return true;
+  return starts;
 }
 
+struct FlatPlan {
+  int64_t piece;
+  std::vector<int64_t> starts;
+};
+
 /// The least aligned piece that will do.
-int64_t flat_piece(const std::vector<const PlainParam*>& run, int64_t ranks) {
+FlatPlan flat_plan(const std::vector<const PlainParam*>& run, int64_t ranks) {
   const int64_t itemsize = std::min(run.front()->itemsize, run.front()->stored_itemsize);
   const int64_t alignment = std::max<int64_t>(1, 16 / itemsize);
   int64_t total = 0;
   for (const auto* param : run) total = round_up(total, alignment) + param->tensor.numel();
   int64_t piece = round_up(ceil_div(total, ranks), alignment);
-  while (!fits(run, piece, ranks, alignment)) piece += alignment;
-  return piece;
+  for (;; piece += alignment)
+    if (const auto starts = starts_in(run, piece, ranks, alignment)) return {piece, *starts};
 }
+
+int64_t flat_piece(const std::vector<const PlainParam*>& run, int64_t ranks) { return flat_plan(run, ranks).piece; }
 
 std::vector<const PlainParam*> run_of(const PlainGroup& group, bool trainable) {
   std::vector<const PlainParam*> run;
   for (const auto& param : group.params)
-    if (param.tensor.requires_grad() == trainable) run.push_back(&param);
+    if (param.is_trainable == trainable) run.push_back(&param);
   return run;
 }
 
@@ -108,6 +121,34 @@ Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& tak
       if (takes_part(i)) held.push_back(held_of(group.params[i], group.ranks, group.reduce_itemsize));
   }
   return moved(group, held);
+}
+
+namespace {
+
+/// The elements as they lie in memory with the parameter's strides.
+at::Tensor in_memory(const PlainParam& param, const at::Tensor& whole) {
+  std::vector<int64_t> dims(static_cast<size_t>(whole.dim()));
+  std::iota(dims.begin(), dims.end(), 0);
+  std::stable_sort(dims.begin(), dims.end(),
+                   [&](int64_t a, int64_t b) { return param.tensor.stride(a) > param.tensor.stride(b); });
+  return whole.permute(dims).reshape({-1});
+}
+
+}  // namespace
+
+at::Tensor held_by(const PlainGroup& group, const PlainParam& param, int64_t rank, const at::Tensor& whole) {
+  if (group.is_flat) {
+    const auto run = run_of(group, param.is_trainable);
+    const auto plan = flat_plan(run, group.ranks);
+    const auto place = static_cast<size_t>(std::find(run.begin(), run.end(), &param) - run.begin());
+    const auto within = [&](int64_t cut) { return std::clamp<int64_t>(cut - plan.starts[place], 0, whole.numel()); };
+    const int64_t begin = within(rank * plan.piece), end = within((rank + 1) * plan.piece);
+    return in_memory(param, whole).narrow(0, begin, end - begin);
+  }
+  if (whole.dim() == 0) return whole.reshape({1}).narrow(0, 0, rank == 0);
+  const int64_t rows = whole.size(param.dim), chunk = ceil_div(rows, group.ranks);
+  const int64_t begin = std::min(rank * chunk, rows), end = std::min(begin + chunk, rows);
+  return whole.narrow(param.dim, begin, end - begin).reshape({-1});
 }
 
 }  // namespace fsdp::test

@@ -19,6 +19,7 @@ struct PlainParam {
   int64_t block = 1;  ///< flat: elements that stay together
   int64_t itemsize = 4;  ///< gathered
   int64_t stored_itemsize = 4;
+  bool is_trainable = true;  ///< when its group was made: flat, the others lie apart
   bool is_gone = false;  ///< to the group of a module around all that register it
 };
 
@@ -53,5 +54,8 @@ int64_t stored_by(const PlainGroup& group);
 
 /// Of the parameters for which `takes_part`, at least one. Flat: of the run, whichever of it they are.
 Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part);
+
+/// What of `whole`, sized like the parameter, rank `rank` of those that shard holds; 1-D, in its tensor's order.
+at::Tensor held_by(const PlainGroup& group, const PlainParam& param, int64_t rank, const at::Tensor& whole);
 
 }  // namespace fsdp::test

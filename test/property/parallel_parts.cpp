@@ -11,11 +11,6 @@ namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 using at::Tensor;
 
-Tensor chunk(const Tensor& whole, int64_t dim, int64_t rank, int64_t ranks) {
-  const int64_t size = whole.size(dim), rows = (size + ranks - 1) / ranks;
-  return whole.narrow(dim, std::min(rank * rows, size), chunk_of(size, rank, ranks)).contiguous();
-}
-
 struct Columns : Node, SlicedPart {
   explicit Columns(const Part& p) : pieces(p.ranks) {
     up = register_module("up", nn::Linear(nn::LinearOptions(p.width, p.inner).bias(p.flag)));
@@ -79,6 +74,11 @@ struct Experts : Node, SlicedPart {
 };
 
 }  // namespace
+
+Tensor chunk(const Tensor& whole, int64_t dim, int64_t rank, int64_t ranks) {
+  const int64_t size = whole.size(dim), rows = (size + ranks - 1) / ranks;
+  return whole.narrow(dim, std::min(rank * rows, size), chunk_of(size, rank, ranks)).contiguous();
+}
 
 std::shared_ptr<Node> build_columns(const Part& part) { return std::make_shared<Columns>(part); }
 std::shared_ptr<Node> build_experts(const Part& part) { return std::make_shared<Experts>(part); }

@@ -1,3 +1,4 @@
+#include "property/parallel_parts.hpp"
 #include "property/parts.hpp"
 #include "property/run_watch.hpp"
 #include "property/sharder.hpp"
@@ -53,6 +54,40 @@ void cut_parts(const nn::Module& model, Unsharded& unsharded) {
   }
 }
 
+/// What of the plain model's tensor this rank's parameter holds: by sizes, ranks and what was drawn alone.
+at::Tensor own_part(const Rank& rank, const Unsharded& unsharded, const std::vector<PlainGroup>& groups,
+                    const at::Tensor& handle, const at::Tensor& whole) {
+  const auto& training = unsharded.tree.training;
+  const int64_t place = rank.index() / training.tensor_ranks;
+  auto part = whole;
+  if (const auto* slice = unsharded.find_slice(handle)) {
+    const int64_t experts = unsharded.tree.expert_ranks, tensor_rank = rank.index() % training.tensor_ranks;
+    part = slice->is_expert ? chunk(whole, slice->dim, place / (training.world_size / experts), experts)
+                            : chunk(whole, slice->dim, tensor_rank, training.tensor_ranks);
+  }
+  for (const auto& group : groups)
+    for (const auto& param : group.params)
+      if (param.tensor.is_same(handle) && !param.is_gone) return held_by(group, param, place % group.ranks, part);
+  throw std::logic_error("a sharded parameter that is in no group");
+}
+
+/// `local_ranges` says the same.
+void check_local_ranges(const Rank& rank, const nn::Module& model, const Unsharded& unsharded,
+                        const std::vector<PlainGroup>& groups) {
+  for (const auto& [name, parameter] : unique_parameters(model)) {
+    if (!is_fsdp_parameter(parameter)) continue;
+    const auto handle = handle_of(parameter);
+    const auto* slice = unsharded.find_slice(handle);
+    const auto sizes = slice != nullptr ? at::IntArrayRef(slice->sizes) : handle.sizes();
+    const auto places = at::arange(c10::multiply_integers(sizes)).view(sizes);
+    // Told what differs, the library knows this rank's expert alone; told what it is a part of, all.
+    const bool is_alone = unsharded.tree.experts_differ && unsharded.is_expert(handle);
+    const auto known = is_alone ? places.narrow(0, unsharded.meshes.expert_ranks.local_rank(), 1) : places;
+    rank.check_identical(local_elements(parameter, known), own_part(rank, unsharded, groups, handle, places),
+                         "local_ranges of " + name);
+  }
+}
+
 }  // namespace
 
 Workload build(const RandomTree& tree) {
@@ -92,20 +127,19 @@ Workload build(const RandomTree& tree) {
                 return model->loss(in, width);
               },
           .watch =
-              [model, groups, log, training = tree.training](Rank& rank) {
+              [model, unsharded, groups, log](Rank& rank) {
                 *log = &rank.log();
-                return watch_run(rank, model, groups, training);
+                check_local_ranges(rank, *model, *unsharded, *groups);
+                return watch_run(rank, model, groups, unsharded->tree.training);
               },
           .localize = localize,
           .averaged_over =
               [is_expert, tree](const at::Tensor& parameter) {
                 return tree.training.world_size / (is_expert(parameter) ? static_cast<int>(tree.expert_ranks) : 1);
               },
-          .known_part =
-              [is_expert, unsharded](const at::Tensor& parameter, const at::Tensor& whole) {
-                // Told what differs, the library knows this rank's expert alone; told what it is a part of, all.
-                const bool is_alone = unsharded->tree.experts_differ && is_expert(handle_of(parameter));
-                return is_alone ? whole.narrow(0, unsharded->meshes.expert_ranks.local_rank(), 1) : whole;
+          .own_part =
+              [unsharded, groups](const Rank& rank, const at::Tensor& parameter, const at::Tensor& whole) {
+                return own_part(rank, *unsharded, *groups, handle_of(parameter), whole);
               }};
 }
 

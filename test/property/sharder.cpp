@@ -122,6 +122,7 @@ std::vector<PlainParam> Sharder::left_in(const nn::Module& module, const FullySh
     if (with.shard_placement_fn) param.dim = with.shard_placement_fn(name, parameter)->placement.dim;
     if (with.flat_block_numel) param.block = with.flat_block_numel(name, parameter);
     param.stored_itemsize = static_cast<int64_t>(parameter.element_size());
+    param.is_trainable = parameter.requires_grad();
     param.itemsize =
         static_cast<int64_t>(c10::elementSize(with.mp_policy.param_dtype.value_or(parameter.scalar_type())));
     params.push_back(std::move(param));

@@ -200,9 +200,9 @@ void prepare_micro_batch(FSDPModule& root, const Training& training, int micro) 
   }
 }
 
-at::Tensor part_of(const Workload& workload, const at::Tensor& parameter, const at::Tensor& full) {
-  const bool is_whole = !full.defined() || !workload.known_part || !is_fsdp_parameter(parameter);
-  return local_elements(parameter, is_whole ? full : workload.known_part(parameter, full));
+at::Tensor part_of(const Rank& rank, const Workload& workload, const at::Tensor& parameter, const at::Tensor& full) {
+  if (!full.defined() || !workload.own_part || !is_fsdp_parameter(parameter)) return local_elements(parameter, full);
+  return workload.own_part(rank, parameter, full);
 }
 
 /// `actual`, a value or gradient of `parameter`, is this rank's part of `full`, within the tolerance of the
@@ -277,13 +277,13 @@ void compare_gradients(const Rank& rank, const Workload& workload, const Trainin
     auto what = fmt::format("step {}: gradient of {}", step, name);
     rank.check_equal(name, expected.gradients[i].first, "name of a parameter");
     const auto& full = expected.gradients[i].second;
-    const auto part = part_of(workload, parameter, full);
+    const auto part = part_of(rank, workload, parameter, full);
     if (!training.is_low()) {
       check_part(rank, training.tolerance(), parameter.grad(), part, full, what);
       continue;
     }
     const auto allowed = allowed_of_sum(training, expected.magnitudes[i].second);
-    check_sum(rank, parameter.grad(), part, part_of(workload, parameter, allowed), what);
+    check_sum(rank, parameter.grad(), part, part_of(rank, workload, parameter, allowed), what);
     // From here on both go on with one gradient, and later from one weight: in 16 bits the smallest difference
     // between them may become a large one.
     if (parameter.grad().defined() && part.defined()) assign(parameter.mutable_grad(), part);
@@ -295,7 +295,7 @@ void compare_weights(const Rank& rank, const Workload& workload, const Training&
   for (size_t i = 0; i < parameters.size() && i < expected.weights.size(); ++i) {
     auto& [name, parameter] = parameters[i];
     const auto& full = expected.weights[i].second;
-    const auto part = part_of(workload, parameter, full);
+    const auto part = part_of(rank, workload, parameter, full);
     check_part(rank, training.tolerance(), parameter.detach(), part, full, fmt::format("step {}: weight {}", step, name));
     if (training.is_low()) assign(parameter, part);
   }

@@ -26,8 +26,8 @@ struct Workload {
   std::function<void(const Rank&, FullyShardOptions&)> localize = {};
   /// Over how many ranks the gradient of a plain parameter is averaged; unset: all that see other batches.
   std::function<int(const at::Tensor& parameter)> averaged_over = {};
-  /// What of the plain model's tensor the sharded parameter's `local_ranges` are ranges of; unset: all of it.
-  std::function<at::Tensor(const at::Tensor& parameter, const at::Tensor& whole)> known_part = {};
+  /// What of the plain model's tensor this rank's parameter holds, 1-D in its order; unset: as `local_ranges` says.
+  std::function<at::Tensor(const Rank&, const at::Tensor& parameter, const at::Tensor& whole)> own_part = {};
 };
 using MakeWorkload = std::function<Workload()>;
 
