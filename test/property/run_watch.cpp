@@ -193,12 +193,14 @@ class Replay {
     std::optional<size_t> found;
     const auto known = candidates(call);
     for (const size_t g : known) {
-      // Sums alone are reduced where a part was left out of the last micro-batch, which draws with several
-      // roots do not have: there it is another root's group that finds nothing to take.
-      const bool has_sums = known.size() == 1 && !sums_[g].empty();
-      const bool owes = training_.reduce_unused || !waiting_[g].empty() || has_sums;
+      const bool owes = training_.reduce_unused || !waiting_[g].empty();
       if (owes && (!found || g == last_)) found = g;
     }
+    // Sums alone are reduced at the end of the last micro-batch, of what that has not used. Of several groups with
+    // one name all come, in whichever order.
+    if (!found && is_last_)
+      for (const size_t g : known)
+        if (!sums_[g].empty()) return g;
     return found;
   }
 
