@@ -176,6 +176,7 @@ RandomTree draw_tree(uint64_t seed) {
     if (draw.chance(0.15)) tree.root.parts.back().skip_period = draw.number(2, 3);
   }
   const bool is_delicate = contains(tree.root, normalises);
+  training.is_delicate = is_delicate;
   if (is_delicate) training.dtype = at::kDouble;
   if (!is_delicate && training.dtype == at::kDouble && draw.chance(0.4)) draw_policy(draw, training);
   // Nobody casts the operands of what is ignored.

@@ -68,6 +68,8 @@ struct Training {
   at::ScalarType dtype = at::kFloat;
   uint64_t seed = 17;  ///< of the weights
   bool weight_decay = true;
+  /// It divides by what may be small: the tolerance is at least what a rounding of the first weights grows to.
+  bool is_delicate = false;
   bool launches_batches = false;  ///< the world offers grouped launches, as NCCL does
   int64_t packs_below = 0;        ///< of those launches
   /// The smallest byte budget that the root accepts, times this.
@@ -94,6 +96,7 @@ struct PlainRecord {
     NamedTensors magnitudes;  ///< in 16 bits: of the terms that a gradient is the sum of, averaged like it
     double norm = 0;
     NamedTensors weights;  ///< after the optimizer
+    double tolerance = 0;
   };
   std::vector<Step> steps;
   std::vector<std::vector<at::Tensor>> buffers;  ///< [rank], after the last step
