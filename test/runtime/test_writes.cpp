@@ -191,6 +191,45 @@ TEST_CASE("a registered parameter that was replaced by what does not fit is refu
   });
 }
 
+TEST_CASE("what replaces a registered parameter's tensor counts at once", "[runtime][writes]") {
+  for (int world_size : {1, 2})
+    on_ranks(world_size, [](Rank& rank) {
+      Subject subject(rank.mesh());
+      auto x = torch::ones({1, 5});
+      subject.model->forward(x).sum().backward();
+      subject.model->zero_grad();
+      auto parameter = sharded(subject.weight());
+      const auto shows = [&](float value, const std::string& what) {
+        const auto expected = torch::full({5, 5}, value);
+        rank.check(is_fsdp_parameter(parameter), what + ": still the parameter");
+        rank.check_identical(full_tensor(parameter), expected, what + ": full_tensor of it");
+        rank.check_identical(full_tensor(subject.weight()), expected, what + ": full_tensor of the member");
+        rank.check_identical(dtensor_of(parameter).full_tensor(), expected, what + ": its DTensor");
+        rank.check_identical(subject.weight().detach().clone(), expected, what + ": the member");
+      };
+      parameter.set_data(torch::full_like(parameter, 0.25));
+      shows(0.25, "this rank's part");
+      parameter.set_data(torch::full({5, 5}, 0.75));
+      shows(0.75, "the whole");
+      parameter.set_data(subject.weight());
+      parameter.set_data(subject.weight().t());
+      parameter.set_data(parameter);
+      shows(0.75, "itself");
+      const auto parameters = subject.model->parameters();
+      {
+        at::NoGradGuard no_grad;
+        const auto values = nn::utils::parameters_to_vector(parameters);
+        nn::utils::vector_to_parameters(torch::full_like(values, 0.5), parameters);
+      }
+      shows(0.5, "vector_to_parameters");
+      rank.check_close(parameter.square().sum().detach(), torch::full({}, 25 * 0.25), "a penalty");
+      subject.model->forward(x).sum().backward();
+      const auto set = [&] { parameter.set_data(torch::zeros({7})); };
+      rank.check_throws<StateError>(set, {"layer0.weight", "7"}, "other sizes");
+      shows(0.5, "after a refusal");
+    });
+}
+
 TEST_CASE("torch::load of a rank's own file into a sharded module is seen", "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     Subject subject(rank.mesh());

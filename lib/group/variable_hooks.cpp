@@ -1,0 +1,113 @@
+#include <ATen/core/VariableHooksInterface.h>
+
+#include <optional>
+#include <utility>
+
+#include "base/require.hpp"
+#include "group/find_param.hpp"
+#include "group/root_context.hpp"
+#include "param/host_lock.hpp"
+#include "param/residency.hpp"
+
+// Note [Methods of tensors that are no operators]
+// `set_data` and a few more pass no dispatcher, so the residency fallback does not see them. LibTorch
+// sends them through one object of the process, which another stands in front of here: it looks at registered
+// parameters and passes everything on.
+namespace fsdp {
+
+namespace {
+
+using at::TensorBase;
+using Interface = at::impl::VariableHooksInterface;
+
+/// `tensor` as a registered parameter; none in the runtime's own work, or below an operator.
+std::optional<FoundParam> find_registered(const TensorBase& tensor) {
+  if (!tensor.defined() || !has_residency_key(tensor.unsafeGetTensorImpl()) ||
+      c10::impl::tls_is_dispatch_key_excluded(kResidencyKey))
+    return std::nullopt;
+  auto found = find_param(at::Tensor(tensor));
+  return found && !found->is_handle ? found : std::nullopt;
+}
+
+bool is_handle_storage(const TensorBase& tensor) {
+  const auto* storage = tensor.defined() ? KeyedStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
+  return storage != nullptr && storage->kind() == KeyedStorage::Kind::kHandle;
+}
+
+/// Where LibTorch has them.
+template <class Hooks>
+std::optional<c10::ScalarType> grad_dtype_of(const Hooks& hooks, const TensorBase& tensor) {
+  if constexpr (requires { hooks.grad_dtype(tensor); }) return hooks.grad_dtype(tensor);
+  return std::nullopt;
+}
+template <class Hooks>
+void set_grad_dtype_of(const Hooks& hooks, const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) {
+  if constexpr (requires { hooks.set_grad_dtype(tensor, dtype); }) hooks.set_grad_dtype(tensor, dtype);
+}
+
+class Hooks final : public Interface {
+ public:
+  explicit Hooks(const Interface& next) : next_(next) {}
+
+  /// What replaces a registered parameter's tensor is a write, from now on and not from the next step on.
+  void set_data(const TensorBase& tensor, const TensorBase& data) const override {
+    const auto found = find_registered(tensor);
+    if (!found) return next_.set_data(tensor, data);
+    const torch::NoGradGuard no_grad;
+    next_.set_data(tensor, is_handle_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
+    const auto& context = found->group->context;
+    const WithoutHostLock may_wait;
+    std::lock_guard lock(context->mutex());
+    if (found->group->config().device.is_meta() || context->steps_are_held()) return;  // looked at when that ends
+    found->group->audit();
+    found->group->mark_not_ready();  // the next touch is to see it
+  }
+
+  TensorBase tensor_data(const TensorBase& tensor) const override { return next_.tensor_data(tensor); }
+  TensorBase variable_data(const TensorBase& tensor) const override { return next_.variable_data(tensor); }
+  decltype(std::declval<const Interface&>().grad_fn(std::declval<const TensorBase&>())) grad_fn(
+      const TensorBase& tensor) const override {
+    return next_.grad_fn(tensor);
+  }
+  unsigned _register_hook(const TensorBase& tensor, std::function<TensorBase(const TensorBase&)> hook) const override {
+    return next_._register_hook(tensor, std::move(hook));
+  }
+  void remove_hook(const TensorBase& tensor, unsigned position) const override { next_.remove_hook(tensor, position); }
+  bool is_view(const TensorBase& tensor) const override { return next_.is_view(tensor); }
+  const TensorBase& base(const TensorBase& tensor) const override { return next_.base(tensor); }
+  const std::string& name(const TensorBase& tensor) const override { return next_.name(tensor); }
+  bool is_leaf(const TensorBase& tensor) const override { return next_.is_leaf(tensor); }
+  int64_t output_nr(const TensorBase& tensor) const override { return next_.output_nr(tensor); }
+  TensorBase data(const TensorBase& tensor) const override { return next_.data(tensor); }
+  int64_t _version(const TensorBase& tensor) const override { return next_._version(tensor); }
+  void retain_grad(const TensorBase& tensor) const override { next_.retain_grad(tensor); }
+  bool retains_grad(const TensorBase& tensor) const override { return next_.retains_grad(tensor); }
+  void _backward(const at::Tensor& tensor, at::TensorList inputs, const std::optional<at::Tensor>& gradient,
+                 std::optional<bool> keep_graph, bool create_graph) const override {
+    next_._backward(tensor, inputs, gradient, keep_graph, create_graph);
+  }
+  void requires_grad_(const TensorBase& tensor, bool value) const override { next_.requires_grad_(tensor, value); }
+  void basic_autograd_not_implemented_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                               torch::jit::Stack* stack) const override {
+    next_.basic_autograd_not_implemented_fallback(op, keys, stack);
+  }
+  // No `override`: not every LibTorch has them.
+  std::optional<c10::ScalarType> grad_dtype(const TensorBase& tensor) const { return grad_dtype_of(next_, tensor); }
+  void set_grad_dtype(const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) const {
+    set_grad_dtype_of(next_, tensor, dtype);
+  }
+
+ private:
+  const Interface& next_;
+};
+
+/// LibTorch's own are there since its libraries were loaded.
+[[maybe_unused]] const bool is_in_front = [] {
+  static Hooks hooks(*at::impl::GetVariableHooks());
+  at::impl::SetVariableHooks(&hooks);
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace fsdp
