@@ -10,8 +10,8 @@ namespace fsdp {
 /// Converts a module with sharded parameters (A9): handles, shards, gradients (those that wait for
 /// a reduction too) and buffers together, and with them the parameters in it that are not sharded.
 /// Use it instead of `module->to(...)`, which would leave a member and its registered parameter in
-/// different dtypes; that is found at the next use and named (then `reset_iter_state()` on the root
-/// and this function make good what it did).
+/// different dtypes: it throws StateError, naming the parameter (then `reset_iter_state()` on the root
+/// and this function make good what it did). Where nothing is to be converted, it does nothing.
 ///
 /// Every tensor that somebody holds (a member, an entry of `parameters()`, what an optimizer knows)
 /// goes on as the same tensor, requires_grad and ties included. What an optimizer keeps for itself

@@ -53,6 +53,8 @@ class Hooks final : public Interface {
   void set_data(const TensorBase& tensor, const TensorBase& data) const override {
     const auto found = find_registered(tensor);
     if (!found) return next_.set_data(tensor, data);
+    // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the handle.
+    if (data.is_same(tensor) || data.is_same(found->param().handle())) return;
     const torch::NoGradGuard no_grad;
     next_.set_data(tensor, is_handle_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
     const auto& context = found->group->context;

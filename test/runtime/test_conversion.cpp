@@ -306,6 +306,35 @@ TEST_CASE("LibTorch's own to() is named at the next use, and fsdp::to repairs wh
     });
 }
 
+TEST_CASE("LibTorch's own to() with nothing to convert is none", "[runtime][conversion]") {
+  for (int world_size : {1, 2})
+    on_ranks(world_size, [](Rank& rank) {
+      ShardedChain chain(rank.mesh());
+      auto plain = plain_chain();
+      const auto x = torch::ones({2, 6});
+      for (int step = 0; step < 2; ++step) {
+        const auto registered = chain.model->parameters();
+        rank.log().clear();
+        chain.model->to(at::kCPU);
+        chain.model->to(at::kFloat);
+        {
+          at::NoGradGuard no_grad;
+          chain.model->to(at::kCPU, at::kFloat);
+        }
+        rank.check(rank.calls().empty(), "nothing is communicated");
+        for (size_t i = 0; i < registered.size(); ++i) {
+          const auto parameter = chain.model->parameters()[i];
+          rank.check(parameter.is_same(registered[i]) && is_fsdp_parameter(parameter), "still the parameters");
+          rank.check_close(full_tensor(parameter), plain->parameters()[i].detach(), "a value");
+        }
+        to(chain.model, at::kFloat);  // throws in a step
+        rank.check_close(chain.model->forward(x), plain->forward(x), "the next forward");
+        chain.model->forward(x).sum().backward();
+        chain.model->zero_grad();
+      }
+    });
+}
+
 TEST_CASE("a part of a group, a dtype or a device that does not fit are refused", "[runtime][conversion]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh());
