@@ -10,7 +10,7 @@
 #include "param/residency.hpp"
 
 // Note [Methods of tensors that are no operators]
-// `set_data` and a few more pass no dispatcher, so the residency fallback does not see them. LibTorch
+// `set_data`, `output_nr` and a few more pass no dispatcher, so the residency fallback does not see them. LibTorch
 // sends them through one object of the process, which another stands in front of here: it looks at registered
 // parameters and passes everything on.
 namespace fsdp {
@@ -65,6 +65,18 @@ class Hooks final : public Interface {
     found->group->mark_not_ready();  // the next touch is to see it
   }
 
+  /// Of a leaf only autograd asks that, and that for where a gradient is to be led to, or to save it for backward.
+  int64_t output_nr(const TensorBase& tensor) const override {
+    if (const auto found = find_registered(tensor))
+      throw UsageError(fmt::format(
+          "{}: torch::autograd::grad, backward({{...}}, inputs) and save_for_backward were given a registered "
+          "parameter, which is this rank's part; gradients lead to the tensor that the module's member holds. Use "
+          "fsdp::handle_of(parameter) for this rank's gradient of the whole parameter, not reduced; or "
+          "loss.backward(), which reduces it, and parameter.grad()",
+          found->param().name()));
+    return next_.output_nr(tensor);
+  }
+
   TensorBase tensor_data(const TensorBase& tensor) const override { return next_.tensor_data(tensor); }
   TensorBase variable_data(const TensorBase& tensor) const override { return next_.variable_data(tensor); }
   decltype(std::declval<const Interface&>().grad_fn(std::declval<const TensorBase&>())) grad_fn(
@@ -79,7 +91,6 @@ class Hooks final : public Interface {
   const TensorBase& base(const TensorBase& tensor) const override { return next_.base(tensor); }
   const std::string& name(const TensorBase& tensor) const override { return next_.name(tensor); }
   bool is_leaf(const TensorBase& tensor) const override { return next_.is_leaf(tensor); }
-  int64_t output_nr(const TensorBase& tensor) const override { return next_.output_nr(tensor); }
   TensorBase data(const TensorBase& tensor) const override { return next_.data(tensor); }
   int64_t _version(const TensorBase& tensor) const override { return next_._version(tensor); }
   void retain_grad(const TensorBase& tensor) const override { next_.retain_grad(tensor); }

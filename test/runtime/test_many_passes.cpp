@@ -202,6 +202,29 @@ TEST_CASE("autograd::grad to a handle gives the full gradient of this rank", "[r
   });
 }
 
+TEST_CASE("autograd::grad to a registered parameter is refused with the way to do it", "[runtime][many_passes]") {
+  for (int world_size : {1, 2})
+    on_ranks(world_size, [](Rank& rank) {
+      auto plain = plain_chain();
+      ShardedChain chain(rank.mesh());
+      for (int step = 0; step < 2; ++step) {
+        auto loss = chain.loss(rank.index(), 0);
+        const auto registered = chain.model->parameters();
+        for (const bool allow_unused : {false, true})
+          rank.check_throws<UsageError>(
+              [&] { torch::autograd::grad({loss}, registered, {}, /*retain_graph=*/true, /*create_graph=*/false,
+                                          allow_unused); },
+              {"layer0", "fsdp::handle_of(parameter)"}, "autograd::grad");
+        rank.check_throws<UsageError>(
+            [&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/false, registered); },
+            {"layer0", "fsdp::handle_of(parameter)"}, "backward with inputs");
+        loss.backward();
+        check_gradients(rank, *chain.model, averaged_gradients(plain, rank.size(), 0), "training afterwards");
+        chain.model->zero_grad();
+      }
+    });
+}
+
 TEST_CASE("a gradient penalty through the inputs with create_graph is right", "[runtime][many_passes]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
