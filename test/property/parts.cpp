@@ -177,6 +177,15 @@ struct Borrow : Node {
   nn::Linear owner{nullptr};
 };
 
+struct Viewed : Node {
+  explicit Viewed(const Part& p) {
+    into = register_parameter("into", torch::randn({p.inner, p.width}) * 0.4);
+    back = register_parameter("back", torch::randn({p.width, p.inner}) * 0.4);
+  }
+  Tensor run(Tensor x, Inputs&) override { return torch::tanh(x.matmul(into.t())).matmul(back.t()); }
+  Tensor into, back;
+};
+
 /// One of two parameters of a group is used, `always` in any case. Ranks may differ in which, but
 /// not in when the group is read: a gather is a collective, in backward too, so both branches are alike.
 struct Choice : Node {
@@ -260,7 +269,7 @@ struct Entry {
   const char* kind;
   bool nests;
   std::shared_ptr<Node> (*build)(const Part&);
-  bool is_parallel = false;  // comes only where there are ranks for it
+  bool is_extra = false;  // comes only where it is put
 };
 
 const std::vector<Entry>& entries() {
@@ -272,7 +281,8 @@ const std::vector<Entry>& entries() {
       {"shared", false, make<Shared>}, {"scalars", false, make<Scalars>},     {"strided", false, make<Strided>},
       {"borrow", false, make<Borrow>}, {"choice", false, make<Choice>},       {"sequence", true, make<Sequence>},
       {"around", true, make<Around>},  {"twice", true, make<Twice>},
-      {"checkpoint", true, make<Checkpoint>}, {kColumns, false, build_columns, true}, {kExperts, false, build_experts, true},
+      {"checkpoint", true, make<Checkpoint>}, {kViewed, false, make<Viewed>, true},
+      {kColumns, false, build_columns, true}, {kExperts, false, build_experts, true},
   };
   return all;
 }
@@ -280,7 +290,7 @@ const std::vector<Entry>& entries() {
 std::vector<std::string> kinds_that(bool nest) {
   std::vector<std::string> kinds;
   for (auto& entry : entries())
-    if (entry.nests == nest && !entry.is_parallel) kinds.push_back(entry.kind);
+    if (entry.nests == nest && !entry.is_extra) kinds.push_back(entry.kind);
   return kinds;
 }
 

@@ -35,6 +35,9 @@ class SlicedPart {
   virtual void cut(int64_t rank, int64_t ranks, Communicator* group) = 0;
 };
 
+/// Begins with a view of its parameter.
+inline constexpr auto kViewed = "viewed";
+
 /// The sliced parts below `module`, each once.
 std::vector<std::shared_ptr<SlicedPart>> sliced_parts(const torch::nn::Module& module);
 

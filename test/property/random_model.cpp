@@ -21,25 +21,109 @@ struct Model : nn::Module {
   nn::Linear out{nullptr};
 };
 
+bool may_be_frozen(const RandomTree& tree, const std::string& name) {
+  // What a list or dict hands out is the registered parameter: frozen, and with a batch that needs
+  // no gradient, no operator records autograd on it, so it is the shard (T20).
+  const bool in_container = name.find("list.") != std::string::npos || name.find("dict.") != std::string::npos;
+  // Where ranks choose differently, a frozen choice would cut the graph on some ranks only, and with
+  // it what the parts in front of it gather in backward.
+  const bool is_choice = tree.training.reduce_unused && (name.ends_with(".odd") || name.ends_with(".even"));
+  return !in_container && !is_choice;
+}
+
+std::vector<at::Tensor> tensors_of_slices(const nn::Module& body) {
+  std::vector<at::Tensor> cut;
+  for (const auto& part : sliced_parts(body))
+    for (auto& slice : part->slices()) cut.push_back(std::move(slice.tensor));
+  return cut;
+}
+
+bool is_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const auto& one) { return one.is_same(tensor); });
+}
+
 /// Freezes some parameters, and returns those to be ignored.
 std::vector<at::Tensor> draw_exceptions(const RandomTree& tree, const nn::Module& body) {
   Draw draw(tree.seed + 5);
-  std::vector<at::Tensor> ignored, cut;
-  for (const auto& part : sliced_parts(body))
-    for (auto& slice : part->slices()) cut.push_back(std::move(slice.tensor));
+  const auto cut = tensors_of_slices(body);
+  std::vector<at::Tensor> ignored;
   for (auto& [name, parameter] : unique_parameters(body)) {
-    // What a list or dict hands out is the registered parameter: frozen, and with a batch that needs
-    // no gradient, no operator records autograd on it, so it is the shard (T20).
-    bool in_container = name.find("list.") != std::string::npos || name.find("dict.") != std::string::npos;
-    // Where ranks choose differently, a frozen choice would cut the graph on some ranks only, and with
-    // it what the parts in front of it gather in backward.
-    bool is_choice = tree.training.reduce_unused && (name.ends_with(".odd") || name.ends_with(".even"));
+    if (!may_be_frozen(tree, name)) continue;
+    if (draw.chance(tree.frozen_probability)) parameter.set_requires_grad(false);
     // What is ignored is compared as the plain model has it, which is whole.
-    bool is_cut = std::any_of(cut.begin(), cut.end(), [&](const auto& one) { return one.is_same(parameter); });
-    if (!in_container && !is_choice && draw.chance(tree.frozen_probability)) parameter.set_requires_grad(false);
-    if (!in_container && !is_choice && draw.chance(tree.ignored_probability) && !is_cut) ignored.push_back(parameter);
+    if (draw.chance(tree.ignored_probability) && !is_one_of(parameter, cut)) ignored.push_back(parameter);
   }
   return ignored;
+}
+
+/// Parameters that are frozen and thawed together.
+struct Toggle {
+  enum class By { kRegistered, kMember } by;
+  std::vector<std::string> names = {};
+  std::vector<at::Tensor> members = {};
+  std::vector<bool> is_trainable = {};  ///< by step
+};
+
+/// Of one parameter each, or of all that a module has.
+std::vector<Toggle> draw_toggles(const RandomTree& tree, const nn::Module& body) {
+  Draw draw(tree.seed * 7 + 9);
+  std::vector<Toggle> toggles;
+  if (tree.toggled_probability == 0) return toggles;
+  std::vector<at::Tensor> taken;
+  const auto all = unique_parameters(body);
+  const auto add = [&](const std::vector<at::Tensor>& together) {
+    Toggle toggle{.by = draw.chance(0.7) ? Toggle::By::kRegistered : Toggle::By::kMember};
+    for (const auto& [name, parameter] : all) {
+      if (!is_one_of(parameter, together) || is_one_of(parameter, taken)) continue;
+      if (!may_be_frozen(tree, name) || !parameter.requires_grad()) continue;
+      toggle.names.push_back(name);
+      toggle.members.push_back(parameter);
+      taken.push_back(parameter);
+    }
+    for (int step = 0; step < tree.training.steps; ++step) toggle.is_trainable.push_back(draw.chance(0.5));
+    if (!toggle.names.empty()) toggles.push_back(std::move(toggle));
+  };
+  for (const auto& module : body.modules(/*include_self=*/false))
+    if (draw.chance(tree.toggled_probability / 3)) add(module->parameters());
+  for (const auto& [name, parameter] : all)
+    if (draw.chance(tree.toggled_probability)) add({parameter});
+  return toggles;
+}
+
+/// A user's gradient hook on a registered parameter: gradients are scaled by a number, or by one that comes of the
+/// whole parameter, which the hook reads.
+struct Hook {
+  std::string name;
+  at::Tensor member;
+  bool reads;
+
+  double factor() const {
+    if (!reads) return 0.5;
+    at::NoGradGuard no_grad;
+    return 1 + 0.1 * std::tanh(member.sum(at::kDouble).item<double>());
+  }
+};
+
+std::vector<Hook> draw_hooks(const RandomTree& tree, const nn::Module& body, const std::vector<at::Tensor>& ignored) {
+  Draw draw(tree.seed * 7 + 10);
+  std::vector<Hook> hooks;
+  const auto cut = tensors_of_slices(body);  // a rank reads its part of those alone
+  for (const auto& [name, parameter] : unique_parameters(body))
+    if (draw.chance(tree.hooked_probability) && parameter.requires_grad() && !is_one_of(parameter, ignored) &&
+        !is_one_of(parameter, cut))
+      hooks.push_back({.name = name, .member = parameter, .reads = draw.chance(0.5)});
+  return hooks;
+}
+
+void register_hooks(const Rank& rank, const nn::Module& body, const std::vector<Hook>& hooks) {
+  const auto registered = unique_parameters(body);
+  for (const auto& hook : hooks)
+    for (const auto& [name, parameter] : registered)
+      if (name == hook.name)
+        parameter.register_hook([&rank, hook, sizes = parameter.sizes().vec()](const at::Tensor& gradient) {
+          rank.check_equal(gradient.sizes().vec(), sizes, "sizes that a hook sees of " + hook.name);
+          return gradient * hook.factor();
+        });
 }
 
 /// Makes the model this rank's part of the plain one.
@@ -94,6 +178,8 @@ Workload build(const RandomTree& tree) {
   auto model = std::make_shared<Model>(tree.root);
   auto unsharded = std::make_shared<Unsharded>(Unsharded{.tree = tree});
   unsharded->ignored = draw_exceptions(tree, *model->body);
+  const auto toggles = draw_toggles(tree, *model->body);
+  const auto hooks = draw_hooks(tree, *model->body, unsharded->ignored);
   auto groups = std::make_shared<std::vector<PlainGroup>>();
   auto localize = [model, unsharded](const Rank& rank, FullyShardOptions& options) {
     unsharded->meshes = make_meshes(rank, unsharded->tree);
@@ -127,10 +213,31 @@ Workload build(const RandomTree& tree) {
                 return model->loss(in, width);
               },
           .watch =
-              [model, unsharded, groups, log](Rank& rank) {
+              [model, unsharded, groups, log, hooks](Rank& rank) {
                 *log = &rank.log();
+                register_hooks(rank, *model->body, hooks);
                 check_local_ranges(rank, *model, *unsharded, *groups);
                 return watch_run(rank, model, groups, unsharded->tree.training);
+              },
+          .before_step =
+              [model, toggles, groups, log](int step) {
+                auto registered = unique_parameters(*model->body);
+                for (const auto& toggle : toggles) {
+                  const bool is_trainable = toggle.is_trainable[static_cast<size_t>(step)];
+                  for (size_t i = 0; i < toggle.names.size(); ++i) {
+                    auto member = toggle.members[i];
+                    if (*log != nullptr) note_trainable(**log, *groups, member, is_trainable);
+                    if (toggle.by == Toggle::By::kMember) member.set_requires_grad(is_trainable);
+                    for (auto& [name, parameter] : registered)
+                      if (toggle.by == Toggle::By::kRegistered && name == toggle.names[i])
+                        parameter.set_requires_grad(is_trainable);
+                  }
+                }
+              },
+          .after_average =
+              [hooks] {
+                for (const auto& hook : hooks)
+                  if (auto gradient = hook.member.grad(); gradient.defined()) gradient.mul_(hook.factor());
               },
           .localize = localize,
           .averaged_over =

@@ -133,6 +133,21 @@ void draw_placements(Draw& draw, RandomTree& tree) {
   });
 }
 
+/// What users do to parameters between steps and in backward. Drawn apart: the rest of a seed's model stays what it is.
+void draw_interventions(RandomTree& tree) {
+  Draw draw(tree.seed * 104729 + 7);
+  if (draw.chance(0.35)) tree.toggled_probability = draw.one_of<double>({0.2, 0.6, 1.0});
+  // A step may begin with a view of a handle, which alone reads nothing.
+  if (draw.chance(tree.toggled_probability > 0 ? 0.7 : 0.15)) {
+    Part part{.kind = kViewed, .width = tree.root.width, .inner = draw.number(1, 9)};
+    tree.root.parts.insert(tree.root.parts.begin(), std::move(part));
+  }
+  // In 16 bits a hook's own rounding would come on top.
+  if (!tree.training.is_low() && draw.chance(0.25)) tree.hooked_probability = draw.one_of<double>({0.2, 0.7});
+  if (!tree.root_is_sharded && tree.toggled_probability > 0 && contains(tree.root, chooses))
+    tree.training.accumulation = Accumulation::kReduceEach;
+}
+
 }  // namespace
 
 bool contains(const Part& part, const std::function<bool(const Part&)>& wanted) {
@@ -189,6 +204,7 @@ RandomTree draw_tree(uint64_t seed) {
   if (!tree.root_is_sharded && may_miss_last) training.accumulation = Accumulation::kReduceEach;
   if (!is_delicate && tree.ignored_probability == 0 && draw.chance(0.45)) draw_low_precision(draw, tree);
   draw_placements(draw, tree);
+  draw_interventions(tree);
   return tree;
 }
 
@@ -201,6 +217,13 @@ std::string describe(const Part& part) {
   if (part.skip_period) text += fmt::format(" skipped each {}", part.skip_period);
   for (auto& inner : part.parts) text += " " + describe(inner);
   return text + ")";
+}
+
+std::string describe_interventions(const RandomTree& tree) {
+  std::string text;
+  if (tree.toggled_probability > 0) text += fmt::format("frozen and thawed with {}; ", tree.toggled_probability);
+  if (tree.hooked_probability > 0) text += fmt::format("gradient hooks with {}; ", tree.hooked_probability);
+  return text.empty() ? text : text + "\n";
 }
 
 std::string describe_placements(const RandomTree& tree) {
@@ -225,14 +248,14 @@ std::string describe(const RandomTree& tree) {
   return fmt::format(
       "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{}{} max norm {}{}{}\n"
       "sharded with probability {}, root {}, frozen with probability {}, ignored with {}, other layouts with {}, "
-      "budget {}, offloaded with {}{}\ncomputed in {}, reduced in {}\n{}{}",
+      "budget {}, offloaded with {}{}\ncomputed in {}, reduced in {}\n{}{}{}",
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
       t.separate_reductions ? fmt::format(" reductions apart, {}", fsdp::name_of(*t.separate_reductions)) : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
       t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
       tree.ignored_probability, tree.other_layout_probability, t.budget_factor.value_or(0), tree.offload_probability, tree.splits_ties ? ", ties split" : "", name_of(t.param_dtype),
-      name_of(t.reduce_dtype), describe_placements(tree), describe(tree.root));
+      name_of(t.reduce_dtype), describe_placements(tree), describe_interventions(tree), describe(tree.root));
 }
 
 }  // namespace fsdp::test

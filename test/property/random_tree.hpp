@@ -57,6 +57,8 @@ struct RandomTree {
   int64_t expert_ranks = 1;           ///< that have different experts
   bool experts_differ = false;        ///< said by differs_over; else by tensor_parallel_fn
   double replicated_probability = 0;  ///< of a parameter
+  double toggled_probability = 0;     ///< of a parameter, or of a module's, to be frozen in some steps
+  double hooked_probability = 0;      ///< of a registered parameter to have a gradient hook of the user's
   uint64_t seed = 0;  ///< of what is decided while building
 };
 

@@ -13,8 +13,9 @@ namespace {
 
 using Groups = std::vector<PlainGroup>;
 // In the log, besides the collectives: a micro-batch begins, a gradient has arrived at a handle, a group begins to
-// reduce, or to gather.
-constexpr auto kMicroBatch = "micro-batch", kGradient = "gradient", kReduction = "reduction", kGather = "gather";
+// reduce, or to gather, a parameter has been thawed, or frozen.
+constexpr auto kMicroBatch = "micro-batch", kGradient = "gradient", kReduction = "reduction", kGather = "gather",
+               kThawed = "thawed", kFrozen = "frozen";
 
 StepStatistics& operator+=(StepStatistics& sum, const StepStatistics& more) {
   sum.all_gathers += more.all_gathers;
@@ -74,7 +75,12 @@ struct Reduction {
 class Replay {
  public:
   Replay(const Rank& rank, const Groups& groups, const Training& training)
-      : rank_(rank), groups_(groups), training_(training), waiting_(groups.size()), sums_(groups.size()) {}
+      : rank_(rank), groups_(groups), training_(training), waiting_(groups.size()), sums_(groups.size()),
+        trainable_(groups.size()) {
+    for (size_t g = 0; g < groups.size(); ++g)
+      for (size_t p = 0; p < groups[g].params.size(); ++p)
+        if (groups[g].params[p].is_trainable && !groups[g].params[p].is_gone) trainable_[g].insert(static_cast<int>(p));
+  }
 
   StepStatistics run(std::span<const RecordedCall> calls) {
     for (size_t i = 0; i < calls.size(); ++i) {
@@ -87,6 +93,8 @@ class Replay {
         last_ = static_cast<size_t>(call.bytes);
         waiting_[last_].insert(call.tensors);
       }
+      if (call.operation == kThawed) trainable_[static_cast<size_t>(call.bytes)].insert(call.tensors);
+      if (call.operation == kFrozen) trainable_[static_cast<size_t>(call.bytes)].erase(call.tensors);
       if (call.operation == kReduction) note_reduction(call);
       if (call.operation == kGather && (i + 1 == calls.size() || !launches(calls[i + 1]))) note_gather_alone(call);
       if (call.operation == "all_gather") note_gather(call);
@@ -209,9 +217,7 @@ class Replay {
     auto params = std::exchange(waiting_[g], {});
     params.merge(sums_[g]);
     sums_[g].clear();
-    const auto& all = groups_[g].params;
-    for (size_t p = 0; training_.reduce_unused && p < all.size(); ++p)
-      if (all[p].tensor.requires_grad() && !all[p].is_gone) params.insert(static_cast<int>(p));
+    if (training_.reduce_unused) params.insert(trainable_[g].begin(), trainable_[g].end());
     return params;
   }
 
@@ -268,6 +274,7 @@ class Replay {
   const Training& training_;
   // By group: gradients since its last reduction, and the sums of micro-batches without all-reduce.
   std::vector<std::set<int>> waiting_, sums_;
+  std::vector<std::set<int>> trainable_;  // as of now, by group
   size_t last_ = 0;                   // group that got a gradient
   bool is_last_ = true;               // micro-batch
   std::map<size_t, Reduction> begun_;  // the last one of each group, not launched yet
@@ -300,6 +307,14 @@ void check_sums(const Rank& rank, const Counted& counted) {
 
 void note_micro_batch(CallLog& log, int index) {
   log.calls.push_back({.operation = kMicroBatch, .subject = {}, .group = {}, .bytes = index});
+}
+
+void note_trainable(CallLog& log, const Groups& groups, const at::Tensor& handle, bool is_trainable) {
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t p = 0; p < groups[g].params.size(); ++p)
+      if (groups[g].params[p].tensor.is_same(handle) && !groups[g].params[p].is_gone)
+        log.calls.push_back({.operation = is_trainable ? kThawed : kFrozen, .subject = {}, .group = {},
+                             .bytes = static_cast<int64_t>(g), .tensors = static_cast<int>(p)});
 }
 
 std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,

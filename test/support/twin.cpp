@@ -102,7 +102,8 @@ class LowTwin {
 
   const Workload& workload() const { return workload_; }
 
-  void take_weights(const NamedTensors& plain) {
+  void begin_step(int step, const NamedTensors& plain) {
+    if (workload_.before_step) workload_.before_step(step);
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < plain.size(); ++i) parameters_[i].second.copy_(plain[i].second);
   }
@@ -337,10 +338,12 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training, bool
     optimizer->zero_grad();
     auto& now = record.steps.emplace_back();
     now.tolerance = training.tolerance();
-    if (low) low->take_weights(parameters);
+    if (workload.before_step) workload.before_step(step);
+    if (low) low->begin_step(step, parameters);
     now.losses = backward_of_all_ranks(workload, low ? &*low : nullptr, training, record.buffers, step);
     if (low) now.magnitudes = low->give_gradients(workload, parameters);
     average_gradients(workload, parameters, training);
+    if (workload.after_average) workload.after_average();
     now.gradients = cloned_gradients(parameters);
     now.norm = total_norm(parameters);
     if (training.max_norm) clip_plain(parameters, now.norm, *training.max_norm);
@@ -397,6 +400,7 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
   for (int step = 0; step < training.steps; ++step) {
     auto& expected = plain.steps[step];
     optimizer->zero_grad();
+    if (workload.before_step) workload.before_step(step);
     for (int micro = 0; micro < training.micro_batches; ++micro) {
       for (auto& root : top) prepare_micro_batch(root, training, micro);
       Inputs inputs(place, step, micro, training.dtype, training.param_dtype);

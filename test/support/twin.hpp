@@ -21,6 +21,10 @@ struct Workload {
   std::function<at::Tensor(Inputs&)> loss;
   /// Called on a rank once the model is sharded; what it returns, after the last step.
   std::function<std::function<void()>(Rank&)> watch = {};
+  /// Called before each step, on the plain model too.
+  std::function<void(int step)> before_step = {};
+  /// What gradient hooks that `watch` registers do to the averaged gradients, done to those of the plain model.
+  std::function<void()> after_average = {};
   /// Called on a rank before `shard`, by all ranks together: makes the module this rank's part of the plain one,
   /// and the options those of its meshes.
   std::function<void(const Rank&, FullyShardOptions&)> localize = {};
