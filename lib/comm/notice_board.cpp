@@ -44,8 +44,8 @@ class ThreadNoticeBoard final : public NoticeBoard {
 
 class StoreNoticeBoard final : public NoticeBoard {
  public:
-  explicit StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store)
-      : timeout_(store->getTimeout()), shared_(std::move(store)) {}
+  StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds answers_within)
+      : timeout_(store->getTimeout()), shared_(bounded_store(std::move(store), answers_within)) {}
 
   void post(const std::string& key, const std::string& note) override {
     own().set(key, std::vector<uint8_t>(note.begin(), note.end()));
@@ -84,8 +84,9 @@ std::shared_ptr<NoticeBoard> thread_notice_board(std::chrono::milliseconds timeo
   return std::make_shared<ThreadNoticeBoard>(timeout);
 }
 
-std::shared_ptr<NoticeBoard> store_notice_board(c10::intrusive_ptr<c10d::Store> store) {
-  return std::make_shared<StoreNoticeBoard>(std::move(store));
+std::shared_ptr<NoticeBoard> store_notice_board(c10::intrusive_ptr<c10d::Store> store,
+                                                std::chrono::milliseconds answers_within) {
+  return std::make_shared<StoreNoticeBoard>(std::move(store), answers_within);
 }
 
 }  // namespace fsdp

@@ -8,6 +8,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/bounded_store.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -53,7 +54,9 @@ std::shared_ptr<NoticeBoard> notice_board_of(Communicator& group);
 /// A board for ranks that are threads of this process, who share the object.
 std::shared_ptr<NoticeBoard> thread_notice_board(std::chrono::milliseconds timeout);
 
-/// A board in a store of c10d, over a connection of its own. One object for each rank.
-std::shared_ptr<NoticeBoard> store_notice_board(c10::intrusive_ptr<c10d::Store> store);
+/// A board in a store of c10d, over a connection of its own. One object for each rank. Its calls throw NoAnswer
+/// (bounded_calls.hpp) where the store does not answer within some time: a board may explain a failure, never hold it up.
+std::shared_ptr<NoticeBoard> store_notice_board(c10::intrusive_ptr<c10d::Store> store,
+                                                std::chrono::milliseconds answers_within = kStoreAnswersWithin);
 
 }  // namespace fsdp

@@ -11,6 +11,9 @@
 
 #include "base/environment.hpp"
 #include "base/require.hpp"
+#include "comm/bounded_calls.hpp"
+#include "comm/bounded_store.hpp"
+#include "comm/reachable.hpp"
 
 namespace fsdp {
 namespace {
@@ -60,7 +63,19 @@ StorePtr open_tcp(const Address& address, const RendezvousOptions& options) {
   tcp.waitWorkers = false;  // await_ranks does, and can say who is missing
   tcp.timeout = options.timeout;
   tcp.multiTenant = true;  // a world that was destroyed may still have groups in use
-  return c10::make_intrusive<c10d::TCPStore>(address.host, tcp);
+  // What accepts the connection may never say a word on it, and a name may take for ever to be looked up.
+  const auto open = [address, tcp, options]() -> StorePtr {
+    if (!tcp.isServer)
+      if (const auto why = why_unreachable(address.host, address.port, options.timeout); !why.empty())
+        throw CommError(fmt::format(
+            "init_process_group on rank {} of {}: nothing could be reached at {}:{} within {} ms: {}; {} serves the "
+            "rendezvous there",
+            options.rank, options.world_size, address.host, address.port, options.timeout.count(), why,
+            address.served_by_agent ? "torchrun" : "rank 0"));
+    return c10::make_intrusive<c10d::TCPStore>(address.host, tcp);
+  };
+  return BoundedCalls(fmt::format("what accepts connections at {}:{}", address.host, address.port))
+      .within(options.timeout + kStoreAnswersWithin, open);
 }
 
 StorePtr open_file(const std::string& url, const RendezvousOptions& options) {
@@ -77,6 +92,8 @@ void await_ranks(c10d::Store& store, const RendezvousOptions& options) {
   for (int rank = 0; rank < options.world_size; ++rank) keys.push_back(key(rank));
   try {
     store.wait(keys, options.timeout);
+  } catch (const NoAnswer&) {
+    throw;
   } catch (const std::exception&) {
     std::vector<int> missing;
     for (int rank = 0; rank < options.world_size; ++rank)
@@ -112,8 +129,11 @@ MeetingPlace meet(const RendezvousOptions& options) {
       place.store = open_file(url, options);
     }
     place.store->setTimeout(options.timeout);
-    place.store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
+    place.store = c10::make_intrusive<c10d::PrefixStore>(prefix, bounded_store(place.store));
     await_ranks(*place.store, options);
+  } catch (const NoAnswer& error) {
+    throw CommError(fmt::format("init_process_group on rank {} of {} at {}: {}", options.rank, options.world_size, url,
+                                error.what()));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "comm/bounded_calls.hpp"
 #include "fsdp/schedule_check.hpp"
 
 namespace fsdp {
@@ -92,6 +93,11 @@ std::string ScheduleWatcher::explain_failure() {
   try {
     if (!failure_.is_set()) settle();
     if (!failure_.is_set() && is_late_.load(std::memory_order_relaxed)) return board_.late().value_or("");
+  } catch (const NoAnswer& error) {
+    check();
+    const auto own = own_report();
+    return fmt::format("{}, so of the others nothing is known here:{}", error.what(),
+                       describe_ranks(std::span(&own, 1), std::span(&own.rank, 1)));
   } catch (const std::exception& error) {
     log().debug("the schedule check cannot reach its board: {}", error.what());
   }
@@ -192,6 +198,9 @@ void ScheduleWatcher::run() {
     lock.unlock();
     try {
       pause = look();
+    } catch (const NoAnswer& error) {
+      log().debug("the schedule check goes on later: {}", error.what());
+      pause = std::max(milliseconds(1), times_.compare_after / 2);
     } catch (const std::exception& error) {
       // The store's server is gone, most often because the program is over there.
       log().debug("the schedule check ends, it cannot reach its board: {}", error.what());
@@ -247,9 +256,9 @@ void ScheduleWatcher::examine(bool is_late) {
   if (const auto verdict = board_.verdict()) return give_verdict(*verdict);
   const auto own = own_report();
   if (!seen_.is_posted) {
-    seen_.is_posted = true;
     board_.post(own);
     board_.raise_alarm(fmt::format("rank {} waits at {}, {}", board_.rank(), own.count(), seen_.activity));
+    seen_.is_posted = true;
   }
   // More and more seldom: who comes later finds this rank's report at its own first look.
   if (++seen_.looks < seen_.next_look) return;
@@ -269,9 +278,9 @@ void ScheduleWatcher::answer_alarm() {
   next_poll_ = Clock::now() + times_.between_polls();
   auto alarm = board_.alarm();
   if (!alarm || *alarm == seen_alarm_) return;
-  seen_alarm_ = std::move(*alarm);
   if (const auto verdict = board_.verdict()) return give_verdict(*verdict);
   board_.post(own_report());
+  seen_alarm_ = std::move(*alarm);
 }
 
 void ScheduleWatcher::report_late() {
@@ -303,9 +312,10 @@ void ScheduleWatcher::report_gone() {
 
 /// The step may be new on this rank alone: then the others have nothing to post by themselves.
 void ScheduleWatcher::ask_awaited() {
-  if (!std::exchange(steps_.has_asked, true)) {
+  if (!steps_.has_asked) {
     board_.post(steps_.own);
     board_.raise_alarm(fmt::format("rank {} asks after step {}", board_.rank(), steps_.number));
+    steps_.has_asked = true;
   }
   bool differs = false;
   std::erase_if(steps_.awaited, [&](int peer) {
@@ -329,13 +339,17 @@ milliseconds ScheduleWatcher::compare_steps() {
     steps_.count = fresh.back().count;
     for (const auto& step : fresh) steps_.hashes.insert(steps_.hashes.begin(), step.hash);
     if (steps_.hashes.size() > kStepsKept) steps_.hashes.resize(kStepsKept);
-    board_.post_hashes(ScheduleBoard::Track::kSteps, steps_.number, steps_.hashes);
+    steps_.is_posted = false;
     steps_.awaited = board_.peers(0, kPeersAtATime);
     steps_.own = own_report();
     steps_.ask_at = now + std::min(kPatience, times_.compare_after);
     steps_.until = now + times_.late_after;
     steps_.has_asked = false;
     steps_.pause = milliseconds(10);
+  }
+  if (!steps_.is_posted) {
+    board_.post_hashes(ScheduleBoard::Track::kSteps, steps_.number, steps_.hashes);
+    steps_.is_posted = true;
   }
   if (steps_.awaited.empty()) return kLongestPause;
   std::erase_if(steps_.awaited, [&](int peer) {

@@ -53,7 +53,8 @@ class ScheduleWatcher {
   /// Waits until all ranks have come to the last entry, and throws ScheduleError if it is not theirs.
   void compare_last_entry();
   /// A collective has failed: throws ScheduleError if the ranks disagree. Else returns what is known
-  /// about the ranks, if the collective was late; "" if not.
+  /// about the ranks, if the collective was late, or about this one, if the board cannot be reached; "" if neither.
+  /// Waits for some seconds at most, whatever becomes of the board.
   std::string explain_failure();
   /// To be failed with the verdict.
   void add(Communicator& group);
@@ -105,7 +106,7 @@ class ScheduleWatcher {
     std::vector<uint64_t> hashes = {};
     std::vector<int> awaited = {};
     Clock::time_point ask_at = {}, until = {};
-    bool has_asked = false;
+    bool is_posted = true, has_asked = false;
     std::chrono::milliseconds pause{10};
   } steps_;
   bool is_suspicious_ = false;

@@ -1,6 +1,8 @@
 """Starts ranks as processes, through torchrun or by hand, and reads what they leave."""
 
+import functools
 import json
+import math
 import os
 import random
 import socket
@@ -18,6 +20,19 @@ TINY = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--gl
         "--warmup", "5", "--eval-bytes", "2048", "--sample-bytes", "20"]
 
 
+@functools.cache
+def slowness():
+    """How many times longer than on an idle machine a computation takes on this one; 1 at least."""
+    begin = time.monotonic()
+    sum(range(5_000_000))
+    return max(1, math.ceil((time.monotonic() - begin) / 0.1))
+
+
+def patience(idle_s):
+    """A time that an idle machine would be given, for this one."""
+    return idle_s * slowness()
+
+
 def environment(**more):
     """One thread a rank, and no launcher's variables but those given."""
     left_out = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -25,9 +40,9 @@ def environment(**more):
     return {**kept, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
 
 
-def run(command, timeout_s=120):
-    return subprocess.run([str(part) for part in command], env=environment(), text=True,
-                          capture_output=True, timeout=timeout_s)
+def run(command, timeout_s=120, **more):
+    return subprocess.run([str(part) for part in command], env=environment(**more), text=True,
+                          capture_output=True, timeout=patience(timeout_s))
 
 
 def torchrun(ranks, program, *arguments):
@@ -36,22 +51,29 @@ def torchrun(ranks, program, *arguments):
             "--no-python", program, *arguments]
 
 
-def start_by_hand(ranks, program, *arguments):
-    """The ranks' processes, with nobody to end the others when one fails."""
+def unused_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [subprocess.Popen([str(part) for part in (program, *arguments)], text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             env=environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank,
-                                             LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1",
-                                             MASTER_PORT=port))
-            for rank in range(ranks)]
+        return probe.getsockname()[1]
+
+
+def start_rank(rank, ranks, program, *arguments, before=(), **more):
+    """One rank's process. before: of its command; more: of its environment."""
+    return subprocess.Popen([str(part) for part in (*before, program, *arguments)], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env=environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
+                                            **{"MASTER_ADDR": "127.0.0.1", **more}))
+
+
+def start_by_hand(ranks, program, *arguments, **more):
+    """The ranks' processes, with nobody to end the others when one fails."""
+    port = unused_port()
+    return [start_rank(rank, ranks, program, *arguments, MASTER_PORT=port, **more) for rank in range(ranks)]
 
 
 def wait_for_line(process, text, timeout_s=60):
     """Reads a process's output up to a line that holds `text`."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     seen = []
     while time.monotonic() < deadline:
         line = process.stdout.readline()

@@ -1,0 +1,94 @@
+"""A rank that does not reach the rendezvous store, at the start or amid a step: it ends in time, and says why."""
+
+import signal
+import socket
+import subprocess
+import tempfile
+import unittest
+
+import launch
+from closing_line import main
+from silent_proxy import SilentProxy
+from two_namespaces import TwoNamespaces
+
+# What a rank may take for its last words after its timeout.
+LAST_WORDS_S = 10
+
+
+class CutOff(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        launch.write_text(folder.name)
+        cls.timeout_s = launch.patience(8)
+        cls.arguments = [*launch.TINY, "--data", folder.name, "--steps", "1000000", "--timeout"]
+
+    def start(self, rank, ranks, timeout_s, **more):
+        process = launch.start_rank(rank, ranks, launch.TRAIN, *self.arguments, timeout_s, **more)
+        self.addCleanup(self.end, process)
+        return process
+
+    @staticmethod
+    def end(process):
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+    def errors_of(self, process, within_s):
+        """What a rank says that has failed by then."""
+        try:
+            _, errors = process.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            self.fail(f"the rank still runs after {within_s:.0f} s")
+        self.assertEqual(process.returncode, 1, errors)
+        return errors
+
+    def expect_last_words(self, process):
+        errors = self.errors_of(process, self.timeout_s + launch.patience(LAST_WORDS_S))
+        self.assertRegex(errors, r"all_gather|reduce_scatter|all_reduce")
+        self.assertIn("the rendezvous store has not answered", errors)
+        self.assertRegex(errors, r"rank 1: .*last launched \d+: ")
+
+    def test_a_rank_that_the_store_does_not_answer_ends_with_what_it_knows(self):
+        port = launch.unused_port()
+        proxy = SilentProxy(port)
+        self.addCleanup(proxy.close)
+        first = self.start(0, 2, self.timeout_s, MASTER_PORT=port)
+        second = self.start(1, 2, self.timeout_s, MASTER_PORT=proxy.port)
+        launch.wait_for_line(first, "step ")
+        proxy.fall_silent()
+        first.send_signal(signal.SIGSTOP)
+        self.expect_last_words(second)
+
+    def test_a_rank_whose_link_is_cut_ends_with_what_it_knows(self):
+        try:
+            namespaces = TwoNamespaces()
+        except OSError as error:
+            self.skipTest(f"no network namespaces here: {error}")
+        self.addCleanup(namespaces.close)
+        first, second = (self.start(rank, 2, self.timeout_s, before=namespaces.command(rank), MASTER_PORT=29400,
+                                    MASTER_ADDR=namespaces.addresses[0], GLOO_SOCKET_IFNAME=namespaces.link)
+                         for rank in range(2))
+        launch.wait_for_line(first, "step ")
+        namespaces.cut()
+        self.expect_last_words(second)
+        self.assertIn("timed out", self.errors_of(first, self.timeout_s + launch.patience(LAST_WORDS_S)).lower())
+
+    def test_a_store_that_accepts_and_says_nothing_is_given_up(self):
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+        port = silent.getsockname()[1]
+        errors = self.errors_of(self.start(1, 2, 1, MASTER_PORT=port), within_s=launch.patience(60))
+        self.assertIn(f"what accepts connections at 127.0.0.1:{port} has not answered within", errors)
+
+    def test_a_rendezvous_that_fails_says_one_line(self):
+        port = launch.unused_port()
+        errors = self.errors_of(self.start(1, 2, 1, MASTER_PORT=port), within_s=launch.patience(60))
+        self.assertIn(f"on rank 1 of 2: nothing could be reached at 127.0.0.1:{port} within 1000 ms: Connection refused; "
+                      "rank 0 serves the rendezvous there", errors)
+        self.assertEqual(errors.count("\n"), 1, errors)
+
+
+if __name__ == "__main__":
+    main()
