@@ -1,10 +1,9 @@
 #include <algorithm>
-#include <numeric>
-#include <unordered_map>
 
 #include "api/controlled_groups.hpp"
 #include "base/require.hpp"
 #include "comm/comm_memory.hpp"
+#include "mesh/separate_group.hpp"
 
 // The controls that say through what a group communicates, and in which memory.
 namespace fsdp {
@@ -103,23 +102,11 @@ void FSDPModule::set_reduce_scatter_max_input_buffers(int buffers, Recurse recur
 void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse) {
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_separate_reduce_scatter_group");
-  // Groups over one communicator share the new one too.
-  std::unordered_map<const Communicator*, std::shared_ptr<Communicator>> made;
-  for (const auto& group : groups)
-    if (const auto& known = group->reduction().separate_group)
-      made[group->config().mesh_info.shard_group.get()] = known;
   for (const auto& group : groups) {
-    auto& shard_group = *group->config().mesh_info.shard_group;
+    const auto& info = group->config().mesh_info;
     auto& config = group->reduction();
-    config.uses_separate_group = enable && shard_group.size() > 1;
-    if (!config.uses_separate_group) continue;
-    auto& separate = made[&shard_group];
-    if (!separate) {
-      std::vector<int> all(static_cast<size_t>(shard_group.size()));
-      std::iota(all.begin(), all.end(), 0);
-      separate = shard_group.split(all, "reduce_scatter");
-    }
-    config.separate_group = separate;
+    config.uses_separate_group = enable && info.shard_size() > 1;
+    if (config.uses_separate_group && !config.separate_group) config.separate_group = separate_group_of(info);
   }
 }
 

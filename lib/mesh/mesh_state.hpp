@@ -25,6 +25,9 @@ struct RootMesh {
   };
   std::map<std::pair<const Communicator*, int64_t>, PostForwardGroup> post_forward_groups;
 
+  /// What `separate_group_of` made, by the shard group that it was split from, which it keeps alive.
+  std::map<std::shared_ptr<Communicator>, std::shared_ptr<Communicator>> separate_groups = {};
+
   /// What `make_mesh_info` hands out in the place of a group some of whose collectives are left out
   /// (FSDP_FAKE_...): one for each, as groups are told apart by their identity.
   std::map<std::shared_ptr<Communicator>, std::shared_ptr<Communicator>> left_out;
