@@ -230,7 +230,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
 
   // From here on the modules change, and nothing fails.
   if (state->mesh_info.data_parallel_size() == 1)
-    info_once("one rank: nothing is communicated, copied or released");
+    warn_once("one rank: nothing is communicated, copied or released");
   state->context = std::make_shared<RootContext>();
   for (size_t i = 0; i < groups.size(); ++i) {
     attach_group(states, groups[i], state->groups[i], *state->context);

@@ -33,6 +33,12 @@ class Training(unittest.TestCase):
     def test_one_rank_trains_as_the_plain_model(self):
         self.expect_equal(launch.train(1, self.data, "--steps", STEPS), self.plain)
 
+    def test_one_rank_says_once_that_it_shards_nothing_and_others_do_not(self):
+        said = "one rank: nothing is communicated, copied or released"
+        for ranks, options, times in ((1, [], 1), (2, [], 0), (1, ["--no-shard"], 0)):
+            result = launch.run_training(ranks, self.data, "--steps", 2, *options)
+            self.assertEqual(result.stderr.count(said), times, result.stderr)
+
     def test_two_ranks_train_as_the_plain_model(self):
         record = launch.train(2, self.data, "--steps", STEPS)
         self.expect_equal(record, self.plain)
