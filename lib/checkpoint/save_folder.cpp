@@ -49,6 +49,16 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
+/// With those above it that are not there. Each is on the disk before what is put into it.
+void make_folder(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) return;
+  make_folder(path.parent_path());
+  fs::create_directory(path, error);
+  require_checkpoint(!error, "{}: cannot be made: {}", path.string(), error.message());
+  File::folder(path.parent_path()).sync();
+}
+
 /// The lock of a save to `name`; -1: somebody else has it.
 int take_lock(const std::string& parent, const std::string& name) {
   const auto path = parent + "/" + hidden(name, "lock");
@@ -166,11 +176,10 @@ SaveFolder::SaveFolder(const std::string& path)
       name_(fs::path(path).filename()),
       token_(new_token()),
       folder_(saving_folder(path, token_)) {
-  std::error_code error;
-  fs::create_directories(parent_, error);
-  require_checkpoint(!error, "{}: cannot be made: {}", parent_, error.message());
+  make_folder(parent_);
   lock_ = take_lock(parent_, name_);
   require_checkpoint(lock_ >= 0, "{}: another save to it is under way", path_);
+  std::error_code error;
   try {
     remove_leftovers();
     const bool is_there = fs::exists(fs::symlink_status(path_));

@@ -13,7 +13,7 @@
 //   .NAME.fsdp-old-TOKEN      what NAME was, where the file system cannot exchange two folders in one step
 //   .NAME.fsdp-removed-TOKEN  is being removed
 //   .NAME.fsdp-lock           a save is under way, as long as its process holds the lock
-// Everything in the new folder is on the disk before it takes the name; the manifest is written last. So NAME is
+// Everything in the new folder, and every folder made above it, is on the disk before it takes the name; the manifest is written last. So NAME is
 // at every moment a whole checkpoint, or, for the moment between two renames, .NAME.fsdp-old-TOKEN is.
 namespace fsdp {
 
