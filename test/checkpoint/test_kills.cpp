@@ -5,12 +5,12 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <random>
 #include <thread>
 
 #include "saved_parts.hpp"
 #include "support/ranks.hpp"
 #include "temporary_folder.hpp"
+#include "tensor/draw.hpp"
 
 // A program that saves, killed at random moments. FSDP_KILLS says how many.
 
@@ -83,15 +83,17 @@ TEST_CASE("a save that is killed at any moment leaves a whole checkpoint", "[che
     WARN("skipped: FSDP_CHECKPOINT_SAVER does not name the program");
     return;
   }
+  const uint64_t seed = draw_seed();
+  INFO("FSDP_TEST_SEED=" << seed);
+  Draw draw(seed);
   TemporaryFolder folder;
-  std::mt19937_64 draw(std::random_device{}());
   int last = 0;
   for (int i = 0; i < kills(); ++i) {
     {
       Saver saver(program, folder.path(), last + 1, i % 2 == 0 ? Replaces::kByTwoRenames : Replaces::kByExchange);
       // One is whole, then another has begun.
       saver.wait_for(2);
-      std::this_thread::sleep_for(std::chrono::microseconds(draw() % 100'000));
+      std::this_thread::sleep_for(std::chrono::microseconds(draw.between(0, 99'999)));
     }
     const int found = check_whole(folder / "c");
     CHECK(found > last);
