@@ -104,6 +104,11 @@ def read_cases(path):
     return finished, open_name
 
 
+def is_skipped(case):
+    """True for a case that says why this machine cannot run it (test/support/skip.hpp), and found nothing wrong before."""
+    return any((warning.text or "").strip().startswith("skipped: ") for warning in case.iter("Warning"))
+
+
 def specification(text, with_gpu):
     """Catch2's words for the filter; commas separate alternatives."""
     # An exclusion alone selects hidden tests too, which are what other tests start in processes.
@@ -128,7 +133,8 @@ def run_catch2(test, text):
                                 test["timeout"])
         finished, open_name = read_cases(report)
     failed = [case for case in finished if case.find("OverallResult").get("success") != "true"]
-    outcome = Outcome(len(finished) - len(failed), len(failed), report="".join(map(describe, failed)))
+    skipped = [case for case in finished if case not in failed and is_skipped(case)]
+    outcome = Outcome(len(finished) - len(failed) - len(skipped), len(failed), len(skipped), "".join(map(describe, failed)))
     if failed and output:
         outcome.report += f"{test['name']} printed:\n{output}\n"
     # A crash, a timeout or a sanitizer's report, which no test case shows.
@@ -137,7 +143,7 @@ def run_catch2(test, text):
         outcome.report += f"{output}\n{test['name']} {how_it_ended(exit_code, test['timeout'])}"
         outcome.report += f" in: {open_name}\n" if open_name else "\n"
     if not has_gpu():
-        outcome.skipped = count_gpu_cases(test, text)
+        outcome.skipped += count_gpu_cases(test, text)
     return outcome
 
 

@@ -10,6 +10,7 @@
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
 #include "support/scoped_environment.hpp"
+#include "support/skip.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -151,7 +152,7 @@ TEST_CASE("ranks that do not come are named", "[comm][process_group]") {
 }
 
 TEST_CASE("without a GPU, NCCL is refused with the way out, through c10d too", "[comm][process_group]") {
-  if (has_nccl(/*devices=*/1)) return;
+  if (has_nccl(/*devices=*/1)) return skip("a GPU");
   const ScopedEnvironment environment(Variables{});
   const auto options = [](const std::string& backend) {
     return ProcessGroupOptions{

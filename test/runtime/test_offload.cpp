@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "support/models.hpp"
+#include "support/skip.hpp"
 #include "support/scoped_environment.hpp"
 
 // CPUOffloadPolicy (T9). FSDP_COPY_ON_CPU makes a CPU mesh do what a mesh of GPUs does: shards and
@@ -250,7 +251,7 @@ TEST_CASE("a user's hook sees the gradient at home", "[offload]") {
 
 TEST_CASE("shards and gradients of a model on a GPU live in pinned host memory", "[offload][gpu]") {
   if (!torch::cuda::is_available()) {
-    WARN("skipped: no GPU");
+    skip("no GPU");
     return;
   }
   const auto world = init_process_group({.backend = "nccl"});
