@@ -20,7 +20,7 @@ struct NcclRank {
 
 struct NcclRanksOptions {
   int world_size = 2;
-  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  std::chrono::milliseconds timeout = beyond_patience();
   HostStreams::Options streams = {};  ///< the seed is one more on each rank
   bool gathers_by_copy_engine = false;
 };

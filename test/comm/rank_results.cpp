@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <latch>
 #include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -18,9 +19,6 @@
 
 namespace fsdp::test {
 namespace {
-
-/// What no correct test reaches.
-constexpr auto kTimeout = std::chrono::seconds(60);
 
 std::shared_ptr<Communicator> gloo_world(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                          int world_size, std::chrono::milliseconds timeout) {
@@ -65,11 +63,22 @@ std::vector<std::string> errors_on_gloo(int world_size, const RankMain& rank_mai
                                         std::chrono::milliseconds timeout) {
   std::vector<std::string> messages(world_size);
   const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::latch connected(world_size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank)
     threads.emplace_back([&, rank] {
-      keep_message(messages[rank],
-                   [&] { rank_main(*gloo_world(store, rank, world_size, timeout)); });
+      keep_message(messages[rank], [&] {
+        std::shared_ptr<Communicator> world;
+        try {
+          world = gloo_world(store, rank, world_size, timeout);
+        } catch (...) {
+          connected.count_down();
+          throw;
+        }
+        // Who leaves while another one still connects would end that one.
+        connected.arrive_and_wait();
+        rank_main(*world);
+      });
     });
   for (std::thread& thread : threads) thread.join();
   return messages;
@@ -78,10 +87,10 @@ std::vector<std::string> errors_on_gloo(int world_size, const RankMain& rank_mai
 const std::vector<Backend>& value_backends() {
   static const std::vector<Backend> backends = {
       {"threads",
-       [](int size, const RankMain& body) { return errors_on_threads(size, body, kTimeout); }},
-      {"gloo", [](int size, const RankMain& body) { return errors_on_gloo(size, body, kTimeout); }},
+       [](int size, const RankMain& body) { return errors_on_threads(size, body, beyond_patience()); }},
+      {"gloo", [](int size, const RankMain& body) { return errors_on_gloo(size, body, beyond_patience()); }},
 #ifdef FSDP_HAS_NCCL
-      {"nccl", [](int size, const RankMain& body) { return errors_on_nccl(size, body, kTimeout); }},
+      {"nccl", [](int size, const RankMain& body) { return errors_on_nccl(size, body, beyond_patience()); }},
 #endif
   };
   return backends;

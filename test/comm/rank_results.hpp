@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fsdp/communicator.hpp"
+#include "support/patience.hpp"
 
 namespace fsdp::test {
 

@@ -1,6 +1,9 @@
 // What ranks over gloo are told when something goes wrong.
 #include <catch2/catch.hpp>
 
+#include <future>
+#include <thread>
+
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
 
@@ -19,8 +22,8 @@ TEST_CASE("a peer that leaves ends the wait of the others in an error that names
         if (world.rank() == 1) return;  // the sockets close when the world goes
         all_gather(world, at::zeros({8}), at::ones({4}), "blocks.3");
       },
-      std::chrono::seconds(60));
-  CHECK(Clock::now() - begin < std::chrono::seconds(30));
+      beyond_patience());
+  CHECK(Clock::now() - begin < patience());
   CHECK_THAT(
       errors[0],
       Contains("all_gather of 'blocks.3' (32 bytes) in group 'world' on rank 0 of 2 failed: "));
@@ -29,17 +32,24 @@ TEST_CASE("a peer that leaves ends the wait of the others in an error that names
 
 TEST_CASE("a peer that does not come ends in an error after the timeout", "[comm][gloo]") {
   const auto begin = Clock::now();
+  const auto timeout = on_this_machine(std::chrono::seconds(1));
+  std::promise<void> failed;
+  auto has_failed = failed.get_future();
   const auto errors = errors_on_gloo(
       2,
-      [](Communicator& world) {
-        if (world.rank() == 1)
-          std::this_thread::sleep_for(std::chrono::seconds(3));
-        else
+      [&](Communicator& world) {
+        if (world.rank() == 1) return (void)has_failed.wait_for(patience());
+        try {
           reduce_scatter(world, at::zeros({4}), at::ones({8}), ReduceOp::kSum, "blocks.3");
+        } catch (const CommError&) {
+          failed.set_value();
+          throw;
+        }
       },
-      std::chrono::milliseconds(1000));
-  CHECK(Clock::now() - begin < std::chrono::seconds(30));
-  CHECK_THAT(errors[0], Contains("reduce_scatter of 'blocks.3' (32 bytes)") && Contains("1000ms"));
+      timeout);
+  CHECK(Clock::now() - begin < patience());
+  CHECK_THAT(errors[0], Contains("reduce_scatter of 'blocks.3' (32 bytes)") &&
+                            Contains(std::to_string(timeout.count()) + "ms"));
 }
 
 TEST_CASE("a failed group fails at once from then on, with the first reason", "[comm][gloo]") {
@@ -61,7 +71,7 @@ TEST_CASE("a failed group fails at once from then on, with the first reason", "[
           later = error.what();
         }
       },
-      std::chrono::seconds(60));
+      beyond_patience());
   CHECK_THAT(later, Contains("all_reduce of 'later'"));
 }
 
@@ -79,13 +89,12 @@ TEST_CASE("abort ends a wait from another thread, whatever the collective", "[co
   };
   for (const auto& start : starts) {
     const auto begin = Clock::now();
+    std::promise<void> failed;
+    auto has_failed = failed.get_future();
     const auto errors = errors_on_gloo(
         2,
         [&](Communicator& world) {
-          if (world.rank() == 1) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(600));
-            return;
-          }
+          if (world.rank() == 1) return (void)has_failed.wait_for(patience());
           const auto work = start(world);
           std::thread other([&] {
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -95,12 +104,13 @@ TEST_CASE("abort ends a wait from another thread, whatever the collective", "[co
             work->wait();
           } catch (const CommError&) {
             other.join();
+            failed.set_value();
             throw;
           }
           other.join();
         },
-        std::chrono::seconds(60));
-    CHECK(Clock::now() - begin < std::chrono::seconds(30));
+        beyond_patience());
+    CHECK(Clock::now() - begin < patience());
     CHECK_THAT(errors[0], Contains("in group 'world' on rank 0 of 2 failed: enough"));
   }
 }

@@ -110,20 +110,28 @@ TEST_CASE("a change to what a collective reads or writes is reported with its su
 }
 
 TEST_CASE("late delivery takes time for some collectives, from the seed", "[comm][late_delivery]") {
-  const auto times = [](std::chrono::milliseconds most) {
-    Late late(most);
-    int slow = 0;
-    const auto tensor = at::ones({2});
-    for (int i = 0; i < 20; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      late.group->start_all_reduce(tensor, ReduceOp::kSum, "subject")->wait();
-      slow += std::chrono::steady_clock::now() - start > std::chrono::microseconds(1500);
-    }
-    return slow;
+  // Which of them are not there yet when they have just been started, with delays that no machine is busy for.
+  const auto late_ones = [] {
+    Late late(std::chrono::hours(1));
+    std::vector<int> found;
+    for (int i = 0; i < 20; ++i)
+      if (!late.group->start_all_reduce(at::ones({2}), ReduceOp::kSum, "subject")->is_completed()) found.push_back(i);
+    return found;
   };
-  const int slow = times(std::chrono::milliseconds(30));
-  CHECK(slow > 3);
-  CHECK(slow < 17);
+  const auto found = late_ones();
+  CHECK(found.size() > 3);
+  CHECK(found.size() < 17);
+  CHECK(late_ones() == found);
+
+  // The same draws of shorter delays, and waits that take them: some milliseconds each.
+  Late late(std::chrono::milliseconds(30));
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 20; ++i) {
+    const auto work = late.group->start_all_reduce(at::ones({2}), ReduceOp::kSum, "subject");
+    work->wait();
+    CHECK(work->is_completed());
+  }
+  CHECK(std::chrono::steady_clock::now() - begin > found.size() * std::chrono::microseconds(1500));
 }
 
 }  // namespace fsdp::test

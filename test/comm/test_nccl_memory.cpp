@@ -138,7 +138,7 @@ TEST_CASE("a slot is not filled again while a tensor refers to it, or a view of 
 
 TEST_CASE("ranks that ask for slots of different sizes are told so", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
-  const auto errors = errors_on_nccl(nccl, {.timeout = 300ms}, [](NcclRank& rank) {
+  const auto errors = errors_on_nccl(nccl, {.timeout = on_this_machine(300ms)}, [](NcclRank& rank) {
     make_slot(*rank.world, SlotUse::kGathers, rank.world->rank() == 0 ? 100 : 200);
   });
   CHECK_THAT(errors[0] + errors[1], Contains("not all of the 2 ranks made slot_0_of_"));
@@ -149,7 +149,7 @@ TEST_CASE("ranks that ask for slots of different sizes are told so", "[comm][ncc
 
 TEST_CASE("ranks that ask for slots of different uses are told so", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
-  const auto errors = errors_on_nccl(nccl, {.timeout = 300ms}, [](NcclRank& rank) {
+  const auto errors = errors_on_nccl(nccl, {.timeout = on_this_machine(300ms)}, [](NcclRank& rank) {
     // Both are connected.
     all_gather(*rank.world, at::zeros({16}, at::kByte), piece_of(*rank.world, 1));
     all_reduce(*rank.world, at::ones({1}));
@@ -211,7 +211,8 @@ TEST_CASE("a slot that goes gives back its window, after the collectives that us
       slot.reset();  // the substitute notes windows that are given back while they are in use
     }
     // What nobody has waited for is let go of by the watchdog.
-    for (int i = 0; i < 2000 && nccl.counts().bytes > 0; ++i) std::this_thread::sleep_for(5ms);
+    const auto end = std::chrono::steady_clock::now() + patience();
+    while (nccl.counts().bytes > 0 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(5ms);
     expect(nccl.counts().bytes == 0, "all of it is freed while the communicator lives");
     all_reduce(*rank.world, at::ones({1}));
   });

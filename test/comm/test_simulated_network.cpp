@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include <map>
+#include <thread>
 
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
@@ -16,13 +17,18 @@ double milliseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
-/// The time is modelled exactly, but a busy machine may wake a thread late.
-void check_takes(double milliseconds, const std::function<void()>& body) {
+/// A network on a clock of its own, whose time is modelled exactly; and the same one in real time, where a busy machine
+/// may wake a thread late, but never early.
+void check_takes(double milliseconds, const SimulatedNetwork& network,
+                 const std::function<void(const std::shared_ptr<Communicator>& world)>& body) {
+  auto modelled = network;
+  modelled.clock = virtual_clock();
+  body(simulated_network(modelled));
+  CHECK(1e-6 * static_cast<double>(modelled.clock->now_ns()) == milliseconds);
+  const auto world = simulated_network(network);
   const auto begin = Clock::now();
-  body();
-  const double taken = milliseconds_since(begin);
-  CHECK(taken >= milliseconds);
-  CHECK(taken < milliseconds + 150);
+  body(world);
+  CHECK(milliseconds_since(begin) >= milliseconds);
 }
 
 }  // namespace
@@ -30,32 +36,31 @@ void check_takes(double milliseconds, const std::function<void()>& body) {
 TEST_CASE("a collective takes W - 1 steps of latency and W-ths of the buffer",
           "[comm][simulated_network]") {
   // 3 steps x (10 ms + 1 MB / 4 ranks / 0.05 GB/s = 5 ms) = 45 ms.
-  const auto world =
-      simulated_network({.world_size = 4, .latency_us = 10'000, .bandwidth_gb_per_s = 0.05});
+  const SimulatedNetwork network{.world_size = 4, .latency_us = 10'000, .bandwidth_gb_per_s = 0.05};
   const at::Tensor whole = at::zeros({1'000'000}, at::kByte);
   const at::Tensor piece = at::zeros({250'000}, at::kByte);
-  check_takes(45, [&] { all_gather(*world, whole, piece); });
-  check_takes(45, [&] { reduce_scatter(*world, piece, whole); });
-  check_takes(90, [&] { all_reduce(*world, whole); });  // a reduction, then a gather
+  check_takes(45, network, [&](const auto& world) { all_gather(*world, whole, piece); });
+  check_takes(45, network, [&](const auto& world) { reduce_scatter(*world, piece, whole); });
+  check_takes(90, network, [&](const auto& world) { all_reduce(*world, whole); });  // a reduction, then a gather
 }
 
 TEST_CASE("collectives of one communicator follow each other, those of another overlap",
           "[comm][simulated_network]") {
-  const auto world = simulated_network({.world_size = 2, .latency_us = 40'000});
-  const auto other = world->split(std::vector<int>{0, 1}, "other");
+  const SimulatedNetwork network{.world_size = 2, .latency_us = 40'000};
   const at::Tensor tensor = at::zeros({2});
-  check_takes(80, [&] {
+  check_takes(80, network, [&](const auto& world) {
     const auto first = world->start_all_gather(tensor, at::zeros({1}), "first");
     const auto second = world->start_all_gather(tensor, at::zeros({1}), "second");
     second->wait();
     CHECK(first->is_completed());
   });
-  const auto begin = Clock::now();
-  const auto here = world->start_all_gather(tensor, at::zeros({1}), "here");
-  const auto there = other->start_all_gather(tensor, at::zeros({1}), "there");
-  there->wait();
-  here->wait();
-  CHECK(milliseconds_since(begin) < 80);
+  check_takes(40, network, [&](const auto& world) {
+    const auto other = world->split(std::vector<int>{0, 1}, "other");
+    const auto here = world->start_all_gather(tensor, at::zeros({1}), "here");
+    const auto there = other->start_all_gather(tensor, at::zeros({1}), "there");
+    there->wait();
+    here->wait();
+  });
 }
 
 /// Two communicators over one link, on a clock of their own.
@@ -125,15 +130,20 @@ TEST_CASE("what is done holds nothing back, and another network cannot be held b
 }
 
 TEST_CASE("time passes while the host does something else", "[comm][simulated_network]") {
-  const auto world = simulated_network({.world_size = 2, .latency_us = 30'000});
+  const auto clock = virtual_clock();
+  const auto world = simulated_network({.world_size = 2, .latency_us = 30'000, .clock = clock});
   const auto work = world->start_all_gather(at::zeros({2}), at::zeros({1}), "block");
   CHECK_FALSE(work->is_completed());
-  std::this_thread::sleep_for(std::chrono::milliseconds(31));
+  clock->wait_until(31'000'000);
   CHECK(work->is_completed());
-  const auto begin = Clock::now();
   work->wait();
   work->wait();
-  CHECK(milliseconds_since(begin) < 20);
+  CHECK(clock->now_ns() == 31'000'000);
+
+  const auto real = simulated_network({.world_size = 2, .latency_us = 30'000});
+  const auto later = real->start_all_gather(at::zeros({2}), at::zeros({1}), "block");
+  std::this_thread::sleep_for(std::chrono::milliseconds(31));
+  CHECK(later->is_completed());
 }
 
 TEST_CASE("a free network is done at once, always with the same Work",

@@ -90,7 +90,7 @@ TEST_CASE("ranks that split differently are all told so", "[comm][split]") {
         const auto group = world.split(ranks, "pair");
         all_reduce(world, at::ones({1}));
       },
-      std::chrono::seconds(30));
+      beyond_patience());
   for (const std::string& error : errors) {
     CHECK_THAT(error, Catch::Contains("the ranks disagree about split 0"));
     CHECK_THAT(error, Catch::Contains("'pair[0,1]'"));

@@ -16,15 +16,17 @@ using Catch::Contains;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-/// Soon enough for a test, and late enough for a machine that is busy.
-const ScheduleCheckOptions kSoon = {.late_after = milliseconds(5000), .compare_after = milliseconds(50)};
+/// Soon enough for a test, and late enough for this machine.
+ScheduleCheckOptions soon() {
+  return {.late_after = on_this_machine(milliseconds(5000)), .compare_after = milliseconds(50)};
+}
 
 /// How each rank ended.
 struct Outcome {
   explicit Outcome(int ranks) : messages(static_cast<size_t>(ranks)), is_schedule_error(static_cast<size_t>(ranks)) {}
   std::vector<std::string> messages;
   std::vector<char> is_schedule_error;
-  double seconds = 0;
+  milliseconds time{0};
 
   void all_say(const std::vector<std::string>& parts) const {
     for (size_t rank = 0; rank < messages.size(); ++rank) {
@@ -33,7 +35,7 @@ struct Outcome {
       CHECK(messages[rank] == messages[0]);
     }
     for (const auto& part : parts) CHECK_THAT(messages[0], Contains(part));
-    CHECK(seconds < 15);
+    CHECK(time < patience());
   }
   void none_says_anything() const {
     for (const auto& message : messages) CHECK(message.empty());
@@ -42,7 +44,7 @@ struct Outcome {
 
 /// Runs the body on ranks that are threads; an exception ends the body, not the rank.
 Outcome outcome_of(int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& body,
-                   milliseconds timeout = std::chrono::seconds(40)) {
+                   milliseconds timeout = beyond_patience()) {
   Outcome outcome(ranks);
   const auto begin = Clock::now();
   std::atomic<int> running = ranks;
@@ -61,7 +63,7 @@ Outcome outcome_of(int ranks, const std::function<void(const std::shared_ptr<Com
         while (running > 0) std::this_thread::sleep_for(milliseconds(5));
       },
       {.timeout = timeout});
-  outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  outcome.time = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
   return outcome;
 }
 
@@ -89,7 +91,7 @@ TEST_CASE("ranks that take other branches of the same sizes are told after the f
   for (const int ranks : {2, 3}) {
     const auto outcome = outcome_of(ranks, [](const auto& world) {
       ShardedChain chain(mesh_over(world));
-      set_schedule_check(chain.root[0], kSoon);
+      set_schedule_check(chain.root[0], soon());
       chain.model->skipped = {world->rank() == 1 ? size_t{2} : size_t{1}};
       take_steps(chain, world->rank());
     });
@@ -103,7 +105,7 @@ TEST_CASE("ranks that take other branches of the same sizes are told after the f
 TEST_CASE("ranks that change their order differently are told after that step", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     take_steps(chain, world->rank(), 4);
     chain.model->skipped = {world->rank() == 1 ? size_t{2} : size_t{1}};
     take_steps(chain, world->rank());
@@ -114,7 +116,7 @@ TEST_CASE("ranks that change their order differently are told after that step", 
 TEST_CASE("an order that changes on one rank alone is told, though nothing fails", "[group][schedule_check]") {
   const auto outcome = outcome_of(3, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     chain.root[0].set_prefetch_distance(0);  // so that operations and sizes stay the same
     chain.model->skipped = {1};
     take_steps(chain, world->rank(), 4);
@@ -128,7 +130,7 @@ TEST_CASE("ranks whose collectives do not fit are told of the schedule, not of t
           "[group][schedule_check]") {
   const auto outcome = outcome_of(3, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     if (world->rank() == 1) chain.model->skipped = {2};
     take_steps(chain, world->rank());
   });
@@ -139,7 +141,7 @@ TEST_CASE("ranks whose collectives do not fit are told of the schedule, not of t
 TEST_CASE("models of other shapes are told by bytes", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     ShardedChain chain(mesh_over(world), 3, world->rank() == 1 ? 8 : 6);
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     take_steps(chain, world->rank());
   });
   outcome.all_say({"disagree about collective 0", "rank 0: all_gather of layer0 (", "rank 1: all_gather of layer0 ("});
@@ -157,7 +159,7 @@ TEST_CASE("gradients of other parameters on some ranks are told by name (T11)", 
   const auto outcome = outcome_of(2, [](const auto& world) {
     TwoWeights model;
     const auto root = fully_shard(model, {.mesh = mesh_over(world)});
-    set_schedule_check(root, kSoon);
+    set_schedule_check(root, soon());
     for (int step = 0; step < 1000; ++step) {
       (world->rank() == 0 ? model.first : model.second).sum().backward();
       std::this_thread::sleep_for(milliseconds(5));
@@ -171,7 +173,7 @@ TEST_CASE("gradients of other parameters on some ranks are told by name (T11)", 
 TEST_CASE("a rank without any gradient for a group is told (T11)", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     if (world->rank() == 1)
       for (auto& parameter : chain.model->layers[1]->parameters()) parameter.requires_grad_(false);
     take_steps(chain, world->rank());
@@ -182,7 +184,7 @@ TEST_CASE("a rank without any gradient for a group is told (T11)", "[group][sche
 TEST_CASE("a read on one rank only is told (T18)", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     take_steps(chain, world->rank(), 2);
     if (world->rank() == 0) {
       at::NoGradGuard no_grad;
@@ -197,7 +199,7 @@ TEST_CASE("every rank of a hybrid mesh is told, whichever groups it is in", "[gr
   for (const int wrong : {0, 3}) {
     const auto outcome = outcome_of(4, [&](const auto& world) {
       ShardedChain chain(init_device_mesh(world, {2, 2}, {"replicate", "shard"}));
-      set_schedule_check(chain.root[0], kSoon);
+      set_schedule_check(chain.root[0], soon());
       chain.model->skipped = {world->rank() == wrong ? size_t{2} : size_t{1}};
       take_steps(chain, world->rank());
     });
@@ -212,7 +214,7 @@ TEST_CASE("a mesh over a part of the world is checked by itself", "[group][sched
     const auto even = world->split(std::vector<int>{0, 2}, "even");
     const auto odd = world->split(std::vector<int>{1, 3}, "odd");
     ShardedChain chain(mesh_over(world->rank() % 2 ? odd : even), world->rank() % 2 ? 2 : 3);
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     if (world->rank() == 3) chain.model->skipped = {0};
     if (world->rank() == 1) chain.model->skipped = {1};
     take_steps(chain, world->rank(), world->rank() % 2 ? 1000 : 20);
@@ -227,7 +229,7 @@ TEST_CASE("ranks that begin with different roots are told", "[group][schedule_ch
   const auto outcome = outcome_of(2, [](const auto& world) {
     const auto mesh = mesh_over(world);
     ShardedChain one(mesh, 2), other(mesh, 4);
-    for (auto* chain : {&one, &other}) set_schedule_check(chain->root[0], kSoon);
+    for (auto* chain : {&one, &other}) set_schedule_check(chain->root[0], soon());
     for (int step = 0; step < 300; ++step) {
       (world->rank() == 0 ? one : other).step(world->rank(), step);
       (world->rank() == 0 ? other : one).step(world->rank(), step);
@@ -241,7 +243,7 @@ TEST_CASE("a rank whose model has gone ends the wait of the others before the ti
           "[group][schedule_check]") {
   const auto outcome = outcome_of(3, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
-    set_schedule_check(chain.root[0], {.late_after = milliseconds(600), .compare_after = milliseconds(50)});
+    set_schedule_check(chain.root[0], {.late_after = on_this_machine(milliseconds(600)), .compare_after = milliseconds(50)});
     take_steps(chain, world->rank(), world->rank() == 1 ? 2 : 3);
   });
   CHECK(outcome.messages[1].empty());
@@ -252,17 +254,18 @@ TEST_CASE("a rank whose model has gone ends the wait of the others before the ti
   CHECK_THAT(outcome.messages[0], Contains("rank 1 has ended before the others") &&
                                       Contains("all_gather of layer0 cannot complete") &&
                                       Contains("last launched"));
-  CHECK(outcome.seconds < 15);
+  CHECK(outcome.time < patience());
 }
 
 TEST_CASE("a collective that is late is reported: who is where, and the last collectives",
           "[group][schedule_check]") {
   std::atomic<bool> is_over = false;
+  const auto timeout = on_this_machine(milliseconds(2500));
   const auto outcome = outcome_of(
       2,
       [&](const auto& world) {
         ShardedChain chain(mesh_over(world));
-        set_schedule_check(chain.root[0], {.late_after = milliseconds(600), .compare_after = milliseconds(50)});
+        set_schedule_check(chain.root[0], {.late_after = timeout / 4, .compare_after = milliseconds(50)});
         take_steps(chain, world->rank(), 2);
         while (world->rank() == 1 && !is_over) std::this_thread::sleep_for(milliseconds(5));
         struct Over {
@@ -271,10 +274,11 @@ TEST_CASE("a collective that is late is reported: who is where, and the last col
         } over{is_over};
         if (world->rank() == 0) take_steps(chain, 0, 1);
       },
-      /*timeout=*/milliseconds(2500));
+      timeout);
   CHECK_FALSE(outcome.is_schedule_error[0]);  // the ranks agree so far
   CHECK_THAT(outcome.messages[0],
-             Contains("timed out after 2500 ms") && Contains("all_gather of layer0 is late: rank 0 has waited") &&
+             Contains(fmt::format("timed out after {} ms", timeout.count())) &&
+                 Contains("all_gather of layer0 is late: rank 0 has waited") &&
                  Contains("rank 0: waits for all_gather of layer0; last launched 20: all_gather of layer0") &&
                  Contains("rank 1: in no collective of this model; last launched 19: reduce_scatter of layer0") &&
                  Contains("the last collectives:\n  11: "));
@@ -299,7 +303,7 @@ TEST_CASE("with DETAIL no rank gets further than the difference", "[group][sched
     const auto log = std::make_shared<CallLog>();
     const auto world = recording(plain_world, log);
     ShardedChain chain(mesh_over(world));
-    set_schedule_check(chain.root[0], kSoon);
+    set_schedule_check(chain.root[0], soon());
     chain.model->skipped = {world->rank() == 1 ? size_t{2} : size_t{1}};
     try {
       chain.step(world->rank());
@@ -332,7 +336,7 @@ TEST_CASE("without the check nobody is told", "[group][schedule_check]") {
   };
   train({.is_enabled = false}).none_says_anything();
   const ScopedEnvironment environment(Variables{{"FSDP_SCHEDULE_CHECK", "0"}});
-  train(kSoon).none_says_anything();
+  train(soon()).none_says_anything();
 }
 
 TEST_CASE("exceptions that all ranks raise are no disagreement", "[group][schedule_check]") {

@@ -24,7 +24,7 @@ std::vector<std::string> errors_on_late(const LateRanksOptions& options,
         LateRank rank{make_nccl_communicator({.store = store,
                                               .rank = index,
                                               .size = options.world_size,
-                                              .timeout = std::chrono::seconds(60),
+                                              .timeout = patience(),
                                               .watch_interval = std::chrono::milliseconds(5),
                                               .api = &nccl.api(),
                                               .streams = LateDevices::streams(index)})};

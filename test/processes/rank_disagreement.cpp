@@ -29,8 +29,11 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
+/// Of the ranks, which wait for each other so long on this machine (launch.patience).
+milliseconds timeout() { return milliseconds(std::atoi(std::getenv("FSDP_TEST_TIMEOUT_MS"))); }
+
 void train(const std::string& what) {
-  const auto world = fsdp::init_process_group({.backend = "gloo", .timeout = milliseconds(6000)});
+  const auto world = fsdp::init_process_group({.backend = "gloo", .timeout = timeout()});
   const bool is_odd = world->rank() == 1;
   const auto mesh = fsdp::init_device_mesh(world, {world->size()}, {"shard"});
   const int64_t width = is_odd && what == "shapes" ? 24 : 16;
@@ -38,12 +41,12 @@ void train(const std::string& what) {
     Model model(width);
     for (auto& layer : model->layers) fsdp::fully_shard(layer, {.mesh = mesh});
     const auto root = fsdp::fully_shard(model, {.mesh = mesh});
-    fsdp::set_schedule_check(root, {.late_after = milliseconds(1500), .compare_after = milliseconds(100)});
+    fsdp::set_schedule_check(root, {.late_after = timeout() / 4, .compare_after = milliseconds(100)});
     torch::optim::SGD optimizer(model->parameters(), 0.01);
     const int steps = what == "agree" ? 20 : what == "ends" && is_odd ? 3 : 1000;
     for (int step = 0; step < steps; ++step) {
       const bool diverges = is_odd && step >= 3;
-      if (diverges && what == "sleeps") std::this_thread::sleep_for(std::chrono::seconds(12));
+      if (diverges && what == "sleeps") std::this_thread::sleep_for(2 * timeout());
       if (diverges && what == "reads") {
         at::NoGradGuard no_grad;
         model->layers[2]->weight.norm();
@@ -57,7 +60,7 @@ void train(const std::string& what) {
       optimizer.step();
     }
   }
-  if (what == "ends") std::this_thread::sleep_for(std::chrono::seconds(8));
+  if (what == "ends") std::this_thread::sleep_for(timeout());
 }
 
 }  // namespace

@@ -6,12 +6,13 @@
 #include <torch/optim.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 
 namespace {
 
 void train_until_rank_1_throws() {
-  const auto world = fsdp::init_process_group({.timeout = std::chrono::seconds(20)});
+  const auto world = fsdp::init_process_group({.timeout = std::chrono::milliseconds(std::atoi(std::getenv("FSDP_TEST_TIMEOUT_MS")))});
   const auto mesh = fsdp::init_device_mesh(world, {world->size()}, {"shard"});
   torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Linear(6, 6));
   for (auto& layer : *model) fsdp::fully_shard(*layer.ptr(), {.mesh = mesh});

@@ -1,6 +1,8 @@
 """Training that is killed and resumed, by real processes: whatever the number of ranks, the same losses."""
 
+import fcntl
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -46,17 +48,27 @@ class Resume(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / "record.json"
             for process in cls.start(ranks, "--json", record, *more):
-                output, errors = process.communicate(timeout=100)
+                output, errors = process.communicate(timeout=launch.patience(100))
                 if process.returncode != 0:
                     raise AssertionError(f"exit code {process.returncode}\n{output}\n{errors}")
             return json.loads(record.read_text())
 
     def train_until(self, step, ranks, run, *more):
-        """Kills the last rank once a checkpoint of `step` or later is there. Returns the step of the last checkpoint."""
+        """Kills the last rank once a checkpoint of `step` or later is there. Returns the step of the last checkpoint, one
+        more at the most: however late the kill is, the save after that finds a lock that this test holds."""
+        run.mkdir(exist_ok=True)
+        with (run / f".step-{step + 2}.fsdp-lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            try:
+                return self.kill_after(step, ranks, run, *more)
+            finally:
+                os.unlink(held.name)
+
+    def kill_after(self, step, ranks, run, *more):
         processes = self.start(ranks, "--save", run, "--save-every", 1, "--keep", 2, *more)
         for process in processes:
             self.addCleanup(process.kill)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + launch.patience(60)
         while not any(step_of(checkpoint) >= step for checkpoint in run.glob("step-*")):
             ended = [process for process in processes if process.poll() is not None]
             if ended or time.monotonic() > deadline:
@@ -66,7 +78,7 @@ class Resume(unittest.TestCase):
             time.sleep(0.001)
         processes[-1].kill()
         for process in processes:
-            process.communicate(timeout=60)  # the others see it, and end
+            process.communicate(timeout=launch.patience(60))  # the others see it, and end
             self.assertNotEqual(process.returncode, 0, "the run was over before it was killed")
         return max(step_of(checkpoint) for checkpoint in run.glob("step-*"))
 
@@ -155,7 +167,7 @@ class Resume(unittest.TestCase):
         processes = self.start(2, "--save", run, "--save-every", 1)
         for process in processes:
             self.addCleanup(process.kill)
-        for process, (_, errors) in [(process, process.communicate(timeout=60)) for process in processes]:
+        for process, (_, errors) in [(process, process.communicate(timeout=launch.patience(60))) for process in processes]:
             self.assertEqual(process.returncode, 1, errors)
             self.assertIn("is no checkpoint", errors)
         self.assertEqual({file.name for file in run.iterdir()}, {"step-1", "step-2"})

@@ -45,7 +45,7 @@ TEST_CASE("kept unsharded storage has one address, and trains like plain", "[run
           chain.root[0].set_keep_unsharded_storage(false);
           rank.check_equal(parameter_bytes(chain.root[0]).kept, int64_t{0}, "given back");
         },
-        {.timeout = std::chrono::seconds(20), .launches_batches = batches}));
+        {.timeout = patience(), .launches_batches = batches}));
 }
 
 TEST_CASE("with kept storage a step allocates what its plan says", "[statistics][memory]") {

@@ -144,7 +144,7 @@ TEST_CASE("a group's own collectives are asked once for each gather and each red
           rank.check_equal(gather->launches, launched, "back to the default");
           rank.check_equal(reduce->launches, reductions, "back to the default");
         },
-        {.timeout = std::chrono::seconds(20), .launches_batches = batches}));
+        {.timeout = patience(), .launches_batches = batches}));
 }
 
 TEST_CASE("one rank has no collective to customize", "[runtime][custom_comms]") {

@@ -248,7 +248,7 @@ TEST_CASE("a complex gradient that autograd leaves conjugated is reduced as what
       for (auto* each : {&net, &plain}) (each->z.conj() * x).sum().abs().backward();
       rank.check_close(torch::view_as_real(net.parameters()[0].grad().resolve_conj()),
                        torch::view_as_real(rows_of(plain.z.grad().resolve_conj(), rank.index(), 2)), "the gradient");
-    }, {.timeout = std::chrono::seconds(20), .launches_batches = batches});
+    }, {.timeout = patience(), .launches_batches = batches});
 }
 
 }  // namespace

@@ -156,7 +156,7 @@ TEST_CASE("int8 moves about a quarter of the bytes, and statistics count them ex
           const double ratio = gathered(true) / gathered(false);
           rank.check(ratio < 0.28 && ratio > 0.25, fmt::format("a quarter and the scales: {}", ratio));
         },
-        {.timeout = std::chrono::seconds(20), .launches_batches = batches}));
+        {.timeout = patience(), .launches_batches = batches}));
 }
 
 TEST_CASE("a model trained with int8 gathers stays close to plain, and at one rank equals it bit for bit",

@@ -168,7 +168,7 @@ TEST_CASE("a parameter without elements goes with columns, batched launches too"
       rank.check_close(full_grad(wide), torch::full({4, 6}, 1.5), "columns");
       rank.check(sharded(none).grad().defined() && sharded(none).grad().numel() == 0, "none");
     };
-    CHECK(on_ranks(2, body, {.timeout = std::chrono::seconds(20), .launches_batches = launches_batches}));
+    CHECK(on_ranks(2, body, {.timeout = patience(), .launches_batches = launches_batches}));
   }
 }
 

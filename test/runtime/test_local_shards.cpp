@@ -262,7 +262,7 @@ TEST_CASE("backends that send large pieces apart train local shards too", "[loca
           for (size_t i = 0; i < model->parameters().size(); ++i)
             rank.check_identical(model->parameters()[i].grad(), other->parameters()[i].grad(), "a gradient");
         },
-        {.timeout = std::chrono::seconds(20), .launches_batches = true, .packs_below = packs_below}));
+        {.timeout = patience(), .launches_batches = true, .packs_below = packs_below}));
   }
 }
 

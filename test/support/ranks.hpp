@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "support/patience.hpp"
+
 namespace fsdp::test {
 
 /// Its message, without the stack that LibTorch appends.
@@ -77,7 +79,7 @@ class Rank {
 
 /// Runs `body` on `world_size` ranks and checks that none found anything wrong or threw, and that
 /// every rank checked something. True if all was well.
-bool on_ranks(int world_size, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options = {.timeout = std::chrono::seconds(20)});
+bool on_ranks(int world_size, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options = {.timeout = patience()});
 
 std::unique_lock<std::mutex> lock_default_generator();
 

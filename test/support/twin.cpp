@@ -429,7 +429,7 @@ bool trains_like_plain(const MakeWorkload& make, const Training& training) {
   auto plain = train_plain(make, training);
   return on_ranks(
       training.world_size * training.tensor_ranks, [&](Rank& rank) { train_sharded(rank, make, training, plain); },
-      {.timeout = std::chrono::seconds(20),
+      {.timeout = patience(),
        .launches_batches = training.launches_batches,
        .packs_below = training.packs_below});
 }

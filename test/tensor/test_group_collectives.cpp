@@ -18,7 +18,7 @@ struct World {
 World draw_world(Draw& draw) {
   const int size = static_cast<int>(draw.between(1, 5));
   return {size,
-          {.timeout = std::chrono::seconds(20), .launches_batches = draw.between(0, 9) < 7, .packs_below = draw.one_of<int64_t>({0, 40, 100'000})}};
+          {.timeout = patience(), .launches_batches = draw.between(0, 9) < 7, .packs_below = draw.one_of<int64_t>({0, 40, 100'000})}};
 }
 
 /// Rows of a matrix, on all ranks the same.
