@@ -254,9 +254,9 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
             raise ValueError("set_all_reduce_hook: a stream cannot be given with HSDP, whose all-reduce has its own")
         core.set_all_reduce_hook(hook if stream is None or hook is None else _in_stream(hook, stream))
 
-    def set_post_optim_event(self, event: torch.Event) -> None:
+    def set_post_optim_event(self, event: torch.Event | None) -> None:
         """On the root: the next forward's gathers wait for this event, recorded behind the optimizer's step, which is
-        then forgotten."""
+        then forgotten. None, which is what `record_event` of a device without streams returns: they wait for nothing."""
         self._core().set_post_optim_event(event)
 
     def _core_of_one_group(self, control):

@@ -229,10 +229,11 @@ void ShardedModule::watch_backward(const py::object& output) {
 }
 
 void ShardedModule::set_post_optim_event(py::object event) {
-  if (!py::hasattr(event, "wait"))
+  if (!event.is_none() && !py::hasattr(event, "wait"))
     throw py::type_error("set_post_optim_event: expected an event that has been recorded, found " +
                          py::repr(event).cast<std::string>());
-  if (const auto root = of(*controls_.state().root())) root->post_optim_event_ = PyRef(std::move(event));
+  if (const auto root = of(*controls_.state().root()))
+    root->post_optim_event_ = event.is_none() ? PyRef() : PyRef(std::move(event));
 }
 
 /// Gathers do, until the first use of a parameter, if the device has streams. An event that Python made has no form that

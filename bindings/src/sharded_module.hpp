@@ -51,7 +51,7 @@ class ShardedModule final : public StepFollower,
   void unshard_done();
   void reshard();
   void reset_iter_state();
-  /// The root's next forward waits for it first.
+  /// The root's next forward waits for it first; None: for nothing.
   void set_post_optim_event(py::object event);
   /// After nn.Module._apply on the module: takes the parameters' new values, device or dtype over.
   void applied();

@@ -220,11 +220,24 @@ def the_next_forward_waits_for_an_event_behind_the_optimizer(rank, ranks):
         model(x).sum().backward()
         assert event.waits == 1, event.waits
     try:
-        model.set_post_optim_event(None)
+        model.set_post_optim_event("an event")
     except TypeError as error:
         assert "expected an event" in str(error)
     else:
-        raise AssertionError("None was taken for an event")
+        raise AssertionError("a string was taken for an event")
+
+
+@check
+def without_an_event_behind_the_optimizer_the_next_forward_waits_for_nothing(rank, ranks):
+    model = fsdp.fully_shard(nn.Linear(6, 3), mesh=init_device_mesh("cpu", (ranks,)))
+    x = batches_of(rank)[0]
+    model.set_post_optim_event(torch.cpu.current_stream().record_event())  # a CPU's: None
+    model(x).sum().backward()
+    event = Event()
+    model.set_post_optim_event(event)
+    model.set_post_optim_event(None)  # in its place
+    model(x).sum().backward()
+    assert event.waits == 0, event.waits
 
 
 @check
