@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "base/require.hpp"
+#include "group/find_param.hpp"
 #include "group/root_context.hpp"
 
 namespace fsdp::python {
@@ -94,8 +96,11 @@ void ShardedModule::find_params() {
 void ShardedModule::follow_root() {
   auto root = controls_.state().root();
   if (context_ == root->context.get()) return;
-  context_ = root->context.get();
-  if (const auto shown = of(*root); shown && shown.get() != this) return shown->follow_root();
+  if (const auto shown = of(*root); shown && shown.get() != this) {
+    shown->follow_root();
+    context_ = root->context.get();
+    return;
+  }
   followed_.clear();
   root->visit([&](ModuleState& state) {
     if (auto shown = of(state)) followed_.push_back(shown);
@@ -104,15 +109,29 @@ void ShardedModule::follow_root() {
   // Outside a step: inside one, operators on registered parameters mean the handles.
   for (const auto& weak : followed_)
     if (const auto shown = weak.lock()) shown->take_replaced();
+  context_ = root->context.get();  // only now: it may have thrown, and is to be tried again then
 }
 
 /// Until the first use, users may put other parameters in the place of the sharded ones. Later, what stands there
 /// may be torch.func.functional_call's for the length of a call.
 void ShardedModule::take_replaced() {
   if (has_begun_) return;
-  has_begun_ = true;
   const auto is_replaced = [](const auto& param) { return param->is_replaced(); };
-  if (form_ == Form::kSharded && std::any_of(params_.begin(), params_.end(), is_replaced)) applied();
+  if (form_ == Form::kSharded && std::any_of(params_.begin(), params_.end(), is_replaced)) {
+    applied();
+    if (std::any_of(params_.begin(), params_.end(), is_replaced)) throw_partly_on_meta();
+  }
+  has_begun_ = true;
+}
+
+void ShardedModule::throw_partly_on_meta() const {
+  const auto on_meta = std::find_if(params_.begin(), params_.end(), [](const auto& param) {
+    return tensor_of(param->sharded().attr("_local_tensor")).is_meta();
+  });
+  const auto found = find_param((*on_meta)->registered());
+  throw StateError(fmt::format("{}: is on the meta device, but other parameters of its group have been given memory; "
+                               "call to_empty(device=...) on its module, too, before using it",
+                               found ? found->param().name() : "a parameter"));
 }
 
 void ShardedModule::show_as(Form form) {
@@ -300,6 +319,10 @@ void ShardedModule::applied() {
   for (const auto& param : params_) param->check_applied();
   std::vector<at::Tensor> locals;
   for (const auto& param : params_) locals.push_back(param->applied_local());
+  // `to_empty` goes from module to module, and each of several that share a group comes here: the group follows when the
+  // last one has memory.
+  const auto is_meta = [](const at::Tensor& local) { return local.is_meta(); };
+  if (std::any_of(locals.begin(), locals.end(), is_meta) && !std::all_of(locals.begin(), locals.end(), is_meta)) return;
   for (const auto& group : controls_.state().live_groups()) {
     const auto first = std::find_if(params_.begin(), params_.end(), [&](const auto& shown) {
       return std::any_of(group->params().begin(), group->params().end(), [&](const auto& param) {

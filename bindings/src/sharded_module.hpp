@@ -67,6 +67,7 @@ class ShardedModule final : public StepFollower,
  private:
   void follow_root();
   void take_replaced();
+  [[noreturn]] void throw_partly_on_meta() const;
   enum class Form { kSharded, kUnsharded, kPostForward };
   void show_as(Form form);
   bool is_kept() const;

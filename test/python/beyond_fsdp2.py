@@ -315,3 +315,26 @@ def gradients_go_with_parameters_to_another_dtype(rank, ranks):
             assert (expected.grad is None) == (found.grad is None), name
             if expected.grad is not None:
                 torch.testing.assert_close(whole(found.grad), expected.grad, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@check
+def a_module_that_is_left_on_meta_is_named_and_may_follow(rank, ranks):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    fsdp.fully_shard(list(model), mesh=init_device_mesh("cpu", (ranks,)))
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    model[0].to_empty(device="cpu")
+    nn.init.constant_(model[0].weight, 0.5)  # goes with it
+    for _ in range(2):
+        try:
+            model(batches_of(rank)[0])
+        except RuntimeError as error:
+            assert "1.weight: is on the meta device" in str(error), error
+        else:
+            raise AssertionError("a parameter on meta was gathered")
+    model[1].to_empty(device="cpu")
+    for parameter in (model[0].bias, *model[1].parameters()):
+        nn.init.ones_(parameter)
+    y = model(torch.ones(2, 6))
+    assert torch.equal(y, torch.full((2, 3), 25.0)), y
+    y.sum().backward()
