@@ -1,11 +1,11 @@
 """fully_shard and the functions beside it."""
 
+import contextlib
 import functools
 import types
 from typing import Any, Callable, overload
 
 import torch
-import torch.distributed.fsdp
 import torch.nn as nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, RegistryItem
 from torch.distributed._composable_state import _State
@@ -19,6 +19,7 @@ from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, 
 from ._meshes import default_mesh, post_forward_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
+from ._torch_names import fully_shard_key
 
 _dtensors.install()
 _sharded_classes: dict[type, type] = {}
@@ -35,10 +36,10 @@ class FSDPState(_State):
     _fsdp_param_group = None
     _fsdp_param_groups = ()
 
-    def __init__(self, core, mesh):
+    def __init__(self, mesh, reshard_after_forward=None):
         super().__init__()
-        self.core, self.mesh = core, mesh  # the C++ side; torch's data-parallel mesh
-        self.post_forward_mesh = post_forward_mesh(mesh, None)
+        self.core, self.mesh = None, mesh  # the C++ side, when it is there; torch's data-parallel mesh
+        self.post_forward_mesh = post_forward_mesh(mesh, reshard_after_forward)
         self._state_ctx = types.SimpleNamespace(all_states=[self])
         self._comm_ctx = object()
 
@@ -47,12 +48,16 @@ class FSDPState(_State):
         self.core.finalize_backward()
         self.core.set_manual_backward_finalization(False)
 
+    def take_core(self, core):
+        self.core = core
+        core.set_post_forward_mesh(*self.post_forward_mesh)
+
     def follow_reshard_after_forward(self, value):
         self.post_forward_mesh = post_forward_mesh(self.mesh, value)
         self.core.set_post_forward_mesh(*self.post_forward_mesh)
 
     def __deepcopy__(self, memo):
-        new = FSDPState(None, self.mesh)  # gets its core when its modules are there
+        new = FSDPState(self.mesh)  # gets its core when its modules are there
         new.post_forward_mesh = self.post_forward_mesh
         return new
 
@@ -63,11 +68,28 @@ def _state_of(module):
 
 
 def _remember_state(module, state, item):
-    states = module.__dict__.setdefault(STATE_KEY, {})
-    states[fully_shard] = state
     # torch's own function finds it, too: `torch.distributed.fsdp.fully_shard.state(module)`.
-    states[torch.distributed.fsdp.fully_shard.__wrapped__] = state
-    module.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = item
+    _add_to(module, STATE_KEY, {fully_shard: state, fully_shard_key: state})
+    _add_to(module, REGISTRY_KEY, {"fully_shard": item})
+
+
+def _add_to(module, key, entries):
+    module.__dict__[key] = {**module.__dict__.get(key, {}), **entries}  # a new one: see _undone_by
+
+
+def _mark_as_managed(module):
+    # What Dynamo asks. Past a __setattr__ of the module's own.
+    module.__dict__.update(_is_fsdp_managed_module=True, _fsdp_use_orig_params=True)
+
+
+def _undone_by(undo, managed):
+    """What `_remember_state` and `_mark_as_managed` do to these modules, `undo` undoes."""
+    def restore(module, attributes):
+        module.__dict__.clear()
+        module.__dict__.update(attributes)
+
+    for module in managed:
+        undo.callback(restore, module, dict(module.__dict__))
 
 
 def _check_not_sharded(module):
@@ -159,20 +181,35 @@ def _make_sharded_class(own):
             "__copy__": _copying.shallow_copy,
             "__reduce_ex__": _copying.refuse_pickle,
         })
+    return _sharded_classes[own]
+
+
+def _check_class(module):
+    """Raises where the module cannot get the class in front, as Python sees it."""
+    own = type(module)
+    _set_class(module, _make_sharded_class(own))  # a class may refuse classes below it
+    _set_class(module, own)  # and an object another class, by its layout in memory
+
+
+def _set_class(module, its_class):
+    object.__setattr__(module, "__class__", its_class)  # past a __setattr__ of its own
 
 
 def _core_of(module):
     return module.__dict__[STATE_KEY][fully_shard].core
 
 
-def _register_hooks(modules):
+def _register_hooks(modules, undo):
     for index, module in enumerate(modules):
         pre, post = _hooks(index)
-        module.register_forward_pre_hook(pre, prepend=True, with_kwargs=True)
-        module.register_forward_hook(post, prepend=False, always_call=True)
-        module.register_state_dict_pre_hook(_reshard)
-        module._register_load_state_dict_pre_hook(_reshard, with_module=True)
-        module.register_load_state_dict_post_hook(_take_over_loaded)
+        for register, hook, options in (
+            (module.register_forward_pre_hook, pre, {"prepend": True, "with_kwargs": True}),
+            (module.register_forward_hook, post, {"prepend": False, "always_call": True}),
+            (module.register_state_dict_pre_hook, _reshard, {}),
+            (module._register_load_state_dict_pre_hook, _reshard, {"with_module": True}),
+            (module.register_load_state_dict_post_hook, _take_over_loaded, {}),
+        ):
+            undo.callback(register(hook, **options).remove)
 
 
 # Hooks ask the module for its core, and so serve a copy of the module, too.
@@ -248,7 +285,7 @@ def fully_shard(
 
     Returns the module, or the list, that it was given.
 
-    Wrong arguments raise what torch's fully_shard raises, before anything has changed: TypeError for what is no module,
+    Wrong arguments raise what torch's fully_shard raises, and whatever raises leaves the module as it was: TypeError for what is no module,
     mesh or policy, ValueError for a value that is not possible, AssertionError for a module that is sharded already,
     NotImplementedError for what is not in this version. What shard_placement_fn and param_dtype_override_fn raise
     arrives as it is.
@@ -271,32 +308,34 @@ def fully_shard(
     over = data_parallel(mesh, dp_mesh_dims)
     placer = Placer(over, shard_placement_fn, params)
     for each in modules:
-        _make_sharded_class(type(each))  # a class may refuse classes below it
-    core = _C.fully_shard(modules, placer, {
-        "reshard_after_forward": reshard_after_forward,
-        "ignored_params": list(ignored),
-        "replicated_params": [param for param in params if param.dim() == 0],
-        "param_dtype": mp_policy.param_dtype,
-        "reduce_dtype": _reduce_dtype(mp_policy, params),
-        "output_dtype": mp_policy.output_dtype,
-        "cast_forward_inputs": _checks.flag(mp_policy.cast_forward_inputs, "mp_policy.cast_forward_inputs"),
-        "param_dtype_override_fn": _checks.dtype_override(mp_policy),
-        "apply_to_tensors": _apply_to_tensors,
-        "offloads": isinstance(offload_policy, CPUOffloadPolicy),
-        "pin_memory": _checks.flag(getattr(offload_policy, "pin_memory", False), "offload_policy.pin_memory"),
-    })
+        _check_class(each)
+    state, item = FSDPState(over.mesh, False if over.replicates_only else reshard_after_forward), RegistryItem()
+    with contextlib.ExitStack() as undo:
+        _undone_by(undo, managed)
+        for each in modules:
+            _remember_state(each, state, item)
+        for each in managed:
+            _mark_as_managed(each)
+        _register_hooks(modules, undo)
+        core = _C.fully_shard(modules, placer, {
+            "reshard_after_forward": reshard_after_forward,
+            "ignored_params": list(ignored),
+            "replicated_params": [param for param in params if param.dim() == 0],
+            "param_dtype": mp_policy.param_dtype,
+            "reduce_dtype": _reduce_dtype(mp_policy, params),
+            "output_dtype": mp_policy.output_dtype,
+            "cast_forward_inputs": _checks.flag(mp_policy.cast_forward_inputs, "mp_policy.cast_forward_inputs"),
+            "param_dtype_override_fn": _checks.dtype_override(mp_policy),
+            "apply_to_tensors": _apply_to_tensors,
+            "offloads": isinstance(offload_policy, CPUOffloadPolicy),
+            "pin_memory": _checks.flag(getattr(offload_policy, "pin_memory", False), "offload_policy.pin_memory"),
+        })
+        undo.pop_all()
+    # The parameters are sharded: nothing fails from here on.
     placer.forget()
-    state, item = FSDPState(core, over.mesh), RegistryItem()
-    state.follow_reshard_after_forward(False if over.replicates_only else reshard_after_forward)
+    state.take_core(core)
     for each in modules:
-        _remember_state(each, state, item)
-    _register_hooks(modules)
-    for each in managed:
-        # What Dynamo asks.
-        each._is_fsdp_managed_module = True
-        each._fsdp_use_orig_params = True
-    for each in modules:
-        each.__class__ = _sharded_classes[type(each)]
+        _set_class(each, _sharded_classes[type(each)])
     return module
 
 

@@ -80,8 +80,10 @@ def post_forward_mesh(mesh: DeviceMesh, reshard_after_forward):
     """(mesh, rank, ranks): groups of as many ranks as an int `reshard_after_forward` asks for; (None, 0, 0) where it
     asks for none. A collective call the first time."""
     is_number = isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool)
-    # torch makes such a mesh together with all ranks of the world.
-    if not is_number or not 1 < reshard_after_forward < mesh.size(mesh.ndim - 1) or mesh.size() < dist.get_world_size():
+    shards = mesh.size(mesh.ndim - 1)
+    # torch makes such a mesh together with all ranks of the world. One that does not divide is the core's to refuse.
+    if (not is_number or not 1 < reshard_after_forward < shards or shards % reshard_after_forward
+            or mesh.size() < dist.get_world_size()):
         return None, 0, 0
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
     known = _post_forward_meshes.setdefault(groups[0], {})

@@ -4,10 +4,9 @@ import math
 from typing import Any, Callable, Literal, overload
 
 import torch
-import torch.distributed.fsdp
 from typing_extensions import deprecated
 
-from . import _C, _api, _checks
+from . import _C, _api, _checks, _torch_names
 from ._checks import flag
 from ._meshes import process_group_over
 
@@ -15,7 +14,7 @@ from ._meshes import process_group_over
 ReduceScatterStart = Literal["by_size", "first_after_all_gather", "first_after_next_backward"]
 
 
-class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
+class UnshardHandle(_torch_names.UnshardHandle):
     """What `FSDPModule.unshard(async_op=True)` returns. One that a program makes itself waits for nothing."""
 
     _core: _C.ShardedModule | None = None
@@ -44,7 +43,7 @@ class GradientReductionHandle(_api.GradientReductionHandle):
             self._core = None
 
 
-class FSDPModule(torch.distributed.fsdp.FSDPModule):
+class FSDPModule(_torch_names.FSDPModule):
     """The class that `fully_shard` puts in front of a module's own, with the controls of the sharded module.
 
     `isinstance(module, torch.distributed.fsdp.FSDPModule)` holds for it, too. It is not made by itself.
@@ -57,7 +56,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
     def __new__(cls, *args, **kwargs):
         # The module's own class: what indexing a container, say, makes a new one of.
-        own = next(base for base in cls.__mro__[1:] if not issubclass(base, torch.distributed.fsdp.FSDPModule))
+        own = next(base for base in cls.__mro__[1:] if not issubclass(base, _torch_names.FSDPModule))
         if own is object:
             raise TypeError(f"{cls.__name__} is not made; call fully_shard on a module, which puts this class in front")
         module = own.__new__(own)
@@ -342,7 +341,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         # to(), to_empty(), float()...: on the sharded parameters.
         core = self._core()
         core.reshard()
-        behind = super(torch.distributed.fsdp.FSDPModule, self)
+        behind = super(_torch_names.FSDPModule, self)
         applied = behind._apply(fn, recurse=recurse)  # type: ignore[attr-defined]
         core.applied()
         return applied
@@ -369,8 +368,8 @@ def _refuse(name):
     return refused
 
 
-for _name in vars(torch.distributed.fsdp.FSDPModule):
-    if not _name.startswith("__") and callable(getattr(torch.distributed.fsdp.FSDPModule, _name)):
+for _name in vars(_torch_names.FSDPModule):
+    if not _name.startswith("__") and callable(getattr(_torch_names.FSDPModule, _name)):
         if _name not in vars(FSDPModule):
             setattr(FSDPModule, _name, _refuse(_name))
 

@@ -1,9 +1,7 @@
 """The names that the plain module has for its tensors, also where the modules are sharded or wrapped."""
 
-import torch
-import torch.distributed.fsdp
-
 from ._local_shards import LocalShardPart
+from ._torch_names import FSDPModule
 
 # What wrappers put into names, and state dicts leave out.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -13,7 +11,7 @@ def named_tensors(module):
     """(names, tensor) of each parameter and persistent buffer once, a tied one with all its names. Registers the
     DTensors first: a sharded module, of this package or torch's, may be showing whole parameters."""
     for below in module.modules():
-        if isinstance(below, torch.distributed.fsdp.FSDPModule):
+        if isinstance(below, FSDPModule):
             below.reshard()
     found = {}
     for prefix, below in module.named_modules(remove_duplicate=False):

@@ -1,0 +1,150 @@
+"""Checks of test_beyond_fsdp2.py: what fully_shard leaves behind when something in it raises."""
+
+from unittest import mock
+
+import torch
+import torch.distributed.fsdp
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import fsdp
+import fsdp._fully_shard
+from beyond_fsdp2 import batches_of, check, train_both
+
+
+class Injected(Exception):
+    pass
+
+
+def net(first=nn.Linear):
+    return nn.Sequential(first(6, 6), nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0)), nn.Linear(6, 3))
+
+
+def looks(model):
+    """All that is to be as it was, hooks and parameters by which objects they are."""
+    def of(value):
+        return [(key, id(entry)) for key, entry in value.items()] if isinstance(value, dict) else id(value)
+
+    return [(type(module), [(name, of(value)) for name, value in vars(module).items()]) for module in model.modules()]
+
+
+def shard(modules, ranks, **options):
+    return fsdp.fully_shard(modules, mesh=init_device_mesh("cpu", (ranks,)), **options)
+
+
+def expect_as_it_was(model, kind, attempt):
+    """`attempt` raises that kind of error, and the model is what it was."""
+    before, values = looks(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        attempt()
+    except kind as error:
+        raised = error
+    else:
+        raise AssertionError("nothing was raised")
+    assert looks(model) == before, f"after {raised!r}"
+    for name, tensor in model.state_dict().items():
+        assert type(tensor) is torch.Tensor and torch.equal(tensor, values[name]), f"{name} after {raised!r}"
+
+
+def expect_to_train(model, rank):
+    model(batches_of(rank)[0]).sum().backward()
+    assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())
+
+
+def looked_up(module):
+    """The functions and classes that code of this file finds by their names when it runs."""
+    return [name for name, value in vars(module).items() if callable(value) and not name.startswith("__")]
+
+
+@check
+def whatever_raises_in_fully_shard_leaves_the_module_as_it_was(rank, ranks):
+    module, raised = fsdp._fully_shard, []
+    for owner, name in [(module, name) for name in looked_up(module)] + [(module._C, "fully_shard")]:
+        if (owner, name) == (module, "fully_shard"):
+            continue
+        model = net()
+        with mock.patch.object(owner, name, side_effect=Injected) as replaced:
+            if name in ("FSDPModule", "DTensor", "CPUOffloadPolicy"):  # asked with isinstance
+                continue
+            try:
+                fsdp.fully_shard(net(), mesh=init_device_mesh("cpu", (ranks,)))
+            except Injected:
+                raised.append(name)
+                expect_as_it_was(model, Injected, lambda: shard(model, ranks))
+            assert (name in raised) == replaced.called, name
+        if name in raised:
+            expect_to_train(shard(model, ranks), rank)
+    assert {"Placer", "FSDPState", "_check_class", "_remember_state", "_mark_as_managed", "_register_hooks",
+            "post_forward_mesh"} <= set(raised), raised
+
+
+@check
+def what_a_module_of_the_list_refuses_leaves_all_as_they_were(rank, ranks):
+    class WithoutHooks(nn.Linear):
+        def register_load_state_dict_post_hook(self, hook):
+            raise Injected
+
+    class NoSubclasses(nn.Linear):
+        def __init_subclass__(cls):
+            raise Injected
+
+    for kind in (WithoutHooks, NoSubclasses):
+        model = nn.Sequential(nn.Linear(6, 6), kind(6, 3))
+        expect_as_it_was(model, Injected, lambda: shard(list(model), ranks))
+        expect_to_train(shard(nn.Sequential(model[0], shard(nn.Linear(6, 3), ranks)), ranks), rank)
+
+
+@check
+def what_a_users_function_raises_leaves_the_module_as_it_was(rank, ranks):
+    def after(calls):
+        left = [None] * calls
+
+        def function(parameter):
+            if not left:
+                raise Injected
+            return left.pop()
+
+        return function
+
+    for calls in range(6):
+        model = net()
+        expect_as_it_was(model, Injected, lambda: shard(model, ranks, shard_placement_fn=after(calls)))
+        policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, param_dtype_override_fn=after(calls))
+        expect_as_it_was(model, Injected, lambda: shard(model, ranks, mp_policy=policy))
+        expect_to_train(shard(model, ranks), rank)
+
+
+@check
+def attributes_that_a_module_does_not_let_be_set_are_in_nobodys_way(rank, ranks):
+    class Frozen(nn.Linear):
+        is_frozen = False
+
+        def __setattr__(self, name, value):
+            if self.is_frozen and not isinstance(value, torch.Tensor):
+                raise AttributeError(f"{name} is not to be set")
+            super().__setattr__(name, value)
+
+    def make():
+        model = net(Frozen)
+        Frozen.is_frozen = True
+        return model
+
+    train_both(make, lambda model, mesh: (fsdp.fully_shard(model[0], mesh=mesh), fsdp.fully_shard(model, mesh=mesh)),
+               rank, ranks)
+
+
+@check
+def torchs_own_names_may_be_given_to_this_packages(rank, ranks):
+    names = ["fully_shard", "FSDPModule", "UnshardHandle", "register_fsdp_forward_method", "share_comm_ctx",
+             "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy"]
+    with mock.patch.multiple(torch.distributed.fsdp, **{name: getattr(fsdp, name) for name in names}):
+        model = net()
+        torch.distributed.fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        assert torch.distributed.fsdp.fully_shard.state(model) is model._get_fsdp_state()
+        model.to(torch.float64)
+        model.unshard(async_op=True).wait()
+        model(batches_of(rank)[0].double()).sum().backward()
+        assert [type(model[:2]), type(model[1])] == [nn.Sequential, nn.Sequential]
+        assert len(fsdp.optimizer_state_dict(model, torch.optim.SGD(model.parameters()))) > 0
+    assert torch.distributed.fsdp.fully_shard.state(model) is model._get_fsdp_state()
