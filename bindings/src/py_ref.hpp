@@ -7,6 +7,15 @@
 
 namespace fsdp::python {
 
+/// False at its end, when nothing can be given back any more, and a thread that asks for its lock is ended.
+inline bool is_interpreter_alive() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
+#else
+  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
+#endif
+}
+
 /// A Python object that C++ holds, and may let go of without the interpreter's lock.
 class PyRef {
  public:
@@ -18,8 +27,7 @@ class PyRef {
     return *this;
   }
   ~PyRef() {
-    // At the interpreter's end nothing can be given back any more, and a thread that asks for its lock is ended.
-    if (object_ == nullptr || !Py_IsInitialized() || is_ending()) return;
+    if (object_ == nullptr || !is_interpreter_alive()) return;
     py::gil_scoped_acquire gil;
     Py_DECREF(object_);
   }
@@ -29,14 +37,6 @@ class PyRef {
   py::object object() const { return py::reinterpret_borrow<py::object>(object_); }
 
  private:
-  static bool is_ending() {
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing() != 0;
-#else
-    return _Py_IsFinalizing() != 0;
-#endif
-  }
-
   PyObject* object_ = nullptr;
 };
 

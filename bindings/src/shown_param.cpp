@@ -1,6 +1,7 @@
 #include "shown_param.hpp"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -215,7 +216,7 @@ void ShownParam::take_over() {
     forget_gradient();
     return;
   }
-  if (gradient_ && gradient.is_same(THPVariable_Unpack(gradient_.get()))) return;
+  if (shows_our_gradient()) return;
   // The user's own.
   py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
   if (!is_dtensor(object))
@@ -224,29 +225,46 @@ void ShownParam::take_over() {
                          "one with torch.distributed.tensor.distribute_tensor");
   const auto local = tensor_of(object.attr("_local_tensor"));
   registered_.mutable_grad() = local;
-  shown_gradient_ = local.unsafeGetTensorImpl();
-  gradient_ = PyRef(std::move(object));
+  follow_gradient(gradient, local);
 }
 
-bool ShownParam::is_ours_alone(const at::Tensor& gradient) const {
-  const auto& mine = THPVariable_Unpack(gradient_.get());
-  if (gradient.defined() && gradient.is_same(mine)) return true;  // it is the parameter's, added up
-  return Py_REFCNT(gradient_.get()) == 1 && mine.use_count() == 1;
-}
-
-/// The DTensor that is kept for the next gradient must not keep the memory of the last one.
-void ShownParam::forget_gradient() {
-  if (shown_gradient_ != nullptr && gradient_) {
-    if (is_ours_alone({})) {
-      const auto local = py::reinterpret_steal<py::object>(PyObject_GetAttr(sharded_.get(), local_tensor_name()));
-      if (!local) throw py::error_already_set();
-      check(PyObject_SetAttr(gradient_.get(), local_tensor_name(), local.ptr()));
-    } else {
-      gradient_ = PyRef();
-    }
+/// Among a gradient's own hooks, which go when it does: the registered parameter's `.grad`, the same memory, is
+/// dropped there and then, and not when the next step begins.
+class ShownParam::GradientEnd final : public torch::autograd::FunctionPreHook {
+ public:
+  GradientEnd(std::weak_ptr<ShownParam> shown, const c10::TensorImpl* gradient)
+      : shown_(std::move(shown)), gradient_(gradient) {}
+  ~GradientEnd() override {
+    if (!is_interpreter_alive()) return;
+    py::gil_scoped_acquire gil;
+    const auto shown = shown_.lock();
+    if (!shown || shown->gradient_ != gradient_) return;
+    auto& of_registered = shown->registered_.mutable_grad();
+    if (of_registered.unsafeGetTensorImpl() == shown->shown_gradient_) of_registered.reset();
+    shown->forget_gradient();
   }
-  shown_gradient_ = nullptr;
+  bool is_told(const ShownParam& shown) const { return shown_.lock().get() == &shown; }
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<ShownParam> shown_;
+  const c10::TensorImpl* gradient_;
+};
+
+void ShownParam::follow_gradient(const at::Tensor& gradient, const at::Tensor& local) {
+  gradient_ = gradient.unsafeGetTensorImpl();
+  shown_gradient_ = local.unsafeGetTensorImpl();
+  auto& hooks = torch::autograd::impl::materialize_autograd_meta(gradient)->hooks_;
+  const bool is_followed = std::any_of(hooks.begin(), hooks.end(), [this](const auto& hook) {
+    const auto* end = dynamic_cast<const GradientEnd*>(hook.get());
+    return end != nullptr && end->is_told(*this);
+  });
+  if (!is_followed) hooks.push_back(std::make_unique<GradientEnd>(self_, gradient_));
 }
+
+void ShownParam::forget_gradient() { gradient_ = shown_gradient_ = nullptr; }
 
 void ShownParam::show_gradient() {
   const auto& shown = THPVariable_Unpack(sharded_.get());
@@ -268,7 +286,7 @@ void ShownParam::show_gradient() {
 
 bool ShownParam::shows_our_gradient() const {
   const auto& shown = THPVariable_Unpack(sharded_.get()).grad();
-  return shown.defined() && gradient_ && shown.is_same(THPVariable_Unpack(gradient_.get()));
+  return shown.defined() && shown.unsafeGetTensorImpl() == gradient_;
 }
 
 /// What a loss gave that is computed from the DTensor itself, beside the modules: autograd has put it on the DTensor
@@ -286,14 +304,18 @@ void ShownParam::take_autograds_own(const at::Tensor& gradient) {
 
 void ShownParam::put_gradient(const at::Tensor& gradient) {
   const auto& shown = THPVariable_Unpack(sharded_.get());
-  if (gradient_ && is_ours_alone(shown.grad()) && THPVariable_Unpack(gradient_.get()).dtype() == gradient.dtype()) {
+  if (shows_our_gradient() && shown.grad().dtype() == gradient.dtype()) {
+    // It is the parameter's, added up elsewhere.
+    const auto present = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown.grad()));
     const auto local = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
-    check(PyObject_SetAttr(gradient_.get(), local_tensor_name(), local.ptr()));
-  } else {
-    gradient_ = PyRef(maker_.make_gradient(gradient, sharded_.object()));
+    check(PyObject_SetAttr(present.ptr(), local_tensor_name(), local.ptr()));
+    shown_gradient_ = gradient.unsafeGetTensorImpl();
+    return;
   }
-  shown.mutable_grad() = THPVariable_Unpack(gradient_.get());
-  shown_gradient_ = gradient.unsafeGetTensorImpl();
+  forget_gradient();
+  const auto made = maker_.make_gradient(gradient, sharded_.object());
+  shown.mutable_grad() = tensor_of(made);
+  follow_gradient(shown.grad(), gradient);
 }
 
 void ShownParam::watch_gradient() {
@@ -355,8 +377,7 @@ void ShownParam::point_home() {
   // The gradient goes with the parameter, unless the user has dropped it since it was shown.
   const auto& shown = THPVariable_Unpack(sharded_.get());
   const bool was_shown = shown_gradient_ != nullptr;
-  shown_gradient_ = nullptr;
-  gradient_ = PyRef();
+  forget_gradient();
   if (!was_shown) return;
   if (!shown.grad().defined()) registered_.mutable_grad().reset();
   if (registered_.grad().defined())

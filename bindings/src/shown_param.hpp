@@ -108,8 +108,9 @@ class ShownParam {
   void put_gradient(const at::Tensor& gradient);
   void take_autograds_own(const at::Tensor& gradient);
   bool shows_our_gradient() const;
+  void follow_gradient(const at::Tensor& gradient, const at::Tensor& local);
   void forget_gradient();
-  bool is_ours_alone(const at::Tensor& gradient) const;
+  class GradientEnd;
 
   /// What the tables hold inside forward.
   const PyRef& computed() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
@@ -120,7 +121,9 @@ class ShownParam {
   PyRef post_forward_;  ///< made when it is first shown
   std::weak_ptr<ParamUser> user_;
   std::weak_ptr<ShownParam> self_;
-  PyRef gradient_;  ///< the DTensor that was last put on sharded_, pointed at new memory where nobody else has it
+  /// The DTensor that was last on sharded_ as its gradient; whoever drops it gives the memory back, so nothing here
+  /// keeps it, and GradientEnd tells when it has gone.
+  const c10::TensorImpl* gradient_ = nullptr;
   const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
   std::shared_ptr<bool> has_new_gradient_;  ///< kept while hooks of the user's are to know; null without any
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows

@@ -3,6 +3,7 @@
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .common import Model, batches, fill, gradients, mesh_of, program, sgd, shard, shown, train
 
@@ -49,6 +50,48 @@ def gradients_kept_through(api, ranks, name):
     before = gradients(model)
     backward(model, second)
     return {"before": before, "after": gradients(model)}
+
+
+def drop_one_by_one(model, optimizer):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+DROPS = {"optimizer": lambda model, optimizer: optimizer.zero_grad(), "module": lambda model, optimizer: model.zero_grad(),
+         "parameters": drop_one_by_one}
+
+
+def storages_of_gradients(model):
+    """(weak reference, bytes) of each."""
+    storages = [parameter.grad.to_local().untyped_storage() for parameter in model.parameters()]
+    return [(StorageWeakRef(storage), storage.nbytes()) for storage in {each.data_ptr(): each for each in storages}.values()]
+
+
+@program(variants=[(name,) for name in DROPS])
+def dropped_gradients_leave_no_bytes_between_steps(api, ranks, name):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    left = []
+    for x in batches(3):
+        backward(model, x)
+        optimizer.step()
+        storages = storages_of_gradients(model)
+        DROPS[name](model, optimizer)
+        left.append(sum(size for storage, size in storages if not storage.expired()))
+    return {"bytes": left, "weights": dict(model.named_parameters())}
+
+
+@program
+def a_gradient_that_is_kept_is_the_users(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    kept = []
+    for x in batches(3):
+        backward(model, x)
+        kept.append(model.head.weight.grad)
+        model.zero_grad()
+    model.head.weight.grad = kept[0]
+    backward(model, x)
+    return {"kept": kept, "added up": gradients(model)}
 
 
 def whole(parameter):
