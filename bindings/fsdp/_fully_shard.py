@@ -285,10 +285,10 @@ def fully_shard(
 
     Returns the module, or the list, that it was given.
 
-    Wrong arguments raise what torch's fully_shard raises, and whatever raises leaves the module as it was: TypeError for what is no module,
-    mesh or policy, ValueError for a value that is not possible, AssertionError for a module that is sharded already,
-    NotImplementedError for what is not in this version. What shard_placement_fn and param_dtype_override_fn raise
-    arrives as it is.
+    Wrong arguments raise what torch's fully_shard raises: TypeError for what is no module, mesh or policy, ValueError
+    for a value that is not possible, AssertionError for a module that is sharded already, NotImplementedError for what
+    is not in this version. What shard_placement_fn and param_dtype_override_fn raise arrives as it is. Whatever raises,
+    the module is what it was before.
     """
     modules = _checks.modules(module)
     for each in modules:

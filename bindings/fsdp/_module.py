@@ -255,7 +255,7 @@ class FSDPModule(_torch_names.FSDPModule):
 
     def set_post_optim_event(self, event: torch.Event | None) -> None:
         """On the root: the next forward's gathers wait for this event, recorded behind the optimizer's step, which is
-        then forgotten. None, which is what `record_event` of a device without streams returns: they wait for nothing."""
+        then forgotten. None, which `record_event` returns on a device without streams: they wait for nothing."""
         self._core().set_post_optim_event(event)
 
     def _core_of_one_group(self, control):

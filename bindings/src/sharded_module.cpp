@@ -157,6 +157,13 @@ bool ShardedModule::is_kept() const {
   });
 }
 
+/// What has been released need not wait for the end of backward to be shown so.
+void ShardedModule::before_hook() {
+  const auto groups = controls_.state().live_groups();
+  const bool is_held = std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group->is_held(); });
+  if (form_ == Form::kUnsharded && depth_ == 0 && !is_held) show_as(Form::kSharded);
+}
+
 bool ShardedModule::reshards_after_forward() const {
   const auto groups = controls_.state().live_groups();
   return std::any_of(groups.begin(), groups.end(),
@@ -319,8 +326,8 @@ void ShardedModule::applied() {
   for (const auto& param : params_) param->check_applied();
   std::vector<at::Tensor> locals;
   for (const auto& param : params_) locals.push_back(param->applied_local());
-  // `to_empty` goes from module to module, and each of several that share a group comes here: the group follows when the
-  // last one has memory.
+  // `to_empty` goes from module to module, and each of several that share a group comes here: the group follows when
+  // the last one has memory.
   const auto is_meta = [](const at::Tensor& local) { return local.is_meta(); };
   if (std::any_of(locals.begin(), locals.end(), is_meta) && !std::all_of(locals.begin(), locals.end(), is_meta)) return;
   for (const auto& group : controls_.state().live_groups()) {

@@ -62,6 +62,7 @@ class ShardedModule final : public StepFollower,
 
   // --- ParamUser
   void before_use() override { follow_root(); }
+  void before_hook() override;
   bool casts_inputs() const override { return casts_.inputs.has_value(); }
 
  private:

@@ -30,16 +30,6 @@ PyObject* local_tensor_name() {
   return name;
 }
 
-/// On a registered parameter: the core calls it when it has put a gradient there or added to it.
-class GradientWatch final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit GradientWatch(std::shared_ptr<bool> has_new) : has_new_(std::move(has_new)) {}
-  void operator()(const torch::autograd::Variable&) override { *has_new_ = true; }
-
- private:
-  std::shared_ptr<bool> has_new_;
-};
-
 /// Hooks of `register_post_accumulate_grad_hook`.
 bool has_hooks(const at::Tensor& tensor) {
   return torch::autograd::impl::get_autograd_meta(tensor) != nullptr &&
@@ -207,9 +197,12 @@ void ShownParam::follow_requires_grad() const {
 
 void ShownParam::take_over() {
   take_over_requires_grad();
-  const auto& shown = THPVariable_Unpack(sharded_.get());
-  if (!has_new_gradient_ && has_hooks(shown)) watch_gradient();
-  const auto& gradient = shown.grad();
+  if (!is_watched_ && has_hooks(THPVariable_Unpack(sharded_.get()))) watch_gradient();
+  take_over_gradient();
+}
+
+void ShownParam::take_over_gradient() {
+  const auto& gradient = THPVariable_Unpack(sharded_.get()).grad();
   if (!gradient.defined()) {
     // Where none was shown, what is there waits for the end of its step.
     if (shown_gradient_ != nullptr) registered_.mutable_grad().reset();
@@ -275,13 +268,11 @@ void ShownParam::show_gradient() {
     forget_gradient();
     return;
   }
-  if (gradient.unsafeGetTensorImpl() == shown_gradient_ && shows_our_gradient()) {
-    if (has_new_gradient_ && *has_new_gradient_) run_hooks();  // it was added to in place
-    return;
-  }
+  // Shown already, and left, dropped or replaced since: by a hook, say.
+  if (gradient.unsafeGetTensorImpl() == shown_gradient_) return take_over_gradient();
   take_autograds_own(gradient);
   put_gradient(gradient);
-  run_hooks();
+  if (!is_watched_) run_hooks();
 }
 
 bool ShownParam::shows_our_gradient() const {
@@ -318,15 +309,39 @@ void ShownParam::put_gradient(const at::Tensor& gradient) {
   follow_gradient(shown.grad(), gradient);
 }
 
+/// On a registered parameter: the core calls it when it has put a gradient there or added to it, and so for all that
+/// have one of the group.
+class ShownParam::GradientWatch final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit GradientWatch(std::weak_ptr<ShownParam> shown) : shown_(std::move(shown)) {}
+  void operator()(const torch::autograd::Variable&) override {
+    py::gil_scoped_acquire gil;
+    if (const auto shown = shown_.lock()) shown->run_hooks_in_backward();
+  }
+
+ private:
+  std::weak_ptr<ShownParam> shown_;
+};
+
 void ShownParam::watch_gradient() {
-  has_new_gradient_ = std::make_shared<bool>(false);
+  is_watched_ = true;
   torch::autograd::impl::materialize_autograd_meta(registered_);
-  torch::autograd::impl::set_post_acc_grad_hooks(registered_, std::make_unique<GradientWatch>(has_new_gradient_));
+  torch::autograd::impl::set_post_acc_grad_hooks(registered_, std::make_unique<GradientWatch>(self_));
+}
+
+/// A hook may look at other parameters of its group, on their modules too, and step them.
+void ShownParam::run_hooks_in_backward() {
+  if (const auto user = user_.lock()) user->before_hook();
+  const bool is_shown = registered_.grad().unsafeGetTensorImpl() == shown_gradient_ && shows_our_gradient();
+  if (const auto found = find_param(registered_); found && !is_shown)
+    for (const auto& param : found->group->params())
+      if (const auto shown = param.is_vacant() ? nullptr : find(param.registered())) shown->show_gradient();
+  run_hooks();
+  take_over_gradient();
 }
 
 /// Those of `register_post_accumulate_grad_hook` on the DTensor, which autograd does not accumulate into.
 void ShownParam::run_hooks() {
-  if (has_new_gradient_) *has_new_gradient_ = false;
   const auto hooks = py::getattr(sharded_.get(), "_post_accumulate_grad_hooks", py::none());
   if (hooks.is_none()) return;
   for (const auto& hook : py::list(hooks.attr("values")())) hook(sharded_.object());

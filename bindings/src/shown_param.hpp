@@ -26,6 +26,8 @@ class ParamUser {
   virtual ~ParamUser() = default;
   /// An operator outside forward is to have the parameter.
   virtual void before_use() = 0;
+  /// A hook behind a gradient is about to run, amid backward.
+  virtual void before_hook() = 0;
   virtual bool casts_inputs() const = 0;
 };
 
@@ -100,11 +102,14 @@ class ShownParam {
   PyObject* entry() const;
   bool is_ours(const PyObject* parameter) const;
   void take_over_requires_grad() const;
+  void take_over_gradient();
   void follow_requires_grad() const;
   void show(const PyRef& parameter) const;
   static void put(const HeldPlace& held, const PyRef& parameter);
   void watch_gradient();
+  void run_hooks_in_backward();
   void run_hooks();
+  class GradientWatch;
   void put_gradient(const at::Tensor& gradient);
   void take_autograds_own(const at::Tensor& gradient);
   bool shows_our_gradient() const;
@@ -125,7 +130,7 @@ class ShownParam {
   /// keeps it, and GradientEnd tells when it has gone.
   const c10::TensorImpl* gradient_ = nullptr;
   const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
-  std::shared_ptr<bool> has_new_gradient_;  ///< kept while hooks of the user's are to know; null without any
+  bool is_watched_ = false;  ///< hooks of the user's are to run when a gradient comes
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
   bool is_scalar_;  ///< without dimensions
   const DTensorMaker& maker_;

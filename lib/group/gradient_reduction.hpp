@@ -14,7 +14,6 @@
 
 namespace fsdp {
 
-class BelowResidency;
 class ParamGroup;
 
 /// The reduction of one group's gradients, from packing to the registered parameters' `.grad`.
@@ -78,7 +77,8 @@ class GradientReduction {
   void add_partial_sums(Part& part);
   void store_partial_sums(Part& part);
   at::Tensor local_piece(const Part& part, size_t i) const;
-  void assign(size_t index, at::Tensor gradient, std::optional<BelowResidency>& below);
+  struct Settling;
+  void assign(size_t index, at::Tensor gradient, Settling& settling);
   void start_all_reduce(Part& part);
   void run_hook(Part& part, Communicator& comm);
   bool is_alone() const;

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
 #include "group/gradient_reduction.hpp"
@@ -32,8 +34,8 @@ at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient)
   return gradient;
 }
 
-void run_post_accumulate_hook(const at::Tensor& registered) {
-  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
+bool has_post_accumulate_hook(const at::Tensor& registered) {
+  return torch::autograd::impl::post_acc_grad_hooks(registered) != nullptr;
 }
 
 /// A user's hook in the middle of the runtime's work: what it reads is gathered, what it writes is seen, as in any other
@@ -59,17 +61,35 @@ class UserHook {
   std::optional<at::NoGradGuard> no_grad_;
 };
 
+/// When all gradients of the group are there, in the order of its parameters; of those that have got one.
+void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indices,
+                               std::optional<BelowResidency>& below) {
+  std::sort(indices.begin(), indices.end());
+  for (const size_t index : indices) {
+    const auto registered = group.params()[index].registered();
+    // A hook before this one may have dropped the gradient.
+    if (!registered.defined() || !registered.grad().defined()) continue;
+    const UserHook user(*group.context, below);
+    if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
+  }
+}
+
 }  // namespace
 
 bool has_user_hooks(const at::Tensor& registered) {
   const auto& hooks = torch::autograd::impl::hooks(registered);
   return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
-         torch::autograd::impl::post_acc_grad_hooks(registered) != nullptr;
+         has_post_accumulate_hook(registered);
 }
+
+struct GradientReduction::Settling {
+  std::optional<BelowResidency> below{std::in_place};
+  std::vector<size_t> hooked;  // parameters with hooks that are to run behind the group's gradients
+};
 
 void GradientReduction::settle() {
   if (is_partial_) return;
-  std::optional<BelowResidency> below(std::in_place);
+  Settling settling;
   if (auto* classes = group_->classes()) {
     group_->wait_for_copies();
     classes->take_changes(*group_);
@@ -78,7 +98,7 @@ void GradientReduction::settle() {
   for (auto& [index, gradient] : alone_) {
     if (factor_alone != 1) gradient.div_(factor_alone);
     // Beside the stream that it was made for it is referred to for as long as that goes on without it.
-    assign(index, is_beside_ ? gradient : std::move(gradient), below);
+    assign(index, is_beside_ ? gradient : std::move(gradient), settling);
   }
   for (auto& part : parts_) {
     if (part.all_reduce)
@@ -87,8 +107,9 @@ void GradientReduction::settle() {
     if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
       group_->divisor.divide(part.reduce_scatter.output, factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
-      assign(part.indices[i], local_piece(part, i), below);
+      assign(part.indices[i], local_piece(part, i), settling);
   }
+  run_post_accumulate_hooks(*group_, std::move(settling.hooked), settling.below);
 }
 
 at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
@@ -119,7 +140,7 @@ void GradientReduction::store_partial_sums(Part& part) {
   }
 }
 
-void GradientReduction::assign(size_t index, at::Tensor gradient, std::optional<BelowResidency>& below) {
+void GradientReduction::assign(size_t index, at::Tensor gradient, Settling& settling) {
   const auto& param = group_->params()[index];
   const auto registered = param.registered();
   if (!registered.defined()) return;  // nobody is left to use it
@@ -135,9 +156,9 @@ void GradientReduction::assign(size_t index, at::Tensor gradient, std::optional<
   if (!is_first) group_->wait_for_copies();
   gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking,
                                 is_first && classes ? classes->place(*group_, index) : at::Tensor());
-  auto& root = *group_->context;
   if (has_hooks) {
-    const UserHook hook(root, below);
+    if (has_post_accumulate_hook(registered)) settling.hooked.push_back(index);
+    const UserHook hook(*group_->context, settling.below);
     gradient = run_gradient_hooks(registered, std::move(gradient));
   }
   if (present.defined()) {
@@ -151,10 +172,6 @@ void GradientReduction::assign(size_t index, at::Tensor gradient, std::optional<
     present = std::move(gradient);
   }
   if (classes) classes->settle(*group_, index);
-  if (has_hooks) {
-    const UserHook hook(root, below);
-    run_post_accumulate_hook(registered);
-  }
 }
 
 }  // namespace fsdp

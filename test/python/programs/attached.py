@@ -72,6 +72,17 @@ def optimizer_in_backward(api, ranks):
 
 
 @program
+def hooks_behind_gradients_in_the_order_of_backward(api, ranks):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    seen = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: seen.append((name, p.grad.clone())))
+    for x in batches(2):
+        model(x).square().mean().backward()
+    return seen
+
+
+@program
 def state_dict_hooks(api, ranks):
     model = shard(api, Model(), mesh=mesh_of(ranks))
     model.register_state_dict_post_hook(lambda m, saved, prefix, meta: saved.update(more=torch.ones(1)))

@@ -57,14 +57,15 @@ def drop_one_by_one(model, optimizer):
         parameter.grad = None
 
 
-DROPS = {"optimizer": lambda model, optimizer: optimizer.zero_grad(), "module": lambda model, optimizer: model.zero_grad(),
+DROPS = {"optimizer": lambda _, optimizer: optimizer.zero_grad(), "module": lambda model, _: model.zero_grad(),
          "parameters": drop_one_by_one}
 
 
 def storages_of_gradients(model):
     """(weak reference, bytes) of each."""
     storages = [parameter.grad.to_local().untyped_storage() for parameter in model.parameters()]
-    return [(StorageWeakRef(storage), storage.nbytes()) for storage in {each.data_ptr(): each for each in storages}.values()]
+    once = {storage.data_ptr(): storage for storage in storages}
+    return [(StorageWeakRef(storage), storage.nbytes()) for storage in once.values()]
 
 
 @program(variants=[(name,) for name in DROPS])
