@@ -23,15 +23,8 @@ def meta_device(api, ranks):
     return {"before": before, "after": after, "trained": train(model, sgd(model), batches(2))}
 
 
-def fill(model):
-    """The same values, by module and by parameter."""
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    with torch.no_grad():
-        for index, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.full_like(parameter, 0.1 + index / 100))
-        model.scale.fill_(0.5)
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 @program
@@ -41,8 +34,11 @@ def meta_device_with_modules_that_share_a_group(api, ranks):
     api.fully_shard([model.enter, model.head], mesh=mesh_of(ranks))
     shard(api, model, mesh=mesh_of(ranks))
     model.to_empty(device="cpu")
-    fill(model)
-    return {"after": shown(model), "trained": train(model, adam(model), batches(2))}
+    torch.manual_seed(5)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    model.scale.fill_(0.5)
+    return {"after": shown(model), "trained": train(model, sgd(model), batches(2))}
 
 
 @program
@@ -51,14 +47,13 @@ def given_memory_and_values_module_by_module(api, ranks):
         model = Model()
     api.fully_shard([model.enter, model.head], mesh=mesh_of(ranks))
     shard(api, model, mesh=mesh_of(ranks))
+    torch.manual_seed(5)
     for module in model.modules():
         module.to_empty(device="cpu", recurse=False)
-        with torch.no_grad():  # before the modules behind it have any
-            for index, parameter in enumerate(module.parameters(recurse=False)):
-                parameter.copy_(torch.full_like(parameter, 0.1 + index / 100))
-            for buffer in module.buffers(recurse=False):
-                buffer.fill_(0.5)
-    return {"after": shown(model), "trained": train(model, adam(model), batches(2))}
+        for parameter in module.parameters(recurse=False):  # before the modules behind it have any memory
+            nn.init.uniform_(parameter, -0.5, 0.5)
+    model.scale.fill_(0.5)
+    return {"after": shown(model), "trained": train(model, sgd(model), batches(2))}
 
 
 @program
