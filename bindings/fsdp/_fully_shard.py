@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _C, _checks, _copying, _dtensors
+from . import _C, _checks, _constructors, _copying, _dtensors
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._meshes import default_mesh, post_forward_mesh
 from ._module import FSDPModule, _cores_of
@@ -22,6 +22,7 @@ from ._placer import Placer, data_parallel
 from ._torch_names import fully_shard_key
 
 _dtensors.install()
+_constructors.install()
 _sharded_classes: dict[type, type] = {}
 
 

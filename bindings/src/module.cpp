@@ -18,6 +18,7 @@
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
 #include "param/host_lock.hpp"
+#include "param/residency.hpp"
 
 // What the package's Python files use. They hold the public names, signatures and docstrings.
 namespace fsdp::python {
@@ -85,6 +86,16 @@ void control(ShardedModule& module, bool value) {
 template <auto Control>
 void recursive_control(ShardedModule& module, bool value, bool recurse) {
   (module.controls().*Control)(value, recurse_of(recurse));
+}
+
+/// The tensor itself, or, of a parameter or a view of one, an empty tensor of its kind that is none.
+py::object plain_like(const py::object& tensor) {
+  const auto held = tensor_of(tensor);  // TypeError for what is none
+  if (!held.defined()) return tensor;
+  const auto keys = held.key_set();
+  if (!keys.has_any(c10::DispatchKeySet({kResidencyKey, kInnerResidencyKey}))) return tensor;
+  const BelowResidency below;
+  return py::cast(at::empty({0}, at::TensorOptions().dtype(held.dtype()).device(held.device())));
 }
 
 /// Before the first forward FSDP2 has nothing to finalize, whatever module and mode it is asked for.
@@ -250,6 +261,7 @@ PYBIND11_MODULE(_C, module) {
   sharded.def("check_copyable", [](const ShardedModule& self) {
     for (const auto& unit : self.modules()) check_copyable(*unit);
   });
+  module.def("plain_like", &plain_like);
   module.def("fully_shard", &shard);
   module.def("copy_sharded", &copy_sharded);
   module.def("local_shards", &local_shards);

@@ -338,3 +338,13 @@ def a_module_that_is_left_on_meta_is_named_and_may_follow(rank, ranks):
     y = model(torch.ones(2, 6))
     assert torch.equal(y, torch.full((2, 3), 25.0)), y
     y.sum().backward()
+
+
+@check
+def a_sparse_initialisation_of_a_parameter(rank, ranks):
+    model = fsdp.fully_shard(nn.Linear(6, 8), mesh=init_device_mesh("cpu", (ranks,)))
+    torch.manual_seed(0)
+    nn.init.sparse_(model.weight, 0.5)
+    weight = whole(model.weight.detach())
+    assert (weight == 0).sum(0).tolist() == [4] * 6, weight
+    torch.testing.assert_close(model(torch.eye(6)) - model(torch.zeros(1, 6)), weight.t())
