@@ -1,0 +1,111 @@
+#include <catch2/catch.hpp>
+
+#include "fsdp/parameters.hpp"
+#include "support/models.hpp"
+
+// torch::nn::init and Tensor::new_* on registered parameters, which are this rank's rows.
+
+namespace fsdp::test {
+namespace {
+
+namespace init = torch::nn::init;
+using at::Tensor;
+
+/// All functions of torch::nn::init.
+const std::vector<std::pair<std::string, std::function<Tensor(Tensor)>>> kInits = {
+    {"constant_", [](Tensor t) { return init::constant_(t, 0.5); }},
+    {"dirac_", [](Tensor t) { return init::dirac_(t); }},
+    {"eye_", [](Tensor t) { return init::eye_(t); }},
+    {"normal_", [](Tensor t) { return init::normal_(t, 1, 0.5); }},
+    {"ones_", [](Tensor t) { return init::ones_(t); }},
+    {"orthogonal_", [](Tensor t) { return init::orthogonal_(t); }},
+    {"sparse_", [](Tensor t) { return init::sparse_(t, 0.5); }},
+    {"uniform_", [](Tensor t) { return init::uniform_(t, -1, 2); }},
+    {"kaiming_normal_", [](Tensor t) { return init::kaiming_normal_(t); }},
+    {"kaiming_uniform_", [](Tensor t) { return init::kaiming_uniform_(t); }},
+    {"xavier_normal_", [](Tensor t) { return init::xavier_normal_(t); }},
+    {"xavier_uniform_", [](Tensor t) { return init::xavier_uniform_(t); }},
+    {"zeros_", [](Tensor t) { return init::zeros_(t); }},
+};
+
+/// A vector, a matrix and kernels of convolutions.
+struct ShapesImpl : torch::nn::Module {
+  ShapesImpl() {
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{6}, {6, 4}, {6, 4, 3}, {6, 4, 3, 3}})
+      handles.push_back(register_parameter(fmt::format("of{}", sizes.size()), torch::randn(sizes)));
+  }
+  std::vector<Tensor> handles;
+};
+TORCH_MODULE(Shapes);
+
+/// The error, or "" and the values in `tensor`.
+std::string filled(const std::function<Tensor(Tensor)>& fill, Tensor tensor) {
+  return seeded(7, [&]() -> std::string {
+    try {
+      fill(std::move(tensor));
+      return "";
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+  });
+}
+
+TEST_CASE("every function of torch::nn::init fills a registered parameter as it fills a tensor of its rows",
+          "[runtime][libtorch_init]") {
+  on_ranks(2, [](Rank& rank) {
+    Shapes model = seeded(5, [] { return Shapes(); });
+    fully_shard(model, {.mesh = rank.mesh()});
+    for (auto& item : model->named_parameters()) {
+      auto& registered = item.value();
+      for (const auto& [name, fill] : kInits) {
+        const auto what = fmt::format("{} of {}", name, item.key());
+        const auto rows = torch::randn(registered.sizes());
+        rank.check_equal(filled(fill, registered), filled(fill, rows), what);
+        if (filled(fill, rows).empty()) rank.check_identical(registered.detach(), rows, what);
+      }
+    }
+  });
+}
+
+TEST_CASE("what torch::nn::init writes to a registered parameter is gathered next", "[runtime][libtorch_init]") {
+  on_ranks(2, [](Rank& rank) {
+    Shapes model = seeded(5, [] { return Shapes(); });
+    fully_shard(model, {.mesh = rank.mesh()});
+    for (int round : {1, 2}) {
+      init::constant_(model->named_parameters()["of2"], rank.index() + round);
+      const auto expected = torch::cat({torch::full({3, 4}, round), torch::full({3, 4}, round + 1)}).to(at::kFloat);
+      torch::NoGradGuard no_grad;
+      rank.check_identical(model->handles[1] + 0, expected, "the handle");
+    }
+  });
+}
+
+TEST_CASE("Tensor::new_* of a registered parameter, of its handle and of views make plain tensors",
+          "[runtime][libtorch_init]") {
+  on_ranks(2, [](Rank& rank) {
+    Shapes model = seeded(5, [] { return Shapes(); });
+    fully_shard(model, {.mesh = rank.mesh()});
+    const auto& registered = model->named_parameters()["of2"];
+    const auto& handle = model->handles[1];
+    const auto like = torch::randn({3, 4});
+    for (const auto& of : {registered, handle, registered.detach(), handle.t(), registered.view({-1}), handle[0]}) {
+      const std::vector<std::pair<Tensor, Tensor>> made = {
+          {of.new_zeros({2, 3}), like.new_zeros({2, 3})},
+          {of.new_ones({2}, at::kDouble), like.new_ones({2}, at::kDouble)},
+          {of.new_full({2, 3}, 7), like.new_full({2, 3}, 7)},
+          {of.new_empty({2, 3}).fill_(1), like.new_empty({2, 3}).fill_(1)},
+          {of.new_empty_strided({2, 3}, {1, 2}).fill_(2), like.new_empty_strided({2, 3}, {1, 2}).fill_(2)},
+      };
+      for (const auto& [found, expected] : made) {
+        rank.check_identical(found, expected, "new_*");
+        rank.check(!found.requires_grad() && found.strides() == expected.strides(), "plain");
+        rank.check(found.key_set() == expected.key_set(), "of no library's kind");
+        rank.check_equal(found.toString(), expected.toString(), "kind");
+      }
+      rank.check_equal(of.toString(), like.toString(), "kind of the parameter");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test
