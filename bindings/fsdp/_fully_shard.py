@@ -159,20 +159,10 @@ def _check_params(named):
         if type(param) not in (nn.Parameter, DTensor) and is_traceable_wrapper_subclass(param):
             raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, a tensor subclass that "
                                       "this version of fsdp does not shard; ignore it with ignored_params")
-        if param.requires_grad and getattr(param, "grad_dtype", param.dtype) != param.dtype:
-            raise NotImplementedError(
-                f"fully_shard: a parameter of {param.dtype} has grad_dtype {param.grad_dtype}, which this version of "
-                "fsdp does not take yet; leave grad_dtype unset, and use MixedPrecisionPolicy(reduce_dtype=...)")
 
 
-def _reduce_dtype(policy, params):
-    """torch 2.15's rule, 'the parameters' own dtype', or that of the versions before it."""
-    if policy.reduce_dtype is not None or policy.param_dtype is None:
-        return policy.reduce_dtype
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
-        return None
-    dtypes = {param.dtype for param in params if param.is_floating_point()}
-    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
+# What reduce_dtype=None means: the parameters' own dtype, or, before torch 2.15, the one that they are computed in.
+_REDUCES_IN_OWN_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
 
 
 def _make_sharded_class(own):
@@ -323,7 +313,8 @@ def fully_shard(
             "ignored_params": list(ignored),
             "replicated_params": [param for param in params if param.dim() == 0],
             "param_dtype": mp_policy.param_dtype,
-            "reduce_dtype": _reduce_dtype(mp_policy, params),
+            "reduce_dtype": mp_policy.reduce_dtype,
+            "reduce_in_own_dtype": _REDUCES_IN_OWN_DTYPE,
             "output_dtype": mp_policy.output_dtype,
             "cast_forward_inputs": _checks.flag(mp_policy.cast_forward_inputs, "mp_policy.cast_forward_inputs"),
             "param_dtype_override_fn": _checks.dtype_override(mp_policy),

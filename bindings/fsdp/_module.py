@@ -340,7 +340,7 @@ class FSDPModule(_torch_names.FSDPModule):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # to(), to_empty(), float()...: on the sharded parameters.
         core = self._core()
-        core.reshard()
+        core.before_apply()
         behind = super(_torch_names.FSDPModule, self)
         applied = behind._apply(fn, recurse=recurse)  # type: ignore[attr-defined]
         core.applied()

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "api/find_param.hpp"
+#include "param/grad_dtype.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp::python {
@@ -35,6 +37,14 @@ class HandsGradientOn final : public torch::autograd::PostAccumulateGradHook {
   const DTensorMaker& maker_;
 };
 
+/// What is reduced over other ranks than the library's first is to be in the dtype of that reduction: cast on arrival.
+GradDtype grad_dtype_before(const at::Tensor& handle) {
+  const auto of_handle = grad_dtype_of(handle);
+  const auto param = of_handle.takes_any() ? find_param(handle) : std::nullopt;
+  if (!param || param->group->takes_any_gradient(param->index)) return of_handle;
+  return {.is_set = true, .dtype = param->group->reduce_dtype(param->index)};
+}
+
 }  // namespace
 
 DTensorHandle::DTensorHandle(at::Tensor handle, py::object like, py::object gradient_placements,
@@ -55,12 +65,14 @@ void DTensorHandle::make() {
   autograd_impl::materialize_autograd_meta(parameter);
   autograd_impl::set_post_acc_grad_hooks(
       parameter, std::make_unique<HandsGradientOn>(handle_, gradient_placements_.object(), maker_));
+  set_grad_dtype(parameter, grad_dtype_before(handle_));
 }
 
 void DTensorHandle::follow() {
   const auto parameter = tensor_of(parameter_.object());
   if (handle_.storage().unsafeGetStorageImpl() != home_ || parameter.dtype() != handle_.dtype()) return make();
   if (parameter.requires_grad() != handle_.requires_grad()) parameter.set_requires_grad(handle_.requires_grad());
+  set_grad_dtype(parameter, grad_dtype_before(handle_));
 }
 
 }  // namespace fsdp::python

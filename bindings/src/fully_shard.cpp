@@ -78,6 +78,10 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
     py::gil_scoped_release no_gil;
     return fsdp::fully_shard(raw, call.options);
   }();
+  for (const auto& group : controls.state().live_groups()) {
+    group->reduction().in_own_dtype = call.reduces_in_own_dtype;
+    group->plan_gradient_dtypes();
+  }
   Params params;
   for (const auto& group : controls.state().live_groups()) show_group(*group, *originals, placer, params);
   take_places(entries, params);

@@ -1,5 +1,6 @@
 #include "mirror.hpp"
 
+#include "param/grad_dtype.hpp"
 #include "param/residency.hpp"
 #include "shown_param.hpp"
 
@@ -77,6 +78,7 @@ at::Tensor Mirrors::seen(py::handle parameter) {
     local_tensors_.attr("__setitem__")(parameter, seen);
   }
   seen.set_requires_grad(tensor.requires_grad());
+  set_grad_dtype(seen, grad_dtype_of(tensor));
   return seen;
 }
 

@@ -241,6 +241,7 @@ PYBIND11_MODULE(_C, module) {
       .def("unshard_done", &ShardedModule::unshard_done)
       .def("reshard", &ShardedModule::reshard)
       .def("reset_iter_state", &ShardedModule::reset_iter_state)
+      .def("before_apply", &ShardedModule::before_apply)
       .def("applied", &ShardedModule::applied)
       .def("set_post_forward_mesh", [](ShardedModule& self, py::object mesh, int rank, int ranks) {
         self.set_post_forward_mesh({std::move(mesh), rank, ranks});

@@ -49,6 +49,7 @@ void set_policy(ShardCall& call, const py::dict& arguments, const std::shared_pt
   auto& policy = call.options.mp_policy;
   policy.param_dtype = dtype_of(arguments["param_dtype"]);
   policy.reduce_dtype = dtype_of(arguments["reduce_dtype"]);
+  call.reduces_in_own_dtype = arguments["reduce_in_own_dtype"].cast<bool>();
   // FSDP2 casts at module boundaries only, and exempts no class.
   policy.cast_forward_inputs = false;
   policy.is_exempt = [](const torch::nn::Module&) { return false; };

@@ -321,6 +321,11 @@ void ShardedModule::reset_iter_state() {
     }
 }
 
+void ShardedModule::before_apply() {
+  reshard();
+  for (const auto& param : params_) param->take_over_grad_dtype();
+}
+
 void ShardedModule::applied() {
   // All parameters of a group go the same way.
   for (const auto& param : params_) param->check_applied();

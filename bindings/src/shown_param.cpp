@@ -9,6 +9,7 @@
 
 #include "api/find_param.hpp"
 #include "group/root_context.hpp"
+#include "param/grad_dtype.hpp"
 
 namespace fsdp::python {
 
@@ -50,7 +51,9 @@ ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object s
       dtensor_(std::move(dtensor)),
       home_(registered_.storage().unsafeGetStorageImpl()),
       is_scalar_(tensor_of(unsharded_.object()).dim() == 0),
-      maker_(maker) {}
+      maker_(maker) {
+  set_grad_dtype(tensor_of(sharded_.object()), grad_dtype_of(registered_));
+}
 
 ShownParam::~ShownParam() {
   py::gil_scoped_acquire gil;
@@ -172,6 +175,7 @@ void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
     const auto part = layout.part_of(tensor_of(unsharded_.object()).detach(), mesh.rank);
     const auto geometry = py::make_tuple(c10::IntArrayRef(whole.sizes()), c10::IntArrayRef(whole.strides()));
     post_forward_ = PyRef(maker_.make_post_forward(part, mesh.mesh, dim, geometry, whole.requires_grad()));
+    set_grad_dtype(tensor_of(post_forward_.object()), whole.grad_dtype());
     stand_in(post_forward_);
   }
   show(post_forward_);
@@ -186,6 +190,17 @@ void ShownParam::take_over_requires_grad() const {
   if (shown.requires_grad() != registered_.requires_grad()) registered_.set_requires_grad(shown.requires_grad());
 }
 
+/// One that was set counts; a DTensor without, which may be new, gets the parameter's.
+void ShownParam::take_over_grad_dtype() const {
+  const auto& shown = THPVariable_Unpack(sharded_.get());
+  const auto asked = grad_dtype_of(shown), known = grad_dtype_of(registered_);
+  if (asked == known) return;
+  if (asked.is_set)
+    set_grad_dtype(registered_, asked);
+  else
+    set_grad_dtype(shown, known);
+}
+
 /// Between steps an operator is to record what the user has just asked for; in one, the next will.
 void ShownParam::follow_requires_grad() const {
   if (THPVariable_Unpack(sharded_.get()).requires_grad() == registered_.requires_grad()) return;
@@ -197,6 +212,7 @@ void ShownParam::follow_requires_grad() const {
 
 void ShownParam::take_over() {
   take_over_requires_grad();
+  take_over_grad_dtype();
   if (!is_watched_ && has_hooks(THPVariable_Unpack(sharded_.get()))) watch_gradient();
   take_over_gradient();
 }
@@ -368,6 +384,7 @@ at::Tensor ShownParam::applied_local() {
     sharded_ = PyRef(py::reinterpret_borrow<py::object>(now));
     for (const auto& held : places_) put(held, sharded_);
   }
+  take_over_grad_dtype();
   return tensor_of(sharded_.object().attr("_local_tensor"));
 }
 

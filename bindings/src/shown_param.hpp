@@ -66,9 +66,11 @@ class ShownParam {
   /// The mesh is another one from now on.
   void drop_post_forward() { post_forward_ = PyRef(); }
 
-  /// Takes over what the user has changed on the DTensor since the last call: requires_grad, a gradient that
-  /// was dropped or replaced.
+  /// Takes over what the user has changed on the DTensor since the last call: requires_grad, grad_dtype, a gradient
+  /// that was dropped or replaced.
   void take_over();
+  /// Before `nn.Module._apply`, which makes tensors without it.
+  void take_over_grad_dtype() const;
   /// Puts the registered parameter's gradient on the DTensor.
   void show_gradient();
   /// After `nn.Module._apply` (to, to_empty, float...): the DTensor parameter that stands in the table now may

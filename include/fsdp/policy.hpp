@@ -23,6 +23,14 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> param_dtype = {};
   /// The dtype that gradients are reduced in, and added up in while reduction is disabled. None: the
   /// one they are computed in. Sums in float16 are divided in two parts, before and after (T7).
+  ///
+  /// A gradient that autograd makes in another dtype than its parameter is computed in (a bfloat16 weight beside a float32
+  /// activation) is rounded to that dtype only where it is reduced in it, or in a smaller one.
+  ///
+  /// A parameter's `grad_dtype` (`set_grad_dtype`, before fully_shard or on either side after it, from the next step on)
+  /// goes with it: its reduced gradients have that dtype, or with std::nullopt the one that they were reduced in, also
+  /// after `fsdp::to`. Where reduce_dtype is not set they are reduced in it, or as autograd makes them, which is then to
+  /// be the same dtype on all ranks.
   std::optional<at::ScalarType> reduce_dtype = {};
   /// The dtype of a module's floating-point outputs at a boundary (`fsdp::call`). None: as they are.
   std::optional<at::ScalarType> output_dtype = {};

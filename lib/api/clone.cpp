@@ -16,6 +16,7 @@
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/module_table.hpp"
+#include "param/grad_dtype.hpp"
 
 // A copy in two steps: LibTorch's clone() makes the structure, plain and of full size, out of stand-ins;
 // then the copy is sharded like the original and takes its shards over.
@@ -177,7 +178,7 @@ void tie(const CopiedParam& param) {
   }
 }
 
-/// Sizes, strides, dtype and requires_grad of the original; its values follow where it is not sharded.
+/// Sizes, strides, dtype, requires_grad and grad_dtype of the original; its values follow where it is not sharded.
 void shape_like_original(const CopiedParam& param) {
   auto& copy = param.places.front().entry();
   if (param.param) {
@@ -190,6 +191,7 @@ void shape_like_original(const CopiedParam& param) {
                                       copy.options().requires_grad(false)).copy_(copy));
   }
   copy.set_requires_grad(param.original.requires_grad());
+  set_grad_dtype(copy, grad_dtype_of(param.original));
 }
 
 /// Shards the modules that stand for the state's, inner states first.
@@ -244,6 +246,7 @@ class ShardLike {
       const auto group = find_group(from, copy->config().mesh_info);
       if (!group) continue;
       copy->reduction() = group->reduction();
+      copy->plan_gradient_dtypes();
       copy->policy().reshard_after_backward = group->policy().reshard_after_backward;
       copy->policy().prefetch_in_backward = group->policy().prefetch_in_backward;
       copy->set_custom_all_gather(group->custom_all_gather());

@@ -42,7 +42,9 @@ at::ScalarType target_dtype(const at::Tensor& tensor, const GroupConversion& tar
 void convert_plain(const at::Tensor& tensor, c10::Device device, at::ScalarType dtype) {
   if (tensor.device() == device && tensor.scalar_type() == dtype) return;
   auto gradient = tensor.grad();
-  if (gradient.defined()) gradient = device.is_meta() ? at::Tensor() : gradient.to(device, dtype);
+  // One whose dtype was asked for keeps it.
+  const auto of_gradient = gradient.defined() && grad_dtype_of(tensor).is_set ? gradient.scalar_type() : dtype;
+  if (gradient.defined()) gradient = device.is_meta() ? at::Tensor() : gradient.to(device, of_gradient);
   tensor.mutable_grad().reset();
   replace_tensor(tensor, tensor.detach().to(device, dtype));
   if (gradient.defined()) tensor.mutable_grad() = gradient;

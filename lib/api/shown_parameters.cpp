@@ -204,11 +204,13 @@ void ShownParameters::write_back_gradient(Shown& shown) {
     return;
   }
   const auto own = own_values(shown.found, whole);
-  if (gradient.defined())
+  if (gradient.defined()) {
     gradient.copy_(own);
-  else
-    gradient = own.to(shown.registered.device(), shown.registered.scalar_type(),
-                      /*non_blocking=*/false, /*copy=*/true);
+    return;
+  }
+  const auto& asked = shown.found.param().grad_dtype();
+  const auto dtype = asked.is_set ? asked.dtype.value_or(own.scalar_type()) : shown.registered.scalar_type();
+  gradient = own.to(shown.registered.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void ShownParameters::restore(Shown& shown) {

@@ -42,6 +42,7 @@ void ParamGroup::compute_in_own_dtype(bool value) {
     if (made.gathered[i] != params_[i].param_dtype())
       params_[i].set_param_dtype(made.gathered[i], shared_from_this(), config_.device);
   is_cast_ = made.is_cast;
+  plan_gradient_dtypes();
   context->budget().invalidate();
   show_pieces();
 }

@@ -155,7 +155,8 @@ bool GradientReduction::queues_more() const {
     if (part.all_reduce || (!part.is_divided && division(part.dtype).after != 1)) return true;
     return std::any_of(part.indices.begin(), part.indices.end(), [&](size_t i) {
       const auto registered = group_->params()[i].registered();
-      return registered.defined() && (registered.grad().defined() || registered.scalar_type() != part.dtype);
+      return registered.defined() &&
+             (registered.grad().defined() || group_->gradient_dtype(i).value_or(part.dtype) != part.dtype);
     });
   });
 }
@@ -194,6 +195,7 @@ CollectiveCall GradientReduction::call_of(const Part& part, Operation operation,
 void GradientReduction::collect() {
   auto& group = *group_;
   const bool alone = is_alone();
+  plan_joint_dtype();
   for (const size_t i : group.layout().order()) {
     auto& param = group.params()[i];
     auto handle = param.handle();
@@ -208,6 +210,7 @@ void GradientReduction::collect() {
         group.context->statistics().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
       }
       if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);
+      if (param.grad_dtype().takes_any()) gradient = gradient.to(dtype_of(i, gradient));
       alone_.emplace_back(i, std::move(gradient));
       continue;
     }
@@ -215,10 +218,42 @@ void GradientReduction::collect() {
   }
 }
 
+/// Where gradients count as they are, and go together.
+void GradientReduction::plan_joint_dtype() {
+  auto& group = *group_;
+  if (!group.takes_any_gradient()) return;
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    auto& param = group.params()[i];
+    if (!group.takes_any_gradient(i)) continue;
+    require(!group.reduction().reduces_unused_params || !param.requires_grad(),
+            "{}: with set_reduce_scatter_unused_params a grad_dtype of None leaves open in which dtype the ranks without a "
+            "gradient reduce; set MixedPrecisionPolicy::reduce_dtype, or a grad_dtype",
+            param.name());
+    if (!group.promotes_reductions()) continue;
+    const auto handle = param.handle();
+    for (const auto& gradient :
+         {handle.defined() ? handle.grad() : at::Tensor(), group.tally.accumulated(i), group.tally.partial_sum(i)})
+      if (gradient.defined())
+        joint_dtype_ = at::promote_types(joint_dtype_.value_or(gradient.scalar_type()), gradient.scalar_type());
+  }
+  if (!joint_dtype_) return;
+  for (size_t i = 0; i < group.params().size(); ++i)
+    if (!group.takes_any_gradient(i) && at::isFloatingType(group.reduce_dtype(i)))
+      joint_dtype_ = at::promote_types(*joint_dtype_, group.reduce_dtype(i));
+}
+
+at::ScalarType GradientReduction::dtype_of(size_t index, const at::Tensor& gradient) const {
+  auto own =
+      group_->reduce_dtype(index, gradient.defined() ? std::optional(gradient.scalar_type()) : std::nullopt);
+  if (joint_dtype_) return at::isFloatingType(own) ? *joint_dtype_ : own;
+  const auto& sum = group_->tally.partial_sum(index);  // not to be rounded, either
+  return sum.defined() && group_->takes_any_gradient(index) ? at::promote_types(own, sum.scalar_type()) : own;
+}
+
 void GradientReduction::add(size_t index, at::Tensor gradient) {
   const auto& param = group_->params()[index];
   const auto& layout = group_->layout();
-  const auto dtype = group_->reduce_dtype(index);
+  const auto dtype = dtype_of(index, gradient);
   auto part = std::find_if(parts_.begin(), parts_.end(),
                            [&](const Part& known) { return known.dtype == dtype; });
   if (part == parts_.end()) {

@@ -61,6 +61,8 @@ class GradientReduction {
 
   explicit GradientReduction(ParamGroup* group) : group_(group) {}
   void collect();
+  void plan_joint_dtype();
+  at::ScalarType dtype_of(size_t index, const at::Tensor& gradient) const;
   int64_t measure();
   at::Tensor take_slot();
   void add(size_t index, at::Tensor gradient);
@@ -92,6 +94,7 @@ class GradientReduction {
   std::vector<Part> parts_;
   std::unique_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
   std::vector<std::pair<size_t, at::Tensor>> alone_;  // one rank: the gradients themselves
+  std::optional<at::ScalarType> joint_dtype_;         // that the gradients at hand promote to, where that counts
   bool advanced_ = false, is_partial_ = false, is_beside_ = false;
   bool is_settled_ = false;
   std::optional<c10::Stream> packed_on_;         // where there are streams: the inputs' memory is its

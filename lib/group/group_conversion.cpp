@@ -90,12 +90,15 @@ void ParamGroup::fill(Remade& made) const {
 
     const auto registered = param.registered(), handle = param.handle();
     const auto gradient = registered.defined() ? registered.grad() : at::Tensor();
-    // One that was left in the reduce dtype stays in it.
-    const bool follows = gradient.defined() && gradient.scalar_type() == param.dtype();
+    // One that was left in the reduce dtype stays in it, and so does one whose dtype was asked for.
+    const bool follows =
+        gradient.defined() && gradient.scalar_type() == param.dtype() && !param.grad_dtype().is_set;
     made.gradients.push_back(converted(
         gradient, made.shard.device(), follows || !gradient.defined() ? dtype : gradient.scalar_type()));
-    made.handle_gradients.push_back(converted(handle.defined() ? handle.grad() : at::Tensor(),
-                                              made.device, made.dtypes.gathered[i]));
+    const auto unreduced = handle.defined() ? handle.grad() : at::Tensor();
+    const bool stays = unreduced.defined() && grad_dtype_of(handle).takes_any();
+    made.handle_gradients.push_back(
+        converted(unreduced, made.device, stays ? unreduced.scalar_type() : made.dtypes.gathered[i]));
   }
 }
 
@@ -105,7 +108,7 @@ void ParamGroup::convert_waiting_gradients(c10::Device device) {
       if (!sum->defined()) continue;
       const bool follows =
           !config_.mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
-      *sum = converted(*sum, device, follows ? params_[i].param_dtype() : sum->scalar_type());
+      *sum = converted(*sum, device, follows ? reduce_dtype(i, sum->scalar_type()) : sum->scalar_type());
     }
 }
 
@@ -114,6 +117,7 @@ void ParamGroup::convert(const GroupConversion& to) {
   std::lock_guard lock(root->mutex());
   check_convertible(to);
   BelowResidency below;
+  sync_grad_dtypes();
   for (size_t i = 0; i < params_.size() && !config_.device.is_meta(); ++i) {
     try {
       params_[i].bring_home(pieces_[i]);
@@ -143,8 +147,9 @@ void ParamGroup::convert(const GroupConversion& to) {
   is_cast_ = made.dtypes.is_cast;
   shard_ = std::move(made.shard);
   pieces_ = std::move(made.pieces);
-  convert_waiting_gradients(config_.device);
   count_trainable();  // converting took over what had been toggled
+  plan_gradient_dtypes();
+  convert_waiting_gradients(config_.device);
   root->budget().invalidate();
   refresh_classes();
   show_pieces();

@@ -21,7 +21,7 @@ std::vector<LocalClasses::Class> LocalClasses::plan(const ParamGroup& group,
     if (param.is_vacant()) continue;
     auto known = std::find_if(classes.begin(), classes.end(), [&](const Class& one) {
       return one.label == labels[i] && one.dtype == param.dtype() &&
-             one.is_trainable == param.requires_grad() &&
+             group.params()[one.members.front()].grad_dtype() == param.grad_dtype() && one.is_trainable == param.requires_grad() &&
              group.spread(one.members.front()).summed_over == group.spread(i).summed_over;
     });
     if (known == classes.end())
@@ -68,6 +68,7 @@ void LocalClasses::point_into(ParamGroup& group, const at::Tensor& memory) {
       one.shard = std::move(shard);
     }
     one.shard.set_requires_grad(one.is_trainable);
+    set_grad_dtype(one.shard, group.params()[one.members.front()].grad_dtype());
     add_residency_key(one.shard);
     one.gradient.reset();
   }
@@ -120,7 +121,8 @@ void LocalClasses::begin_gradient(ParamGroup& group, Class& one) {
   const auto given = one.shard.grad();
   const auto& home = group.config().home;
   auto options = home ? home->options(one.dtype) : one.shard.options().requires_grad(false);
-  if (group.config().mp_policy.keep_low_precision_grads) options = options.dtype(group.reduce_dtype(one.members[0]));
+  const size_t first = one.members[0];
+  options = options.dtype(group.gradient_dtype(first).value_or(group.reduce_dtype(first)));
   one.gradient = at::zeros({one.numel}, options);
   if (given.defined()) one.gradient.copy_(given);
   one.shard.mutable_grad() = one.gradient;
@@ -145,6 +147,15 @@ void LocalClasses::check_requires_grad(const ParamGroup& group) const {
                     "set it back, or freeze parameters before local_shards",
                     param.name(), !one.is_trainable, one.is_trainable ? "trainable" : "frozen");
     }
+}
+
+void LocalClasses::check_grad_dtypes(const ParamGroup& group) const {
+  for (const auto& one : classes_)
+    for (const size_t i : one.members)
+      require_state(group.params()[i].grad_dtype() == grad_dtype_of(one.shard),
+                    "{}: its grad_dtype was changed after fsdp::local_shards handed it out with others; set it back, or "
+                    "set it before local_shards",
+                    group.params()[i].name());
 }
 
 namespace {
@@ -185,6 +196,7 @@ LocalClasses& ParamGroup::hand_out_classes(const std::vector<std::string>& label
   }
   check_convertible();
   sync_requires_grad();
+  sync_grad_dtypes();
   auto classes = LocalClasses::plan(*this, labels);
   const bool is_flat = config_.layout == ParamLayout::kFlat;
   if (is_flat) check_adjacent(*this, classes);
@@ -206,14 +218,19 @@ LocalClasses& ParamGroup::hand_out_classes(const std::vector<std::string>& label
 
 /// One tensor has one dtype.
 void ParamGroup::check_class_gradients(const std::vector<LocalClasses::Class>& classes) const {
-  if (!config_.mp_policy.keep_low_precision_grads) return;
   for (const auto& one : classes)
-    for (const size_t i : one.members)
+    for (const size_t i : one.members) {
+      if (!one.is_trainable || gradient_dtype(i)) continue;
+      require(!takes_any_gradient(i),
+              "local_shards: '{}' has grad_dtype None, so that its gradients may have any dtype, but one tensor for "
+              "several has one; set its grad_dtype, or reduce_dtype",
+              params_[i].name());
       require(reduce_dtype(i) == reduce_dtype(one.members[0]),
               "local_shards: with keep_low_precision_grads the gradients of '{}' would be {} and that of '{}' {}; "
               "give them different labels, or set reduce_dtype",
               params_[one.members[0]].name(), c10::toString(reduce_dtype(one.members[0])), params_[i].name(),
               c10::toString(reduce_dtype(i)));
+    }
 }
 
 /// After the shard got other memory: the classes alias it, gradients that are there included.

@@ -49,6 +49,8 @@ class LocalClasses {
 
   /// Throws StateError naming a parameter whose requires_grad has been toggled.
   void check_requires_grad(const ParamGroup& group) const;
+  /// Throws StateError if a parameter's grad_dtype is not what it was then.
+  void check_grad_dtypes(const ParamGroup& group) const;
 
  private:
   const Class& class_of(size_t param) const { return classes_[class_of_[param]]; }

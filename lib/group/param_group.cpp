@@ -66,17 +66,13 @@ ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params
   make_pieces();
   wire_ = make_wire(layout_, dtypes());
   count_trainable();
+  plan_gradient_dtypes();
   if (config_.sanitizer)
     sanitizer_ = std::make_unique<GroupSanitizer>(*config_.sanitizer, info.world_rank(), info.mesh.device());
 }
 
 c10::Device ParamGroup::home_device() const {
   return config_.home && !config_.device.is_meta() ? c10::Device(at::kCPU) : config_.device;
-}
-
-at::ScalarType ParamGroup::reduce_dtype(size_t index) const {
-  const auto own = params_[index].param_dtype();
-  return at::isFloatingType(own) ? config_.mp_policy.reduce_dtype.value_or(own) : own;
 }
 
 /// Zeros, in the home of what is used on `device`. Between pieces lie alignment gaps: they travel, so
@@ -146,6 +142,7 @@ void ParamGroup::attach() {
     param.take_over_handle(self, i, config_.device);
     install_gradient_hook(handle, self, i);
   }
+  plan_gradient_dtypes();
   show_pieces();
   for (const auto& taken : all_taken) taken.from.group->close_gaps();
 }
@@ -325,8 +322,10 @@ bool ParamGroup::sync_requires_grad() {
   if (classes_) classes_->check_requires_grad(*this);
   bool changed = false;
   for (auto& param : params_) changed |= param.sync_requires_grad();
-  if (changed) count_trainable();
-  return changed;
+  if (!changed) return false;
+  count_trainable();
+  plan_gradient_dtypes();
+  return true;
 }
 
 void ParamGroup::count_trainable() {
@@ -340,6 +339,7 @@ void ParamGroup::audit() {
     params_[i].check_handle();
     if (!config_.device.is_meta()) params_[i].bring_home(pieces_[i]);
   }
+  sync_grad_dtypes();
   if (sanitizer_ && !config_.device.is_meta()) [[unlikely]]
     sanitizer_->check_shards(params_, pieces_);
 }

@@ -226,8 +226,22 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   LocalClasses& hand_out_classes(const std::vector<std::string>& labels);
   const OwnerLink& link() const { return link_; }
 
-  /// What the gradients of parameter `index` are added up in.
-  at::ScalarType reduce_dtype(size_t index) const;
+  // --- dtypes of gradients (gradient_dtypes.cpp)
+  /// What the gradients of parameter `index` are added up in. gradient: the dtype of one that is there, which counts
+  /// where any is taken.
+  at::ScalarType reduce_dtype(size_t index, const std::optional<at::ScalarType>& gradient = {}) const;
+  /// Its gradients are reduced in whatever dtype autograd makes.
+  bool takes_any_gradient(size_t index) const;
+  /// Those of one of its parameters are.
+  bool takes_any_gradient() const { return takes_any_gradient_; }
+  /// All gradients that are reduced together are in the dtype that theirs promote to.
+  bool promotes_reductions() const;
+  /// That a reduced gradient has on the registered parameter; none: the one that it was reduced in.
+  std::optional<at::ScalarType> gradient_dtype(size_t index) const;
+  /// Looks for a `grad_dtype` that a user has changed.
+  void sync_grad_dtypes();
+  /// From what the policy, the reduction and the parameters say now.
+  void plan_gradient_dtypes();
 
   void mark_ready(int64_t task) { set_ready(task); }
   void mark_not_ready() { set_ready(kNotReady); }
@@ -324,6 +338,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void count_trainable();
   void say_notes();
   void note_mixture() const;
+  std::optional<at::ScalarType> own_reduce_dtype(size_t index) const;
   struct Dtypes {  // by parameter
     std::vector<at::ScalarType> stored, gathered;
     std::vector<GroupLayout::Itemsizes> itemsizes;
@@ -345,6 +360,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   std::vector<std::optional<at::ScalarType>> output_dtypes_;
   std::vector<ParamSpread> spreads_;
   std::vector<std::optional<at::ScalarType>> asked_dtypes_;  // param_dtype, where the policy has one
+  std::vector<at::ScalarType> reduce_dtypes_;                 // by parameter
+  bool takes_any_gradient_ = false;
   GroupLayout layout_;
   HomeCopies copies_;
   std::unique_ptr<LocalClasses> classes_;

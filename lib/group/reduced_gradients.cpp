@@ -133,6 +133,7 @@ void GradientReduction::store_partial_sums(Part& part) {
   for (size_t i = 0; i < part.indices.size(); ++i) {
     auto& sum = group_->tally.partial_sum(part.indices[i]);
     const auto piece = local_piece(part, i);
+    if (sum.defined() && sum.scalar_type() != piece.scalar_type()) sum = sum.to(piece.scalar_type());
     if (sum.defined())
       sum.add_(piece);
     else
@@ -144,9 +145,8 @@ void GradientReduction::assign(size_t index, at::Tensor gradient, Settling& sett
   const auto& param = group_->params()[index];
   const auto registered = param.registered();
   if (!registered.defined()) return;  // nobody is left to use it
-  if (gradient.scalar_type() != registered.scalar_type() &&
-      !group_->config().mp_policy.keep_low_precision_grads)
-    gradient = gradient.to(registered.scalar_type());
+  if (const auto kept = group_->gradient_dtype(index); kept && gradient.scalar_type() != *kept)
+    gradient = gradient.to(*kept);
   auto& present = registered.mutable_grad();
   auto* classes = group_->classes();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient

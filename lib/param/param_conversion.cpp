@@ -42,7 +42,8 @@ void ShardedParam::set_param_dtype(at::ScalarType param_dtype,
   take_over_handle(owner, index_, handle_device);
   // A graph that saved the handle itself is out of date, and is to say so.
   handle.unsafeGetTensorImpl()->bump_version();
-  if (gradient.defined()) handle.mutable_grad() = gradient.to(param_dtype);
+  if (gradient.defined())
+    handle.mutable_grad() = handle_grad_dtype_.takes_any() ? gradient : gradient.to(param_dtype);
 }
 
 }  // namespace fsdp

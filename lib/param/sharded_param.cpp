@@ -23,7 +23,9 @@ ShardedParam::ShardedParam(std::string name, const at::Tensor& handle, at::Scala
       itemsize_(static_cast<int64_t>(handle.element_size())),
       handle_(handle.getIntrusivePtr()),
       registered_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
-      requires_grad_(handle.requires_grad()) {}
+      requires_grad_(handle.requires_grad()),
+      grad_dtype_(grad_dtype_of(handle)),
+      handle_grad_dtype_(grad_dtype_) {}
 
 std::vector<int64_t> ShardedParam::kept_strides(const at::Tensor& handle) {
   return is_dense(handle.sizes(), handle.strides()) ? handle.strides().vec()
@@ -72,6 +74,8 @@ void ShardedParam::take_identity(const ShardedParam& other) {
   registered_ = other.registered_;
   registered_impl_ = other.registered_impl_;
   requires_grad_ = other.requires_grad_;
+  grad_dtype_ = other.grad_dtype_;
+  handle_grad_dtype_ = other.handle_grad_dtype_;
 }
 
 void ShardedParam::vacate() {
@@ -125,6 +129,7 @@ void ShardedParam::make_registered(OwnerLink owner, size_t index, const at::Tens
     registered_impl_ = registered.unsafeGetTensorImpl();
     registered_ = registered.getIntrusivePtr();
     keep_handle_alive(registered);
+    fsdp::set_grad_dtype(registered, grad_dtype_);
   }
   if (registered.requires_grad() != requires_grad_) registered.set_requires_grad(requires_grad_);
   add_residency_key(registered);
@@ -266,6 +271,24 @@ bool ShardedParam::sync_requires_grad() {
   handle->set_requires_grad(requires_grad_);
   registered->set_requires_grad(requires_grad_);
   return true;
+}
+
+bool ShardedParam::sync_grad_dtype() {
+  const auto handle = handle_.lock(), registered = registered_.lock();
+  if (!handle.defined() || !registered.defined()) return false;
+  const auto of_registered = grad_dtype_of(*registered), of_handle = grad_dtype_of(*handle);
+  if (of_registered == grad_dtype_ && of_handle == handle_grad_dtype_) return false;
+  grad_dtype_ = of_registered != grad_dtype_ ? of_registered : of_handle;
+  handle_grad_dtype_ = of_handle;
+  fsdp::set_grad_dtype(at::Tensor(registered), grad_dtype_);
+  return true;
+}
+
+void ShardedParam::set_handle_grad_dtype(const GradDtype& value) {
+  const auto handle = this->handle();
+  if (storage_ == nullptr || !handle.defined()) return;
+  handle_grad_dtype_ = value;
+  fsdp::set_grad_dtype(handle, value);
 }
 
 }  // namespace fsdp

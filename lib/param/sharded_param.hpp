@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "param/grad_dtype.hpp"
 #include "param/managed_storage.hpp"
 #include "tensor/shard_layout.hpp"
 
@@ -120,6 +121,13 @@ class ShardedParam {
   bool sync_requires_grad();
   bool requires_grad() const { return requires_grad_; }
 
+  /// What the user has set on the parameter before it was sharded, or on either side since.
+  const GradDtype& grad_dtype() const { return grad_dtype_; }
+  /// Looks whether it has changed, as `sync_requires_grad` does; the registered one wins. Returns that.
+  bool sync_grad_dtype();
+  /// In which dtype autograd leaves gradients on the handle; nothing before it is one.
+  void set_handle_grad_dtype(const GradDtype& value);
+
  private:
   int64_t current_version() const;
   void point_handle_at(const at::Tensor& handle, c10::Storage storage) const;
@@ -138,6 +146,7 @@ class ShardedParam {
   at::Tensor initial_registered_;
   int64_t seen_version_ = 0;
   bool requires_grad_ = false;
+  GradDtype grad_dtype_, handle_grad_dtype_;  // the user's; what the handle has, by us or by the user
   bool is_vacant_ = false;
   const c10::StorageImpl* home_ = nullptr;  // the storage the registered parameter should have
   size_t index_ = 0;

@@ -40,7 +40,7 @@ def native_function(draw, pool):
 def native_shard(draw, pool):
     modules = [pool.module() for _ in range(draw.randrange(3))]
     arguments = {"reshard_after_forward": None, "ignored_params": [], "replicated_params": [], "param_dtype": None,
-                 "reduce_dtype": None, "output_dtype": None, "cast_forward_inputs": True,
+                 "reduce_dtype": None, "reduce_in_own_dtype": True, "output_dtype": None, "cast_forward_inputs": True,
                  "param_dtype_override_fn": None, "apply_to_tensors": _fully_shard._apply_to_tensors, "offloads": False,
                  "pin_memory": False}
     for name in list(arguments):

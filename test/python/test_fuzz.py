@@ -95,6 +95,7 @@ class Findings(unittest.TestCase):
         named = dict.fromkeys(("reshard_after_forward", "param_dtype", "reduce_dtype", "output_dtype",
                                "param_dtype_override_fn", "apply_to_tensors"))
         return {**named, "ignored_params": [], "replicated_params": [], "cast_forward_inputs": True,
+                "reduce_in_own_dtype": True,
                 "offloads": False, "pin_memory": False}
 
     def test_modules_that_lead_back_up_are_followed_once(self):

@@ -1,0 +1,35 @@
+#include "param/grad_dtype.hpp"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace fsdp {
+
+namespace {
+
+const torch::autograd::AutogradMeta* autograd_meta_of(const c10::TensorImpl& leaf) {
+  return static_cast<const torch::autograd::AutogradMeta*>(leaf.autograd_meta());
+}
+
+}  // namespace
+
+GradDtype grad_dtype_of(const c10::TensorImpl& leaf) {
+  const auto* meta = autograd_meta_of(leaf);
+  if (meta == nullptr || (!meta->allow_grad_dtype_mismatch_ && !meta->grad_dtype_)) return {};
+  return {.is_set = true,
+          .dtype = meta->allow_grad_dtype_mismatch_ ? std::nullopt : meta->grad_dtype_};
+}
+
+void set_grad_dtype(const at::Tensor& leaf, const GradDtype& value) {
+  namespace autograd_impl = torch::autograd::impl;
+  if (grad_dtype_of(leaf) == value) return;
+  auto* meta = autograd_impl::materialize_autograd_meta(leaf);
+  meta->grad_dtype_ = value.dtype;
+  meta->allow_grad_dtype_mismatch_ = value.takes_any();
+  // What casts gradients on their way to the leaf has its own copy.
+  if (const auto accumulator = autograd_impl::try_get_grad_accumulator(leaf))
+    accumulator->mutable_input_metadata(0).set_grad_dtype(value.is_set ? value.dtype
+                                                                       : leaf.scalar_type());
+}
+
+}  // namespace fsdp
