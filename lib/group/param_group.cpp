@@ -129,6 +129,14 @@ ParamGroup::~ParamGroup() {
   *link_ = nullptr;
 }
 
+void ParamGroup::note_first_values() {
+  if (config_.mesh_info.data_parallel_size() == 1 || config_.device.is_meta()) return;
+  BelowResidency below;
+  first_values_ = std::make_unique<FirstValues>();
+  for (const auto& param : params_)
+    first_values_->add(param.is_taken() ? at::Tensor() : param.handle(), param.version());
+}
+
 void ParamGroup::attach() {
   auto self = shared_from_this();
   const auto all_taken = std::exchange(taken_, {});

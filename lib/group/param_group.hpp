@@ -12,6 +12,7 @@
 #include "collectives/all_gather.hpp"
 #include "fsdp/policy.hpp"
 #include "fsdp/sanitizer.hpp"
+#include "group/first_values.hpp"
 #include "group/gradient_division.hpp"
 #include "group/gradient_tally.hpp"
 #include "group/group_layout.hpp"
@@ -102,6 +103,10 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// The values of parameters that another group holds and cuts in another way: a collective call where
   /// there are such, between the constructor and `attach`. Changes nothing else.
   void gather_taken();
+  /// Before `attach`, of parameters that are whole here: notes what ranks compare at the first step.
+  void note_first_values();
+  /// Null: nothing was noted, or it has been taken.
+  std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
   /// Turns the tensors into handles. Does not fail halfway: all allocations come before.
   void attach();
 
@@ -393,6 +398,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool was_written_ = false;  // by anybody but through a handle, since the first reduction
   int reductions_before_write_ = 0;
   std::unique_ptr<GroupSanitizer> sanitizer_;
+  std::unique_ptr<FirstValues> first_values_;
 };
 
 }  // namespace fsdp

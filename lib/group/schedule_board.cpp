@@ -51,6 +51,11 @@ std::vector<RankReport> ScheduleBoard::reports(const RankReport& own) {
   return reports;
 }
 
+bool ScheduleBoard::claim_beginnings() {
+  const auto mine = std::to_string(rank_);
+  return board_->post_first(key("beginnings"), mine) == mine;
+}
+
 bool ScheduleBoard::claim_late(uint64_t index) {
   const auto mine = std::to_string(rank_);
   return board_->post_first(key("late", static_cast<int64_t>(index)), mine) == mine;

@@ -33,6 +33,12 @@ class ScheduleBoard {
   enum class Answer { kNotYet, kSame, kOther, kNoMore };
   Answer compare(Track track, int peer, uint64_t number, uint64_t hash);
 
+  // --- what the ranks began with
+  void post_beginnings(const std::string& note) { board_->post(key("beginnings", rank_), note); }
+  std::optional<std::string> beginnings_of(int rank) { return board_->read(key("beginnings", rank)); }
+  /// True for the one rank that is to warn.
+  bool claim_beginnings();
+
   // --- whole reports, where something may be wrong
   void post(const RankReport& report);
   std::optional<RankReport> report_of(int rank);

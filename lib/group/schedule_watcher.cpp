@@ -63,6 +63,14 @@ void ScheduleWatcher::compare_step() {
   wake_.notify_one();
 }
 
+void ScheduleWatcher::compare_beginnings(std::vector<Beginning> beginnings) {
+  {
+    std::lock_guard lock(mutex_);
+    new_beginnings_ = std::move(beginnings);
+  }
+  wake_.notify_one();
+}
+
 void ScheduleWatcher::compare_last_entry() {
   const auto position = log_->position();
   const uint64_t hashes[] = {position.hash, std::exchange(last_hash_, position.hash)};
@@ -193,7 +201,7 @@ void ScheduleWatcher::run() {
   auto pause = times_.compare_after / 2;
   bool has_board = true;
   while (!is_ending_ && has_board) {
-    wake_.wait_for(lock, pause, [&] { return is_ending_ || !new_steps_.empty(); });
+    wake_.wait_for(lock, pause, [&] { return is_ending_ || !new_steps_.empty() || !new_beginnings_.empty(); });
     if (is_ending_) break;
     lock.unlock();
     try {
@@ -233,7 +241,7 @@ bool ScheduleWatcher::end() {
 /// Returns how long to sleep.
 milliseconds ScheduleWatcher::look() {
   const auto usual = std::max(milliseconds(1), times_.compare_after / 2);
-  const auto steps = compare_steps();
+  const auto steps = std::min(compare_steps(), look_at_beginnings());
   if (failure_.is_set()) return usual;
   const auto now = Clock::now();
   const uint64_t activity = activity_.load(std::memory_order_acquire);
@@ -364,6 +372,56 @@ milliseconds ScheduleWatcher::compare_steps() {
   if (now >= steps_.until) steps_.awaited.clear();
   steps_.pause = std::min(steps_.pause * 2, kLongestPause);
   return steps_.awaited.empty() ? kLongestPause : steps_.pause;
+}
+
+milliseconds ScheduleWatcher::look_at_beginnings() {
+  std::vector<Beginning> fresh;
+  {
+    std::lock_guard lock(mutex_);
+    fresh.swap(new_beginnings_);
+  }
+  auto& [own, awaited, until, pause, is_told] = beginnings_;
+  const auto now = Clock::now();
+  if (!fresh.empty()) {
+    own = std::move(fresh);
+    board_.post_beginnings(encode(own));
+    for (const auto& beginning : own)
+      for (const int peer : {beginning.next_beside, beginning.next_replica})
+        if (peer >= 0 && std::find(awaited.begin(), awaited.end(), peer) == awaited.end()) awaited.push_back(peer);
+    until = now + times_.late_after;
+  }
+  if (awaited.empty()) return kLongestPause;
+  std::erase_if(awaited, [&](int peer) {
+    const auto note = board_.beginnings_of(peer);
+    if (note) compare_beginnings_with(peer, *note);
+    return note.has_value();
+  });
+  // Whoever never gets to the end of its first step is late, and is found by that.
+  if (now >= until) awaited.clear();
+  if (awaited.empty()) own.clear();
+  pause = std::min(pause * 2, kLongestPause);
+  return awaited.empty() ? kLongestPause : pause;
+}
+
+void ScheduleWatcher::compare_beginnings_with(int peer, const std::string& note) {
+  constexpr auto kWayOut =
+      "call manual_seed with the same seed on all ranks before the model is made, load the same values, or shard it with "
+      "sync_from_rank0";
+  for (const auto& own : beginnings_.own) {
+    if (own.next_beside != peer && own.next_replica != peer) continue;
+    const auto param = find_other_values(own, note);
+    if (!param) continue;
+    const auto ranks = list_ranks({board_.rank(), peer});
+    if (own.next_replica == peer)
+      return give_verdict(fmt::format("the replicas of '{}' on {} began with different values, and nothing brings them "
+                                      "together; {}",
+                                      *param, ranks, kWayOut));
+    if (std::exchange(beginnings_.is_told, true)) continue;
+    if (board_.claim_beginnings())
+      log().warn("{} began with different values of '{}', and perhaps of others; what is trained is put together from "
+                 "parts of them. If that is not meant, {}",
+                 ranks, *param, kWayOut);
+  }
 }
 
 }  // namespace fsdp

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/failure_flag.hpp"
+#include "group/first_values.hpp"
 #include "group/schedule_board.hpp"
 #include "group/schedule_log.hpp"
 
@@ -32,6 +33,7 @@ struct WatchTimes {
 /// that does nothing else (`run`) looks after it. It uses the board only
 /// - at the end of a step with a new sequence of collectives: one note, compared with some peers', who
 ///   are asked for their reports if they have no such note;
+/// - at the end of the first step: one note of what this rank began with, compared with two others';
 /// - while the host has waited for a collective for `compare_after`: the report, and the peers';
 /// - every second or so, one note: whether another rank has raised the alarm.
 /// A disagreement is a verdict: it is posted once, every rank takes it over, fails its communicators
@@ -50,6 +52,8 @@ class ScheduleWatcher {
   void set_in_step(bool value) { in_step_.store(value, std::memory_order_relaxed); }
   /// The step that has ended had a sequence of collectives of its own.
   void compare_step();
+  /// What this rank began with, which is the others' business too. Once.
+  void compare_beginnings(std::vector<Beginning> beginnings);
   /// Waits until all ranks have come to the last entry, and throws ScheduleError if it is not theirs.
   void compare_last_entry();
   /// A collective has failed: throws ScheduleError if the ranks disagree. Else returns what is known
@@ -74,6 +78,8 @@ class ScheduleWatcher {
   void report_late();
   void report_gone();
   std::chrono::milliseconds compare_steps();
+  std::chrono::milliseconds look_at_beginnings();
+  void compare_beginnings_with(int peer, const std::string& note);
   void ask_awaited();
   void settle();
   void publish_difference(const RankReport& own);
@@ -109,6 +115,13 @@ class ScheduleWatcher {
     bool is_posted = true, has_asked = false;
     std::chrono::milliseconds pause{10};
   } steps_;
+  struct {
+    std::vector<Beginning> own = {};
+    std::vector<int> awaited = {};
+    Clock::time_point until = {};
+    std::chrono::milliseconds pause{10};
+    bool is_told = false;  ///< by this rank or by another
+  } beginnings_;
   bool is_suspicious_ = false;
   size_t next_peer_ = 0;
   Clock::time_point next_poll_ = Clock::now();
@@ -118,6 +131,7 @@ class ScheduleWatcher {
   std::condition_variable wake_, gone_;
   bool is_ending_ = false, has_ended_ = false;
   std::vector<ScheduleLog::Position> new_steps_;
+  std::vector<Beginning> new_beginnings_;
   struct Group {
     const Communicator* identity;  // only compared
     std::weak_ptr<Communicator> alive;

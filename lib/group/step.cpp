@@ -122,6 +122,7 @@ void RootContext::begin_forward() {
   trace_->begin_pass();
   forwards_ = 1;
   last_used_ = nullptr;
+  observer_.note_beginnings(groups_);
   observer_.begin_phase(StepObserver::Phase::kForward);
 }
 

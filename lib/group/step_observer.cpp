@@ -113,6 +113,38 @@ void StepObserver::introduce(const ParamGroup& group) {
   });
 }
 
+void StepObserver::take_beginnings(std::span<ParamGroup* const> groups) {
+  std::vector<ParamGroup*> noted;
+  std::vector<std::unique_ptr<FirstValues>> values;
+  std::vector<const FirstValues*> compared;
+  for (auto* group : groups) {
+    auto first = group->take_first_values();
+    if (!first) continue;
+    noted.push_back(group);
+    compared.push_back(first.get());
+    values.push_back(std::move(first));
+  }
+  if (!check_.is_enabled || !environment::checks_schedule()) return;
+  auto hashes = FirstValues::hashes_of(compared);
+  for (size_t g = 0; g < noted.size(); ++g) {
+    const auto& group = *noted[g];
+    const auto& info = group.config().mesh_info;
+    const auto ranks = ranks_of(info);
+    const auto rank_at = [&](int replica, int shard) {
+      return ranks[static_cast<size_t>(replica) * static_cast<size_t>(info.shard_size()) + static_cast<size_t>(shard)];
+    };
+    Beginning beginning{.group = group.name(), .params = param_names(group), .hashes = std::move(hashes[g])};
+    // What has been written since, with values of a checkpoint for instance, is not what the rank began with.
+    for (size_t i = 0; i < beginning.hashes.size(); ++i)
+      if (group.params()[i].version() != compared[g]->version(i)) beginning.hashes[i].reset();
+    if (info.shard_size() > 1)
+      beginning.next_beside = rank_at(info.replicate_rank(), (info.shard_rank() + 1) % info.shard_size());
+    if (info.replicate_size() > 1)
+      beginning.next_replica = rank_at((info.replicate_rank() + 1) % info.replicate_size(), info.shard_rank());
+    beginnings_.push_back(std::move(beginning));
+  }
+}
+
 void StepObserver::begin(const CollectiveCall& call) {
   if (recorder_) [[unlikely]]
     recorder_->begin_collective({.name = names_of(call.operation).plain,
@@ -184,6 +216,8 @@ void StepObserver::end_step() {
   if (!watch_) return;
   (*watch_)->set_in_step(false);
   if (is_new) (*watch_)->compare_step();
+  if (is_new && !beginnings_.empty()) [[unlikely]]
+    (*watch_)->compare_beginnings(std::exchange(beginnings_, {}));
 }
 
 void StepObserver::abandon_step() {

@@ -4,11 +4,14 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/schedule_check.hpp"
+#include "group/first_values.hpp"
 #include "group/schedule_log.hpp"
 #include "group/timeline_recorder.hpp"
 
@@ -50,6 +53,11 @@ class StepObserver {
   /// Nobody will wait for it.
   void note_given_up(Operation operation, const ParamGroup& group);
 
+  /// A step of these groups begins, the first of all at the first call: what their ranks began with is compared when it
+  /// is over. Later calls do nothing.
+  void note_beginnings(std::span<ParamGroup* const> groups) {
+    if (!std::exchange(has_begun_, true)) take_beginnings(groups);
+  }
   enum class Phase { kForward, kBackward };
   void begin_phase(Phase phase);
   void end_step();
@@ -78,11 +86,14 @@ class StepObserver {
   [[noreturn]] void explain(const CommError& error);
   void start_watch(const CollectiveCall& call);
   void introduce(const ParamGroup& group);
+  void take_beginnings(std::span<ParamGroup* const> groups);
 
   ScheduleCheckOptions check_;
   bool compares_every_entry_ = false, has_listener_ = false;
   std::shared_ptr<ScheduleLog> schedule_;  // from the first collective on
   std::unique_ptr<ScheduleWatch> watch_;   // null where there is nobody to compare with
+  bool has_begun_ = false;
+  std::vector<Beginning> beginnings_;      // until the first step is over
   std::vector<int> watched_;               // the ranks that it compares with
   std::vector<bool> is_apart_;             // by group: some of these are not its ranks, and may have other parameters
   std::unique_ptr<TimelineRecorder> recorder_;

@@ -227,6 +227,9 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
       owned.integer_plan = state->plan_reshard(options.reshard_after_forward, owned.mesh_info);
   if (options.sync_from_rank0) send_states(states, groups, state->mesh_info);
   for (const auto& prepared_group : groups) prepared_group.group->gather_taken();
+  // Those of the first rank are everybody's, and those of a copy follow.
+  if (!options.sync_from_rank0 && like == nullptr)
+    for (const auto& prepared_group : groups) prepared_group.group->note_first_values();
 
   // From here on the modules change, and nothing fails.
   if (state->mesh_info.data_parallel_size() == 1)

@@ -95,6 +95,8 @@ class ShardedParam {
   void follow_version();
   /// Written, or its storage replaced, since then.
   bool was_changed() const;
+  /// Of the registered parameter, which moves with every write.
+  int64_t version() const { return current_version(); }
   /// Counts as a write to the registered parameter.
   void bump_version();
   /// After a write through the handle: both hold the same values again.

@@ -55,7 +55,7 @@ class Scaling final : public ForwardingCommunicator {
 
 /// A layer [4, 1] whose gradient on rank r is `values(r)` everywhere.
 struct Layer {
-  torch::nn::Linear net{torch::nn::LinearOptions(1, 4).bias(false)};
+  torch::nn::Linear net = seeded(5, [] { return torch::nn::Linear(torch::nn::LinearOptions(1, 4).bias(false)); });
   void backward(double value) { (net->forward(torch::ones({1, 1}, net->weight.options())) * value).sum().backward(); }
   double gradient() {
     const auto whole = grad_dtensor_of(net->weight).full_tensor().to(at::kDouble);

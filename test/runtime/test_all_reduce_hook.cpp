@@ -83,7 +83,7 @@ TEST_CASE("compression hooks average in their dtype, within its precision", "[ru
 
 TEST_CASE("a compressed gradient may stay in the hook's dtype", "[runtime][all_reduce_hook]") {
   on_ranks(2, [](Rank& rank) {
-    torch::nn::Linear net(1, 4);
+    auto net = seeded(5, [] { return torch::nn::Linear(1, 4); });
     auto module = fully_shard(net, {.mesh = rank.mesh(), .mp_policy = {.keep_low_precision_grads = true}, .replicate_only = true});
     module.set_all_reduce_hook(bf16_compress);
     (net->forward(torch::ones({1, 1})) * (rank.index() + 1.0)).sum().backward();
@@ -106,7 +106,7 @@ TEST_CASE("a hook is told what the runtime has not divided by", "[runtime][all_r
                         Case{4, 1, at::kHalf, 1.0, 1, 1}}) {
     const int ranks = c.replicas * c.shards;
     CHECK(on_ranks(ranks, [&](Rank& rank) {
-      torch::nn::Linear net(1, 6);
+      auto net = seeded(5, [] { return torch::nn::Linear(1, 6); });
       const auto mesh = rank.hybrid(c.replicas, c.shards);
       auto module = fully_shard(net, {.mesh = mesh, .mp_policy = {.reduce_dtype = c.dtype}});
       if (c.factor) module.set_gradient_divide_factor(*c.factor);
@@ -133,7 +133,7 @@ TEST_CASE("without replicas a hook gets the reduce-scatter's output and no group
   for (int world_size : {1, 2, 3})
     CHECK(on_ranks(world_size, [](Rank& rank) {
       // Two halves of a world that the mesh knows nothing of, as one rank's other replica would be.
-      torch::nn::Linear net(1, 6);
+      auto net = seeded(5, [] { return torch::nn::Linear(1, 6); });
       auto module = fully_shard(net, {.mesh = rank.mesh()});
       int calls = 0;
       module.set_all_reduce_hook([&](const AllReduceCall& call) -> AllReduceResult {
@@ -157,7 +157,7 @@ TEST_CASE("without replicas a hook gets the reduce-scatter's output and no group
 
 TEST_CASE("a hook runs once for all of a backward without all-reduce", "[runtime][all_reduce_hook]") {
   on_ranks(4, [](Rank& rank) {
-    torch::nn::Linear net(1, 4);
+    auto net = seeded(5, [] { return torch::nn::Linear(1, 4); });
     auto module = fully_shard(net, {.mesh = rank.hybrid(2, 2)});
     int calls = 0;
     module.set_all_reduce_hook([&](const AllReduceCall& call) { return ++calls, sum_and_divide(call); });
@@ -175,7 +175,7 @@ TEST_CASE("a hook runs once for all of a backward without all-reduce", "[runtime
 TEST_CASE("a hook that returns something else than gradients is an error that names the group",
           "[runtime][all_reduce_hook]") {
   on_ranks(2, [](Rank& rank) {
-    torch::nn::Linear net(1, 4);
+    auto net = seeded(5, [] { return torch::nn::Linear(1, 4); });
     auto module = fully_shard(net, {.mesh = rank.mesh(), .replicate_only = true});
     for (const auto& wrong : {at::Tensor(), torch::ones({3}), torch::ones({8, 1}), torch::ones({8}, at::kLong)}) {
       module.set_all_reduce_hook([&](const AllReduceCall&) { return AllReduceResult{.gradients = wrong}; });

@@ -265,7 +265,7 @@ TEST_CASE("on CPU an event of the optimizer is accepted", "[runtime][communicati
 
 TEST_CASE("the older name of the divide factor", "[runtime][communication_controls]") {
   on_ranks(2, [](Rank& rank) {
-    torch::nn::Linear net(1, 4);
+    auto net = seeded(5, [] { return torch::nn::Linear(1, 4); });
     fully_shard(net, {.mesh = rank.mesh()}).set_reduce_scatter_divide_factor(4);
     (net->forward(torch::ones({1, 1})) * (rank.index() + 1.0)).sum().backward();
     rank.check_close(full_grad(net->weight), torch::full({4, 1}, 0.75), "3 / 4");

@@ -10,7 +10,7 @@ namespace {
 TEST_CASE("gradients are averaged over the data-parallel world by default", "[runtime][divide_factor]") {
   on_ranks(4, [](Rank& rank) {
     for (auto mesh : {rank.mesh(), rank.hybrid(2, 2), rank.hybrid(4, 1)}) {
-      torch::nn::Linear net(1, 4);
+      auto net = seeded(5, [] { return torch::nn::Linear(1, 4); });
       fully_shard(net, {.mesh = mesh});
       (net->forward(torch::ones({1, 1})) * (rank.index() + 1.0)).sum().backward();
       rank.check_close(grad_dtensor_of(net->weight).full_tensor(), torch::full({4, 1}, 2.5), mesh.to_string());
@@ -36,7 +36,7 @@ TEST_CASE("a divide factor replaces the world's size, for the module and for all
 
 TEST_CASE("a divide factor of 1 gives the sum, across replicas too", "[runtime][divide_factor]") {
   on_ranks(4, [](Rank& rank) {
-    torch::nn::Linear net(1, 4);
+    auto net = seeded(5, [] { return torch::nn::Linear(1, 4); });
     fully_shard(net, {.mesh = rank.hybrid(2, 2)}).set_gradient_divide_factor(1);
     (net->forward(torch::ones({1, 1})) * (rank.index() + 1.0)).sum().backward();
     rank.check_close(grad_dtensor_of(net->weight).full_tensor(), torch::full({4, 1}, 10.0), "1 + 2 + 3 + 4");
@@ -45,7 +45,7 @@ TEST_CASE("a divide factor of 1 gives the sum, across replicas too", "[runtime][
 
 TEST_CASE("a divide factor that is not positive is an error", "[runtime][divide_factor]") {
   on_ranks(2, [](Rank& rank) {
-    torch::nn::Linear net(1, 4);
+    auto net = seeded(5, [] { return torch::nn::Linear(1, 4); });
     auto module = fully_shard(net, {.mesh = rank.mesh()});
     rank.check_throws<UsageError>([&] { module.set_gradient_divide_factor(0); }, {"0"}, "zero");
   });
