@@ -5,9 +5,8 @@
 namespace fsdp {
 
 void HomeCopies::copy(const at::Tensor& from, const at::Tensor& to, Pace pace) {
-  const auto& host = from.is_cpu() ? from : to;
   const auto& other = from.is_cpu() ? to : from;
-  const bool overlaps = pace == Pace::kOverlapped && !other.is_cpu() && host.is_pinned();
+  const bool overlaps = pace == Pace::kOverlapped && !other.is_cpu();
   to.copy_(from, /*non_blocking=*/overlaps);
   if (!overlaps) return;
   const auto device = other.device();

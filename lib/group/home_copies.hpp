@@ -9,7 +9,7 @@ namespace fsdp {
 
 /// Host memory in which a group's shards and gradients live, apart from where it computes (T9).
 struct Home {
-  bool is_pinned = false;
+  bool is_pinned = false;  ///< all of it: what `options` makes is
   at::TensorOptions options(at::ScalarType dtype) const {
     return at::TensorOptions().dtype(dtype).device(at::kCPU).pinned_memory(is_pinned);
   }
@@ -19,7 +19,7 @@ struct Home {
 /// root's lock guards it.
 class HomeCopies {
  public:
-  /// kOverlapped: from and to pinned memory the host does not wait; `wait` does.
+  /// kOverlapped: the host does not wait; `wait` does. For pinned memory alone: nobody asks the driver whether it is.
   enum class Pace { kBlocking, kOverlapped };
 
   /// Runs on the device's current stream. The memory of both may be given back at once.

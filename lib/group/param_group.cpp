@@ -242,7 +242,7 @@ at::Tensor ParamGroup::bring_home(const at::Tensor& gradient, HomeCopies::Pace p
     statistics.buffer_bytes += static_cast<int64_t>(home.nbytes());
   }
   if (config_.home) statistics.offloaded_bytes += static_cast<int64_t>(gradient.nbytes());
-  copies_.copy(gradient, home, pace);
+  copies_.copy(gradient, home, copy_pace(pace == HomeCopies::Pace::kOverlapped));
   return home;
 }
 

@@ -324,6 +324,10 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   at::Tensor make_shard(int64_t bytes, c10::Device device) const;
   at::Tensor gather_input();
   at::Tensor shard_on_device();
+  HomeCopies::Pace copy_pace(bool may_overlap) const {
+    const bool overlaps = may_overlap && config_.home && config_.home->is_pinned;
+    return overlaps ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking;
+  }
   at::Tensor pack(const at::Tensor& shard) const;
   const PieceLayout& travelling(bool is_regathered) const;
   GatherMemory slot_memory();

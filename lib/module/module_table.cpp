@@ -1,5 +1,6 @@
 #include "module/module_table.hpp"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -30,16 +31,55 @@ struct Tied {
   bool is_alive() const { return !group.expired() && !(is_shared && module.expired()); }
 };
 
+/// When a table that grows is to be swept of what is dead: at any size while it is small, then each time it has doubled.
+/// So what is dead is never more than the rest, and to remember n modules takes time in proportion to n.
+class Sweeps {
+ public:
+  bool is_due(size_t size) const { return size >= next_; }
+  void note(size_t left) { next_ = std::max(kSmall, 2 * left); }
+
+ private:
+  static constexpr size_t kSmall = 64;
+  size_t next_ = 0;
+};
+
 struct Table {
   std::mutex mutex;
   std::unordered_map<const torch::nn::Module*, Entry> entries;
   std::unordered_map<const torch::nn::Module*, std::vector<Tied>> tied;
+  Sweeps entry_sweeps, tied_sweeps;
+  uint64_t looks = 0;
 };
 
 // Never destroyed: modules in static storage may outlive any order of destruction.
 Table& table() {
   static auto* instance = new Table;
   return *instance;
+}
+
+void sweep_tied(decltype(Table::tied)& all) {
+  for (auto entries = all.begin(); entries != all.end();) {
+    table().looks += entries->second.size();
+    std::erase_if(entries->second, [](const Tied& tied) { return !tied.is_alive(); });
+    entries = entries->second.empty() ? all.erase(entries) : std::next(entries);
+  }
+  table().tied_sweeps.note(all.size());
+}
+
+/// Returns what the caller is to let go of without the lock.
+std::vector<std::shared_ptr<ModuleState>> sweep_entries(decltype(Table::entries)& entries) {
+  std::vector<std::shared_ptr<ModuleState>> dead;
+  table().looks += entries.size();
+  for (auto entry = entries.begin(); entry != entries.end();) {
+    if (entry->second.is_alive()) {
+      ++entry;
+      continue;
+    }
+    dead.push_back(std::move(entry->second.without_group));
+    entry = entries.erase(entry);
+  }
+  table().entry_sweeps.note(entries.size());
+  return dead;
 }
 
 }  // namespace
@@ -69,32 +109,27 @@ std::optional<TiedEntry> find_tied_entry(const torch::nn::Module& module, size_t
 void remember_tied_entry(const Registration& entry, const std::shared_ptr<ParamGroup>& group) {
   std::lock_guard lock(table().mutex);
   auto& all = table().tied;
-  for (auto entries = all.begin(); entries != all.end();) {
-    std::erase_if(entries->second, [](const Tied& tied) { return !tied.is_alive(); });
-    entries = entries->second.empty() ? all.erase(entries) : std::next(entries);
-  }
+  if (table().tied_sweeps.is_due(all.size())) sweep_tied(all);
   auto& ours = all[entry.module];
   std::erase_if(ours, [&](const Tied& tied) { return tied.slot == entry.slot; });
   ours.push_back({entry.alive, entry.is_shared, entry.slot, group, entry.param});
 }
 
 void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> state) {
-  std::vector<std::shared_ptr<ModuleState>> dead;
+  std::vector<std::shared_ptr<ModuleState>> dead;  // destroyed outside the lock
   std::lock_guard lock(table().mutex);
   auto& entries = table().entries;
-  for (auto entry = entries.begin(); entry != entries.end();) {
-    if (entry->second.is_alive()) {
-      ++entry;
-      continue;
-    }
-    dead.push_back(std::move(entry->second.without_group));
-    entry = entries.erase(entry);
-  }
+  if (table().entry_sweeps.is_due(entries.size())) dead = sweep_entries(entries);
   std::weak_ptr<const torch::nn::Module> weak = module.weak_from_this();
   const bool is_shared = !weak.expired();
   const auto groups = state->live_groups();
   for (const auto& group : groups) group->companion = state;
   entries[&module] = {std::move(weak), is_shared, state, groups.empty() ? state : nullptr};
+}
+
+uint64_t looks_at_known_modules() {
+  std::lock_guard lock(table().mutex);
+  return table().looks;
 }
 
 }  // namespace fsdp

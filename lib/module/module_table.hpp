@@ -25,4 +25,8 @@ struct TiedEntry {
 std::optional<TiedEntry> find_tied_entry(const torch::nn::Module& module, size_t slot);
 void remember_tied_entry(const Registration& entry, const std::shared_ptr<ParamGroup>& group);
 
+/// How many entries have been looked at, since the process began, to find those whose modules are gone. For tests: it
+/// grows with the number of modules, not with its square.
+uint64_t looks_at_known_modules();
+
 }  // namespace fsdp

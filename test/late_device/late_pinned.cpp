@@ -1,5 +1,6 @@
 #include "late_pinned.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -68,6 +69,15 @@ std::shared_ptr<void> pinned_block_of(const void* memory) {
   return place < found->first + found->second->bytes ? found->second : nullptr;
 }
 
-bool is_pinned_for_late(const void* memory) { return pinned_block_of(memory) != nullptr; }
+namespace {
+std::atomic<int64_t> questions{0};
+}  // namespace
+
+bool is_pinned_for_late(const void* memory) {
+  ++questions;
+  return pinned_block_of(memory) != nullptr;
+}
+
+int64_t questions_whether_pinned() { return questions; }
 
 }  // namespace fsdp::test

@@ -11,6 +11,8 @@ namespace fsdp::test {
 c10::Allocator& late_pinned_allocator();
 
 bool is_pinned_for_late(const void* memory);
+/// How often anybody has asked that, which a driver takes its time to answer.
+int64_t questions_whether_pinned();
 
 /// What a queued copy holds: the memory's block. Null where it is not pinned.
 std::shared_ptr<void> pinned_block_of(const void* memory);

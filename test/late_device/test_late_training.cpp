@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "late_pinned.hpp"
 #include "late_training.hpp"
 
 namespace fsdp::test {
@@ -149,6 +150,12 @@ TEST_CASE("so are shards in the host's memory, with copies that the step does no
     INFO("pinned: " << is_pinned);
     check_training({.options = {.offload_policy = CPUOffloadPolicy{.pin_memory = is_pinned}}, .waits_in_steps = true});
   }
+}
+
+TEST_CASE("nobody asks the driver whether an offloaded model's memory is pinned", "[late][training]") {
+  const auto before = questions_whether_pinned();
+  check_training({.options = {.offload_policy = CPUOffloadPolicy{.pin_memory = true}}, .waits_in_steps = true});
+  CHECK(questions_whether_pinned() == before);
 }
 
 }  // namespace fsdp::test
