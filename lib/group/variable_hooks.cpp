@@ -84,6 +84,7 @@ class Hooks final : public Interface {
     return next_.grad_fn(tensor);
   }
   unsigned _register_hook(const TensorBase& tensor, std::function<TensorBase(const TensorBase&)> hook) const override {
+    const c10::impl::ExcludeDispatchKeyGuard below(kResidencyKey);  // it asks for output_nr, too
     return next_._register_hook(tensor, std::move(hook));
   }
   void remove_hook(const TensorBase& tensor, unsigned position) const override { next_.remove_hook(tensor, position); }
