@@ -55,7 +55,7 @@ std::shared_ptr<NoticeBoard> notice_board_of(Communicator& group);
 std::shared_ptr<NoticeBoard> thread_notice_board(std::chrono::milliseconds timeout);
 
 /// A board in a store of c10d, over a connection of its own. One object for each rank. Its calls throw NoAnswer
-/// (bounded_calls.hpp) where the store does not answer within some time: a board may explain a failure, never hold it up.
+/// (bounded_calls.hpp) where the store does not answer in time: a board may explain a failure, never hold it up.
 std::shared_ptr<NoticeBoard> store_notice_board(c10::intrusive_ptr<c10d::Store> store,
                                                 std::chrono::milliseconds answers_within = kStoreAnswersWithin);
 

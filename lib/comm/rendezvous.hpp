@@ -23,8 +23,8 @@ struct MeetingPlace {
 /// torchrun's agent does already. Keys are this world's own: neither those of an attempt before a
 /// restart nor those of an earlier world of this process.
 /// Throws UsageError for a malformed init method or a variable that is missing, CommError naming
-/// the ranks that did not come in time, or the address where nothing answers. Nor does a call of the store wait for ever
-/// later on, when this rank is cut off from it (bounded_store.hpp).
+/// the ranks that did not come in time, or the address where nothing answers. Nor does a call of the store wait for
+/// ever later on, when this rank is cut off from it (bounded_store.hpp).
 MeetingPlace meet(const RendezvousOptions& options);
 
 }  // namespace fsdp
