@@ -145,7 +145,8 @@ void ParamGroup::attach() {
     auto& param = params_[i];
     const auto handle = param.handle();
     // One rank's memory may go on as its piece: then nothing was copied out.
-    if (pieces_[i].defined() && !handle.storage().is_alias_of(pieces_[i].storage())) left_.note(handle, i);
+    const auto* own = handle.has_storage() ? handle.storage().unsafeGetStorageImpl() : nullptr;
+    if (pieces_[i].defined() && pieces_[i].storage().unsafeGetStorageImpl() != own) left_.note(handle, i);
     take_over_gradient(param, config_.mesh_info.shard_rank());
     param.take_over_handle(self, i, config_.device);
     install_gradient_hook(handle, self, i);
