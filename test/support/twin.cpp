@@ -91,11 +91,20 @@ void average_gradients(const Workload& workload, const NamedTensors& parameters,
 /// does: both round the same numbers in the same way, up to each rank's own gradients. These are added up here
 /// in double, and there in the reduce dtype, which is all that may differ.
 class LowTwin {
+  /// A gradient that autograd makes in a wider dtype is reduced as it is: it is not to be rounded on its way to the leaf.
+  static void take_any_gradient(const at::Tensor& leaf) {
+    auto* meta = torch::autograd::impl::materialize_autograd_meta(leaf);
+    meta->grad_dtype_ = std::nullopt;
+    meta->allow_grad_dtype_mismatch_ = true;
+  }
+
  public:
   LowTwin(const MakeWorkload& make, const Training& training)
       : training_(training), workload_(make_seeded(make, training)) {
     workload_.module->to(*training.param_dtype);
     parameters_ = unique_parameters(*workload_.module);
+    if (training.reduce_dtype && c10::elementSize(*training.reduce_dtype) > c10::elementSize(*training.param_dtype))
+      for (const auto& [name, parameter] : parameters_) take_any_gradient(parameter);
     sums_.resize(parameters_.size());
     magnitudes_.resize(parameters_.size());
   }
