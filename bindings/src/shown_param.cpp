@@ -288,7 +288,7 @@ void ShownParam::show_gradient() {
   if (gradient.unsafeGetTensorImpl() == shown_gradient_) return take_over_gradient();
   take_autograds_own(gradient);
   put_gradient(gradient);
-  if (!is_watched_) run_hooks();
+  if (!is_watched_ && has_hooks(shown)) run_hooks();
 }
 
 bool ShownParam::shows_our_gradient() const {
@@ -381,6 +381,7 @@ void ShownParam::check_applied() const {
 
 at::Tensor ShownParam::applied_local() {
   if (PyObject* now = entry(); now != sharded_.get()) {
+    take_over_grad_dtype();  // of the one that goes
     sharded_ = PyRef(py::reinterpret_borrow<py::object>(now));
     for (const auto& held : places_) put(held, sharded_);
   }

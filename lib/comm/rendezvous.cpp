@@ -129,7 +129,9 @@ MeetingPlace meet(const RendezvousOptions& options) {
       place.store = open_file(url, options);
     }
     place.store->setTimeout(options.timeout);
-    place.store = c10::make_intrusive<c10d::PrefixStore>(prefix, bounded_store(place.store));
+    // A call may queue behind one of another thread that waits for a key, on the one connection that they share.
+    const auto answers_within = std::max(options.timeout, kStoreAnswersWithin);
+    place.store = c10::make_intrusive<c10d::PrefixStore>(prefix, bounded_store(place.store, answers_within));
     await_ranks(*place.store, options);
   } catch (const NoAnswer& error) {
     throw CommError(fmt::format("init_process_group on rank {} of {} at {}: {}", options.rank, options.world_size, url,

@@ -81,8 +81,8 @@ void ParamGroup::plan_gradient_dtypes() {
 void ParamGroup::sync_grad_dtypes() {
   bool has_changed = false;
   for (auto& param : params_) has_changed |= param.sync_grad_dtype();
+  if (classes_) classes_->check_grad_dtypes(*this);  // in every step, until it is set back
   if (!has_changed) return;
-  if (classes_) classes_->check_grad_dtypes(*this);
   plan_gradient_dtypes();
 }
 

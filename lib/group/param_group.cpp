@@ -348,7 +348,7 @@ void ParamGroup::audit() {
     params_[i].check_handle();
     if (!config_.device.is_meta()) params_[i].bring_home(pieces_[i]);
   }
-  sync_grad_dtypes();
+  if (!context || !context->in_step()) sync_grad_dtypes();
   if (sanitizer_ && !config_.device.is_meta()) [[unlikely]]
     sanitizer_->check_shards(params_, pieces_);
 }
@@ -399,10 +399,12 @@ void ParamGroup::carry_write(size_t index) {
     param.bump_version();
 }
 
-void ParamGroup::take_over_requires_grad() {
+void ParamGroup::take_over_requires_grad(size_t index) {
   const auto root = context;
   std::lock_guard lock(root->mutex());
-  if (!root->in_step()) sync_requires_grad();
+  // Most often nothing has changed: so this one is looked at before all of the group.
+  const bool has_changed = index >= params_.size() || params_[index].has_new_requires_grad();
+  if (has_changed && !root->in_step()) sync_requires_grad();
 }
 
 bool ParamGroup::is_in_scope() const { return context->is_in_scope(); }

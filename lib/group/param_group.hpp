@@ -256,7 +256,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) override;
   void carry_write(size_t index) override;
   void follow_mode() override;
-  void take_over_requires_grad() override;
+  void take_over_requires_grad(size_t index) override;
   bool is_in_scope() const override;
   at::Tensor handle(size_t index) const override { return params_[index].handle(); }
   const at::TensorImpl* registered(size_t index) const override {

@@ -29,7 +29,7 @@ void RootContext::make_room_for_reduction(const ParamGroup& group) {
   const bool is_queued = !reductions_.empty() && reductions_.back().is_beside();
   const size_t stays = limit - 1 + (has_all_reduce(group) || is_queued ? 1 : 0);
   while (reductions_.size() > stays) {
-    // Taken out first: hooks on gradients may read parameters, and such a use may launch what was postponed.
+    // Taken out first: hooks on gradients are a user's code.
     auto oldest = std::move(reductions_.front());
     reductions_.erase(reductions_.begin());
     oldest.finish();

@@ -5,11 +5,14 @@
 
 #include <algorithm>
 
+#include "base/log.hpp"
 #include "base/require.hpp"
 
 namespace fsdp {
 
 namespace {
+thread_local int user_hooks = 0;  // that run on this thread, of any root
+
 bool contains(std::span<ParamGroup* const> groups, const ParamGroup* group) {
   return std::find(groups.begin(), groups.end(), group) != groups.end();
 }
@@ -82,7 +85,7 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
     make_readable(used);
     return;
   }
-  if (is_in_user_hook_) return read_in_hook(used);
+  if (user_hooks > 0) return read_in_hook(used, use);
   enter_phase(torch::autograd::get_current_graph_task_id(), use);
   if (phase_ == Phase::kIdle)
     read(used, use);
@@ -100,27 +103,33 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
   const auto held = held_;
   for (auto* group : held)
     if (!contains(used, group) && !group->is_kept_by_user && !group->is_left_by_evaluation &&
-        !encloses_any(*group, used))
+        !group->is_listed_prefetch && !encloses_any(*group, used))
       group->reshard();
+  for (auto* group : used) group->is_listed_prefetch = false;
   follow_writes(used);
   make_readable(used);
 }
 
-void RootContext::read_in_hook(std::span<ParamGroup* const> used) {
+void RootContext::read_in_hook(std::span<ParamGroup* const> used, const OperatorUse& use) {
+  if (phase_ == Phase::kIdle) return read(used, use);  // another root's hook
   follow_writes(used);
   make_readable(used);
 }
 
 void RootContext::begin_user_hook() {
-  is_in_user_hook_ = true;
+  ++user_hooks;
   held_before_hook_ = held_;
 }
 
-void RootContext::end_user_hook() {
-  is_in_user_hook_ = false;
-  const auto held = held_;
-  for (auto* group : held)
-    if (!contains(held_before_hook_, group)) group->reshard();
+void RootContext::end_user_hook() noexcept {
+  --user_hooks;
+  try {
+    const auto held = held_;
+    for (auto* group : held)
+      if (!contains(held_before_hook_, group)) group->reshard();
+  } catch (const std::exception& error) {
+    log().error("releasing what a gradient hook has read: {}", error.what());
+  }
 }
 
 void RootContext::follow_step(std::span<ParamGroup* const> used) {

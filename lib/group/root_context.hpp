@@ -115,7 +115,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
   void begin_user_hook();
-  void end_user_hook();
+  void end_user_hook() noexcept;
 
   /// See FSDPModule::set_post_optim_event.
   GatherStream& gather_stream() { return gather_stream_; }
@@ -177,7 +177,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   // gather and release (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
-  void read_in_hook(std::span<ParamGroup* const> used);
+  void read_in_hook(std::span<ParamGroup* const> used, const OperatorUse& use);
   void follow_step(std::span<ParamGroup* const> used);
   void release_unneeded(std::span<ParamGroup* const> used);
   bool is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const;
@@ -231,7 +231,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   Phase phase_ = Phase::kIdle;
   std::vector<int64_t> tasks_;  // autograd tasks under way, outermost first
   int scope_depth_ = 0;
-  bool is_in_user_hook_ = false;
   std::vector<ParamGroup*> held_before_hook_;
   int steps_held_ = 0;
   // Passes of three kinds, each with its own order: a scope without autograd (eval, generation)

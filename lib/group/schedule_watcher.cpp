@@ -96,18 +96,26 @@ void ScheduleWatcher::compare_last_entry() {
   }
 }
 
+/// What this rank knows by itself.
+std::string ScheduleWatcher::last_words(std::string_view why) {
+  check();
+  const auto own = own_report();
+  return fmt::format("{}, so of the others nothing is known here:{}", why,
+                     describe_ranks(std::span(&own, 1), std::span(&own.rank, 1)));
+}
+
 std::string ScheduleWatcher::explain_failure() {
   has_failed_.store(true, std::memory_order_relaxed);
   try {
     if (!failure_.is_set()) settle();
     if (!failure_.is_set() && is_late_.load(std::memory_order_relaxed)) return board_.late().value_or("");
   } catch (const NoAnswer& error) {
-    check();
-    const auto own = own_report();
-    return fmt::format("{}, so of the others nothing is known here:{}", error.what(),
-                       describe_ranks(std::span(&own, 1), std::span(&own.rank, 1)));
+    return last_words(error.what());
   } catch (const std::exception& error) {
-    log().debug("the schedule check cannot reach its board: {}", error.what());
+    // A call for a key may end of the store's own timeout, just before it would have been given up.
+    const std::string_view what(error.what());
+    log().debug("the schedule check cannot reach its board: {}", what);
+    return last_words(fmt::format("the rendezvous store has not answered: {}", what.substr(0, what.find('\n'))));
   }
   check();
   return "";
@@ -241,7 +249,9 @@ bool ScheduleWatcher::end() {
 /// Returns how long to sleep.
 milliseconds ScheduleWatcher::look() {
   const auto usual = std::max(milliseconds(1), times_.compare_after / 2);
-  const auto steps = std::min(compare_steps(), look_at_beginnings());
+  // First, so that what is new here is taken whatever becomes of the steps: it would keep this thread awake.
+  const auto beginnings = look_at_beginnings();
+  const auto steps = std::min(compare_steps(), beginnings);
   if (failure_.is_set()) return usual;
   const auto now = Clock::now();
   const uint64_t activity = activity_.load(std::memory_order_acquire);
@@ -380,15 +390,19 @@ milliseconds ScheduleWatcher::look_at_beginnings() {
     std::lock_guard lock(mutex_);
     fresh.swap(new_beginnings_);
   }
-  auto& [own, awaited, until, pause, is_told] = beginnings_;
+  auto& [own, awaited, until, pause, is_posted, is_told] = beginnings_;
   const auto now = Clock::now();
   if (!fresh.empty()) {
     own = std::move(fresh);
-    board_.post_beginnings(encode(own));
+    is_posted = false;
     for (const auto& beginning : own)
       for (const int peer : {beginning.next_beside, beginning.next_replica})
         if (peer >= 0 && std::find(awaited.begin(), awaited.end(), peer) == awaited.end()) awaited.push_back(peer);
     until = now + times_.late_after;
+  }
+  if (!is_posted) {
+    board_.post_beginnings(encode(own));
+    is_posted = true;
   }
   if (awaited.empty()) return kLongestPause;
   std::erase_if(awaited, [&](int peer) {

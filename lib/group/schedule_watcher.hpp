@@ -85,6 +85,7 @@ class ScheduleWatcher {
   void publish_difference(const RankReport& own);
   void give_verdict(const std::string& text);
   RankReport own_report() const;
+  std::string last_words(std::string_view why);
   bool is_conclusive(const std::optional<RankReport>& report, uint64_t count) const;
 
   const std::shared_ptr<ScheduleLog> log_;
@@ -120,6 +121,7 @@ class ScheduleWatcher {
     std::vector<int> awaited = {};
     Clock::time_point until = {};
     std::chrono::milliseconds pause{10};
+    bool is_posted = true;
     bool is_told = false;  ///< by this rank or by another
   } beginnings_;
   bool is_suspicious_ = false;

@@ -39,7 +39,7 @@ class Sweeps {
   void note(size_t left) { next_ = std::max(kSmall, 2 * left); }
 
  private:
-  static constexpr size_t kSmall = 64;
+  static constexpr size_t kSmall = 8;
   size_t next_ = 0;
 };
 

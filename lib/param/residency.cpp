@@ -148,7 +148,7 @@ class Operands {
     if (storage->owner() == nullptr) return;  // outlived its group
     auto* owner = storage->owner();
     if (owner->is_between_steps() && traits_.is_differentiable && at::GradMode::is_enabled())
-      owner->take_over_requires_grad();
+      owner->take_over_requires_grad(storage->index());
     const bool is_written = traits_.writes >> std::min<size_t>(argument, 63) & 1;
     if (storage->kind() == KeyedStorage::Kind::kRegistered) {
       const bool is_registered = impl == owner->registered(storage->index());

@@ -38,10 +38,10 @@ class ResidencyOwner {
   /// use where `follows_mode()`, those that only look at sizes or make views too, unless `is_ready`.
   virtual void follow_mode() = 0;
 
-  /// What the user has changed of requires_grad shows on handles and registered parameters alike when this returns.
-  /// Comes before every operator that autograd may record, those that only make views too, while
-  /// `is_between_steps()`.
-  virtual void take_over_requires_grad() = 0;
+  /// What the user has changed of requires_grad of parameter `index` shows on its handle and its registered parameter
+  /// alike when this returns. Comes before every operator that autograd may record, those that only make views too,
+  /// while `is_between_steps()`.
+  virtual void take_over_requires_grad(size_t index) = 0;
 
   /// An operator has just written to the unsharded storage of parameter `index`.
   virtual void carry_write(size_t index) = 0;

@@ -261,6 +261,12 @@ void ShardedParam::note_own_write() {
   seen_version_ = current_version();
 }
 
+bool ShardedParam::has_new_requires_grad() const {
+  const auto handle = handle_.lock(), registered = registered_.lock();
+  return handle.defined() && registered.defined() &&
+         (handle->requires_grad() != requires_grad_ || registered->requires_grad() != requires_grad_);
+}
+
 bool ShardedParam::sync_requires_grad() {
   const auto handle = handle_.lock(), registered = registered_.lock();
   if (!handle.defined() || !registered.defined()) return false;

@@ -121,6 +121,8 @@ class ShardedParam {
   /// Takes what changed since the last call over to the other side; the registered one wins (T12). Returns whether
   /// anything changed.
   bool sync_requires_grad();
+  /// It would change something.
+  bool has_new_requires_grad() const;
   bool requires_grad() const { return requires_grad_; }
 
   /// What the user has set on the parameter before it was sharded, or on either side since.

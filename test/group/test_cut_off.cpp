@@ -4,6 +4,7 @@
 
 #include "fsdp/schedule_check.hpp"
 #include "group/schedule_watch.hpp"
+#include "support/patience.hpp"
 #include "support/silent_store.hpp"
 
 // A rank whose board cannot be reached any more, while a collective of it fails.
@@ -70,7 +71,8 @@ TEST_CASE("the check goes on where its board is reached again", "[group][cut_off
   other->post("schedule/verdict", "the ranks disagree");
   other->post("schedule/alarm", "verdict of rank 0");
   std::string verdict;
-  while (verdict.empty()) try {
+  const auto end = std::chrono::steady_clock::now() + patience();
+  while (verdict.empty() && std::chrono::steady_clock::now() < end) try {
       (*rank.watch)->check();
       std::this_thread::sleep_for(milliseconds(1));
     } catch (const ScheduleError& error) {

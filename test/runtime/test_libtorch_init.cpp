@@ -29,14 +29,14 @@ const std::vector<std::pair<std::string, std::function<Tensor(Tensor)>>> kInits 
 };
 
 /// A vector, a matrix and kernels of convolutions.
-struct ShapesImpl : torch::nn::Module {
-  ShapesImpl() {
+struct FourShapesImpl : torch::nn::Module {
+  FourShapesImpl() {
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{6}, {6, 4}, {6, 4, 3}, {6, 4, 3, 3}})
       handles.push_back(register_parameter(fmt::format("of{}", sizes.size()), torch::randn(sizes)));
   }
   std::vector<Tensor> handles;
 };
-TORCH_MODULE(Shapes);
+TORCH_MODULE(FourShapes);
 
 /// The error, or "" and the values in `tensor`.
 std::string filled(const std::function<Tensor(Tensor)>& fill, Tensor tensor) {
@@ -53,7 +53,7 @@ std::string filled(const std::function<Tensor(Tensor)>& fill, Tensor tensor) {
 TEST_CASE("every function of torch::nn::init fills a registered parameter as it fills a tensor of its rows",
           "[runtime][libtorch_init]") {
   on_ranks(2, [](Rank& rank) {
-    Shapes model = seeded(5, [] { return Shapes(); });
+    FourShapes model = seeded(5, [] { return FourShapes(); });
     fully_shard(model, {.mesh = rank.mesh()});
     for (auto& item : model->named_parameters()) {
       auto& registered = item.value();
@@ -69,7 +69,7 @@ TEST_CASE("every function of torch::nn::init fills a registered parameter as it 
 
 TEST_CASE("what torch::nn::init writes to a registered parameter is gathered next", "[runtime][libtorch_init]") {
   on_ranks(2, [](Rank& rank) {
-    Shapes model = seeded(5, [] { return Shapes(); });
+    FourShapes model = seeded(5, [] { return FourShapes(); });
     fully_shard(model, {.mesh = rank.mesh()});
     for (int round : {1, 2}) {
       init::constant_(model->named_parameters()["of2"], rank.index() + round);
@@ -83,7 +83,7 @@ TEST_CASE("what torch::nn::init writes to a registered parameter is gathered nex
 TEST_CASE("Tensor::new_* of a registered parameter, of its handle and of views make plain tensors",
           "[runtime][libtorch_init]") {
   on_ranks(2, [](Rank& rank) {
-    Shapes model = seeded(5, [] { return Shapes(); });
+    FourShapes model = seeded(5, [] { return FourShapes(); });
     fully_shard(model, {.mesh = rank.mesh()});
     const auto& registered = model->named_parameters()["of2"];
     const auto& handle = model->handles[1];

@@ -23,10 +23,6 @@ def meta_device(api, ranks):
     return {"before": before, "after": after, "trained": train(model, sgd(model), batches(2))}
 
 
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
 @program
 def meta_device_with_modules_that_share_a_group(api, ranks):
     with torch.device("meta"):

@@ -202,3 +202,16 @@ def grad_dtype_of_a_loaded_parameter(api, ranks):
     values = {name: nn.Parameter(value.detach().clone()) for name, value in model.state_dict().items()}
     model.load_state_dict(values, assign=True)
     return [seen(model), *(step(model, x) for x in batches(2))]
+
+
+@program(ranks=(2,))
+def grad_dtype_before_a_parameter_is_loaded(api, ranks):
+    """assign=True keeps what was set since fully_shard."""
+    if not HAS_IT:
+        return MISSING
+    model = Scales()
+    api.fully_shard(model, mesh=mesh_of(ranks))
+    given(model, [DOUBLE, FLOAT, LOW, "unset"])
+    values = {name: nn.Parameter(value.detach().clone()) for name, value in model.state_dict().items()}
+    model.load_state_dict(values, assign=True)
+    return [seen(model), *(step(model, x) for x in batches(2))]
