@@ -323,7 +323,7 @@ void ShardedModule::reset_iter_state() {
 
 void ShardedModule::before_apply() {
   reshard();
-  for (const auto& param : params_) param->take_over_grad_dtype();
+  for (const auto& param : params_) param->before_apply();
 }
 
 void ShardedModule::applied() {

@@ -379,6 +379,13 @@ void ShownParam::check_applied() const {
                          "load_state_dict(..., assign=False), or DTensors like those of its own state_dict()");
 }
 
+/// What is set and shown counts; the gradient that `_apply` puts in the place of it ends it, and is not the user's doing.
+void ShownParam::before_apply() {
+  take_over_grad_dtype();
+  take_over_gradient();
+  gradient_ = nullptr;
+}
+
 at::Tensor ShownParam::applied_local() {
   if (PyObject* now = entry(); now != sharded_.get()) {
     take_over_grad_dtype();  // of the one that goes

@@ -69,8 +69,8 @@ class ShownParam {
   /// Takes over what the user has changed on the DTensor since the last call: requires_grad, grad_dtype, a gradient
   /// that was dropped or replaced.
   void take_over();
-  /// Before `nn.Module._apply`, which makes tensors without it.
-  void take_over_grad_dtype() const;
+  /// Before `nn.Module._apply`, which makes tensors without a grad_dtype and other gradients.
+  void before_apply();
   /// Puts the registered parameter's gradient on the DTensor.
   void show_gradient();
   /// After `nn.Module._apply` (to, to_empty, float...): the DTensor parameter that stands in the table now may
@@ -104,6 +104,7 @@ class ShownParam {
   PyObject* entry() const;
   bool is_ours(const PyObject* parameter) const;
   void take_over_requires_grad() const;
+  void take_over_grad_dtype() const;
   void take_over_gradient();
   void follow_requires_grad() const;
   void show(const PyRef& parameter) const;
