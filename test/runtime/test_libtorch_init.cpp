@@ -85,7 +85,7 @@ TEST_CASE("Tensor::new_* of a registered parameter, of its handle and of views m
   on_ranks(2, [](Rank& rank) {
     FourShapes model = seeded(5, [] { return FourShapes(); });
     fully_shard(model, {.mesh = rank.mesh()});
-    const auto& registered = model->named_parameters()["of2"];
+    const auto registered = model->named_parameters()["of2"];
     const auto& handle = model->handles[1];
     const auto like = torch::ones({3, 4});
     for (const auto& of : {registered, handle, registered.detach(), handle.t(), registered.view({-1}), handle[0]}) {
