@@ -128,14 +128,18 @@ def full(tensor):
 
 
 def fill(model):
+    for parameter in model.parameters():
+        fill_parameter(parameter)
+
+
+def fill_parameter(parameter):
     """Values of which neighbours differ: of equal ones a norm makes zeros, and gradients of their rounding."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.full_like(parameter, 0.1))
-            steps = ((torch.arange(parameter.numel()) * 5 % 11 - 5) / 32).view(parameter.shape)
-            if isinstance(parameter, DTensor):
-                steps = distribute_tensor(steps, parameter.device_mesh, parameter.placements)
-            parameter.add_(steps)
+        parameter.copy_(torch.full_like(parameter, 0.1))
+        steps = ((torch.arange(parameter.numel()) * 5 % 11 - 5) / 32).view(parameter.shape)
+        if isinstance(parameter, DTensor):
+            steps = distribute_tensor(steps, parameter.device_mesh, parameter.placements)
+        parameter.add_(steps)
 
 
 # Of what a step divides by. A small one would blow up the rounding of a gradient that is next to zero to a whole step.

@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-from .common import WIDTH, Model, adam, batches, fill, mesh_of, program, sgd, shard, shown, train
+from .common import WIDTH, Model, adam, batches, fill, fill_parameter, mesh_of, program, sgd, shard, shown, train
 
 
 @program
@@ -30,9 +30,7 @@ def meta_device_with_modules_that_share_a_group(api, ranks):
     api.fully_shard([model.enter, model.head], mesh=mesh_of(ranks))
     shard(api, model, mesh=mesh_of(ranks))
     model.to_empty(device="cpu")
-    torch.manual_seed(5)
-    for parameter in model.parameters():
-        nn.init.uniform_(parameter, -0.5, 0.5)
+    fill(model)
     model.scale.fill_(0.5)
     return {"after": shown(model), "trained": train(model, sgd(model), batches(2))}
 
@@ -43,11 +41,10 @@ def given_memory_and_values_module_by_module(api, ranks):
         model = Model()
     api.fully_shard([model.enter, model.head], mesh=mesh_of(ranks))
     shard(api, model, mesh=mesh_of(ranks))
-    torch.manual_seed(5)
     for module in model.modules():
         module.to_empty(device="cpu", recurse=False)
         for parameter in module.parameters(recurse=False):  # before the modules behind it have any memory
-            nn.init.uniform_(parameter, -0.5, 0.5)
+            fill_parameter(parameter)
     model.scale.fill_(0.5)
     return {"after": shown(model), "trained": train(model, sgd(model), batches(2))}
 
