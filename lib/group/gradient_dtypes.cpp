@@ -73,7 +73,7 @@ void ParamGroup::plan_gradient_dtypes() {
     // as it was made; the rest is cast when it is packed, unless a dtype was asked for.
     GradDtype of_handle = config_.mp_policy.reduce_dtype ? GradDtype() : param.grad_dtype();
     if (own && is_wider(*own, param.param_dtype()))
-      of_handle = {.is_set = true, .dtype = std::nullopt};
+      of_handle = {.is_set = true, .is_by_library = true};
     param.set_handle_grad_dtype(of_handle);
   }
 }

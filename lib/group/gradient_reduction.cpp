@@ -210,7 +210,11 @@ void GradientReduction::collect() {
         group.context->statistics().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
       }
       if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);
-      if (param.grad_dtype().takes_any()) gradient = gradient.to(dtype_of(i, gradient));
+      const auto dtype = dtype_of(i, gradient);
+      if (param.grad_dtype().takes_any() && gradient.scalar_type() != dtype) {
+        gradient = gradient.to(dtype);
+        group.context->statistics().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
+      }
       alone_.emplace_back(i, std::move(gradient));
       continue;
     }

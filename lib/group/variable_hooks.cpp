@@ -6,6 +6,7 @@
 #include "base/require.hpp"
 #include "group/find_param.hpp"
 #include "group/root_context.hpp"
+#include "param/grad_dtype.hpp"
 #include "param/host_lock.hpp"
 #include "param/residency.hpp"
 
@@ -109,6 +110,7 @@ class Hooks final : public Interface {
   std::optional<c10::ScalarType> grad_dtype(const TensorBase& tensor) const { return grad_dtype_of(next_, tensor); }
   void set_grad_dtype(const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) const {
     set_grad_dtype_of(next_, tensor, dtype);
+    note_set_by_user(*tensor.unsafeGetTensorImpl());
   }
 
  private:

@@ -11,6 +11,8 @@ namespace fsdp {
 struct GradDtype {
   bool is_set = false;
   std::optional<at::ScalarType> dtype = {};  ///< where it is set: none: whatever autograd makes
+  /// Whatever autograd makes, and it was the library that asked for it: a user who sets that later says something new.
+  bool is_by_library = false;
   bool takes_any() const { return is_set && !dtype; }
   bool operator==(const GradDtype&) const = default;
 };
@@ -23,5 +25,8 @@ inline GradDtype grad_dtype_of(const at::Tensor& leaf) {
 /// Also back to unset, for which LibTorch has no function, and while there is a gradient of another
 /// dtype, which stays.
 void set_grad_dtype(const at::Tensor& leaf, const GradDtype& value);
+
+/// After LibTorch's own setter, which leaves as it was what it does not read.
+void note_set_by_user(const c10::TensorImpl& leaf);
 
 }  // namespace fsdp

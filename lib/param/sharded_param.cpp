@@ -293,6 +293,7 @@ bool ShardedParam::sync_grad_dtype() {
 void ShardedParam::set_handle_grad_dtype(const GradDtype& value) {
   const auto handle = this->handle();
   if (storage_ == nullptr || !handle.defined()) return;
+  if (grad_dtype_of(handle) != handle_grad_dtype_) return;  // the user's, which the next step takes over
   handle_grad_dtype_ = value;
   fsdp::set_grad_dtype(handle, value);
 }

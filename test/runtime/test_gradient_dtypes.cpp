@@ -189,6 +189,40 @@ TEST_CASE("a grad_dtype of none takes gradients as autograd makes them",
   }));
 }
 
+TEST_CASE("a grad_dtype of none counts on the module's own member whatever was set before",
+          "[runtime][gradient_dtypes]") {
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    Elementwise model(6, at::kBFloat16);
+    fully_shard(model, {.mesh = rank.mesh()});
+    const auto parameter = model->parameters()[0];
+    const auto step = [&](std::optional<at::ScalarType> asked, at::ScalarType expected) {
+      parameter.mutable_grad() = at::Tensor();
+      model->weight.set_grad_dtype(asked);
+      model->forward(activations_of(rank.index()).to(at::kBFloat16)).sum().backward();
+      check_scalar_type(rank, parameter.grad(), expected, asked ? c10::toString(*asked) : "none");
+    };
+    step(at::kFloat, at::kFloat);  // so gradients reach the handle as they are made
+    step(std::nullopt, at::kBFloat16);
+    step(at::kDouble, at::kDouble);
+    step(std::nullopt, at::kBFloat16);
+    step(at::kBFloat16, at::kBFloat16);
+  }));
+}
+
+TEST_CASE("a grad_dtype set on the module's own member counts, though a thawed parameter is seen before the step begins",
+          "[runtime][gradient_dtypes]") {
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    Elementwise model;
+    model->weight.set_requires_grad(false);
+    fully_shard(model, {.mesh = rank.mesh()});
+    model->weight.set_requires_grad(true);
+    model->weight.set_grad_dtype(at::kDouble);
+    const auto view = model->weight.view({1, 6});  // reads nothing, so no step begins with it
+    (activations_of(rank.index()) * view).sum().backward();
+    check_scalar_type(rank, model->parameters()[0].grad(), at::kDouble, "the gradient");
+  }));
+}
+
 TEST_CASE("a copy's gradients have the grad_dtype of the original's, and so has a local shard",
           "[runtime][gradient_dtypes]") {
   CHECK(on_ranks(2, [&](Rank& rank) {
