@@ -10,10 +10,11 @@ namespace fsdp {
 ScheduleWatch::ScheduleWatch(std::shared_ptr<ScheduleLog> log, ScheduleBoard board, WatchTimes times)
     : watcher_(std::make_shared<ScheduleWatcher>(std::move(log), std::move(board), times)),
       thread_([watcher = watcher_] {
-        // Signals are for the program's own threads.
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_BLOCK, &all, nullptr);
+        // Signals are for the program's own threads; but a fault of this one is to reach whoever reports faults.
+        sigset_t others;
+        sigfillset(&others);
+        for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&others, fault);
+        pthread_sigmask(SIG_BLOCK, &others, nullptr);
         watcher->run();
       }),
       process_(::getpid()) {}

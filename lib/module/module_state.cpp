@@ -1,5 +1,7 @@
 #include "module/module_state.hpp"
 
+#include <algorithm>
+
 #include "base/require.hpp"
 #include "group/find_param.hpp"
 #include "module/module_access.hpp"
@@ -33,7 +35,11 @@ std::vector<std::shared_ptr<ParamGroup>> ModuleState::live_groups() const {
 
 bool ModuleState::has_group_below() {
   bool found = false;
-  visit([&](ModuleState& state) { found |= !state.live_groups().empty(); });
+  // Asked by whichever thread looks through the table: a group that is another rank's is not to be held, or it may go there.
+  visit([&](ModuleState& state) {
+    found |= std::any_of(state.groups.begin(), state.groups.end(),
+                         [](const auto& owned) { return !owned.group.expired(); });
+  });
   return found;
 }
 
