@@ -112,13 +112,14 @@ Moved gathered_by(const PlainGroup& group) { return all_of(group, &PlainParam::i
 
 int64_t stored_by(const PlainGroup& group) { return all_of(group, &PlainParam::stored_itemsize).padded; }
 
-Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part) {
+Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part, at::ScalarType dtype) {
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   std::vector<Held> held;
   if (group.is_flat) {
-    held.push_back({.bytes = flat_piece(run_of(group, true), group.ranks) * group.reduce_itemsize});
+    held.push_back({.bytes = flat_piece(run_of(group, true), group.ranks) * itemsize});
   } else {
     for (size_t i = 0; i < group.params.size(); ++i)
-      if (takes_part(i)) held.push_back(held_of(group.params[i], group.ranks, group.reduce_itemsize));
+      if (takes_part(i)) held.push_back(held_of(group.params[i], group.ranks, itemsize));
   }
   return moved(group, held);
 }

@@ -35,7 +35,6 @@ struct PlainGroup {
   int64_t ranks_after_forward = 0;  ///< an integer reshard_after_forward; 0: none
   bool launches_batches = false;
   int64_t packs_below = 0;
-  int64_t reduce_itemsize = 4;
   bool is_offloaded = false;
 };
 
@@ -52,8 +51,8 @@ Moved gathered_by(const PlainGroup& group);
 /// What all ranks hold between steps, with what aligns it.
 int64_t stored_by(const PlainGroup& group);
 
-/// Of the parameters for which `takes_part`, at least one. Flat: of the run, whichever of it they are.
-Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part);
+/// Of the parameters for which `takes_part`, at least one, in one dtype. Flat: of the run, whichever of it they are.
+Moved reduced_by(const PlainGroup& group, const std::function<bool(size_t)>& takes_part, at::ScalarType dtype);
 
 /// What of `whole`, sized like the parameter, rank `rank` of those that shard holds; 1-D, in its tensor's order.
 at::Tensor held_by(const PlainGroup& group, const PlainParam& param, int64_t rank, const at::Tensor& whole);

@@ -186,6 +186,12 @@ struct Viewed : Node {
   Tensor into, back;
 };
 
+struct Widened : Node {
+  explicit Widened(const Part& p) { gain = register_parameter(kWidenedWeight, torch::rand({p.width}) + 0.5); }
+  Tensor run(Tensor x, Inputs&) override { return (x.to(wider(x.scalar_type())) * gain).to(x.scalar_type()); }
+  Tensor gain;
+};
+
 /// One of two parameters of a group is used, `always` in any case. Ranks may differ in which, but
 /// not in when the group is read: a gather is a collective, in backward too, so both branches are alike.
 struct Choice : Node {
@@ -281,7 +287,7 @@ const std::vector<Entry>& entries() {
       {"shared", false, make<Shared>}, {"scalars", false, make<Scalars>},     {"strided", false, make<Strided>},
       {"borrow", false, make<Borrow>}, {"choice", false, make<Choice>},       {"sequence", true, make<Sequence>},
       {"around", true, make<Around>},  {"twice", true, make<Twice>},
-      {"checkpoint", true, make<Checkpoint>}, {kViewed, false, make<Viewed>, true},
+      {"checkpoint", true, make<Checkpoint>}, {kViewed, false, make<Viewed>, true}, {kWidened, false, make<Widened>, true},
       {kColumns, false, build_columns, true}, {kExperts, false, build_experts, true},
   };
   return all;
@@ -295,6 +301,8 @@ std::vector<std::string> kinds_that(bool nest) {
 }
 
 }  // namespace
+
+at::ScalarType wider(at::ScalarType dtype) { return c10::elementSize(dtype) == 2 ? at::kFloat : at::kDouble; }
 
 void use_checkpoints(nn::Module& module) {
   if (auto* node = dynamic_cast<Checkpoint*>(&module)) node->is_used = true;

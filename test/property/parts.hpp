@@ -38,6 +38,11 @@ class SlicedPart {
 /// Begins with a view of its parameter.
 inline constexpr auto kViewed = "viewed";
 
+/// Multiplies its parameter with a wider operand; what such parameters are called.
+inline constexpr auto kWidened = "widened", kWidenedWeight = "gain_of_wider";
+/// The dtype of that operand: what a smaller one is promoted to.
+at::ScalarType wider(at::ScalarType dtype);
+
 /// The sliced parts below `module`, each once.
 std::vector<std::shared_ptr<SlicedPart>> sliced_parts(const torch::nn::Module& module);
 

@@ -1,3 +1,4 @@
+#include "property/grad_dtypes.hpp"
 #include "property/parallel_parts.hpp"
 #include "property/parts.hpp"
 #include "property/run_watch.hpp"
@@ -38,10 +39,6 @@ std::vector<at::Tensor> tensors_of_slices(const nn::Module& body) {
   return cut;
 }
 
-bool is_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [&](const auto& one) { return one.is_same(tensor); });
-}
-
 /// Freezes some parameters, and returns those to be ignored.
 std::vector<at::Tensor> draw_exceptions(const RandomTree& tree, const nn::Module& body) {
   Draw draw(tree.seed + 5);
@@ -51,14 +48,14 @@ std::vector<at::Tensor> draw_exceptions(const RandomTree& tree, const nn::Module
     if (!may_be_frozen(tree, name)) continue;
     if (draw.chance(tree.frozen_probability)) parameter.set_requires_grad(false);
     // What is ignored is compared as the plain model has it, which is whole.
-    if (draw.chance(tree.ignored_probability) && !is_one_of(parameter, cut)) ignored.push_back(parameter);
+    if (draw.chance(tree.ignored_probability) && !is_among(parameter, cut)) ignored.push_back(parameter);
   }
   return ignored;
 }
 
 /// Parameters that are frozen and thawed together.
 struct Toggle {
-  enum class By { kRegistered, kMember } by;
+  By by;
   std::vector<std::string> names = {};
   std::vector<at::Tensor> members = {};
   std::vector<bool> is_trainable = {};  ///< by step
@@ -72,9 +69,9 @@ std::vector<Toggle> draw_toggles(const RandomTree& tree, const nn::Module& body)
   std::vector<at::Tensor> taken;
   const auto all = unique_parameters(body);
   const auto add = [&](const std::vector<at::Tensor>& together) {
-    Toggle toggle{.by = draw.chance(0.7) ? Toggle::By::kRegistered : Toggle::By::kMember};
+    Toggle toggle{.by = draw.chance(0.7) ? By::kRegistered : By::kMember};
     for (const auto& [name, parameter] : all) {
-      if (!is_one_of(parameter, together) || is_one_of(parameter, taken)) continue;
+      if (!is_among(parameter, together) || is_among(parameter, taken)) continue;
       if (!may_be_frozen(tree, name) || !parameter.requires_grad()) continue;
       toggle.names.push_back(name);
       toggle.members.push_back(parameter);
@@ -109,8 +106,8 @@ std::vector<Hook> draw_hooks(const RandomTree& tree, const nn::Module& body, con
   std::vector<Hook> hooks;
   const auto cut = tensors_of_slices(body);  // a rank reads its part of those alone
   for (const auto& [name, parameter] : unique_parameters(body))
-    if (draw.chance(tree.hooked_probability) && parameter.requires_grad() && !is_one_of(parameter, ignored) &&
-        !is_one_of(parameter, cut))
+    if (draw.chance(tree.hooked_probability) && parameter.requires_grad() && !is_among(parameter, ignored) &&
+        !is_among(parameter, cut))
       hooks.push_back({.name = name, .member = parameter, .reads = draw.chance(0.5)});
   return hooks;
 }
@@ -180,6 +177,7 @@ Workload build(const RandomTree& tree) {
   unsharded->ignored = draw_exceptions(tree, *model->body);
   const auto toggles = draw_toggles(tree, *model->body);
   const auto hooks = draw_hooks(tree, *model->body, unsharded->ignored);
+  const auto dtypes = std::make_shared<GradDtypes>(tree, *model->body, unsharded->ignored);
   auto groups = std::make_shared<std::vector<PlainGroup>>();
   auto localize = [model, unsharded](const Rank& rank, FullyShardOptions& options) {
     unsharded->meshes = make_meshes(rank, unsharded->tree);
@@ -187,7 +185,8 @@ Workload build(const RandomTree& tree) {
     options.dp_mesh_dims = unsharded->meshes.dims;
     cut_parts(*model, *unsharded);
   };
-  auto shard = [model, tree, unsharded, groups](const FullyShardOptions& options) {
+  auto shard = [model, tree, unsharded, dtypes, groups](const FullyShardOptions& options) {
+    dtypes->set_before_sharding();
     Sharder sharder(*model, unsharded, options);
     bool everything = !tree.root_is_sharded;
     sharder.visit(*model->out, everything);
@@ -202,9 +201,7 @@ Workload build(const RandomTree& tree) {
   for (const auto& part : sliced_parts(*model))
     for (auto& slice : part->slices())
       if (slice.is_expert) experts.push_back(slice.tensor);
-  const auto is_expert = [experts](const at::Tensor& handle) {
-    return std::any_of(experts.begin(), experts.end(), [&](const auto& expert) { return expert.is_same(handle); });
-  };
+  const auto is_expert = [experts](const at::Tensor& handle) { return is_among(handle, experts); };
   return {.module = model,
           .shard = shard,
           .loss =
@@ -220,24 +217,29 @@ Workload build(const RandomTree& tree) {
                 return watch_run(rank, model, groups, unsharded->tree.training);
               },
           .before_step =
-              [model, toggles, groups, log](int step) {
-                auto registered = unique_parameters(*model->body);
+              [model, toggles, dtypes, groups, log](int step) {
+                const auto registered = unique_parameters(*model->body);
+                dtypes->begin_step(step);
+                if (*log != nullptr) {
+                  dtypes->set_for_step(*model->body);
+                  for (const auto& [name, parameter] : unique_parameters(*model))
+                    if (is_fsdp_parameter(parameter))
+                      note_gradient_dtypes(**log, *groups, handle_of(parameter), dtypes->of(handle_of(parameter)));
+                }
                 for (const auto& toggle : toggles) {
                   const bool is_trainable = toggle.is_trainable[static_cast<size_t>(step)];
                   for (size_t i = 0; i < toggle.names.size(); ++i) {
-                    auto member = toggle.members[i];
+                    const auto& member = toggle.members[i];
                     if (*log != nullptr) note_trainable(**log, *groups, member, is_trainable);
-                    if (toggle.by == Toggle::By::kMember) member.set_requires_grad(is_trainable);
-                    for (auto& [name, parameter] : registered)
-                      if (toggle.by == Toggle::By::kRegistered && name == toggle.names[i])
-                        parameter.set_requires_grad(is_trainable);
+                    chosen(toggle.by, registered, toggle.names[i], member).set_requires_grad(is_trainable);
                   }
                 }
               },
           .after_average =
-              [hooks] {
+              [hooks, dtypes] {
                 for (const auto& hook : hooks)
                   if (auto gradient = hook.member.grad(); gradient.defined()) gradient.mul_(hook.factor());
+                dtypes->round();
               },
           .localize = localize,
           .averaged_over =
@@ -247,7 +249,8 @@ Workload build(const RandomTree& tree) {
           .own_part =
               [unsharded, groups](const Rank& rank, const at::Tensor& parameter, const at::Tensor& whole) {
                 return own_part(rank, *unsharded, *groups, handle_of(parameter), whole);
-              }};
+              },
+          .gradient_dtypes = [dtypes](const at::Tensor& parameter) { return dtypes->of(parameter); }};
 }
 
 }  // namespace fsdp::test

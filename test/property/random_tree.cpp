@@ -148,6 +148,20 @@ void draw_interventions(RandomTree& tree) {
     tree.training.accumulation = Accumulation::kReduceEach;
 }
 
+/// In which dtypes gradients come, go and stay. Drawn apart, too.
+void draw_gradient_dtypes(RandomTree& tree) {
+  Draw draw(tree.seed * 15485863 + 3);
+  auto& training = tree.training;
+  if (draw.chance(0.25)) {
+    auto& parts = tree.root.parts;
+    Part part{.kind = kWidened, .width = tree.root.width};
+    parts.insert(parts.begin() + draw.number(0, static_cast<int64_t>(parts.size())), std::move(part));
+    training.casts_inputs = false;  // or there were no wider operand
+  }
+  if (draw.chance(0.3)) tree.grad_dtype_probability = draw.one_of<double>({0.2, 0.6, 1.0});
+  if (tree.grad_dtype_probability > 0 && !training.is_delicate) training.rounds_gradients = draw.chance(0.6);
+}
+
 }  // namespace
 
 bool contains(const Part& part, const std::function<bool(const Part&)>& wanted) {
@@ -205,6 +219,7 @@ RandomTree draw_tree(uint64_t seed) {
   if (!is_delicate && tree.ignored_probability == 0 && draw.chance(0.45)) draw_low_precision(draw, tree);
   draw_placements(draw, tree);
   draw_interventions(tree);
+  draw_gradient_dtypes(tree);
   return tree;
 }
 
@@ -223,6 +238,10 @@ std::string describe_interventions(const RandomTree& tree) {
   std::string text;
   if (tree.toggled_probability > 0) text += fmt::format("frozen and thawed with {}; ", tree.toggled_probability);
   if (tree.hooked_probability > 0) text += fmt::format("gradient hooks with {}; ", tree.hooked_probability);
+  if (tree.grad_dtype_probability > 0)
+    text += fmt::format("grad_dtype with {}{}; ", tree.grad_dtype_probability,
+                        tree.training.rounds_gradients ? ", smaller ones too" : "");
+  if (!tree.training.casts_inputs) text += "inputs not cast; ";
   return text.empty() ? text : text + "\n";
 }
 

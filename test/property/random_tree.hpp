@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <random>
 #include <string>
@@ -59,13 +60,27 @@ struct RandomTree {
   double replicated_probability = 0;  ///< of a parameter
   double toggled_probability = 0;     ///< of a parameter, or of a module's, to be frozen in some steps
   double hooked_probability = 0;      ///< of a registered parameter to have a gradient hook of the user's
+  double grad_dtype_probability = 0;  ///< of a parameter to have a grad_dtype
   uint64_t seed = 0;  ///< of what is decided while building
 };
 
 RandomTree draw_tree(uint64_t seed);
+/// True if `tensor` is one of `tensors`, not only equal to one.
+inline bool is_among(const at::Tensor& tensor, const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const auto& one) { return one.is_same(tensor); });
+}
 /// True if `wanted` is of the part or of one in it.
 bool contains(const Part& part, const std::function<bool(const Part&)>& wanted);
 std::string describe(const RandomTree& tree);
+
+/// What a user sets something on: the registered parameter, or what the module's member holds.
+enum class By { kRegistered, kMember };
+inline at::Tensor chosen(By by, const NamedTensors& registered, const std::string& name, const at::Tensor& member) {
+  if (by == By::kMember) return member;
+  for (const auto& [known, parameter] : registered)
+    if (known == name) return parameter;
+  throw std::logic_error("no registered parameter is called " + name);
+}
 
 /// The model of `tree` with its loss and the calls of fully_shard.
 Workload build(const RandomTree& tree);

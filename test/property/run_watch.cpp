@@ -13,9 +13,29 @@ namespace {
 
 using Groups = std::vector<PlainGroup>;
 // In the log, besides the collectives: a micro-batch begins, a gradient has arrived at a handle, a group begins to
-// reduce, or to gather, a parameter has been thawed, or frozen.
+// reduce, or to gather, a parameter has been thawed, or frozen, or its gradient's dtypes are these.
 constexpr auto kMicroBatch = "micro-batch", kGradient = "gradient", kReduction = "reduction", kGather = "gather",
-               kThawed = "thawed", kFrozen = "frozen";
+               kThawed = "thawed", kFrozen = "frozen", kReducedIn = "reduced in", kKeptIn = "kept in";
+
+at::ScalarType dtype_named(const std::string& name) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble})
+    if (name == c10::toString(dtype)) return dtype;
+  throw std::logic_error("no dtype of a gradient: " + name);
+}
+
+/// A note on one parameter.
+RecordedCall note_of(const char* operation, size_t group, size_t param, const std::string& subject = {}) {
+  return {.operation = operation, .subject = subject, .group = {}, .bytes = static_cast<int64_t>(group),
+          .tensors = static_cast<int>(param)};
+}
+
+/// Where this is a parameter of, that is still there.
+template <class Visit>
+void for_each_place(const Groups& groups, const at::Tensor& handle, const Visit& visit) {
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t p = 0; p < groups[g].params.size(); ++p)
+      if (groups[g].params[p].tensor.is_same(handle) && !groups[g].params[p].is_gone) visit(g, p);
+}
 
 StepStatistics& operator+=(StepStatistics& sum, const StepStatistics& more) {
   sum.all_gathers += more.all_gathers;
@@ -47,10 +67,7 @@ void log_gradients(const Groups& groups, CallLog& log) {
     for (size_t p = 0; p < groups[g].params.size(); ++p) {
       const auto& handle = groups[g].params[p].tensor;
       if (!handle.requires_grad() || groups[g].params[p].is_gone) continue;
-      handle.register_hook([&log, g, p](const at::Tensor&) {
-        log.calls.push_back({.operation = kGradient, .subject = {}, .group = {}, .bytes = static_cast<int64_t>(g),
-                             .tensors = static_cast<int>(p)});
-      });
+      handle.register_hook([&log, g, p](const at::Tensor&) { log.calls.push_back(note_of(kGradient, g, p)); });
     }
   listen_to_ranges([&log](std::string_view name) {
     using Begins = std::pair<std::string_view, const char*>;
@@ -63,7 +80,7 @@ void log_gradients(const Groups& groups, CallLog& log) {
   });
 }
 
-/// One reduction of a group, and which of its gradients or sums go into it.
+/// One reduction of a group in one dtype, and which of its gradients or sums go into it.
 struct Reduction {
   size_t group;
   std::set<int> params;
@@ -76,7 +93,7 @@ class Replay {
  public:
   Replay(const Rank& rank, const Groups& groups, const Training& training)
       : rank_(rank), groups_(groups), training_(training), waiting_(groups.size()), sums_(groups.size()),
-        trainable_(groups.size()) {
+        trainable_(groups.size()), dtypes_(groups.size()) {
     for (size_t g = 0; g < groups.size(); ++g)
       for (size_t p = 0; p < groups[g].params.size(); ++p)
         if (groups[g].params[p].is_trainable && !groups[g].params[p].is_gone) trainable_[g].insert(static_cast<int>(p));
@@ -94,6 +111,8 @@ class Replay {
         waiting_[last_].insert(call.tensors);
       }
       if (call.operation == kThawed) trainable_[static_cast<size_t>(call.bytes)].insert(call.tensors);
+      if (call.operation == kReducedIn) dtypes_of(call).reduced_in = dtype_named(call.subject);
+      if (call.operation == kKeptIn) dtypes_of(call).kept_in = dtype_named(call.subject);
       if (call.operation == kFrozen) trainable_[static_cast<size_t>(call.bytes)].erase(call.tensors);
       if (call.operation == kReduction) note_reduction(call);
       if (call.operation == kGather && (i + 1 == calls.size() || !launches(calls[i + 1]))) note_gather_alone(call);
@@ -128,14 +147,15 @@ class Replay {
   /// It is launched while its group begins to reduce, or waits for another group; once. Several groups may have such a name.
   void note_launch(const RecordedCall& call) {
     std::vector<int64_t> launched;
-    std::optional<size_t> found;
-    for (const size_t g : candidates(call)) {
-      if (!begun_.contains(g)) continue;
-      launched.push_back(begun_.at(g).moved.launched);
-      if (launched.back() == call.bytes) found = g;
-    }
+    for (const size_t g : candidates(call))
+      for (const auto& begun : begun_[g]) launched.push_back(begun.moved.launched);
     check_moved(call, launched);
-    if (found) begun_.erase(*found);
+    for (const size_t g : candidates(call)) {
+      const auto found = std::ranges::find(begun_[g], call.bytes, [](const Reduction& one) { return one.moved.launched; });
+      if (found == begun_[g].end()) continue;
+      begun_[g].erase(found);
+      return;
+    }
   }
 
   /// What a gather of the group adds; nothing if the group does not gather over these ranks.
@@ -189,8 +209,9 @@ class Replay {
   void note_assigned(const Reduction& reduction) {
     const auto& group = groups_[reduction.group];
     for (const int p : reduction.params) {
-      const auto& param = group.params[static_cast<size_t>(p)];
-      if (group.is_offloaded) sum_.offloaded_bytes += sharded(param.tensor).numel() * param.stored_itemsize;
+      if (group.is_offloaded)
+        sum_.offloaded_bytes += sharded(group.params[static_cast<size_t>(p)].tensor).numel() *
+                                static_cast<int64_t>(c10::elementSize(dtypes_of(reduction.group, p).kept_in));
     }
   }
 
@@ -226,23 +247,42 @@ class Replay {
     if (!g) return;  // nothing is left to take; if something moves after all, the formula says none
     const auto& group = groups_[*g];
     // What float16 holds is divided before it is added up (T7): by a double, which is cast.
-    if (training_.reduce_dtype.value_or(training_.param_dtype.value_or(training_.dtype)) == at::kHalf &&
-        group.ranks * group.replicas > 1)
-      number_bytes_ += static_cast<int64_t>((sizeof(double) + 2) * waiting_[*g].size());
+    for (const int p : waiting_[*g])
+      if (dtypes_of(*g, p).reduced_in == at::kHalf && group.ranks * group.replicas > 1)
+        number_bytes_ += static_cast<int64_t>(sizeof(double)) + 2;
     const auto params = take(*g);
-    const auto moved = reduced_by(group, [&](size_t p) { return params.count(static_cast<int>(p)) > 0; });
-    const Reduction begun{.group = *g, .params = params, .moved = moved, .all_reduced = moved.padded / group.ranks};
-    begun_.insert_or_assign(*g, begun);
+    if (group.replicas > 1 && training_.accumulation == Accumulation::kAllReduceLast && !is_last_) sums_[*g] = params;
+    begun_[*g].clear();
+    for (const auto& [dtype, together] : by_dtype(*g, params)) begin(*g, dtype, together);
+  }
+
+  /// What goes in one collective.
+  std::map<at::ScalarType, std::set<int>> by_dtype(size_t g, const std::set<int>& params) {
+    std::map<at::ScalarType, std::set<int>> parts;
+    for (const int p : params) parts[dtypes_of(g, p).reduced_in].insert(p);
+    return parts;
+  }
+
+  void begin(size_t g, at::ScalarType dtype, const std::set<int>& params) {
+    const auto& group = groups_[g];
+    const auto moved = reduced_by(group, [&](size_t p) { return params.count(static_cast<int>(p)) > 0; }, dtype);
+    const Reduction begun{.group = g, .params = params, .moved = moved, .all_reduced = moved.padded / group.ranks};
+    begun_[g].push_back(begun);
     if (group.replicas == 1)
       note_assigned(begun);
-    else if (training_.accumulation == Accumulation::kAllReduceLast && !is_last_)
-      sums_[*g] = params;
-    else
+    else if (sums_[g].empty())
       under_way_.push_back(begun);
     if (group.ranks * group.replicas == 1) return;
     ++sum_.reductions;
     sum_.reduced_bytes += moved.padded;
     sum_.communicated_bytes += moved.padded / group.ranks * (group.ranks - 1);
+  }
+
+  GradientDtypes& dtypes_of(size_t g, int p) {
+    return dtypes_[g].try_emplace(p, training_.gradient_dtypes()).first->second;
+  }
+  GradientDtypes& dtypes_of(const RecordedCall& call) {
+    return dtypes_of(static_cast<size_t>(call.bytes), call.tensors);
   }
 
   /// Which of several groups with one name it is of cannot be told where they move as many bytes, and need not be:
@@ -277,7 +317,8 @@ class Replay {
   std::vector<std::set<int>> trainable_;  // as of now, by group
   size_t last_ = 0;                   // group that got a gradient
   bool is_last_ = true;               // micro-batch
-  std::map<size_t, Reduction> begun_;  // the last one of each group, not launched yet
+  std::vector<std::map<int, GradientDtypes>> dtypes_;    // as of now, by group; absent: as the policy says
+  std::map<size_t, std::vector<Reduction>> begun_;       // of the last reduction of each group, not launched yet
   std::vector<Reduction> under_way_;  // whose all-reduce is to come, oldest first
   StepStatistics sum_, slack_;
   int64_t number_bytes_ = 0;
@@ -310,11 +351,16 @@ void note_micro_batch(CallLog& log, int index) {
 }
 
 void note_trainable(CallLog& log, const Groups& groups, const at::Tensor& handle, bool is_trainable) {
-  for (size_t g = 0; g < groups.size(); ++g)
-    for (size_t p = 0; p < groups[g].params.size(); ++p)
-      if (groups[g].params[p].tensor.is_same(handle) && !groups[g].params[p].is_gone)
-        log.calls.push_back({.operation = is_trainable ? kThawed : kFrozen, .subject = {}, .group = {},
-                             .bytes = static_cast<int64_t>(g), .tensors = static_cast<int>(p)});
+  for_each_place(groups, handle, [&](size_t g, size_t p) {
+    log.calls.push_back(note_of(is_trainable ? kThawed : kFrozen, g, p));
+  });
+}
+
+void note_gradient_dtypes(CallLog& log, const Groups& groups, const at::Tensor& handle, const GradientDtypes& dtypes) {
+  for_each_place(groups, handle, [&](size_t g, size_t p) {
+    log.calls.push_back(note_of(kReducedIn, g, p, c10::toString(dtypes.reduced_in)));
+    log.calls.push_back(note_of(kKeptIn, g, p, c10::toString(dtypes.kept_in)));
+  });
 }
 
 std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,

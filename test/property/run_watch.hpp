@@ -24,4 +24,8 @@ void note_micro_batch(CallLog& log, int index);
 /// To be called where a parameter is frozen or thawed, between steps.
 void note_trainable(CallLog& log, const std::vector<PlainGroup>& groups, const at::Tensor& handle, bool is_trainable);
 
+/// Where it is unlike what it was: between steps. Before the first, gradients go as the policy says.
+void note_gradient_dtypes(CallLog& log, const std::vector<PlainGroup>& groups, const at::Tensor& handle,
+                          const GradientDtypes& dtypes);
+
 }  // namespace fsdp::test

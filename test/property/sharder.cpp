@@ -39,10 +39,6 @@ void draw_layout(Draw& draw, FullyShardOptions& options) {
   };
 }
 
-bool is_among(const at::Tensor& tensor, const std::vector<at::Tensor>& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [&](const auto& known) { return known.is_same(tensor); });
-}
-
 bool is_inside(const nn::Module* module, const nn::Module& around) {
   const auto modules = around.modules();
   return module == &around ||
@@ -238,8 +234,6 @@ PlainGroup Sharder::new_group(const Place& place, const FullyShardOptions& with)
   group.replicas = spread.replicas;
   group.launches_batches = training.launches_batches;
   group.packs_below = training.packs_below;
-  group.reduce_itemsize = static_cast<int64_t>(
-      c10::elementSize(training.reduce_dtype.value_or(training.param_dtype.value_or(training.dtype))));
   return group;
 }
 

@@ -72,6 +72,10 @@ NamedTensors cloned_values(const NamedTensors& parameters) {
   return copies;
 }
 
+GradientDtypes gradient_dtypes(const Workload& workload, const Training& training, const at::Tensor& parameter) {
+  return workload.gradient_dtypes ? workload.gradient_dtypes(parameter) : training.gradient_dtypes();
+}
+
 int averaged_over(const Workload& workload, const Training& training, const at::Tensor& parameter) {
   return workload.averaged_over ? workload.averaged_over(parameter) : training.world_size;
 }
@@ -91,11 +95,13 @@ void average_gradients(const Workload& workload, const NamedTensors& parameters,
 /// does: both round the same numbers in the same way, up to each rank's own gradients. These are added up here
 /// in double, and there in the reduce dtype, which is all that may differ.
 class LowTwin {
-  /// A gradient that autograd makes in a wider dtype is reduced as it is: it is not to be rounded on its way to the leaf.
-  static void take_any_gradient(const at::Tensor& leaf) {
-    auto* meta = torch::autograd::impl::materialize_autograd_meta(leaf);
-    meta->grad_dtype_ = std::nullopt;
-    meta->allow_grad_dtype_mismatch_ = true;
+  /// A gradient that autograd makes in a wider dtype, and that is reduced in it, is not to be rounded on its way.
+  void take_gradients_as_they_are_reduced() const {
+    for (const auto& [name, parameter] : parameters_) {
+      const auto reduced_in = gradient_dtypes(workload_, training_, parameter).reduced_in;
+      const bool is_wider = c10::elementSize(reduced_in) > c10::elementSize(*training_.param_dtype);
+      parameter.set_grad_dtype(is_wider ? std::nullopt : training_.param_dtype);
+    }
   }
 
  public:
@@ -103,8 +109,6 @@ class LowTwin {
       : training_(training), workload_(make_seeded(make, training)) {
     workload_.module->to(*training.param_dtype);
     parameters_ = unique_parameters(*workload_.module);
-    if (training.reduce_dtype && c10::elementSize(*training.reduce_dtype) > c10::elementSize(*training.param_dtype))
-      for (const auto& [name, parameter] : parameters_) take_any_gradient(parameter);
     sums_.resize(parameters_.size());
     magnitudes_.resize(parameters_.size());
   }
@@ -113,6 +117,7 @@ class LowTwin {
 
   void begin_step(int step, const NamedTensors& plain) {
     if (workload_.before_step) workload_.before_step(step);
+    take_gradients_as_they_are_reduced();
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < plain.size(); ++i) parameters_[i].second.copy_(plain[i].second);
   }
@@ -260,13 +265,15 @@ void assign(at::Tensor to, const at::Tensor& elements) {
 /// last place of what there is by then, which is no more than all terms. So (n + 1) halves are a bound, of which many
 /// roundings, to either side, stay far below: they grow like the root of n. Of 24 terms, the most that are
 /// drawn, one alone is still more than what bfloat16 is allowed.
-at::Tensor allowed_of_sum(const Training& training, const at::Tensor& magnitude) {
-  const auto reduced_in = training.reduce_dtype.value_or(*training.param_dtype);
-  const double half_unit = std::max(unit_of(reduced_in), unit_of(training.dtype)) / 2;
+/// What they are kept in rounds both sums to it, maybe to its next number on one side.
+at::Tensor allowed_of_sum(const Training& training, const GradientDtypes& dtypes, const at::Tensor& magnitude) {
+  const double half_unit = std::max(unit_of(dtypes.reduced_in), unit_of(training.dtype)) / 2;
   const double terms = training.world_size * training.micro_batches;
   // Half precision has few digits left near its smallest numbers.
-  const double floor = reduced_in == at::kHalf ? (terms + 2) * 6e-8 : 1e-30;
-  return magnitude * (half_unit * std::min(terms + 1, 2 + 1.5 * std::sqrt(terms))) + floor;
+  const bool is_half = dtypes.reduced_in == at::kHalf || dtypes.kept_in == at::kHalf;
+  const double floor = is_half ? (terms + 2) * 6e-8 : 1e-30;
+  const double kept = unit_of(dtypes.kept_in) > unit_of(training.dtype) ? unit_of(dtypes.kept_in) : 0;
+  return magnitude * (half_unit * std::min(terms + 1, 2 + 1.5 * std::sqrt(terms)) + kept) + floor;
 }
 
 void check_sum(const Rank& rank, const at::Tensor& actual, const at::Tensor& part, const at::Tensor& allowed,
@@ -300,14 +307,23 @@ void compare_gradients(const Rank& rank, const Workload& workload, const Trainin
     rank.check_equal(name, expected.gradients[i].first, "name of a parameter");
     const auto& full = expected.gradients[i].second;
     const auto part = part_of(rank, workload, parameter, full);
-    if (!training.is_low()) {
-      check_part(rank, expected.tolerance, parameter.grad(), part, full, what);
-      continue;
+    const bool is_sharded = is_fsdp_parameter(parameter);
+    const auto dtypes = gradient_dtypes(workload, training, is_sharded ? handle_of(parameter) : parameter);
+    auto gradient = parameter.grad();
+    if (gradient.defined() && is_sharded) {
+      rank.check_equal(std::string(c10::toString(gradient.scalar_type())), std::string(c10::toString(dtypes.kept_in)),
+                       what + ": its dtype");
+      gradient = gradient.to(training.dtype);
     }
-    const auto allowed = allowed_of_sum(training, expected.magnitudes[i].second);
-    check_sum(rank, parameter.grad(), part, part_of(rank, workload, parameter, allowed), what);
-    // From here on both go on with one gradient, and later from one weight: in 16 bits the smallest difference
-    // between them may become a large one.
+    if (!training.is_low()) {
+      check_part(rank, expected.tolerance, gradient, part, full, what);
+      if (!training.rounds_gradients) continue;
+    } else {
+      const auto allowed = allowed_of_sum(training, dtypes, expected.magnitudes[i].second);
+      check_sum(rank, gradient, part, part_of(rank, workload, parameter, allowed), what);
+    }
+    // From here on both go on with one gradient, and later from one weight: where they are rounded the smallest
+    // difference between them may become a large one.
     if (parameter.grad().defined() && part.defined()) assign(parameter.mutable_grad(), part);
   }
 }
@@ -387,7 +403,8 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
               : training.replicas > 0 ? rank.hybrid(training.replicas, training.shard_ranks())
                                       : rank.mesh(),
       .reshard_after_forward = training.reshard_after_forward,
-      .mp_policy = {.param_dtype = training.param_dtype, .reduce_dtype = training.reduce_dtype},
+      .mp_policy = {.param_dtype = training.param_dtype, .reduce_dtype = training.reduce_dtype,
+                    .cast_forward_inputs = training.casts_inputs},
       .replicate_only = training.replicate_only};
   if (has_own_mesh) workload.localize(rank, options);
   if (training.adjust) training.adjust(options);

@@ -13,6 +13,11 @@
 
 namespace fsdp::test {
 
+/// Of one parameter's gradient, once it has left autograd.
+struct GradientDtypes {
+  at::ScalarType reduced_in, kept_in;
+};
+
 /// A model, how a user shards it and what it is trained on.
 struct Workload {
   std::shared_ptr<torch::nn::Module> module;
@@ -32,6 +37,9 @@ struct Workload {
   std::function<int(const at::Tensor& parameter)> averaged_over = {};
   /// What of the plain model's tensor this rank's parameter holds, 1-D in its order; unset: as `local_ranges` says.
   std::function<at::Tensor(const Rank&, const at::Tensor& parameter, const at::Tensor& whole)> own_part = {};
+  /// In this step, of a parameter as the module's member holds it; unset: what the policy says. The plain model's
+  /// gradients are rounded like that in `after_average`.
+  std::function<GradientDtypes(const at::Tensor& parameter)> gradient_dtypes = {};
 };
 using MakeWorkload = std::function<Workload()>;
 
@@ -80,14 +88,23 @@ struct Training {
   std::optional<double> budget_factor = {};
   /// The policy's; with another param_dtype the batches come in that one.
   std::optional<at::ScalarType> param_dtype = {}, reduce_dtype = {};
+  bool casts_inputs = true;       ///< the policy's cast_forward_inputs
+  bool rounds_gradients = false;  ///< some are kept in float, whatever the model is in
   /// The rest of the options, such as the layout.
   std::function<void(FullyShardOptions&)> adjust = {};
 
   int64_t shard_ranks() const { return replicate_only ? 1 : replicas > 0 ? world_size / replicas : world_size; }
   /// In 16 bits both models compute: what they round, they round alike. See LowTwin.
   bool is_low() const { return param_dtype && c10::elementSize(*param_dtype) == 2; }
+  /// Where the parameter says nothing of its own.
+  GradientDtypes gradient_dtypes() const {
+    return {.reduced_in = reduce_dtype.value_or(param_dtype.value_or(dtype)), .kept_in = dtype};
+  }
   /// A policy that computes in float is compared with a model that does not.
-  double tolerance() const { return is_low() ? 1e-5 : param_dtype ? 1e-4 : dtype == at::kDouble ? 1e-11 : 1e-5; }
+  double tolerance() const {
+    if (param_dtype && !is_low()) return 1e-4;
+    return is_low() || rounds_gradients || dtype == at::kFloat ? 1e-5 : 1e-11;
+  }
 };
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
