@@ -41,7 +41,9 @@ def has_target(name):
 def build(options, targets):
     if options.no_build:
         return
-    done = subprocess.run(["ninja", "-C", str(build_dir()), *targets], stdout=subprocess.PIPE,
+    # The environment's ninja: another version would find its log of no use, and build everything anew.
+    ninja = Path(sys.executable).with_name("ninja")
+    done = subprocess.run([ninja, "-C", str(build_dir()), *targets], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise SystemExit(f"building {' '.join(targets)} failed:\n{done.stdout[-4000:]}")

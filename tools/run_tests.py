@@ -1,197 +1,144 @@
-"""Runs the tests of a build folder and counts test cases, not programs.
-
-Meson knows the tests. Programs are Catch2's and report each of their cases; Python modules close with the
-line "N passed, N failed, N skipped".
+"""Runs the tests of a build folder side by side and counts test cases, not programs. Closes with what failed, in one
+place, and the counts.
 """
 
 import argparse
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import tempfile
+import threading
 import time
-import xml.etree.ElementTree as ET
+import traceback
 from pathlib import Path
 
-CLOSING_LINE = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.MULTILINE)
+import test_selection
+from test_programs import Outcome, run_test
+from test_slots import Slots
 
-
-class Outcome:
-    def __init__(self, passed=0, failed=0, skipped=0, report=""):
-        self.passed, self.failed, self.skipped, self.report = passed, failed, skipped, report
-
-
+ROOT = Path(__file__).resolve().parents[1]
 # What Meson's time limits are made for.
 USUAL_DRAWS = 400
+# A limit is there to end what hangs. Beside others a test takes longer.
+BESIDE_OTHERS = 3
+LAST_LINES = 40
+SEED = re.compile(r"\b\w*SEED=\d+|\bseeds? \[?\d+[\d, ]*\]?")
+# What the address sanitizer watches: the library, under the programs that use nothing of Python's.
+SANITIZED_SUITES = ("comm", "tensor", "group", "late_device", "runtime", "property", "checkpoint")
 
 
-def has_gpu():
-    return Path("/dev/nvidiactl").exists()
+class Run:
+    """Tests that run beside each other, each in a thread that waits for its program."""
 
+    def __init__(self, chosen):
+        # Meson's priorities are for what takes longest. One that is not parallel runs when all others have ended.
+        self.waiting = sorted(chosen, key=lambda one: (not one[0]["is_parallel"], -one[0]["priority"]))
+        self.slots = Slots()
+        self.running = 0
+        self.changed = threading.Condition()
+        self.outcomes = []  # (test, its outcome), as they ended
 
-def run(command, test, timeout_s, **options):
-    """(exit code, its output); the exit code is None after a timeout."""
-    environment = {**os.environ, **test["env"]}
-    process = subprocess.Popen(command, env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                               **options)
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        # The whole session: a test may have started processes of its own.
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return None, output
+    def run(self):
+        threads = []
+        while self.waiting:
+            test, cases = self.waiting[0]
+            with self.changed:
+                while not self.may_start(test):
+                    self.changed.wait(0.1)
+                self.running += 1
+            self.waiting.pop(0)
+            threads.append(threading.Thread(target=self.run_one, args=(test, cases)))
+            threads[-1].start()
+            if not test["is_parallel"]:
+                threads[-1].join()
+        for thread in threads:
+            thread.join()
+        return self.outcomes
 
+    def may_start(self, test):
+        return self.running == 0 if not test["is_parallel"] else self.slots.may_start(self.running)
 
-def how_it_ended(exit_code, timeout_s):
-    if exit_code is None:
-        return f"was ended after {timeout_s} s"
-    if exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"
-
-
-def run_plain(test, arguments):
-    """A test that is no Catch2 program."""
-    exit_code, output = run(test["cmd"] + arguments, test, test["timeout"])
-    counts = CLOSING_LINE.findall(output)
-    if not counts:
-        outcome = Outcome(passed=int(exit_code == 0), failed=int(exit_code != 0))
-    else:
-        outcome = Outcome(*map(int, counts[-1]))
-        if exit_code != 0 and outcome.failed == 0:
-            outcome.failed = 1
-    if outcome.failed:
-        outcome.report = f"{output}\n{test['name']} {how_it_ended(exit_code, test['timeout'])}\n"
-    return outcome
-
-
-def describe(case):
-    """A failed test case of Catch2's XML as text."""
-    lines = [f"{case.get('filename')}:{case.get('line')}: {case.get('name')}"]
-    for element in case.iter():
-        text = (element.text or "").strip()
-        if element.tag == "Section":
-            lines.append(f"  in section {element.get('name')}")
-        elif element.tag == "Expression" and element.get("success") == "false":
-            original = (element.findtext("Original") or "").strip()
-            expanded = (element.findtext("Expanded") or "").strip()
-            lines.append(f"  {element.get('filename')}:{element.get('line')}: "
-                         f"{element.get('type')}( {original} )\n    with {expanded}")
-        elif element.tag in ("Exception", "Failure", "FatalErrorCondition"):
-            lines.append(f"  {element.get('filename')}:{element.get('line')}: {element.tag}: {text}")
-        elif element.tag in ("Info", "Warning", "StdOut", "StdErr") and text:
-            lines.append(f"  {element.tag.lower()}: {text}")
-    return "\n".join(lines) + "\n"
-
-
-def read_cases(path):
-    """The finished test cases of a report, which ends early if the program did."""
-    finished, open_name = [], None
-    try:
-        for event, element in ET.iterparse(path, events=("start", "end")):
-            if element.tag == "TestCase":
-                open_name = element.get("name") if event == "start" else None
-                if event == "end":
-                    finished.append(element)
-    except (ET.ParseError, FileNotFoundError):
-        pass
-    return finished, open_name
-
-
-def is_skipped(case):
-    """True for a case that says why this machine cannot run it (test/support/skip.hpp), and found nothing wrong before."""
-    return any((warning.text or "").strip().startswith("skipped: ") for warning in case.iter("Warning"))
-
-
-def specification(text, with_gpu):
-    """Catch2's words for the filter; commas separate alternatives."""
-    # An exclusion alone selects hidden tests too, which are what other tests start in processes.
-    excluded = "~[.]" if with_gpu else "~[.]~[gpu]"
-    if not text:
-        return [excluded]
-    return [excluded + (text if text.startswith("[") else f"*{text}*")]
-
-
-def count_gpu_cases(test, text):
-    listed = specification(text, with_gpu=True)
-    command = test["cmd"][:1] + ["--list-test-names-only", "[gpu]" + (listed[0] if listed else "")]
-    _, output = run(command, test, 60)
-    return sum(bool(line.strip()) for line in output.splitlines())
-
-
-def run_catch2(test, text):
-    with tempfile.TemporaryDirectory() as folder:
-        report = os.path.join(folder, "report.xml")
-        spec = specification(text, has_gpu())
-        exit_code, output = run(test["cmd"] + ["--reporter", "xml", "--out", report] + spec, test,
-                                test["timeout"])
-        finished, open_name = read_cases(report)
-    failed = [case for case in finished if case.find("OverallResult").get("success") != "true"]
-    skipped = [case for case in finished if case not in failed and is_skipped(case)]
-    outcome = Outcome(len(finished) - len(failed) - len(skipped), len(failed), len(skipped), "".join(map(describe, failed)))
-    if failed and output:
-        outcome.report += f"{test['name']} printed:\n{output}\n"
-    # A crash, a timeout or a sanitizer's report, which no test case shows.
-    if exit_code != 0 and (open_name or not failed):
-        outcome.failed += 1
-        outcome.report += f"{output}\n{test['name']} {how_it_ended(exit_code, test['timeout'])}"
-        outcome.report += f" in: {open_name}\n" if open_name else "\n"
-    if not has_gpu():
-        outcome.skipped += count_gpu_cases(test, text)
-    return outcome
-
-
-def is_catch2(test):
-    """True for a program of ours that the build made."""
-    with open(test["cmd"][0], "rb") as program:
-        return program.read(4) == b"\x7fELF" and "python" not in os.path.basename(test["cmd"][0])
-
-
-def run_all(tests, text):
-    total = Outcome()
-    for test in tests:
+    def run_one(self, test, cases):
         begin = time.monotonic()
-        if not os.path.exists(test["cmd"][0]):
-            outcome = Outcome(failed=1, report=f"{test['name']}: {test['cmd'][0]} has not been built")
-        elif is_catch2(test):
-            outcome = run_catch2(test, text)
-        else:
-            outcome = run_plain(test, ["-k", text.replace(" ", "_")] if text else [])
-        if outcome.passed + outcome.failed + outcome.skipped > 0:
-            print(f"{test['name']}: {outcome.passed} passed, {outcome.failed} failed, "
-                  f"{outcome.skipped} skipped ({time.monotonic() - begin:.1f} s)", flush=True)
-        if outcome.report:
-            print(outcome.report, flush=True)
-        total.passed += outcome.passed
-        total.failed += outcome.failed
-        total.skipped += outcome.skipped
-    return total
+        try:
+            outcome = run_test(test, cases)
+        except Exception:  # a fault of ours: the run goes on, and fails
+            outcome = Outcome(failed=1, report=traceback.format_exc(), repeat="tools/test --failed")
+        with self.changed:
+            self.running -= 1
+            self.outcomes.append((test, outcome))
+            if outcome.passed + outcome.failed + outcome.skipped > 0:
+                print(f"{test['name']}: {outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped "
+                      f"({time.monotonic() - begin:.1f} s, {outcome.cpu_s:.1f} s of a processor)", flush=True)
+            self.changed.notify()
+
+
+def say_what_failed(outcomes, build):
+    """Each failure with its seed, the command that repeats it and its last lines; all of its output goes to a file."""
+    logs = build / "test-logs"
+    for test, outcome in outcomes:
+        if not outcome.failed:
+            continue
+        logs.mkdir(exist_ok=True)
+        log = logs / f"{test['name']}.log"
+        log.write_text(outcome.report)
+        print(f"\n=== failed: {test['name']}: {', '.join(outcome.failed_cases) or 'the program'}")
+        seeds = dict.fromkeys(SEED.findall(outcome.report))
+        if seeds:
+            print(f"seed: {', '.join(seeds)}")
+        print(f"repeat: {outcome.repeat}\nall of its output: {log}; the last lines:")
+        print("\n".join(outcome.report.rstrip().splitlines()[-LAST_LINES:]), flush=True)
+
+
+def sanitize(tests, library, preload):
+    """The same programs over a library that was built with sanitizers; the tests that are run so."""
+    chosen = [test for test in tests if test_selection.suite_of(test) in SANITIZED_SUITES and
+              Path(test["cmd"][0]).name.startswith("fsdp_test") and "FSDP_SANITIZE" not in test["env"]]
+    for test in chosen:
+        test["env"] = {**test["env"], "LD_LIBRARY_PATH": str(library), "LD_PRELOAD": preload}
+        test["timeout"] *= 3
+    return chosen
+
+
+def choose(tests, options):
+    if options.failed:
+        return test_selection.failed_before(tests, options.build)
+    if options.changed:
+        return test_selection.reached_by(tests, test_selection.changed_files(ROOT, options.changed))
+    if options.filter:
+        return test_selection.with_text(tests, options.filter)
+    return test_selection.everything(tests)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path, help="the build folder")
     parser.add_argument("--filter", help="only test cases with this in their name, or with this [tag]")
+    parser.add_argument("--failed", action="store_true", help="only what failed the last time")
+    parser.add_argument("--changed", metavar="COMMIT", help="only what the files can reach that differ from COMMIT")
+    parser.add_argument("--sanitized-library", type=Path, metavar="FOLDER", help="run over the library in this folder")
+    parser.add_argument("--preload", metavar="LIBRARY", help="before the sanitized library")
     options = parser.parse_args()
 
     tests = json.loads((options.build / "meson-info" / "intro-tests.json").read_text())
     more_draws = max(1, int(os.environ.get("FSDP_DRAWS", USUAL_DRAWS)) / USUAL_DRAWS)
     for test in tests:
-        test["timeout"] *= more_draws
-    if options.filter and options.filter.startswith("["):
-        # Only Catch2 knows tags.
-        tests = [test for test in tests if test["cmd"][0].startswith(str(options.build.resolve()))]
-    total = run_all(tests, options.filter)
-    if total.passed + total.failed + total.skipped == 0:
-        print("no test case has that name", file=sys.stderr)
-    print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
-    return int(total.failed > 0 or total.passed == 0)
+        test["timeout"] *= more_draws * BESIDE_OTHERS
+    if options.sanitized_library:
+        tests = sanitize(tests, options.sanitized_library, options.preload)
+    outcomes = Run(choose(tests, options)).run()
+    say_what_failed(outcomes, options.build)
+    test_selection.write_failed(options.build, {test["name"]: outcome.failed_cases
+                                                for test, outcome in outcomes if outcome.failed})
+    passed, failed, skipped = (sum(getattr(outcome, what) for _, outcome in outcomes)
+                               for what in ("passed", "failed", "skipped"))
+    if passed + failed + skipped == 0:
+        print("nothing to run: " + ("nothing failed the last time" if options.failed else
+                                    "no test is reached" if options.changed else "no test case has that name"),
+              file=sys.stderr)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    nothing_is_well = options.failed or options.changed
+    return int(failed > 0 or (passed == 0 and not nothing_is_well))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Starts ranks as processes, through torchrun or by hand, and reads what they leave."""
 
+import fcntl
 import functools
 import json
 import math
@@ -51,10 +52,28 @@ def torchrun(ranks, program, *arguments):
             "--no-python", program, *arguments]
 
 
+_LOCKS = []  # kept as long as this process
+
+
 def unused_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens at, and that no other test of this machine gets while this one runs.
+
+    It lies below those that the kernel hands out for connections.
+    """
+    folder = Path(tempfile.gettempdir(), f"fsdp-ports-{os.getuid()}")
+    folder.mkdir(exist_ok=True)
+    for port in random.Random().sample(range(20000, 32000), 1000):
+        lock = open(folder / str(port), "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            lock.close()
+            continue
+        _LOCKS.append(lock)
+        return port
+    raise RuntimeError("no port from 20000 to 31999 is free")
 
 
 def start_rank(rank, ranks, program, *arguments, before=(), **more):

@@ -8,21 +8,65 @@ import launch
 from closing_line import main
 
 sys.path.insert(0, str(launch.ROOT / "tools"))
-import run_tests  # noqa: E402
+import test_programs  # noqa: E402
+import test_selection  # noqa: E402
 
 # One of its cases kills a program that this variable names, and is skipped without it.
 PROGRAM = launch.BUILD / "test" / "checkpoint" / "fsdp_test_checkpoint"
 VARIABLE = "FSDP_CHECKPOINT_SAVER"
+CHECKPOINT = {"name": "checkpoint", "cmd": [str(PROGRAM)], "env": {}, "timeout": 300}
+
+
+def test_of(name, suite, *command):
+    return {"name": name, "suite": [f"libfsdp:{suite}"], "cmd": list(command) or [f"/build/fsdp_test_{name}"]}
+
+
+TESTS = [test_of("comm", "comm"), test_of("tensor", "tensor"), test_of("group", "group"), test_of("runtime", "runtime"),
+         test_of("checkpoint", "checkpoint"), test_of("parity", "python", "python", "/test/python/test_parity.py"),
+         test_of("threads", "python", "python", "/test/python/test_threads.py")]
 
 
 class RunTests(unittest.TestCase):
     def counts(self, text):
         os.environ.pop(VARIABLE, None)
-        outcome = run_tests.run_catch2({"name": "checkpoint", "cmd": [str(PROGRAM)], "env": {}, "timeout": 300}, text)
+        outcome = test_programs.run_catch2(CHECKPOINT, test_programs.Cases(text=text))
         return outcome.passed, outcome.failed, outcome.skipped
 
     def test_a_case_that_this_machine_cannot_run_is_skipped_and_not_passed(self):
         self.assertEqual(self.counts("[kills]"), (0, 0, 1))
+
+    def test_cases_are_found_by_name_and_by_file(self):
+        name = "a path under a file is an error on every rank"
+        for cases in (test_programs.Cases(names=(name,)), test_programs.Cases(files=("test_block_sums",))):
+            outcome = test_programs.run_catch2(CHECKPOINT, cases)
+            self.assertGreater(outcome.passed, 0, cases)
+            self.assertLess(outcome.passed, 20, cases)
+
+    def reached(self, *files):
+        return {test["name"]: cases.files for test, cases in test_selection.reached_by(TESTS, files)}
+
+    def test_a_file_of_the_library_reaches_the_tests_of_its_layer_and_of_those_behind_it(self):
+        self.assertEqual(set(self.reached("lib/comm/left_out.cpp")), {test["name"] for test in TESTS})
+        self.assertEqual(set(self.reached("lib/api/report.cpp")), {"runtime", "checkpoint", "parity", "threads"})
+        self.assertEqual(set(self.reached("lib/checkpoint/pieces.cpp")), {"checkpoint", "parity", "threads"})
+        self.assertEqual(set(self.reached("bindings/src/options.cpp")), {"parity", "threads"})
+
+    def test_a_file_of_tests_reaches_itself(self):
+        self.assertEqual(self.reached("test/group/test_cut_off.cpp"), {"group": ("test_cut_off",)})
+        self.assertEqual(self.reached("test/python/test_threads.py"), {"threads": ()})
+
+    def test_what_stands_beside_tests_reaches_all_that_may_use_it(self):
+        self.assertEqual(set(self.reached("test/comm/nccl_substitute.cpp")), {test["name"] for test in TESTS})
+        self.assertEqual(set(self.reached("test/python/programs/states.py")), {"parity", "threads"})
+
+    def test_documents_reach_nothing_and_an_unknown_file_everything(self):
+        self.assertEqual(self.reached("README.md", "bench/results/a.jsonl"), {})
+        self.assertEqual(set(self.reached("meson.build")), {test["name"] for test in TESTS})
+
+    def test_every_layer_is_known(self):
+        layers = {folder.name for folder in (launch.ROOT / "lib").iterdir() if (folder / "meson.build").exists()}
+        known = set().union(*(layers for layers, _ in test_selection.LAYERS))
+        self.assertEqual(layers - {"torch"}, known)
 
     def test_a_case_that_runs_is_passed(self):
         self.assertEqual(self.counts("a path under a file is an error on every rank"), (1, 0, 0))

@@ -1,0 +1,106 @@
+"""Which tests, and which of their cases, a run is to have.
+
+What a change reaches is told by the layers of lib/: a layer is used by those behind it alone, so its files reach their
+tests and no others. A file of tests reaches itself.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+from test_programs import Cases
+
+# The suites that see each layer, from the first one on. What is behind them sees it too.
+LAYERS = [
+    ({"base", "comm"}, {"comm"}),
+    ({"mesh", "tensor", "collectives"}, {"tensor"}),
+    ({"param", "group"}, {"group", "late_device"}),
+    ({"module", "api"}, {"runtime", "property", "bench", "processes", "package", "python", "gpu"}),
+    ({"checkpoint"}, {"checkpoint", "processes", "python"}),
+]
+# Tests that read the documents.
+READERS = {"README.md": {"test_readme.py", "test_variables.py", "test_wheel.py"}}
+FAILED = "failed-tests.json"
+
+
+def everything(tests):
+    return [(test, Cases()) for test in tests]
+
+
+def with_text(tests, text):
+    if text.startswith("["):  # only Catch2 knows tags
+        tests = [test for test in tests if "test" in Path(test["cmd"][0]).parts]
+    return [(test, Cases(text=text)) for test in tests]
+
+
+def write_failed(build, failed):
+    """failed: of the last run, the names of the cases by test; none for a test that failed as a whole."""
+    (build / FAILED).write_text(json.dumps(failed, indent=1))
+
+
+def failed_before(tests, build):
+    path = build / FAILED
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return [(test, Cases(names=tuple(known[test["name"]]))) for test in tests if test["name"] in known]
+
+
+def changed_files(root, since):
+    """Paths that differ from the commit, and those that git does not know yet."""
+    def git(*arguments):
+        return subprocess.run(["git", "-C", str(root), *arguments], check=True, text=True,
+                              capture_output=True).stdout.splitlines()
+    return sorted({*git("diff", "--name-only", since), *git("ls-files", "--others", "--exclude-standard")})
+
+
+def suites_that_see(layer):
+    """Of lib/: those of the layer itself and of the ones behind it."""
+    for place, (layers, _) in enumerate(LAYERS):
+        if layer in layers:
+            return set().union(*(suites for _, suites in LAYERS[place:]))
+    return None
+
+
+def suite_of(test):
+    return test["suite"][0].split(":")[-1]
+
+
+def reached_by(tests, files):
+    """Pairs of a test and its cases. A file that no rule knows reaches all tests; documents reach none."""
+    suites, stems, modules = set(), {}, set()
+    for file in map(Path, files):
+        parts = file.parts
+        if file.suffix in (".md", ".jsonl", ".png", ".svg") or parts[0] in (".ci", "docs"):
+            modules |= READERS.get(str(file), set())
+            continue
+        found = None
+        if parts[0] == "lib" and len(parts) > 2:
+            found = suites_that_see(parts[1])
+        elif parts[0] == "bindings":
+            found = {"python", "gpu", "package", "processes"}
+        elif parts[0] == "bench":
+            found = {"bench"}
+        elif parts[0] == "tools" and parts[1] == "llama":
+            found = {"processes"}
+        elif parts[:2] == ("test", "property"):
+            found = {"property"}
+        elif parts[:2] == ("test", "python") and not file.stem.startswith("test_"):
+            found = {"python"}
+        elif parts[0] == "test" and len(parts) == 3:
+            # What else stands beside tests, others may use.
+            if file.suffix == ".cpp" and file.stem.startswith("test_"):
+                stems.setdefault(parts[1], set()).add(file.stem)
+                continue
+            if file.suffix == ".py" and file.stem.startswith("test_"):
+                modules.add(file.name)
+                continue
+        if found is None:
+            return everything(tests)
+        suites |= found
+    chosen = []
+    for test in tests:
+        suite = suite_of(test)
+        if suite in suites or any(Path(part).name in modules for part in test["cmd"]):
+            chosen.append((test, Cases()))
+        elif suite in stems and len(test["cmd"]) == 1:
+            chosen.append((test, Cases(files=tuple(sorted(stems[suite])))))
+    return chosen
