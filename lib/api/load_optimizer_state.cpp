@@ -15,7 +15,7 @@ namespace fsdp {
 
 namespace {
 
-constexpr auto kLoad = "load_optimizer_state_dict";
+constexpr auto kLoadOptimizerState = "load_optimizer_state_dict";
 
 struct PlannedState {
   bool is_left = true;      // as it is: the dict does not say, or says what does not fit
@@ -190,7 +190,7 @@ std::string pack_plan(const OptimizerPlan& plan, const std::vector<std::string>&
 
 OptimizerPlan unpack_plan(const std::string& text) {
   const auto lists = unpack(text);
-  require(lists[0].empty(), "{}: {}", kLoad, fmt::join(lists[0], ""));
+  require(lists[0].empty(), "{}: {}", kLoadOptimizerState, fmt::join(lists[0], ""));
   OptimizerPlan plan;
   plan.result = {lists[1], lists[2], lists[3]};
   for (const auto& item : lists[4]) {
@@ -213,7 +213,7 @@ OptimizerPlan unpack_plan(const std::string& text) {
 /// The first rank's plan on all ranks, the sources on the first alone.
 OptimizerPlan plan_from_first(Planner planner, const OptimizerStateDict& dict,
                               const std::string& optimizer_class, const DeviceMesh& mesh) {
-  require(mesh.defined(), "{}: broadcast_from_rank0 needs a module with sharded parameters", kLoad);
+  require(mesh.defined(), "{}: broadcast_from_rank0 needs a module with sharded parameters", kLoadOptimizerState);
   OptimizerPlan own;
   std::vector<std::string> refusal;
   if (is_first_rank(mesh)) {
@@ -222,7 +222,7 @@ OptimizerPlan plan_from_first(Planner planner, const OptimizerStateDict& dict,
     else
       refusal.push_back("broadcast_from_rank0 needs a full dict; make it with kind kFull");
   }
-  auto plan = unpack_plan(broadcast_text(pack_plan(own, refusal), mesh, kLoad));
+  auto plan = unpack_plan(broadcast_text(pack_plan(own, refusal), mesh, kLoadOptimizerState));
   for (size_t i = 0; i < own.states.size(); ++i)
     plan.states[i].sources = std::move(own.states[i].sources);
   return plan;
@@ -256,20 +256,20 @@ std::unique_ptr<torch::optim::OptimizerParamState> load_state(const PlannedState
 LoadResult load_optimizer_state_dict(const torch::nn::Module& module,
                                      torch::optim::Optimizer& optimizer,
                                      const OptimizerStateDict& dict, const LoadOptions& options) {
-  require_not_shown(module, kLoad);
+  require_not_shown(module, kLoadOptimizerState);
   const auto named = named_states(module);
-  const auto params = optimizer_params(named, optimizer, kLoad);
-  const auto optimizer_class = fsdp::optimizer_class(optimizer, kLoad);
+  const auto params = optimizer_params(named, optimizer, kLoadOptimizerState);
+  const auto optimizer_class = fsdp::optimizer_class(optimizer, kLoadOptimizerState);
   const auto leading = leading_mesh(module, named);
   const auto& mesh = leading.all;
-  if (options.broadcast_from_rank0) leading.require_all(named, kLoad);
+  if (options.broadcast_from_rank0) leading.require_all(named, kLoadOptimizerState);
   Planner planner(params, optimizer, dict);
   const auto plan = options.broadcast_from_rank0
                         ? plan_from_first(std::move(planner), dict, optimizer_class, mesh)
                         : planner.run(optimizer_class);
-  if (options.strict) require_fits(plan.result, kLoad, "optimizer");
+  if (options.strict) require_fits(plan.result, kLoadOptimizerState, "optimizer");
   require(plan.states.size() == params.size(),
-          "{}: the first rank's optimizer has {} parameters, this rank's {}", kLoad,
+          "{}: the first rank's optimizer has {} parameters, this rank's {}", kLoadOptimizerState,
           plan.states.size(), params.size());
   for (size_t group = 0; group < plan.options.size(); ++group)
     write_options(optimizer.param_groups()[group].options(), plan.options[group]);

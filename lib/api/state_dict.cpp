@@ -54,14 +54,14 @@ LoadPlan plan_load(const std::vector<NamedState>& states, const StateDict& dict)
   return plan;
 }
 
-constexpr auto kLoad = "load_state_dict";
+constexpr auto kLoadStateDict = "load_state_dict";
 
 /// The first rank's plan, on all ranks. The sources are there alone.
 LoadResult load_from_first(const std::vector<NamedState>& states, const StateDict& dict,
                            const LoadOptions& options, const LeadingMesh& leading) {
   const auto& mesh = leading.all;
-  require(mesh.defined(), "{}: broadcast_from_rank0 needs a module with sharded parameters", kLoad);
-  leading.require_all(states, kLoad);
+  require(mesh.defined(), "{}: broadcast_from_rank0 needs a module with sharded parameters", kLoadStateDict);
+  leading.require_all(states, kLoadStateDict);
   LoadPlan plan;
   std::vector<std::string> loads, refusal;
   if (is_first_rank(mesh)) {
@@ -73,12 +73,12 @@ LoadResult load_from_first(const std::vector<NamedState>& states, const StateDic
   }
   const auto lists = unpack(broadcast_text(
       pack({refusal, loads, plan.result.missing, plan.result.unexpected, plan.result.wrong}), mesh,
-      kLoad));
-  require(lists[0].empty(), "{}: {}", kLoad, fmt::join(lists[0], ""));
+      kLoadStateDict));
+  require(lists[0].empty(), "{}: {}", kLoadStateDict, fmt::join(lists[0], ""));
   const LoadResult result{lists[2], lists[3], lists[4]};
-  if (options.strict) require_fits(result, kLoad, "module");
+  if (options.strict) require_fits(result, kLoadStateDict, "module");
   require(lists[1].size() == states.size(),
-          "{}: the first rank's module has {} parameters and buffers, this rank's {}", kLoad,
+          "{}: the first rank's module has {} parameters and buffers, this rank's {}", kLoadStateDict,
           lists[1].size(), states.size());
   for (size_t i = 0; i < states.size(); ++i)
     if (lists[1][i] == "1")
@@ -129,13 +129,13 @@ StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& op
 
 LoadResult load_state_dict(torch::nn::Module& module, const StateDict& dict,
                            const LoadOptions& options) {
-  require_not_shown(module, kLoad);
+  require_not_shown(module, kLoadStateDict);
   const auto states = named_states(module);
-  require_values(states, kLoad);
+  require_values(states, kLoadStateDict);
   if (options.broadcast_from_rank0)
     return load_from_first(states, dict, options, leading_mesh(module, states));
   auto plan = plan_load(states, dict);
-  if (options.strict) require_fits(plan.result, kLoad, "module");
+  if (options.strict) require_fits(plan.result, kLoadStateDict, "module");
   for (size_t i = 0; i < states.size(); ++i)
     if (plan.sources[i] != nullptr) load_entry(*plan.sources[i], tensor_of(states[i]));
   return std::move(plan.result);

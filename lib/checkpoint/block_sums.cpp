@@ -10,7 +10,7 @@ namespace fsdp {
 namespace {
 
 constexpr uint32_t kOnes = 0xFFFFFFFF;
-constexpr int64_t kStep = 1024;
+constexpr int64_t kTableStep = 1024;
 
 // Castagnoli's polynomial (RFC 3720, section 12.1) and products modulo it, with x^0 in the highest bit, as registers of
 // a reflected CRC have it.
@@ -34,18 +34,18 @@ class ZeroBytes {
     return powers;
   }
   uint32_t carry(uint32_t sum, int64_t zeros) const {
-    return product(product(sum, bytes_[zeros % kStep]), steps_[zeros / kStep]);
+    return product(product(sum, bytes_[zeros % kTableStep]), steps_[zeros / kTableStep]);
   }
 
  private:
   ZeroBytes() {
     bytes_[0] = steps_[0] = kOne;
-    for (int64_t i = 1; i < kStep; ++i) bytes_[i] = product(bytes_[i - 1], kOne >> 8);
-    const uint32_t step = product(bytes_[kStep - 1], bytes_[1]);
-    for (int64_t i = 1; i <= kBlockBytes / kStep; ++i) steps_[i] = product(steps_[i - 1], step);
+    for (int64_t i = 1; i < kTableStep; ++i) bytes_[i] = product(bytes_[i - 1], kOne >> 8);
+    const uint32_t step = product(bytes_[kTableStep - 1], bytes_[1]);
+    for (int64_t i = 1; i <= kBlockBytes / kTableStep; ++i) steps_[i] = product(steps_[i - 1], step);
   }
-  std::array<uint32_t, kStep> bytes_{};
-  std::array<uint32_t, kBlockBytes / kStep + 1> steps_{};
+  std::array<uint32_t, kTableStep> bytes_{};
+  std::array<uint32_t, kBlockBytes / kTableStep + 1> steps_{};
 };
 
 /// The register after these bytes; without the inversions that make a sum no longer linear.

@@ -15,6 +15,7 @@
 #include "comm/failure_flag.hpp"
 #include "comm/local_reduce.hpp"
 #include "comm/scaled_sum.hpp"
+#include "comm/total_bytes.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
@@ -130,12 +131,6 @@ std::vector<at::Tensor> as_sent(std::span<const at::Tensor> tensors) {
   sent.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) sent.push_back(as_sent(tensor));
   return sent;
-}
-
-int64_t total_bytes(std::span<const at::Tensor> tensors) {
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
-  return bytes;
 }
 
 class C10dCommunicator final : public Communicator,

@@ -13,6 +13,7 @@
 #include "comm/nccl_backend.hpp"
 #include "comm/nccl_group.hpp"
 #include "comm/scaled_sum.hpp"
+#include "comm/total_bytes.hpp"
 
 namespace fsdp {
 namespace {
@@ -63,12 +64,6 @@ ncclRedOp_t nccl_op(ReduceOp op) {
 }
 
 using Tensors = std::vector<at::Tensor>;
-
-int64_t total_bytes(std::span<const at::Tensor> tensors) {
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
-  return bytes;
-}
 
 Tensors joined(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs) {
   Tensors all(outputs.begin(), outputs.end());

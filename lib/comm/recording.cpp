@@ -1,15 +1,10 @@
 #include "base/require.hpp"
 #include "comm/forwarding.hpp"
+#include "comm/total_bytes.hpp"
 #include "fsdp/simulated_network.hpp"
 
 namespace fsdp {
 namespace {
-
-int64_t total_bytes(std::span<const at::Tensor> tensors) {
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
-  return bytes;
-}
 
 class RecordingCommunicator final : public ForwardingCommunicator {
  public:

@@ -8,6 +8,7 @@
 #include "comm/checks.hpp"
 #include "comm/thread_board.hpp"
 #include "comm/thread_ranks.hpp"
+#include "comm/total_bytes.hpp"
 #include "fsdp/process_group.hpp"
 
 namespace fsdp {
@@ -28,14 +29,6 @@ class ThreadWork final : public Work {
   CollectiveInfo info_;
 };
 
-int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
-
-int64_t total_bytes(std::span<const at::Tensor> tensors) {
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += bytes_of(tensor);
-  return bytes;
-}
-
 std::vector<at::Tensor> copy_of(std::span<const at::Tensor> tensors) {
   return {tensors.begin(), tensors.end()};
 }
@@ -54,7 +47,7 @@ class ThreadCommunicator final : public Communicator, public HasNoticeBoard {
                                          std::string_view subject) override {
     checks::all_gather(*this, output, input, subject);
     ThreadCall call{.operation = "all_gather", .outputs = {output}, .inputs = {input}};
-    return start(std::move(call), subject, bytes_of(output));
+    return start(std::move(call), subject, total_bytes({&output, 1}));
   }
 
   std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -62,21 +55,21 @@ class ThreadCommunicator final : public Communicator, public HasNoticeBoard {
     checks::reduce_scatter(*this, output, input, subject);
     ThreadCall call{
         .operation = "reduce_scatter", .op = op, .outputs = {output}, .inputs = {input}};
-    return start(std::move(call), subject, bytes_of(input));
+    return start(std::move(call), subject, total_bytes({&input, 1}));
   }
 
   std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
                                          std::string_view subject) override {
     checks::all_reduce(*this, tensor, subject);
     ThreadCall call{.operation = "all_reduce", .op = op, .outputs = {tensor}};
-    return start(std::move(call), subject, bytes_of(tensor));
+    return start(std::move(call), subject, total_bytes({&tensor, 1}));
   }
 
   std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
                                         std::string_view subject) override {
     checks::broadcast(*this, tensor, root, subject);
     ThreadCall call{.operation = "broadcast", .root = root, .outputs = {tensor}};
-    return start(std::move(call), subject, bytes_of(tensor));
+    return start(std::move(call), subject, total_bytes({&tensor, 1}));
   }
 
   std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,

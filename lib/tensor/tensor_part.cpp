@@ -15,7 +15,7 @@ namespace fsdp {
 
 namespace {
 
-std::vector<int64_t> inferred_sizes(const at::Tensor& local, const DeviceMesh& mesh,
+std::vector<int64_t> sizes_over_mesh(const at::Tensor& local, const DeviceMesh& mesh,
                                     const std::vector<Placement>& placements) {
   auto sizes = local.sizes().vec();
   for (size_t m = 0; m < placements.size(); ++m)
@@ -82,7 +82,7 @@ TensorPart make_tensor_part(const at::Tensor& local, DeviceMesh mesh, DeviceMesh
   TensorPart part{.mesh = std::move(mesh), .whole_mesh = std::move(whole_mesh), .placements = {}, .sizes = {},
                   .strides = {}};
   part.placements = normalised(std::move(placements), part.mesh, local.dim(), subject);
-  part.sizes = sizes.empty() ? inferred_sizes(local, part.mesh, part.placements) : std::move(sizes);
+  part.sizes = sizes.empty() ? sizes_over_mesh(local, part.mesh, part.placements) : std::move(sizes);
   require(static_cast<int64_t>(part.sizes.size()) == local.dim(),
           "{} gave sizes ({}) of the whole for a local tensor of sizes ({}); expected as many dimensions", subject,
           fmt::join(part.sizes, ", "), fmt::join(local.sizes(), ", "));

@@ -14,7 +14,7 @@ namespace {
 namespace nn = torch::nn;
 using at::Tensor;
 
-NamedTensors two() { return {{"a", torch::arange(6.).view({2, 3})}, {"b", torch::arange(5)}}; }
+NamedTensors two_tensors() { return {{"a", torch::arange(6.).view({2, 3})}, {"b", torch::arange(5)}}; }
 
 /// Steps on the same batches, whatever the world. In eval mode: in train mode the normalisation takes biases out again, and
 /// the optimizers would scale gradients of mere rounding up to whole steps.
@@ -120,7 +120,7 @@ TEST_CASE("a tied parameter is saved once, and found under each of its names", "
 TEST_CASE("everything that does not fit is told at once, and nothing is changed", "[checkpoint][load_checkpoint]") {
   TemporaryFolder folder;
   CHECK(on_ranks(2, [&](Rank& rank) {
-    save_checkpoint_parts(folder / "c", {{whole_section(two())}}, {.world = rank.world()});
+    save_checkpoint_parts(folder / "c", {{whole_section(two_tensors())}}, {.world = rank.world()});
     const NamedTensors into{{"a", torch::zeros({3, 2})}, {"b", torch::zeros({5})}, {"c", torch::zeros({1})}};
     rank.check_throws<UsageError>([&] { CheckpointReader(folder / "c", {.world = rank.world()}).load({whole_section(into)}); },
                                   {"Missing: 'c'", "'a' has sizes (2, 3), expected (3, 2)", "'b' is I64, expected F32", "nothing was changed"},

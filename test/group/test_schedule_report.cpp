@@ -8,10 +8,10 @@ namespace fsdp::test {
 namespace {
 
 using Catch::Contains;
-using State = RankReport::State;
+using RankState = RankReport::State;
 
 /// A schedule of operations by name, each hash over all before it.
-RankReport report(int rank, const std::vector<std::string>& texts, State state = State::kOutside,
+RankReport report(int rank, const std::vector<std::string>& texts, RankState state = RankState::kOutside,
                   uint64_t first = 0) {
   RankReport report{.rank = rank, .state = state};
   report.window.first = first;
@@ -27,12 +27,12 @@ RankReport report(int rank, const std::vector<std::string>& texts, State state =
 
 TEST_CASE("a report survives the way over a store, whatever modules are called",
           "[group][schedule_report]") {
-  auto sent = report(3, {"all_gather of a", "reduce_scatter of odd\nname"}, State::kInCollective, 7);
+  auto sent = report(3, {"all_gather of a", "reduce_scatter of odd\nname"}, RankState::kInCollective, 7);
   sent.waits_for = "all_gather of a\tb";
   const auto arrived = RankReport::decode(sent.encode());
   REQUIRE(arrived.has_value());
   CHECK(arrived->rank == 3);
-  CHECK(arrived->state == State::kInCollective);
+  CHECK(arrived->state == RankState::kInCollective);
   CHECK(arrived->waits_for == "all_gather of a b");
   CHECK(arrived->window.first == 7);
   REQUIRE(arrived->count() == 9);
@@ -59,19 +59,19 @@ TEST_CASE("the first difference is found; a rank that is behind does not differ"
 }
 
 TEST_CASE("ranks that parted before what is kept are known to differ", "[group][schedule_report]") {
-  const auto difference = find_difference(report(0, {"a", "b"}, State::kOutside, 50),
-                                          report(1, {"x", "b"}, State::kOutside, 50));
+  const auto difference = find_difference(report(0, {"a", "b"}, RankState::kOutside, 50),
+                                          report(1, {"x", "b"}, RankState::kOutside, 50));
   REQUIRE(difference.has_value());
   CHECK(difference->index == 50);
   CHECK(difference->is_older);
-  const RankReport both[] = {report(0, {"a", "b"}, State::kOutside, 50), report(1, {"x", "b"}, State::kOutside, 50)};
+  const RankReport both[] = {report(0, {"a", "b"}, RankState::kOutside, 50), report(1, {"x", "b"}, RankState::kOutside, 50)};
   CHECK_THAT(find_disagreement(both).value().text, Contains("collective 50 of their model, or one before it"));
 }
 
 TEST_CASE("the message shows each side's first different entry and what they had in common",
           "[group][schedule_report]") {
   const RankReport reports[] = {report(0, {"a", "b", "c"}), report(1, {"a", "b", "x"}),
-                                report(2, {"a", "b", "c", "d"}), report(3, {"a"}, State::kEnded),
+                                report(2, {"a", "b", "c", "d"}), report(3, {"a"}, RankState::kEnded),
                                 report(4, {"a"})};
   const auto found = find_disagreement(reports);
   REQUIRE(found.has_value());
@@ -87,11 +87,11 @@ TEST_CASE("what ranks do is said in a line for all that do the same, with the la
           "[group][schedule_report]") {
   std::vector<std::string> texts;
   for (int i = 0; i < 12; ++i) texts.push_back(fmt::format("step{}", i));
-  auto waiting = report(0, texts, State::kInCollective);
+  auto waiting = report(0, texts, RankState::kInCollective);
   waiting.waits_for = "all_gather of layer0";
   auto also_waiting = waiting;
   also_waiting.rank = 1;
-  const RankReport reports[] = {waiting, also_waiting, report(2, {"step0"}), report(3, {}, State::kEnded)};
+  const RankReport reports[] = {waiting, also_waiting, report(2, {"step0"}), report(3, {}, RankState::kEnded)};
   const auto text = describe_ranks(reports, std::vector<int>{0, 1, 2, 3, 7});
   CHECK_THAT(text, Contains("ranks 0, 1: waits for all_gather of layer0; last launched 11: step11"));
   CHECK_THAT(text, Contains("rank 2: in no collective of this model; last launched 0: step0"));

@@ -20,7 +20,7 @@ const c10::impl::VirtualGuardImpl& guard_of_late() {
 }
 
 c10::Stream other_stream() { return guard_of_late().getStreamFromGlobalPool(late(0)); }
-c10::Stream current_stream() { return guard_of_late().getStream(late(0)); }
+c10::Stream late_stream() { return guard_of_late().getStream(late(0)); }
 
 void let_wait(c10::Stream waiting, c10::Stream before) {
   c10::Event event(kLate);
@@ -74,7 +74,7 @@ TEST_CASE("operators return before they have run, and the host waits only where 
   auto on_host = at::zeros({4}, at::TensorOptions().pinned_memory(true));
   on_host.copy_(x, /*non_blocking=*/true);
   c10::Event event(kLate);
-  event.record(current_stream());
+  event.record(late_stream());
   CHECK(!event.query());
   CHECK(host_waits(0) == before);
   CHECK(on_host.equal(at::zeros({4})));
@@ -97,7 +97,7 @@ TEST_CASE("a stream that does not wait for another reads poison, and one that wa
     });
     const auto written = ones(64);
     const auto other = other_stream();
-    if (waits) let_wait(other, current_stream());
+    if (waits) let_wait(other, late_stream());
     at::Tensor seen;
     {
       const c10::StreamGuard guard(other);
@@ -117,7 +117,7 @@ TEST_CASE("memory that goes back while another stream has yet to read it is pois
     const auto other = other_stream();
     std::atomic<bool> is_over = false;
     auto given_back = ones(64);
-    let_wait(other, current_stream());
+    let_wait(other, late_stream());
     at::Tensor seen;
     {
       const c10::StreamGuard guard(other);
@@ -127,9 +127,9 @@ TEST_CASE("memory that goes back while another stream has yet to read it is pois
       seen = given_back + 1;
     }
     given_back.reset();
-    if (waits) let_wait(current_stream(), other);
+    if (waits) let_wait(late_stream(), other);
     const auto next = at::empty({1}, at::TensorOptions(late(0)));  // of any size
-    if (!waits) guard_of_late().synchronizeStream(current_stream());
+    if (!waits) guard_of_late().synchronizeStream(late_stream());
     is_over = true;
     guard_of_late().synchronizeDevice(0);
     CHECK(seen.isnan().all().item<bool>() == !waits);

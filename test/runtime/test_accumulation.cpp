@@ -9,21 +9,21 @@ namespace {
 
 using Calls = std::vector<std::string>;
 
-MakeWorkload chain() {
+MakeWorkload accumulating_chain() {
   return [] { return chain_workload(); };
 }
 
 TEST_CASE("micro-batches sum to the same gradients in every form", "[runtime][accumulation]") {
   for (auto form : {Accumulation::kReduceEach, Accumulation::kSyncAtLast, Accumulation::kLastBackward})
     for (int world_size : {2, 3})
-      trains_like_plain(chain(), {.world_size = world_size, .micro_batches = 3, .accumulation = form});
+      trains_like_plain(accumulating_chain(), {.world_size = world_size, .micro_batches = 3, .accumulation = form});
   for (auto form : {Accumulation::kReduceEach, Accumulation::kSyncAtLast, Accumulation::kAllReduceLast})
-    trains_like_plain(chain(), {.world_size = 4, .replicas = 2, .micro_batches = 3, .accumulation = form});
+    trains_like_plain(accumulating_chain(), {.world_size = 4, .replicas = 2, .micro_batches = 3, .accumulation = form});
 }
 
 TEST_CASE("accumulation works with groups that are kept, and with a module used twice", "[runtime][accumulation]") {
   for (auto form : {Accumulation::kReduceEach, Accumulation::kSyncAtLast})
-    trains_like_plain(chain(), {.micro_batches = 2, .accumulation = form, .reshard_after_forward = false});
+    trains_like_plain(accumulating_chain(), {.micro_batches = 2, .accumulation = form, .reshard_after_forward = false});
 }
 
 TEST_CASE("without synchronisation nothing is reduced and no sharded gradient appears", "[runtime][accumulation]") {

@@ -8,8 +8,8 @@
 namespace fsdp::test {
 namespace {
 
-constexpr int64_t kWidth = 8;
-constexpr int64_t kLayerBytes = (kWidth * kWidth + kWidth) * 4;  // no padding over 2 or 4 ranks
+constexpr int64_t kBudgetWidth = 8;
+constexpr int64_t kLayerBytes = (kBudgetWidth * kBudgetWidth + kBudgetWidth) * 4;  // no padding over 2 or 4 ranks
 
 /// Bytes gathered in one step, the order being known.
 int64_t gathered_in_a_step(const Rank& rank, ShardedChain& chain, int step) {
@@ -23,7 +23,7 @@ TEST_CASE("a step gathers less the larger the budget, and everything once with r
   on_ranks(4, [](Rank& rank) {
     int64_t last = INT64_MAX;
     for (int layers : {2, 3, 4, 5, 6, 7}) {
-      ShardedChain chain(rank.mesh(), 6, kWidth);
+      ShardedChain chain(rank.mesh(), 6, kBudgetWidth);
       chain.root[0].set_unsharded_byte_budget(layers * kLayerBytes);
       for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
       const int64_t gathered = gathered_in_a_step(rank, chain, 2);
@@ -31,7 +31,7 @@ TEST_CASE("a step gathers less the larger the budget, and everything once with r
       rank.check(gathered <= last, fmt::format("{} layers: {} bytes, less room: {}", layers, gathered, last));
       last = gathered;
     }
-    ShardedChain kept(rank.mesh(), 6, kWidth, false);
+    ShardedChain kept(rank.mesh(), 6, kBudgetWidth, false);
     kept.step(rank.index());
     rank.check_equal(last, gathered_in_a_step(rank, kept, 1), "as if all were told to stay");
   });
@@ -40,7 +40,7 @@ TEST_CASE("a step gathers less the larger the budget, and everything once with r
 TEST_CASE("at no time are more bytes unsharded than the budget allows", "[runtime][byte_budget]") {
   on_ranks(2, [](Rank& rank) {
     for (int distance : {0, 1, 2}) {
-      ShardedChain chain(rank.mesh(), 6, kWidth);
+      ShardedChain chain(rank.mesh(), 6, kBudgetWidth);
       const int64_t budget = 4 * kLayerBytes + 100;
       chain.root[0].set_prefetch_distance(distance);
       chain.root[0].set_unsharded_byte_budget(budget);
@@ -101,7 +101,7 @@ TEST_CASE("nor by the allocator, which sees the budget used and the runtime's ow
 TEST_CASE("what lies behind the groups that stayed is gathered as soon as the first of them has made room",
           "[runtime][byte_budget]") {
   on_ranks(2, [](Rank& rank) {
-    ShardedChain chain(rank.mesh(), 6, kWidth);
+    ShardedChain chain(rank.mesh(), 6, kBudgetWidth);
     chain.root[0].set_unsharded_byte_budget(4 * kLayerBytes);  // layers 0 and 3 to 5 are there when forward ends
     for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
     auto loss = chain.loss(rank.index(), 2);
@@ -118,7 +118,7 @@ TEST_CASE("what lies behind the groups that stayed is gathered as soon as the fi
 TEST_CASE("explicit options stay instructions: what is told to go goes, what is told to stay stays",
           "[runtime][byte_budget]") {
   on_ranks(2, [](Rank& rank) {
-    ShardedChain chain(rank.mesh(), 4, kWidth);
+    ShardedChain chain(rank.mesh(), 4, kBudgetWidth);
     chain.layers[0].set_reshard_after_forward(false);
     chain.layers[2].set_reshard_after_forward(true);
     chain.root[0].set_unsharded_byte_budget(100 * kLayerBytes);
@@ -138,17 +138,17 @@ TEST_CASE("explicit options stay instructions: what is told to go goes, what is 
 TEST_CASE("training under any budget is like plain", "[runtime][byte_budget]") {
   for (double factor : {1.0, 2.0, 3.5})
     for (int world_size : {2, 3}) {
-      trains_like_plain([] { return chain_workload(5, kWidth); },
+      trains_like_plain([] { return chain_workload(5, kBudgetWidth); },
                         {.world_size = world_size, .steps = 4, .micro_batches = 2, .budget_factor = factor});
-      trains_like_plain([] { return chain_workload(5, kWidth); },
+      trains_like_plain([] { return chain_workload(5, kBudgetWidth); },
                         {.world_size = world_size, .steps = 4, .prefetch_distance = 2, .budget_factor = factor});
     }
 }
 
 TEST_CASE("an order that changes under a budget is still right, and planned anew", "[runtime][byte_budget]") {
   on_ranks(2, [](Rank& rank) {
-    ShardedChain chain(rank.mesh(), 5, kWidth);
-    auto plain = plain_chain(5, kWidth);
+    ShardedChain chain(rank.mesh(), 5, kBudgetWidth);
+    auto plain = plain_chain(5, kBudgetWidth);
     chain.root[0].set_unsharded_byte_budget(3 * kLayerBytes);
     for (int step = 0; step < 9; ++step) {
       chain.model->skipped = step < 3 ? std::vector<size_t>{} : step < 6 ? std::vector<size_t>{1, 3} : std::vector<size_t>{0};
@@ -163,7 +163,7 @@ TEST_CASE("an order that changes under a budget is still right, and planned anew
 TEST_CASE("a budget smaller than one group is refused, one too small beside what must stay says what that is",
           "[runtime][byte_budget]") {
   on_ranks(2, [](Rank& rank) {
-    ShardedChain chain(rank.mesh(), 4, kWidth);
+    ShardedChain chain(rank.mesh(), 4, kBudgetWidth);
     auto& root = chain.root[0];
     rank.check_throws<UsageError>([&] { root.set_unsharded_byte_budget(10); },
                                   {"set_unsharded_byte_budget", std::to_string(kLayerBytes), "10"}, "10 bytes");

@@ -45,8 +45,8 @@ struct Block : torch::nn::Module {
   at::Tensor gain;
 };
 
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(int count, int64_t width) : width(width) {
+struct RecomputedNetImpl : torch::nn::Module {
+  explicit RecomputedNetImpl(int count, int64_t width) : width(width) {
     in = register_module("in", torch::nn::Linear(width, width));
     for (int i = 0; i < count; ++i)
       blocks.push_back(register_module(fmt::format("block{}", i), std::make_shared<Block>(width)));
@@ -76,9 +76,9 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear in{nullptr}, head{nullptr};
   std::vector<std::shared_ptr<Block>> blocks;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(RecomputedNet);
 
-void shard(Net& net, Cut cut, const FullyShardOptions& options) {
+void shard(RecomputedNet& net, Cut cut, const FullyShardOptions& options) {
   auto& blocks = net->blocks;
   for (auto& block : blocks) {
     if (cut == Cut::kLinears) {
@@ -98,13 +98,13 @@ at::Generator generator_of(const Inputs& in) {
   return at::make_generator<at::CPUGeneratorImpl>(1000 + in.rank + 10 * in.step + 1000 * in.micro_batch);
 }
 
-at::Tensor loss_of(Net& net, Around around, Inputs& in) {
+at::Tensor loss_of(RecomputedNet& net, Around around, Inputs& in) {
   return net->forward(in.normal({4, net->width}), {around, generator_of(in)}).to(at::kDouble).square().mean();
 }
 
 MakeWorkload workload(Around around, Cut cut, int count = 3, int64_t width = 5) {
   return [=] {
-    Net net(count, width);
+    RecomputedNet net(count, width);
     return Workload{.module = net.ptr(),
                     .shard = [net, cut](const FullyShardOptions& options) mutable { shard(net, cut, options); },
                     .loss = [net, around](Inputs& in) mutable { return loss_of(net, around, in); }};
@@ -120,9 +120,9 @@ void trains_like_plain_without(Around around, Cut cut, Training training, int co
 }
 
 /// A sharded net on one rank.
-struct Sharded {
-  Sharded(const DeviceMesh& mesh, Around around, Cut cut, const FullyShardOptions& options = {}, int count = 4)
-      : around(around), net(seeded(7, [&] { return Net(count, 5); })) {
+struct ShardedNet {
+  ShardedNet(const DeviceMesh& mesh, Around around, Cut cut, const FullyShardOptions& options = {}, int count = 4)
+      : around(around), net(seeded(7, [&] { return RecomputedNet(count, 5); })) {
     auto own = options;
     own.mesh = mesh;
     shard(net, cut, own);
@@ -142,7 +142,7 @@ struct Sharded {
   FSDPModule root() const { return *find_fsdp_module(*net); }
 
   Around around;
-  Net net;
+  RecomputedNet net;
 };
 
 void check_identical(const Rank& rank, const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,
@@ -187,9 +187,9 @@ TEST_CASE("with and without checkpoints gradients are identical bit for bit, mix
   for (const auto& policy : {MixedPrecisionPolicy{}, low, exempt})
     on_ranks(2, [&](Rank& rank) {
       for (auto cut : kAllCuts) {
-        Sharded without(rank.mesh(), Around::kNothing, cut, {.mp_policy = policy});
+        ShardedNet without(rank.mesh(), Around::kNothing, cut, {.mp_policy = policy});
         for (auto around : kAllPlaces) {
-          Sharded with(rank.mesh(), around, cut, {.mp_policy = policy});
+          ShardedNet with(rank.mesh(), around, cut, {.mp_policy = policy});
           for (int step = 0; step < 2; ++step)
             check_identical(
                 rank, with.step(rank.index(), step), without.step(rank.index(), step),
@@ -209,7 +209,7 @@ TEST_CASE("the sequence of collectives is the same on all ranks, and from the se
         std::mutex mutex;
         std::vector<std::vector<Calls>> by_rank;
         on_ranks(3, [&](Rank& rank) {
-          Sharded sharded(rank.mesh(), around, cut);
+          ShardedNet sharded(rank.mesh(), around, cut);
           sharded.root().set_prefetch_distance(distance);
           std::vector<Calls> steps;
           for (int step = 0; step < 4; ++step) {
@@ -240,7 +240,7 @@ TEST_CASE("in backward a group is gathered once, for its recomputation and its b
         Case{Around::kParts, Cut::kBlocks, 1}, Case{Around::kPairs, Cut::kPairs, 1},
         Case{Around::kPairs, Cut::kBlocks, 1}, Case{Around::kNested, Cut::kPairs, 1}})
     on_ranks(2, [&](Rank& rank) {
-      Sharded sharded(rank.mesh(), around, cut);
+      ShardedNet sharded(rank.mesh(), around, cut);
       sharded.root().set_prefetch_distance(distance);
       for (int step = 0; step < 4; ++step) {
         rank.log().clear();
@@ -267,7 +267,7 @@ TEST_CASE("in backward a group is gathered once, for its recomputation and its b
 TEST_CASE("a second backward over a retained graph recomputes and reduces again", "[runtime][activation_checkpoint]") {
   on_ranks(2, [](Rank& rank) {
     for (auto around : kAllPlaces) {
-      Sharded sharded(rank.mesh(), around, Cut::kBlocks);
+      ShardedNet sharded(rank.mesh(), around, Cut::kBlocks);
       for (int step = 0; step < 2; ++step) {
         const auto once = sharded.step(rank.index(), step);
         sharded.net->zero_grad();
@@ -285,7 +285,7 @@ TEST_CASE("a second backward over a retained graph recomputes and reduces again"
 TEST_CASE("frozen and unused parameters under checkpoints", "[runtime][activation_checkpoint]") {
   auto make = [](Around around) -> MakeWorkload {
     return [around] {
-      Net net(3, 5);
+      RecomputedNet net(3, 5);
       for (auto& parameter : net->blocks[1]->parameters()) parameter.requires_grad_(false);
       net->blocks[2]->up->weight.requires_grad_(false);
       net->register_parameter("unused", torch::ones({3}));
@@ -341,7 +341,7 @@ TEST_CASE("a scope that was open in forward is open in the recomputation", "[run
 TEST_CASE("after an exception in a recomputation, on all ranks, training goes on", "[runtime][activation_checkpoint]") {
   on_ranks(2, [](Rank& rank) {
     for (auto around : {Around::kBlocks, Around::kNested}) {
-      Sharded expected(rank.mesh(), around, Cut::kBlocks), sharded(rank.mesh(), around, Cut::kBlocks);
+      ShardedNet expected(rank.mesh(), around, Cut::kBlocks), sharded(rank.mesh(), around, Cut::kBlocks);
       sharded.step(rank.index(), 0);
       bool fail = true;
       sharded.net->blocks[1]->gain.register_hook([&](at::Tensor gradient) {
@@ -376,7 +376,7 @@ TEST_CASE("an optimizer's step between forward and backward is an error under a 
           "[runtime][activation_checkpoint]") {
   on_ranks(2, [](Rank& rank) {
     for (auto cut : {Cut::kBlocks, Cut::kRoot}) {
-      Sharded sharded(rank.mesh(), Around::kBlocks, cut);
+      ShardedNet sharded(rank.mesh(), Around::kBlocks, cut);
       sharded.step(rank.index(), 0);
       torch::optim::SGD optimizer(sharded.net->parameters(), 0.1);
       auto loss = sharded.loss(rank.index(), 1);

@@ -32,8 +32,8 @@ struct OutputImpl : nn::Module {
 };
 TORCH_MODULE(Output);
 
-struct TiedImpl : nn::Module {
-  explicit TiedImpl(int64_t words = 7, int64_t width = 6) : words(words) {
+struct TiedNetImpl : nn::Module {
+  explicit TiedNetImpl(int64_t words = 7, int64_t width = 6) : words(words) {
     input = register_module("input", Input(words, width));
     between = register_module("between", nn::Linear(width, width));
     output = register_module("output", Output(input->table->weight, width));
@@ -47,13 +47,13 @@ struct TiedImpl : nn::Module {
   nn::Linear between{nullptr}, last{nullptr};
   Output output{nullptr};
 };
-TORCH_MODULE(Tied);
+TORCH_MODULE(TiedNet);
 
 /// Which modules are sharded, inner ones first.
 enum class Units { kBlocks, kOutputFirst, kInputAndRoot, kOutputAndRoot, kOneList };
 
 Workload tied_workload(Units units = Units::kBlocks) {
-  Tied model;
+  TiedNet model;
   return {.module = model.ptr(),
           .shard =
               [model, units](const FullyShardOptions& options) {
@@ -116,7 +116,7 @@ TEST_CASE("a tied parameter may come from a group of another layout", "[runtime]
   for (const bool is_inner_flat : {false, true})
     for (const int world : {1, 2, 3}) {
       const auto make = [=] {
-        Tied model;
+        TiedNet model;
         return Workload{.module = model.ptr(),
                         .shard =
                             [=](const FullyShardOptions& given) {
@@ -136,7 +136,7 @@ TEST_CASE("a tied parameter may come from a group of another layout", "[runtime]
 
 TEST_CASE("the nearest sharded module around all places owns a tied parameter", "[runtime][ties]") {
   CHECK(on_ranks(2, [](Rank& rank) {
-    auto model = seeded(3, [] { return Tied(); });
+    auto model = seeded(3, [] { return TiedNet(); });
     nn::Sequential around(nn::Identity{}, nn::AnyModule(model));
     const auto before = model->input->table->weight.detach().clone();
     const FullyShardOptions options{.mesh = rank.mesh()};
@@ -177,7 +177,7 @@ TEST_CASE("the nearest sharded module around all places owns a tied parameter", 
 
 TEST_CASE("a tie that no sharded module settles is an error at the first use", "[runtime][ties]") {
   CHECK(on_ranks(2, [](Rank& rank) {
-    auto model = seeded(3, [] { return Tied(); });
+    auto model = seeded(3, [] { return TiedNet(); });
     const FullyShardOptions options{.mesh = rank.mesh()};
     fully_shard(model->input, options);
     fully_shard(model->output, options);
@@ -194,7 +194,7 @@ TEST_CASE("a tie that no sharded module settles is an error at the first use", "
 
 TEST_CASE("mixed precision keeps a tied parameter's own values", "[runtime][ties]") {
   CHECK(on_ranks(2, [](Rank& rank) {
-    auto model = seeded(3, [] { return Tied(); });
+    auto model = seeded(3, [] { return TiedNet(); });
     const auto before = model->input->table->weight.detach().clone();
     const FullyShardOptions options{.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kBFloat16}};
     fully_shard(model->input, options);
@@ -210,7 +210,7 @@ TEST_CASE("mixed precision keeps a tied parameter's own values", "[runtime][ties
 TEST_CASE("a gradient that a tied parameter has already goes with it", "[runtime][ties]") {
   for (const bool is_flat : {false, true})
     CHECK(on_ranks(3, [=](Rank& rank) {
-      auto model = seeded(3, [] { return Tied(); });
+      auto model = seeded(3, [] { return TiedNet(); });
       model->forward(torch::ones({1, 2}, at::kLong)).sum().backward();
       const auto gradient = model->input->table->weight.grad().clone();
       FullyShardOptions options{.mesh = rank.mesh()};
@@ -224,7 +224,7 @@ TEST_CASE("a gradient that a tied parameter has already goes with it", "[runtime
 
 TEST_CASE("a model with ties across groups can be copied, converted and shown whole", "[runtime][ties]") {
   CHECK(on_ranks(2, [](Rank& rank) {
-    auto model = seeded(3, [] { return Tied(); });
+    auto model = seeded(3, [] { return TiedNet(); });
     const auto before = model->input->table->weight.detach().clone();
     const FullyShardOptions options{.mesh = rank.mesh()};
     fully_shard(model->input, options);
@@ -277,7 +277,7 @@ TEST_CASE("a copy of a model with ties across groups is sharded and tied like it
 TEST_CASE("a model on meta with ties across groups is materialised once for each", "[runtime][ties]") {
   const auto make = [] {
     MetaDevice meta;
-    return Tied();
+    return TiedNet();
   };
   at::Tensor alone;
   for (const int world : {1, 3})

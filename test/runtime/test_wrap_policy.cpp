@@ -19,10 +19,10 @@ struct EncoderImpl : nn::Module {
 };
 TORCH_MODULE(Encoder);
 
-struct NetImpl : nn::Module {
+struct PolicyNetImpl : nn::Module {
   nn::ModuleList blocks = register_module("blocks", nn::ModuleList());
   nn::Linear head = register_module("head", nn::Linear(8, 3));
-  NetImpl() {
+  PolicyNetImpl() {
     for (int i = 0; i < 2; ++i) blocks->push_back(Encoder());
   }
   at::Tensor forward(at::Tensor x) {
@@ -30,10 +30,10 @@ struct NetImpl : nn::Module {
     return head->forward(x);
   }
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(PolicyNet);
 
-Net make_net() {
-  return seeded(11, [] { return Net(); });
+PolicyNet make_net() {
+  return seeded(11, [] { return PolicyNet(); });
 }
 
 std::vector<std::string> names_of(const WrapPlan& plan) {
@@ -108,7 +108,7 @@ TEST_CASE("the dry run prints the tree with bytes and changes nothing", "[wrap_p
 TEST_CASE("a tree sharded by a policy trains like the plain one", "[wrap_policy]") {
   for (const auto& policy : {wrap_class<EncoderImpl>(), wrap_by_size({.min_numel = 60})})
     CHECK(trains_like_plain([&] {
-      Net net;
+      PolicyNet net;
       return Workload{.module = net.ptr(),
                       .shard = [net, policy](const FullyShardOptions& options) { fully_shard(net, policy, options); },
                       .loss = [net](Inputs& in) mutable { return net->forward(in.normal({4, 2, 8})).square().mean(); }};
