@@ -23,6 +23,8 @@ USUAL_DRAWS = 400
 BESIDE_OTHERS = 3
 LAST_LINES = 40
 SEED = re.compile(r"\b\w*SEED=\d+|\bseeds? \[?\d+[\d, ]*\]?")
+# Under sanitizers a model takes five times as long, and what they look for shows in few; .ci/weekly draws more.
+SANITIZED_DRAWS = 100
 # What the address sanitizer watches: the library, under the programs that use nothing of Python's.
 SANITIZED_SUITES = ("comm", "tensor", "group", "late_device", "runtime", "property", "checkpoint")
 
@@ -96,6 +98,8 @@ def sanitize(tests, library, preload):
               Path(test["cmd"][0]).name.startswith("fsdp_test") and "FSDP_SANITIZE" not in test["env"]]
     for test in chosen:
         test["env"] = {**test["env"], "LD_LIBRARY_PATH": str(library), "LD_PRELOAD": preload}
+        if "FSDP_DRAWS" not in os.environ:
+            test["env"]["FSDP_DRAWS"] = str(SANITIZED_DRAWS)
         test["timeout"] *= 3
     return chosen
 

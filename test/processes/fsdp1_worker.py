@@ -1,4 +1,4 @@
-"""What fsdp1_rows.cpp does, by FSDP1 itself: run by torchrun, with the same folder."""
+"""What fsdp1_rows.cpp does, by FSDP1 itself: on ranks of its own, with the same folder."""
 
 import contextlib
 import os

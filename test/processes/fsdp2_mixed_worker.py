@@ -1,4 +1,4 @@
-"""What fsdp2_mixed.cpp does, by FSDP2 itself: run by torchrun, with the same folder."""
+"""What fsdp2_mixed.cpp does, by FSDP2 itself: on ranks of its own, with the same folder."""
 
 import dataclasses
 import os

@@ -76,18 +76,55 @@ def unused_port():
     raise RuntimeError("no port from 20000 to 31999 is free")
 
 
+def rank_environment(rank, ranks, **more):
+    """What torchrun would set."""
+    return environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
+                       **{"MASTER_ADDR": "127.0.0.1", **more})
+
+
 def start_rank(rank, ranks, program, *arguments, before=(), **more):
     """One rank's process. before: of its command; more: of its environment."""
     return subprocess.Popen([str(part) for part in (*before, program, *arguments)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env=environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
-                                            **{"MASTER_ADDR": "127.0.0.1", **more}))
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rank_environment(rank, ranks, **more))
 
 
 def start_by_hand(ranks, program, *arguments, **more):
     """The ranks' processes, with nobody to end the others when one fails."""
     port = unused_port()
     return [start_rank(rank, ranks, program, *arguments, MASTER_PORT=port, **more) for rank in range(ranks)]
+
+
+def run_ranks(ranks, program, *arguments, timeout_s=120, **more):
+    """Runs a program on `ranks` processes, without a launcher's time. When one fails, all are ended. Returns what `run` does,
+    of the ranks that have failed or of rank 0.
+    """
+    port = unused_port()
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{rank}.{what}") for rank in range(ranks) for what in ("out", "err")]
+        opened = [file.open("w") for file in files]
+        processes = [subprocess.Popen([str(part) for part in (program, *arguments)], stdout=opened[2 * rank],
+                                      stderr=opened[2 * rank + 1],
+                                      env=rank_environment(rank, ranks, MASTER_PORT=port, **more))
+                     for rank in range(ranks)]
+        for file in opened:
+            file.close()
+        deadline = time.monotonic() + patience(timeout_s)
+        try:
+            while True:
+                codes = [process.poll() for process in processes]
+                failed = [rank for rank, code in enumerate(codes) if code]
+                if failed or None not in codes:
+                    break
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(program, timeout_s, files[0].read_text(), files[1].read_text())
+                time.sleep(0.02)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        shown = failed or [0]
+        output, errors = ("".join(files[2 * rank + which].read_text() for rank in shown) for which in (0, 1))
+        return subprocess.CompletedProcess([program, *arguments], codes[shown[0]], output, errors)
 
 
 def wait_for_line(process, text, timeout_s=60):
@@ -124,7 +161,7 @@ def write_text(folder, files=30, words_a_file=400):
 def run_training(ranks, data, *arguments):
     """Trains the tiny model."""
     options = [*TINY, "--data", data, *arguments]
-    result = run([TRAIN, *options] if ranks == 1 else torchrun(ranks, TRAIN, "--ranks", ranks, *options))
+    result = run([TRAIN, *options]) if ranks == 1 else run_ranks(ranks, TRAIN, "--ranks", ranks, *options)
     if result.returncode != 0:
         raise AssertionError(f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
     return result

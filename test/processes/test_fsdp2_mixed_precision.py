@@ -68,10 +68,10 @@ def results_of(ranks):
         (folder / "rows.json").write_text(json.dumps(ROWS))
         write_doubles(folder / "weights.bin", PARAMETERS, seed=1, scale=0.7)
         write_doubles(folder / "inputs.bin", ranks * STEPS * MICRO_BATCHES * BATCH * WIDTH, seed=2, scale=2)
-        for program in ([PROGRAM], [sys.executable, WORKER]):
-            result = launch.run(launch.torchrun(ranks, *program, folder))
+        for command in ([PROGRAM], [sys.executable, WORKER]):
+            result = launch.run_ranks(ranks, *command, folder)
             if result.returncode != 0:
-                raise AssertionError(f"{program}: exit code {result.returncode}\n{result.stderr}")
+                raise AssertionError(f"{result.args}: exit code {result.returncode}\n{result.stderr}")
         return tuple([json.loads((folder / f"{side}_{rank}.json").read_text())
                       for rank in range(ranks)] for side in ("libfsdp", "fsdp2"))
 

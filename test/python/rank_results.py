@@ -20,7 +20,7 @@ def run_on(ranks, program, *arguments, timeout_s):
     """
     os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), *PATH])
     with tempfile.TemporaryDirectory() as folder:
-        ran = launch.run(launch.torchrun(ranks, sys.executable, program, *arguments, folder), timeout_s=timeout_s)
+        ran = launch.run_ranks(ranks, sys.executable, program, *arguments, folder, timeout_s=timeout_s)
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         return ([json.loads(file.read_text()) if file.exists() else {} for file in files],
                 f"exit code {ran.returncode}\n{ran.stderr[-3000:]}")

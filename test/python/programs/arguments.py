@@ -2,9 +2,8 @@
 
 import torch
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 
-from .common import INPUTS, OUTPUTS, WIDTH, Model, adam, batches, mesh_of, program, shard, shown, train
+from .common import INPUTS, OUTPUTS, WIDTH, Model, adam, batches, mesh_of, program, shard, shared_mesh, shown, train
 
 
 @program
@@ -34,7 +33,7 @@ def reshard_after_forward(api, ranks, value):
 
 @program(variants=[(1,), (2,)])
 def hybrid(api, ranks, replicas):
-    mesh = init_device_mesh("cpu", (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+    mesh = shared_mesh(replicas, ranks // replicas, names=("replicate", "shard"))
     model = shard(api, Model(), mesh=mesh)
     return {"before": shown(model), "trained": train(model, adam(model), batches(3), max_norm=0.5)}
 

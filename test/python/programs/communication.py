@@ -2,9 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
-from .common import Model, adam, batches, error_of, gradients, mesh_of, program, shard, train
+from .common import Model, adam, batches, error_of, gradients, mesh_of, program, shard, shared_mesh, train
 
 
 class Allocates:
@@ -46,7 +45,7 @@ def custom_reduce_scatter(api, ranks):
 
 @program(variants=[(1,), (2,)], tolerance=1e-6)
 def all_reduce_hook(api, ranks, replicas):
-    mesh = init_device_mesh("cpu", (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+    mesh = shared_mesh(replicas, ranks // replicas, names=("replicate", "shard"))
     model = shard(api, Model(), mesh=mesh if replicas > 1 else mesh_of(ranks))
     seen = []
 
@@ -62,6 +61,6 @@ def all_reduce_hook(api, ranks, replicas):
 
 @program(ranks=(2,))
 def hooks_that_are_refused(api, ranks):
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    mesh = shared_mesh(2, 1, names=("replicate", "shard"))
     model = api.fully_shard(Model(), mesh=mesh)
     return error_of(lambda: model.set_all_reduce_hook(lambda reduced: None, stream=object()))

@@ -3,10 +3,9 @@
 import torch
 import torch.distributed.fsdp
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
+from .common import Model, adam, batches, gradients, mesh_of, program, shard, shared_mesh, shown, train, weights
 
 
 def has(method):
@@ -68,7 +67,7 @@ def unused_parameters_reduced(api, ranks, where, recurse):
 
 @program(ranks=(4,), variants=[(True,), (False,)])
 def gradient_sync_turns_all_reduce_on(api, ranks, again):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = shared_mesh(2, 2, names=("replicate", "shard"))
     model = shard(api, Model(), mesh=mesh)
     model.set_requires_all_reduce(False)
     if again:
@@ -104,7 +103,7 @@ def a_group_unused_in_the_last_micro_batch(api, ranks):
 def partial_sums_of_other_parameters(api, ranks):
     if not hasattr(FSDPParamGroup, "_get_partial_reduce_grad"):
         return "this torch loses the sums of a group that the last micro-batch does not use"
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = shared_mesh(2, 2, names=("replicate", "shard"))
     model = shard(api, Picks(), mesh=mesh)
     first, second = batches(2)
     model.set_requires_all_reduce(False)

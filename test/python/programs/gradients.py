@@ -2,9 +2,8 @@
 
 import torch
 import torch.distributed.fsdp
-from torch.distributed.device_mesh import init_device_mesh
 
-from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
+from .common import Model, adam, batches, gradients, mesh_of, program, shard, shared_mesh, shown, train, weights
 
 
 @program
@@ -50,7 +49,7 @@ def last_backward(api, ranks):
 
 @program(ranks=(4,))
 def all_reduce_at_last(api, ranks):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = shared_mesh(2, 2, names=("replicate", "shard"))
     model = shard(api, Model(), mesh=mesh)
     for micro, x in enumerate(batches(3)):
         model.set_requires_all_reduce(micro == 2)

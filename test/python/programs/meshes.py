@@ -3,11 +3,10 @@
 import torch
 import torch.distributed.fsdp
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-from .common import adam, error_of, full, gradients, program, shown, train
+from .common import adam, error_of, full, gradients, program, shared_mesh, shown, train
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
@@ -52,7 +51,7 @@ def rows(steps, dtype=torch.float32):
 
 
 def mesh_2d(ranks, data):
-    return init_device_mesh("cpu", (data, ranks // data), mesh_dim_names=("dp", "tp"))
+    return shared_mesh(data, ranks // data, names=("dp", "tp"))
 
 
 def kinds(model):
@@ -78,7 +77,7 @@ def tensor_parallel(api, ranks, data):
 
 @program(ranks=(4,), variants=[((2, 1, 2),), ((1, 2, 2),)], tolerance=1e-6)
 def tensor_parallel_in_replicas(api, ranks, shape):
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard", "tp"))
+    mesh = shared_mesh(*shape, names=("replicate", "shard", "tp"))
     model = shard_blocks(api, parallel_model(mesh["tp"]), mesh=mesh["replicate", "shard"])
     return {"before": kinds(model), "trained": train(model, adam(model), rows(3), max_norm=0.5)}
 
@@ -164,8 +163,8 @@ def tensor_parallel_recomputed(api, ranks):
 @program(ranks=(2, 4), tolerance=1e-6)
 def meshes_without_a_common_root(api, ranks):
     # Each rank's model is one of its own.
-    model = parallel_model(init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",)))
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+    model = parallel_model(shared_mesh(ranks, names=("tp",)))
+    mesh = shared_mesh(ranks, names=("dp",))
     before = kinds(model)
     error = error_of(lambda: api.fully_shard(model, mesh=mesh))
     return {"error": error != "no error", "unchanged": before == kinds(model)}
@@ -197,7 +196,7 @@ SPMD = {
 @program(ranks=(4,) if HAS_DIMS else (), variants=[(name,) for name in SPMD], tolerance=1e-6)
 def whole_mesh_with_named_dims(api, ranks, name):
     names, shape, dims = SPMD[name]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh = shared_mesh(*shape, names=names)
 
     def placements_of(key, parameter):
         cut = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}.get(key, Replicate())
@@ -228,9 +227,9 @@ def whole_mesh_with_named_dims(api, ranks, name):
 
 @program(ranks=(4,) if HAS_DIMS else ())
 def wrong_named_dims(api, ranks):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp"))
-    other = init_device_mesh("cpu", (4,), mesh_dim_names=("data",))
-    unnamed = init_device_mesh("cpu", (4,))
+    mesh = shared_mesh(2, 2, names=("data", "tp"))
+    other = shared_mesh(4, names=("data",))
+    unnamed = shared_mesh(4)
 
     def on_mesh(*placements):
         return whole_mesh_model(mesh, nn.Sequential(nn.Linear(8, 8)), lambda *_: placements)
@@ -266,8 +265,8 @@ class Experts(nn.Module):
 
 @program(ranks=(4,) if ShardPlacementResult else (), variants=[("sharded",), ("replicated",)])
 def parameters_on_another_mesh(api, ranks, experts):
-    whole = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
-    expert = init_device_mesh("cpu", (2, 2), mesh_dim_names=("edp", "ep"))
+    whole = shared_mesh(ranks, names=("dp",))
+    expert = shared_mesh(2, 2, names=("edp", "ep"))
     own = (FSDPMeshInfo(expert["edp"], shard_mesh_dim=0) if experts == "sharded" else
            HSDPMeshInfo(expert, shard_mesh_dim=1, replicate_mesh_dim=0))
     model = nn.Sequential(*(Experts(expert.get_local_rank("ep")) for _ in range(2)))

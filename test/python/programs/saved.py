@@ -12,11 +12,10 @@ from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model
                                                      get_state_dict, set_model_state_dict, set_optimizer_state_dict,
                                                      set_state_dict)
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.device_mesh import init_device_mesh
 
 import fsdp
 
-from .common import EPS, Model, adam, batches, mesh_of, program, shard, train
+from .common import EPS, Model, adam, batches, mesh_of, program, shard, shared_mesh, train
 
 SAVERS = {"fsdp2": torch.distributed.fsdp, "ours": fsdp}
 
@@ -105,7 +104,7 @@ def saved_in_the_background(api, ranks):
 @program(ranks=(4,), variants=[(saver, way) for saver in SAVERS for way in ("to_hybrid", "from_hybrid", "to_fewer")])
 def loaded_by_other_ranks(api, ranks, saver, way):
     flat = mesh_of(ranks)
-    hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    hybrid = shared_mesh(2, 2, names=("replicate", "shard"))
     meshes = {"to_hybrid": (flat, hybrid), "from_hybrid": (hybrid, flat), "to_fewer": (flat, hybrid["shard"])}
     before, after = meshes[way]
     source = Everything(*trained(SAVERS[saver], mesh=before))

@@ -8,10 +8,9 @@ import sys
 
 import torch
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from .common import WIDTH, Block, adam, mesh_of, program, shown, train
+from .common import WIDTH, Block, adam, mesh_of, program, shared_mesh, shown, train
 from .controls import has
 from .meshes import HAS_DIMS
 
@@ -42,8 +41,8 @@ def raise_it(*args):
 
 OPTIONS = {
     "mesh_of_three_dimensions": lambda api, ranks: {
-        "mesh": init_device_mesh("cpu", (1, 1, ranks), mesh_dim_names=("a", "b", "c"))},
-    "unnamed_mesh_of_two": lambda api, ranks: {"mesh": init_device_mesh("cpu", (1, ranks))},
+        "mesh": shared_mesh(1, 1, ranks, names=("a", "b", "c"))},
+    "unnamed_mesh_of_two": lambda api, ranks: {"mesh": shared_mesh(1, ranks)},
     "unknown": lambda api, ranks: {"reshard": True},
     **{f"reshard_{value}": lambda api, ranks, value=value: {"reshard_after_forward": value}
        for value in ("yes", 3, 0, -1, 2.0, [], 10**30, -10**30)},
