@@ -1,0 +1,32 @@
+"""Every benchmark builds and runs through, on few cases; what it says of speed is not looked at. Run by .ci/weekly."""
+
+import functools
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "processes")]
+
+from closing_line import main
+from run import BENCHMARKS
+
+NEEDS_A_GPU = ("cuda_step",)
+
+
+class Benchmarks(unittest.TestCase):
+    def expect_to_run(self, name):
+        if name in NEEDS_A_GPU and not Path("/dev/nvidiactl").exists():
+            self.skipTest("no GPU")
+        ran = subprocess.run([sys.executable, str(BENCH / "run.py"), name, "--quick"], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+        self.assertRegex(ran.stdout, r"\d", "no figure was printed")
+
+
+for _name in BENCHMARKS:
+    setattr(Benchmarks, f"test_{_name}_runs", functools.partialmethod(Benchmarks.expect_to_run, _name))
+
+if __name__ == "__main__":
+    main()
