@@ -11,6 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+import ninja_depfile
+
 # Layers of one line do not include each other.
 LAYERS = [
     ["base"],
@@ -105,9 +107,7 @@ def find_violations(root):
 
 def write_depfile(root, stamp, depfile):
     read = {path for path, _, _ in sources(root)}
-    folders = {path.parent for path in read} | {root / "lib"}
-    names = " ".join(str(path).replace(" ", "\\ ") for path in sorted(read | folders))
-    Path(depfile).write_text(f"{stamp}: {names}\n")
+    ninja_depfile.write(stamp, depfile, read | {path.parent for path in read} | {root / "lib"})
 
 
 def main():

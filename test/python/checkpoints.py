@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import fsdp
+from shared_mesh import shared_mesh
 
 CHECKS = {}
 
@@ -82,9 +82,9 @@ def shard(net, ranks, kind):
     if kind == "plain":
         return net
     api = torch.distributed.fsdp if kind == "fsdp2" else fsdp
-    options = {"mesh": init_device_mesh("cpu", (ranks,))}
+    options = {"mesh": shared_mesh(ranks)}
     if kind == "hybrid" and ranks > 1:
-        options["mesh"] = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
+        options["mesh"] = shared_mesh(2, ranks // 2, names=("replicate", "shard"))
     if kind == "last":
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.dim() - 1) if parameter.dim() else None
     # FSDP2 has no parameters without dimensions, and meshes of two dimensions have none yet.
@@ -270,7 +270,7 @@ def an_optimizer_of_the_users_own(rank, ranks, shared):
         torch.manual_seed(3)
         net = nn.Linear(6, 7)
         if kind == "first":
-            fsdp.fully_shard(net, mesh=init_device_mesh("cpu", (ranks,)))
+            fsdp.fully_shard(net, mesh=shared_mesh(ranks))
         return net, Odd(net.parameters())
 
     def train(net, optimizer):

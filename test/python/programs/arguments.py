@@ -3,7 +3,9 @@
 import torch
 import torch.nn as nn
 
-from .common import INPUTS, OUTPUTS, WIDTH, Model, adam, batches, mesh_of, program, shard, shared_mesh, shown, train
+from shared_mesh import shared_mesh
+
+from .common import INPUTS, OUTPUTS, WIDTH, Model, adam, batches, mesh_of, program, shard, shown, train
 
 
 @program

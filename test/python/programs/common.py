@@ -2,26 +2,15 @@
 
 import functools
 import importlib.util
-import threading
 
 import torch
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from shared_mesh import shared_mesh
 
 PROGRAMS = {}
 WIDTH, INPUTS, OUTPUTS = 9, 7, 3
-_MESHES = threading.local()  # of this rank, which may be a thread
-
-
-def shared_mesh(*shape, names=None):
-    """The mesh of this shape and these names, one for all programs and both sides: over gloo each group has a thread that
-    wakes a hundred times a second, and those of a few hundred programs took as long as the programs.
-    """
-    known = _MESHES.__dict__
-    if (shape, names) not in known:
-        known[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    return known[shape, names]
 
 
 class Program:

@@ -3,7 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from .common import Model, adam, batches, error_of, gradients, mesh_of, program, shard, shared_mesh, train
+from shared_mesh import shared_mesh
+
+from .common import Model, adam, batches, error_of, gradients, mesh_of, program, shard, train
 
 
 class Allocates:

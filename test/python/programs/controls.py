@@ -5,7 +5,9 @@ import torch.distributed.fsdp
 import torch.nn as nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from .common import Model, adam, batches, gradients, mesh_of, program, shard, shared_mesh, shown, train, weights
+from shared_mesh import shared_mesh
+
+from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
 
 
 def has(method):

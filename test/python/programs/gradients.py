@@ -3,7 +3,9 @@
 import torch
 import torch.distributed.fsdp
 
-from .common import Model, adam, batches, gradients, mesh_of, program, shard, shared_mesh, shown, train, weights
+from shared_mesh import shared_mesh
+
+from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
 
 
 @program

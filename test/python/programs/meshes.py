@@ -6,7 +6,9 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-from .common import adam, error_of, full, gradients, program, shared_mesh, shown, train
+from shared_mesh import shared_mesh
+
+from .common import adam, error_of, full, gradients, program, shown, train
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult

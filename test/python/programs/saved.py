@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model
 from torch.distributed.checkpoint.stateful import Stateful
 
 import fsdp
+from shared_mesh import shared_mesh
 
-from .common import EPS, Model, adam, batches, mesh_of, program, shard, shared_mesh, train
+from .common import EPS, Model, adam, batches, mesh_of, program, shard, train
 
 SAVERS = {"fsdp2": torch.distributed.fsdp, "ours": fsdp}
 

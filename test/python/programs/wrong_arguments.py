@@ -10,7 +10,9 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from .common import WIDTH, Block, adam, mesh_of, program, shared_mesh, shown, train
+from shared_mesh import shared_mesh
+
+from .common import WIDTH, Block, adam, mesh_of, program, shown, train
 from .controls import has
 from .meshes import HAS_DIMS
 
