@@ -76,16 +76,11 @@ def unused_port():
     raise RuntimeError("no port from 20000 to 31999 is free")
 
 
-def rank_environment(rank, ranks, **more):
-    """What torchrun would set."""
-    return environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
-                       **{"MASTER_ADDR": "127.0.0.1", **more})
-
-
-def start_rank(rank, ranks, program, *arguments, before=(), **more):
+def start_rank(rank, ranks, program, *arguments, before=(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more):
     """One rank's process. before: of its command; more: of its environment."""
-    return subprocess.Popen([str(part) for part in (*before, program, *arguments)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rank_environment(rank, ranks, **more))
+    return subprocess.Popen([str(part) for part in (*before, program, *arguments)], text=True, stdout=stdout, stderr=stderr,
+                            env=environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
+                                            **{"MASTER_ADDR": "127.0.0.1", **more}))
 
 
 def start_by_hand(ranks, program, *arguments, **more):
@@ -99,32 +94,30 @@ def run_ranks(ranks, program, *arguments, timeout_s=120, **more):
     of the ranks that have failed or of rank 0.
     """
     port = unused_port()
+    processes = []
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, f"{rank}.{what}") for rank in range(ranks) for what in ("out", "err")]
-        opened = [file.open("w") for file in files]
-        processes = [subprocess.Popen([str(part) for part in (program, *arguments)], stdout=opened[2 * rank],
-                                      stderr=opened[2 * rank + 1],
-                                      env=rank_environment(rank, ranks, MASTER_PORT=port, **more))
-                     for rank in range(ranks)]
-        for file in opened:
-            file.close()
-        deadline = time.monotonic() + patience(timeout_s)
+        outputs, errors = ([Path(folder, f"{rank}.{what}") for rank in range(ranks)] for what in ("out", "err"))
         try:
+            for rank in range(ranks):
+                with outputs[rank].open("w") as stdout, errors[rank].open("w") as stderr:
+                    processes.append(start_rank(rank, ranks, program, *arguments, stdout=stdout, stderr=stderr,
+                                                MASTER_PORT=port, **more))
+            deadline = time.monotonic() + patience(timeout_s)
             while True:
                 codes = [process.poll() for process in processes]
                 failed = [rank for rank, code in enumerate(codes) if code]
                 if failed or None not in codes:
                     break
                 if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired(program, timeout_s, files[0].read_text(), files[1].read_text())
+                    raise subprocess.TimeoutExpired(program, timeout_s, outputs[0].read_text(), errors[0].read_text())
                 time.sleep(0.02)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         shown = failed or [0]
-        output, errors = ("".join(files[2 * rank + which].read_text() for rank in shown) for which in (0, 1))
-        return subprocess.CompletedProcess([program, *arguments], codes[shown[0]], output, errors)
+        return subprocess.CompletedProcess([program, *arguments], codes[shown[0]],
+                                           *("".join(texts[rank].read_text() for rank in shown) for texts in (outputs, errors)))
 
 
 def wait_for_line(process, text, timeout_s=60):
