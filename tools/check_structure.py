@@ -54,20 +54,6 @@ def short(scope):
     return re.sub(r"(fsdp|__anon\w+)::", "", scope)
 
 
-class Findings:
-    """Per rule, how many there are of what, by whose they are."""
-
-    def __init__(self):
-        self.counts = collections.defaultdict(collections.Counter)
-
-    def add(self, rule, subject, count=1):
-        self.counts[rule][subject] += count
-
-    def too_many(self):
-        return {name: {subject: count for subject, count in sorted(counts.items()) if count > RULES[name].limit}
-                for name, counts in self.counts.items()}
-
-
 def is_in_type(tag):
     return tag.get("scopeKind") in ("class", "struct")
 
@@ -80,23 +66,23 @@ def look_at_types(tags, found):
             continue
         scope, is_class = short(tag["scope"]), types.get(tag["scope"], {}).get("kind") == "class"
         if tag["kind"] == "member" and is_class and "static constexpr" not in tag.get("pattern", ""):
-            found.add("members", scope)
+            found["members"][scope] += 1
             if tag.get("access") == "public":
-                found.add("public members", scope)
+                found["public members"][scope] += 1
             if re.search(r"\bbool\b", tag.get("typeref", "") + tag.get("pattern", "")):
-                found.add("flags", scope)
+                found["flags"][scope] += 1
         elif tag["kind"] in ("prototype", "function") and is_class and tag["path"].endswith(".hpp"):
             if tag.get("access") == "public" and scope not in FACADES:
-                found.add("public functions", scope)
+                found["public functions"][scope] += 1
         elif tag["kind"] == "function" and tag["path"].endswith(".cpp"):
             if types.get(tag["scope"], {}).get("path", "").endswith(".hpp") and scope not in FACADES:
                 sources[scope].add(tag["path"])
     for scope, paths in sources.items():
-        found.add("sources", scope, len(paths))
+        found["sources"][scope] = len(paths)
 
 
 def look_at_functions(tags, found):
-    longest = found.counts["function lines"]
+    longest = found["function lines"]
     for tag in tags:
         if tag["kind"] == "function":
             subject = f"{tag['path']}: {short('::'.join(filter(None, (tag.get('scope'), tag['name']))))}"
@@ -110,18 +96,20 @@ def files(root):
 def look_at_files(root, found):
     for path in files(root):
         name, lines = str(path.relative_to(root)), path.read_text().splitlines()
-        found.add("header lines" if path.suffix == ".hpp" else "source lines", name, len(lines))
-        found.add("friends", name, sum(bool(FRIEND.match(line)) for line in lines))
+        found["header lines" if path.suffix == ".hpp" else "source lines"][name] = len(lines)
+        found["friends"][name] = sum(bool(FRIEND.match(line)) for line in lines)
         if not name.startswith("include/"):
-            found.add("files", str(path.parent.relative_to(root)))
+            found["files"][str(path.parent.relative_to(root))] += 1
 
 
 def find_all(root):
-    tags, found = read_tags(root), Findings()
+    """Per rule, of what there are too many: how many, by whose they are."""
+    tags, found = read_tags(root), collections.defaultdict(collections.Counter)
     look_at_types(tags, found)
     look_at_functions(tags, found)
     look_at_files(root, found)
-    return found.too_many()
+    return {name: {subject: count for subject, count in sorted(counts.items()) if count > RULES[name].limit}
+            for name, counts in found.items()}
 
 
 def compare(found, ratchet):
@@ -159,7 +147,8 @@ def main():
         return 1
     if options.depfile:
         read = files(options.root)
-        ninja_depfile.write(options.stamp, options.depfile, {*read, *(path.parent for path in read), options.ratchet})
+        folders = {path.parent for path in read} | {options.root / folder for folder in CODE}
+        ninja_depfile.write(options.stamp, options.depfile, {*read, *folders, options.ratchet})
     if options.stamp:
         options.stamp.touch()
     return 0
