@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <functional>
 #include <random>
 
 #include "group/use_trace.hpp"
@@ -24,7 +25,9 @@ UseTrace learned_from(const Uses& uses) {
   return trace;
 }
 
-/// Random uses of 3 groups or more, none twice in a row, the last one not the first.
+constexpr int kGroups = 6;  // at most, so that none has this number
+
+/// Of `groups`, 3 or more: none twice in a row, the last one not the first.
 Uses random_uses(std::mt19937_64& draw, int groups, size_t count) {
   Uses uses;
   while (uses.size() < count) {
@@ -57,9 +60,9 @@ Uses upcoming_in(const Uses& uses, size_t from, size_t count) {
 }
 
 /// What the trace answers behind `position` uses of a pass that goes as `uses` did.
-void check_answers(const UseTrace& trace, const Uses& uses, size_t position, int groups) {
+void check_answers(const UseTrace& trace, const Uses& uses, size_t position) {
   REQUIRE(trace.follows());
-  for (int group = 0; group <= groups; ++group) {  // one that is never used, too
+  for (int group = 0; group <= kGroups; ++group) {  // one that is never used, too
     CHECK(trace.distance_to_next_use(group) == next_in(uses, position, group));
     CHECK(trace.last_use(group) == last_in(uses, position, group));
   }
@@ -67,42 +70,45 @@ void check_answers(const UseTrace& trace, const Uses& uses, size_t position, int
     CHECK(trace.upcoming(count) == upcoming_in(uses, position, count));
 }
 
-}  // namespace
-
-TEST_CASE("a pass that goes as the last one did is followed, and told what comes", "[use_trace]") {
+/// Of 200 random passes: each, and a trace that has learned it.
+void for_learned_passes(const std::function<void(std::mt19937_64&, const Uses&, UseTrace&)>& check) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     INFO("seed " << seed);
     std::mt19937_64 draw(seed);
-    const int groups = 3 + static_cast<int>(draw() % 4);
+    const int groups = 3 + static_cast<int>(draw() % (kGroups - 2));
     const auto uses = random_uses(draw, groups, 2 + draw() % 12);
     auto trace = learned_from(uses);
+    check(draw, uses, trace);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a pass that goes as the last one did is followed, and told what comes", "[use_trace]") {
+  for_learned_passes([](std::mt19937_64&, const Uses& uses, UseTrace& trace) {
     REQUIRE(trace.learned() == uses);
     REQUIRE(trace.lessons() == 1);
     for (int pass = 0; pass < 2; ++pass) {
       trace.begin_pass();
       for (size_t position = 0; position < uses.size(); ++position) {
-        check_answers(trace, uses, position, groups);
+        check_answers(trace, uses, position);
         CHECK(trace.use(uses[position]) == Progress::kGoesOn);
         CHECK(trace.use(uses[position]) == Progress::kGoesOn);  // in a row: once
       }
-      check_answers(trace, uses, uses.size(), groups);
+      check_answers(trace, uses, uses.size());
       trace.end_pass();
       CHECK_FALSE(trace.follows());
       CHECK(trace.learned() == uses);
       CHECK(trace.lessons() == 1);
     }
-  }
+  });
 }
 
 TEST_CASE("a pass that goes another way is not followed from there on, and learned", "[use_trace]") {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
-    INFO("seed " << seed);
-    std::mt19937_64 draw(seed);
-    const auto uses = random_uses(draw, 4, 3 + draw() % 8);
-    auto trace = learned_from(uses);
+  for_learned_passes([](std::mt19937_64& draw, const Uses& uses, UseTrace& trace) {
     const size_t same = 1 + draw() % (uses.size() - 1);
     Uses other(uses.begin(), uses.begin() + static_cast<ptrdiff_t>(same));
-    other.push_back(4);  // not in the learned pass
+    other.push_back(kGroups);  // not in the learned pass
     for (const int group : random_uses(draw, 4, 2)) other.push_back(group);
     trace.begin_pass();
     for (size_t position = 0; position < other.size(); ++position) {
@@ -113,7 +119,7 @@ TEST_CASE("a pass that goes another way is not followed from there on, and learn
     trace.end_pass();
     CHECK(trace.learned() == other);
     CHECK(trace.lessons() == 2);
-  }
+  });
 }
 
 TEST_CASE("a pass that ends early is learned, as one that never reaches the end would be", "[use_trace]") {
@@ -131,22 +137,18 @@ TEST_CASE("a pass without uses teaches nothing", "[use_trace]") {
 }
 
 TEST_CASE("a pass that starts over is followed from its beginning, and says so", "[use_trace]") {
-  for (uint64_t seed = 0; seed < 100; ++seed) {
-    INFO("seed " << seed);
-    std::mt19937_64 draw(seed);
-    const auto uses = random_uses(draw, 4, 2 + draw() % 8);
-    auto trace = learned_from(uses);
+  for_learned_passes([](std::mt19937_64&, const Uses& uses, UseTrace& trace) {
     trace.begin_pass();
     for (int round = 0; round < 3; ++round)
       for (size_t position = 0; position < uses.size(); ++position) {
         const bool starts_over = round > 0 && position == 0;
         CHECK(trace.use(uses[position]) == (starts_over ? Progress::kStartedOver : Progress::kGoesOn));
-        check_answers(trace, uses, position + 1, 4);
+        check_answers(trace, uses, position + 1);
       }
     trace.end_pass();
     CHECK(trace.learned() == uses);
     CHECK(trace.lessons() == 1);
-  }
+  });
 }
 
 TEST_CASE("a pass that is given up teaches nothing, whatever it had used", "[use_trace]") {
