@@ -53,8 +53,7 @@ void GradDtypes::set_before_sharding() const {
     if (one.is_before) one.member.set_grad_dtype(one.by_step.front().dtype);
 }
 
-void GradDtypes::set_for_step(const torch::nn::Module& sharded_body) const {
-  const auto registered = unique_parameters(sharded_body);
+void GradDtypes::set_for_step(const NamedTensors& registered) const {
   for (const auto& one : drawn_) {
     const auto before = step_ > 0 ? one.by_step[step_ - 1] : one.is_before ? one.by_step.front() : GradDtype();
     const auto now = one.by_step[step_];

@@ -31,7 +31,8 @@ class GradDtypes {
   GradDtypes(const RandomTree& tree, const torch::nn::Module& body, const std::vector<at::Tensor>& ignored);
 
   void set_before_sharding() const;
-  void set_for_step(const torch::nn::Module& sharded_body) const;
+  /// registered: of the sharded body, by name.
+  void set_for_step(const NamedTensors& registered) const;
   void begin_step(int step) { step_ = static_cast<size_t>(step); }
 
   /// Of this step. parameter: as the module's member holds it.

@@ -221,7 +221,7 @@ Workload build(const RandomTree& tree) {
                 const auto registered = unique_parameters(*model->body);
                 dtypes->begin_step(step);
                 if (*log != nullptr) {
-                  dtypes->set_for_step(*model->body);
+                  dtypes->set_for_step(registered);
                   for (const auto& [name, parameter] : unique_parameters(*model))
                     if (is_fsdp_parameter(parameter))
                       note_gradient_dtypes(**log, *groups, handle_of(parameter), dtypes->of(handle_of(parameter)));
