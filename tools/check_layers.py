@@ -1,6 +1,6 @@
 """Fails if a file of lib/ or include/ includes a header of a layer to its right.
 
-    base <- comm <- mesh <- tensor <- { collectives | param } <- group <- module <- api <- checkpoint
+    base <- { schedule | comm } <- mesh <- tensor <- { collectives | param | trace } <- group <- module <- api <- checkpoint
 
 Runs with every build. With --stamp and --depfile it tells ninja what it has read, folders too, so that it
 runs again when a file changes, comes or goes.
@@ -16,10 +16,10 @@ import ninja_depfile
 # Layers of one line do not include each other.
 LAYERS = [
     ["base"],
-    ["comm"],
+    ["comm", "schedule"],
     ["mesh"],
     ["tensor"],
-    ["collectives", "param"],
+    ["collectives", "param", "trace"],
     ["group"],
     ["module"],
     ["api"],

@@ -14,10 +14,12 @@ from test_programs import Cases
 LAYERS = [
     ({"base", "comm"}, {"comm"}),
     ({"mesh", "tensor", "collectives"}, {"tensor"}),
-    ({"param", "group"}, {"group", "late_device"}),
+    ({"schedule", "param", "trace", "group"}, {"group", "late_device"}),
     ({"module", "api"}, {"runtime", "property", "bench", "processes", "package", "python", "gpu"}),
     ({"checkpoint"}, {"checkpoint", "processes", "python"}),
 ]
+# Folders of test/ whose files are part of another one's program.
+PROGRAMS = {"schedule": "group", "trace": "group"}
 # Tests that read the documents.
 READERS = {"README.md": {"test_readme.py", "test_variables.py", "test_wheel.py"}}
 FAILED = "failed-tests.json"
@@ -88,7 +90,7 @@ def reached_by(tests, files):
         elif parts[0] == "test" and len(parts) == 3:
             # What else stands beside tests, others may use.
             if file.suffix == ".cpp" and file.stem.startswith("test_"):
-                stems.setdefault(parts[1], set()).add(file.stem)
+                stems.setdefault(PROGRAMS.get(parts[1], parts[1]), set()).add(file.stem)
                 continue
             if file.suffix == ".py" and file.stem.startswith("test_"):
                 modules.add(file.name)

@@ -273,7 +273,7 @@ void ShardedModule::wait_for_post_optim_event() {
   {
     py::gil_scoped_release no_gil;
     const std::lock_guard lock(context.mutex());
-    stream = context.gather_stream().to_wait_for_event(device);
+    stream = context.comm_ctx().all_gather_stream.to_wait_for_event(device);
     is_all_gathered = !context.has_unreleased_groups();
   }
   if (!stream || !is_all_gathered) event.attr("wait")();

@@ -304,7 +304,7 @@ void ShownParam::take_autograds_own(const at::Tensor& gradient) {
   const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown.grad()));
   const auto local = tensor_of(maker_.local_gradient(own, sharded_.object().attr("placements")));
   at::NoGradGuard no_grad;
-  if (const auto param = find_param(registered_)) param->group->context->let_current_wait_for_reductions();
+  if (const auto param = find_param(registered_)) param->group->context->comm_ctx().let_current_wait_for_reductions();
   gradient.add_(local);
   shown.mutable_grad().reset();
 }

@@ -243,7 +243,7 @@ class ShardLike {
           to.cast_buffers.emplace_back(copy->second).dtype = cast.dtype;
     to.context->options() = from.context->options();
     for (const auto& copy : to.live_groups()) {
-      const auto group = find_group(from, copy->config().mesh_info);
+      const auto group = find_group(from, copy->identity.mesh_info);
       if (!group) continue;
       copy->reduction() = group->reduction();
       copy->plan_gradient_dtypes();

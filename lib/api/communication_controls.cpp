@@ -57,7 +57,7 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
             group->name(), is_own(gather.get()) ? "reduce-scatter" : "all-gather");
   }
   for (const auto& group : groups) {
-    const auto& comm = group->config().mesh_info.shard_group;
+    const auto& comm = group->identity.mesh_info.shard_group;
     // Where there are slots, parameters are gathered into the backend's memory and need no packing for it.
     const bool has_slots = why_no_slots(*comm).empty();
     const bool packs = enable && !has_slots;
@@ -80,7 +80,7 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
             "set_symm_mem_for_comm: '{}' has a custom {} or memory from the process group, which says where buffers "
             "lie; take that back first",
             group->name(), gather ? "all-gather" : "reduce-scatter");
-    const auto& comm = *group->config().mesh_info.shard_group;
+    const auto& comm = *group->identity.mesh_info.shard_group;
     const std::string why = why_no_slots(comm);
     require_state(why.empty(),
                   "set_symm_mem_for_comm: '{}' communicates over {}, {}; use "
@@ -103,7 +103,7 @@ void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse)
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_separate_reduce_scatter_group");
   for (const auto& group : groups) {
-    const auto& info = group->config().mesh_info;
+    const auto& info = group->identity.mesh_info;
     auto& config = group->reduction();
     config.uses_separate_group = enable && info.shard_size() > 1;
     if (config.uses_separate_group && !config.separate_group) config.separate_group = separate_group_of(info);
@@ -120,7 +120,7 @@ void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
 void FSDPModule::set_post_optim_event(c10::Event event) {
   auto& context = root_context(*state_, "set_post_optim_event");
   std::lock_guard lock(context.mutex());
-  context.gather_stream().wait_for(event);
+  context.comm_ctx().all_gather_stream.wait_for(event);
   if (SideStream::exists_on(event.device()) && context.has_unreleased_groups())
     event.block(current_stream(event.device()));
 }

@@ -16,7 +16,7 @@ void check_target(const ModuleTree& tree, const GroupConversion& target) {
           c10::toString(target.dtype.value_or(at::kFloat)));
   if (!target.device) return;
   for (const auto& group : tree.groups) {
-    const auto mesh_device = group->config().mesh_info.mesh.device();
+    const auto mesh_device = group->identity.mesh_info.mesh.device();
     const bool fits =
         *target.device == mesh_device || target.device->is_cpu() || target.device->is_meta();
     require(fits,
@@ -68,7 +68,7 @@ void convert(torch::nn::Module& module, GroupConversion target) {
   const auto tree = walk_tree(module, "fsdp::to");
   // An unindexed device names the mesh's where the mesh has it.
   for (const auto& group : tree.groups)
-    if (const auto device = group->config().mesh_info.mesh.device();
+    if (const auto device = group->identity.mesh_info.mesh.device();
         target.device && !target.device->has_index() && target.device->type() == device.type())
       target.device = device;
   check_target(tree, target);

@@ -46,11 +46,12 @@ std::vector<FSDPModule> roots(const torch::nn::Module& module) {
 }
 
 ParameterBytes parameter_bytes(const FSDPModule& root) {
-  const auto& context = *root.state().root()->context;
+  auto& context = *root.state().root()->context;
+  const auto& comm_ctx = context.comm_ctx();
   ParameterBytes bytes{.sharded = 0,
-                       .unsharded = context.unsharded_bytes(),
-                       .peak_unsharded = context.peak_unsharded_bytes(),
-                       .symmetric = context.gather_slots().bytes() + context.reduction_slots().bytes()};
+                       .unsharded = comm_ctx.meter.unsharded_bytes(),
+                       .peak_unsharded = comm_ctx.meter.peak_unsharded_bytes(),
+                       .symmetric = comm_ctx.gather_slots.bytes() + comm_ctx.reduction_slots.bytes()};
   for (const auto* group : context.groups()) {
     bytes.sharded += group->sharded_bytes();
     bytes.kept += group->kept_bytes();
@@ -59,7 +60,7 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
 }
 
 StepStatistics statistics(const FSDPModule& module) {
-  return module.state().root()->context->statistics();
+  return module.state().root()->context->comm_ctx().meter.total();
 }
 
 }  // namespace fsdp

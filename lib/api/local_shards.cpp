@@ -17,7 +17,7 @@ std::vector<std::string> labels_of(const ParamGroup& group, const ShardLabel& la
 
 LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const LocalClasses::Class& one) {
   LocalShard local{.shard = one.shard, .label = one.label, .module = state.name, .parts = {}};
-  const int rank = group.config().mesh_info.shard_rank();
+  const int rank = group.identity.mesh_info.shard_rank();
   const auto itemsize = static_cast<int64_t>(c10::elementSize(one.dtype));
   for (const size_t i : one.members) {
     const auto& param = group.params()[i];

@@ -24,7 +24,7 @@ FoundParam expect_param(const at::Tensor& tensor, const char* caller) {
 }  // namespace
 
 std::vector<Placement> placements_of(const FoundParam& found) {
-  auto placements = found.group->config().mesh_info.placements();
+  auto placements = found.group->identity.mesh_info.placements();
   for (auto& placement : placements)
     if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = found.param().layout().dim();
   const auto& part = found.group->spread(found.index).part;
@@ -33,7 +33,7 @@ std::vector<Placement> placements_of(const FoundParam& found) {
 
 const DeviceMesh& mesh_of(const FoundParam& found) {
   const auto& part = found.group->spread(found.index).part;
-  return part ? part->whole_mesh : found.group->config().mesh_info.mesh;
+  return part ? part->whole_mesh : found.group->identity.mesh_info.mesh;
 }
 
 c10::IntArrayRef whole_sizes(const FoundParam& found) {
@@ -47,7 +47,7 @@ c10::IntArrayRef whole_strides(const FoundParam& found) {
 }
 
 std::vector<ElementRange> ranges_of(const FoundParam& found) {
-  auto ranges = found.param().layout().element_ranges(found.group->config().mesh_info.shard_rank());
+  auto ranges = found.param().layout().element_ranges(found.group->identity.mesh_info.shard_rank());
   const auto& part = found.group->spread(found.index).part;
   return part ? part->in_whole(ranges) : ranges;
 }
@@ -58,7 +58,7 @@ uint64_t cut_of(const FoundParam& found) {
   const bool is_cut_further = part && !part->is_whole();
   if (is_cut_further)
     for (const auto& placement : part->placements) hash = mixed_hash(hash, stable_hash(to_string(placement)));
-  if (is_cut_further || found.group->config().mesh_info.shard_size() > 1) {
+  if (is_cut_further || found.group->identity.mesh_info.shard_size() > 1) {
     const auto& mesh = mesh_of(found);
     for (const int64_t size : mesh.shape())
       if (size > 1) hash = mixed_hash(hash, static_cast<uint64_t>(size));

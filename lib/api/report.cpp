@@ -7,6 +7,7 @@
 #include "api/find_param.hpp"
 #include "comm/work.hpp"
 #include "group/frozen_mixture.hpp"
+#include "group/group_facts.hpp"
 #include "group/root_context.hpp"
 #include "module/module_state.hpp"
 
@@ -108,8 +109,8 @@ Report report(const FSDPModule& module) {
   Report report;
   add_groups(*root, 0, report);
   report.bytes = parameter_bytes(FSDPModule(root));
-  report.last_step = context.last_step();
-  report.last_step_peak_bytes = context.last_step_peak_bytes();
+  report.last_step = context.comm_ctx().meter.last_step();
+  report.last_step_peak_bytes = context.comm_ctx().meter.last_step_peak_bytes();
   report.budget_bytes = context.options().unsharded_byte_budget;
   const auto& groups = context.groups_by_id();
   report.forward_order = names_of(context.forward_order().learned(), groups);
@@ -120,7 +121,7 @@ Report report(const FSDPModule& module) {
     report.planned_gathered_bytes = context.budget().plan().gathered_bytes;
   }
   report.outlook = outlook_of(residency_problem({.bytes = 0, .prefetch_distance = context.options().prefetch_distance},
-                                                context.forward_order(), context.backward_order(), groups));
+                                                context.forward_order(), context.backward_order(), facts_of(groups)));
   return report;
 }
 

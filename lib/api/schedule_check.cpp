@@ -13,10 +13,7 @@ void set_schedule_check(const FSDPModule& root, const ScheduleCheckOptions& opti
             "no check",
             time.value_or(std::chrono::milliseconds(0)).count());
   std::lock_guard lock(context.mutex());
-  require_state(!context.observer().has_communicated(),
-                "set_schedule_check: the model has communicated already; call it on all ranks before the "
-                "first step");
-  context.observer().set_check(options);
+  context.comm_ctx().trace.set_check(options);
 }
 
 }  // namespace fsdp

@@ -13,7 +13,7 @@ at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
 
 at::Tensor own_values(const FoundParam& found, const at::Tensor& whole) {
   BelowResidency below;
-  return found.param().layout().part_of(whole.detach(), found.group->config().mesh_info.shard_rank());
+  return found.param().layout().part_of(whole.detach(), found.group->identity.mesh_info.shard_rank());
 }
 
 at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole) {

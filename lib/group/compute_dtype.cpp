@@ -37,7 +37,7 @@ void ParamGroup::compute_in_own_dtype(bool value) {
   drop_post_forward_shard();
   // Sums that wait for a reduction stay in the dtype that they are added up in.
   accumulate_in_reduce_dtype(*this);
-  set_layout(layout_.with_itemsizes(made.itemsizes, *config_.mesh_info.shard_group));
+  set_layout(layout_.with_itemsizes(made.itemsizes, *identity.mesh_info.shard_group));
   for (size_t i = 0; i < params_.size(); ++i)
     if (made.gathered[i] != params_[i].param_dtype())
       params_[i].set_param_dtype(made.gathered[i], shared_from_this(), config_.device);

@@ -45,7 +45,7 @@ int64_t RootContext::finalize_backward() {
     return group->reduction().requires_gradient_sync && has_unreduced_gradients(*group);
   });
   if (!finalization_.is_due && !is_left) return 0;
-  observer_.look_for_listener();
+  comm_ctx_.trace.look_for_listener();
   flush_gradients();
   finalization_.is_due = false;
   finalization_.is_awaited = true;
@@ -58,10 +58,10 @@ void RootContext::wait_for_gradients(int64_t ticket) {
   require_state(finalization_.is_awaited && ticket == finalization_.ticket,
                 "GradientReductionHandle: reset_iter_state has dropped the gradients that it was to wait for; "
                 "run the step again");
-  observer_.look_for_listener();
+  comm_ctx_.trace.look_for_listener();
   finish_reductions();
   for (auto* group : groups_) group->wait_for_copies();
-  measure_step();  // what the reductions launched and copied is the step's
+  comm_ctx_.meter.end_step();  // what the reductions launched and copied is the step's
   finalization_.is_awaited = false;
   tell_of_end();
 }

@@ -14,14 +14,14 @@ bool stays(const ParamGroup& group) {
 
 /// Groups of one module enclose each other; they come and go together.
 bool is_around(const ParamGroup& group, const ParamGroup& other) {
-  return group.encloses(other) && (group.tree_enter < other.tree_enter || other.tree_exit < group.tree_exit);
+  return group.encloses(other) && (group.tree.enter < other.tree.enter || other.tree.exit < group.tree.exit);
 }
 
 SlotNeed need_of(const ParamGroup& group) {
   const auto& groups = group.context->groups();
   const bool encloses_any = std::any_of(groups.begin(), groups.end(), [&](const ParamGroup* other) {
     return is_around(group, *other) && other->uses_slots() &&
-           other->config().mesh_info.shard_group == group.config().mesh_info.shard_group;
+           other->identity.mesh_info.shard_group == group.identity.mesh_info.shard_group;
   });
   return {.bytes = group.slot_bytes(), .is_own = encloses_any || stays(group)};
 }
@@ -63,7 +63,7 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
   std::vector<const ParamGroup*> members;
   std::vector<SlotNeed> needs;
   for (const auto* other : group.context->groups()) {
-    if (!other->uses_slots() || other->config().mesh_info.shard_group != ring.comm) continue;
+    if (!other->uses_slots() || other->identity.mesh_info.shard_group != ring.comm) continue;
     members.push_back(other);
     const auto known = before.find(other);
     needs.push_back(known == before.end() ? need_of(*other) : grown(need_of(*other), known->second.first));
@@ -74,7 +74,7 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
 }
 
 bool GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
-  const auto& comm = group.config().mesh_info.shard_group;
+  const auto& comm = group.identity.mesh_info.shard_group;
   auto& ring = rings_[comm.get()];
   ring.comm = comm;
   const auto length = static_cast<size_t>(1 + prefetch_distance);
@@ -95,7 +95,7 @@ at::Tensor GatherSlots::take(ParamGroup& group) {
 }
 
 GatherSlots::Slot* GatherSlots::find(const ParamGroup& group) {
-  auto& ring = rings_.at(group.config().mesh_info.shard_group.get());
+  auto& ring = rings_.at(group.identity.mesh_info.shard_group.get());
   return &ring.slots[ring.places.at(&group).second];
 }
 

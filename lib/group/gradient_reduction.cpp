@@ -15,8 +15,8 @@
 namespace fsdp {
 
 GradientReduction::GradientReduction(ParamGroup& group) : GradientReduction(&group) {
-  auto& observer = group.context->observer();
-  const Range range(observer, "FSDP::post_backward_reduce", group);
+  auto& trace = group.comm_ctx->trace;
+  const Range range(trace, "FSDP::post_backward_reduce", group.identity);
   const GroupBuffers buffers(group, "reduced gradients");
   BelowResidency below;
   collect();
@@ -29,7 +29,7 @@ GradientReduction::GradientReduction(ParamGroup& group) : GradientReduction(&gro
     if (slot.defined()) options.memory = slot.narrow(0, std::exchange(begin, begin + part.slot_bytes), part.slot_bytes);
     part.reduce_scatter = pack_reduce_scatter(part.units, part.entries, options, group_->launched_on(comm),
                                               group_->name());
-    group_->context->statistics().buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
+    group_->comm_ctx->meter.total().buffer_bytes += planned_bytes(part.reduce_scatter, part.entries);
     // Free the gradients now, not when the collective is done: where they were packed nothing
     // refers to them any more, and waiting would keep two groups' gradients alive at once.
     for (auto& entry : part.entries) {
@@ -69,7 +69,7 @@ bool GradientReduction::can_settle_beside() const {
 }
 
 bool GradientReduction::waits_in_streams() const {
-  const auto& info = group_->config().mesh_info;
+  const auto& info = group_->identity.mesh_info;
   return (info.shard_size() == 1 || shard_comm().waits_in_streams()) &&
          (info.replicate_size() == 1 || info.replicate_group->waits_in_streams());
 }
@@ -95,7 +95,7 @@ int64_t GradientReduction::measure() {
 at::Tensor GradientReduction::take_slot() {
   if (!group_->reduces_in_slots()) return {};
   const int64_t bytes = measure();
-  slot_ = group_->context->reduction_slots().hold(*group_, bytes);
+  slot_ = group_->comm_ctx->reduction_slots.hold(*group_, bytes);
   return slot_ ? slot_->take(bytes) : at::Tensor();
 }
 
@@ -106,25 +106,25 @@ bool GradientReduction::hold_back_by(const ParamGroup& gathered) {
   const bool is_custom = group_->reduction().custom_reduce_scatter || gathered.custom_all_gather();
   if (gather == nullptr || parts_.empty() || is_custom || (comm.waits_in_streams() && !is_beside_)) return false;
   const auto beside =
-      is_beside_ ? group_->context->reduce_scatter_stream().enter(group_->config().device) : SideStream::Entered();
+      is_beside_ ? group_->comm_ctx->reduce_scatter_stream.enter(group_->config().device) : SideStream::Entered();
   return gather->hold_back(comm);
 }
 
 void GradientReduction::launch() {
-  auto& observer = group_->context->observer();
+  auto& trace = group_->comm_ctx->trace;
   const GroupBuffers buffers(*group_, "reduced gradients");
   BelowResidency below;
   const auto device = group_->config().device;
-  const auto beside = is_beside_ ? group_->context->reduce_scatter_stream().enter(device) : SideStream::Entered();
+  const auto beside = is_beside_ ? group_->comm_ctx->reduce_scatter_stream.enter(device) : SideStream::Entered();
   auto& comm = shard_comm();
   for (auto& part : parts_) {
-    observer.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
+    trace.launch(call_of(part, Operation::kReduceScatter, comm), [&] {
       launch_reduce_scatter(part.reduce_scatter, options_of(part), group_->launched_on(comm), group_->name());
     });
     if (slot_ && part.reduce_scatter.work) slot_->under_way.push_back(part.reduce_scatter.work);
     part.is_divided = part.reduce_scatter.is_scaled;
-    observer.note_bytes(part.reduce_scatter.layout.total_bytes());
-    auto& statistics = group_->context->statistics();
+    trace.note_bytes(part.reduce_scatter.layout.total_bytes());
+    auto& statistics = group_->comm_ctx->meter.total();
     ++statistics.reductions;
     statistics.reduced_bytes += part.reduce_scatter.layout.total_bytes();
     statistics.communicated_bytes += (comm.size() - 1) * part.reduce_scatter.layout.rank_bytes();
@@ -141,7 +141,7 @@ void GradientReduction::run_beside() {
   if (!can_settle_beside()) return;
   is_settled_ = true;
   if (!queues_more()) return settle();
-  const auto behind = group_->context->post_reduce_stream().enter(device);
+  const auto behind = group_->comm_ctx->post_reduce_stream.enter(device);
   settle();
   record(settled_, current_stream(device));
 }
@@ -177,13 +177,13 @@ std::optional<double> GradientReduction::scale_in_collective(const Part& part) c
 
 /// One rank and nobody else to ask: gradients stay where they are.
 bool GradientReduction::is_alone() const {
-  return group_->config().mesh_info.data_parallel_size() == 1 && !group_->reduction().all_reduce_hook;
+  return group_->identity.mesh_info.data_parallel_size() == 1 && !group_->reduction().all_reduce_hook;
 }
 
 Communicator& GradientReduction::shard_comm() const { return *reduction_comm(*group_); }
 
 CollectiveCall GradientReduction::call_of(const Part& part, Operation operation, Communicator& comm) const {
-  CollectiveCall call{operation, *group_, comm, /*bytes=*/0, part.dtype, /*params=*/0};
+  CollectiveCall call{operation, group_->identity, comm, /*bytes=*/0, part.dtype, /*params=*/0};
   for (const size_t i : part.indices) {
     call.bytes += c10::multiply_integers(group_->params()[i].sizes());
     call.params |= uint64_t{1} << std::min<size_t>(i, 63);
@@ -199,7 +199,7 @@ void GradientReduction::collect() {
   for (const size_t i : group.layout().order()) {
     auto& param = group.params()[i];
     auto handle = param.handle();
-    group.context->statistics().buffer_bytes += bytes_to_take(group, i);
+    group.comm_ctx->meter.total().buffer_bytes += bytes_to_take(group, i);
     auto gradient = handle.defined() ? take_gradient(group, i) : at::Tensor();
     const bool takes_part = gradient.defined() || group.tally.partial_sum(i).defined() ||
                             (group.reduction().reduces_unused_params && param.requires_grad());
@@ -207,13 +207,13 @@ void GradientReduction::collect() {
     if (alone) {
       if (!gradient.defined()) {
         gradient = at::zeros(param.sizes(), handle.options().requires_grad(false));
-        group.context->statistics().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
+        group.comm_ctx->meter.total().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
       }
       if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);
       const auto dtype = dtype_of(i, gradient);
       if (param.grad_dtype().takes_any() && gradient.scalar_type() != dtype) {
         gradient = gradient.to(dtype);
-        group.context->statistics().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
+        group.comm_ctx->meter.total().buffer_bytes += static_cast<int64_t>(gradient.nbytes());
       }
       alone_.emplace_back(i, std::move(gradient));
       continue;
@@ -282,7 +282,7 @@ void GradientReduction::advance() {
   if (is_beside_) {
     reduced_->block(*packed_on_);
   } else {
-    group_->context->let_current_wait_for_reductions();  // sums that they have left
+    group_->comm_ctx->let_current_wait_for_reductions();  // sums that they have left
     continue_behind_reduce_scatters();
     if (packed_on_) let_wait_for_current(*packed_on_);
   }
@@ -290,11 +290,11 @@ void GradientReduction::advance() {
 }
 
 void GradientReduction::continue_behind_reduce_scatters() {
-  const auto& info = group_->config().mesh_info;
+  const auto& info = group_->identity.mesh_info;
   is_partial_ = info.replicate_size() > 1 && !group_->reduction().requires_all_reduce;
-  auto& observer = group_->context->observer();
+  auto& trace = group_->comm_ctx->trace;
   for (auto& part : parts_) {
-    observer.wait(Operation::kReduceScatter, *group_, part.reduce_scatter.work);
+    trace.wait(Operation::kReduceScatter, group_->identity, part.reduce_scatter.work);
     part.reduce_scatter.work.reset();
     if (!has_all_reduce(*group_)) continue;
     if (is_partial_) {
@@ -315,19 +315,19 @@ void GradientReduction::free_inputs() {
 }
 
 void GradientReduction::start_all_reduce(Part& part) {
-  const auto& info = group_->config().mesh_info;
+  const auto& info = group_->identity.mesh_info;
   // A hook on a mesh that does not replicate sums over ranks we know nothing of; ours all run it.
   auto& comm = info.replicate_group ? *info.replicate_group : *info.shard_group;
   if (group_->reduction().all_reduce_hook) return run_hook(part, comm);
   auto call = call_of(part, Operation::kAllReduce, comm);
   call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
-  group_->context->statistics().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
+  group_->comm_ctx->meter.total().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
   auto& launched = group_->launched_on(comm);
   const auto scale = scale_in_collective(part);
   auto* scaled = scale ? scaled_sums_of(launched, part.dtype) : nullptr;
   part.is_divided = scaled != nullptr;
   const auto& sum = part.reduce_scatter.output;
-  part.all_reduce = group_->context->observer().launch(call, [&] {
+  part.all_reduce = group_->comm_ctx->trace.launch(call, [&] {
     return scaled != nullptr ? scaled->start_scaled_all_reduce(sum, *scale, group_->name())
                              : launched.start_all_reduce(sum, ReduceOp::kSum, group_->name());
   });
@@ -338,10 +338,10 @@ void GradientReduction::run_hook(Part& part, Communicator& comm) {
   auto call = call_of(part, Operation::kAllReduce, comm);
   call.bytes = static_cast<int64_t>(input.nbytes());
   const AllReduceCall arguments{.gradients = input,
-                                .replicate_group = group_->config().mesh_info.replicate_group.get(),
+                                .replicate_group = group_->identity.mesh_info.replicate_group.get(),
                                 .divide_factor = division(part.dtype).after,
                                 .subject = group_->name()};
-  auto result = group_->context->observer().launch(
+  auto result = group_->comm_ctx->trace.launch(
       call, [&] { return group_->reduction().all_reduce_hook(arguments); });
   const auto& output = result.gradients;
   require(output.defined() && output.dim() == 1 && output.numel() == input.numel() && output.is_contiguous() &&
@@ -357,14 +357,14 @@ void GradientReduction::run_hook(Part& part, Communicator& comm) {
 void GradientReduction::finish() {
   advance();
   if (!is_settled_) {
-    group_->context->let_current_wait_for_reductions();
+    group_->comm_ctx->let_current_wait_for_reductions();
     settle();
   }
   if (!settled_) return;
   // What this holds is given back to the stream that it was made for (Note [Streams of a root]).
-  auto& context = *group_->context;
-  if (group_->config().mesh_info.shard_size() > 1)
-    context.reduce_scatter_stream().wait_for(*settled_);
+  auto& comm_ctx = *group_->comm_ctx;
+  if (group_->identity.mesh_info.shard_size() > 1)
+    comm_ctx.reduce_scatter_stream.wait_for(*settled_);
   else
     settled_->block(*packed_on_);
 }
@@ -377,17 +377,17 @@ void GradientReduction::divide_before(Part& part) const {
 }
 
 GradientDivision GradientReduction::division(at::ScalarType dtype) const {
-  const int ranks = group_->config().mesh_info.data_parallel_size();
+  const int ranks = group_->identity.mesh_info.data_parallel_size();
   return gradient_division(group_->reduction().divide_factor.value_or(ranks), dtype);
 }
 
 const std::shared_ptr<Communicator>& reduction_comm(const ParamGroup& group) {
   const auto& config = group.reduction();
-  return config.uses_separate_group ? config.separate_group : group.config().mesh_info.shard_group;
+  return config.uses_separate_group ? config.separate_group : group.identity.mesh_info.shard_group;
 }
 
 bool has_all_reduce(const ParamGroup& group) {
-  return group.config().mesh_info.replicate_size() > 1 || group.reduction().all_reduce_hook;
+  return group.identity.mesh_info.replicate_size() > 1 || group.reduction().all_reduce_hook;
 }
 
 }  // namespace fsdp

@@ -10,7 +10,7 @@
 #include "collectives/reduce_scatter.hpp"
 #include "group/gradient_division.hpp"
 #include "group/reduction_slots.hpp"
-#include "group/step_observer.hpp"
+#include "trace/collective_trace.hpp"
 
 namespace fsdp {
 

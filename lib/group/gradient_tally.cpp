@@ -1,7 +1,5 @@
 #include "group/gradient_tally.hpp"
 
-#include "group/param_group.hpp"
-
 namespace fsdp {
 
 void GradientTally::note(size_t index) {
@@ -10,12 +8,8 @@ void GradientTally::note(size_t index) {
   ++count_;
 }
 
-bool GradientTally::is_complete(const ParamGroup& group) const {
-  // Ranks may use different parameters then: no rank may start a reduction because its own are
-  // complete, or the order of collectives would depend on the data.
-  if (group.reduction().reduces_unused_params) return false;
-  if (count_ == group.trainable_count()) return true;
-  return count_ == expected_count_ && has_ == expected_;
+bool GradientTally::is_complete(size_t trainable) const {
+  return count_ == trainable || (count_ == expected_count_ && has_ == expected_);
 }
 
 void GradientTally::end_backward() {

@@ -6,8 +6,6 @@
 
 namespace fsdp {
 
-class ParamGroup;
-
 /// Which parameters of a group have their gradient in the backward under way, and which sums wait
 /// for a later one. One per group; the root's lock guards it.
 class GradientTally {
@@ -16,9 +14,9 @@ class GradientTally {
 
   /// Autograd has accumulated the gradient of parameter `index`.
   void note(size_t index);
-  /// True once every parameter that is expected to get a gradient has it: all that need
-  /// one, or those that got one in the last backward (others stay unused, mostly for good).
-  bool is_complete(const ParamGroup& group) const;
+  /// True once every parameter that is expected to get a gradient has it: all `trainable` ones, or those
+  /// that got one in the last backward (others stay unused, mostly for good).
+  bool is_complete(size_t trainable) const;
   /// The backward is over: what got gradients is what the next one expects.
   void end_backward();
   void reset();

@@ -69,7 +69,7 @@ ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
   made.dtypes.changes |= made.device != config_.device;
   if (!made.dtypes.changes) return made;
 
-  made.layout = layout_.with_itemsizes(made.dtypes.itemsizes, *config_.mesh_info.shard_group);
+  made.layout = layout_.with_itemsizes(made.dtypes.itemsizes, *identity.mesh_info.shard_group);
   made.shard = make_shard(made.layout.stored().rank_bytes(), made.device);
   made.wire = make_wire(made.layout, made.dtypes.stored);
   fill(made);

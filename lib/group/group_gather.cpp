@@ -30,7 +30,7 @@ void ParamGroup::check_extensions(const std::vector<at::ScalarType>& dtypes) con
 std::unique_ptr<WireGather> ParamGroup::make_wire(const GroupLayout& layout,
                                                   std::vector<at::ScalarType> dtypes) const {
   check_extensions(dtypes);
-  const int world = config_.mesh_info.shard_size();
+  const int world = identity.mesh_info.shard_size();
   const bool is_encoded = std::any_of(extensions_.begin(), extensions_.end(),
                                       [](const auto& extension) { return extension != nullptr; });
   // One rank gathers nothing, so nothing is rounded either (M3).
@@ -70,16 +70,16 @@ void ParamGroup::set_symmetric_memory(bool value) {
   has_symmetric_memory_ = value;
   kept_.reset();
   if (value) return;
-  context->gather_slots().remove(*this);
-  context->reduction_slots().remove(*this);
+  comm_ctx->gather_slots.remove(*this);
+  comm_ctx->reduction_slots.remove(*this);
 }
 
 bool ParamGroup::uses_slots() const {
-  return has_symmetric_memory_ && !wire_ && config_.mesh_info.shard_size() > 1;
+  return has_symmetric_memory_ && !wire_ && identity.mesh_info.shard_size() > 1;
 }
 
 bool ParamGroup::reduces_in_slots() const {
-  return has_symmetric_memory_ && !reduction_.custom_reduce_scatter && config_.mesh_info.shard_size() > 1;
+  return has_symmetric_memory_ && !reduction_.custom_reduce_scatter && identity.mesh_info.shard_size() > 1;
 }
 
 void ParamGroup::note_launch() {
@@ -109,7 +109,7 @@ at::Tensor ParamGroup::shard_on_device() {
   auto shard = make_buffer(shard_.numel(), at::TensorOptions().dtype(at::kByte).device(config_.device));
   // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
   copies_.copy(shard_, shard, copy_pace(context->in_step()));
-  auto& statistics = context->statistics();
+  auto& statistics = comm_ctx->meter.total();
   statistics.offloaded_bytes += shard_.numel();
   statistics.buffer_bytes += shard_.numel();
   return shard;
@@ -119,7 +119,7 @@ at::Tensor ParamGroup::shard_on_device() {
 at::Tensor ParamGroup::gather_input() {
   auto shard = shard_on_device();
   if (!is_cast_ && !layout_.is_repacked()) return shard;
-  context->statistics().buffer_bytes += layout_.gathered().rank_bytes();
+  comm_ctx->meter.total().buffer_bytes += layout_.gathered().rank_bytes();
   return pack(shard);
 }
 
@@ -135,7 +135,7 @@ at::Tensor ParamGroup::pack(const at::Tensor& shard) const {
 }
 
 GatherMemory ParamGroup::slot_memory() {
-  const auto slot = context->gather_slots().take(*this);
+  const auto slot = comm_ctx->gather_slots.take(*this);
   const auto& layout = layout_.gathered();
   return {.unsharded = slot.narrow(0, 0, layout.total_bytes()),
           .tail = layout.has_tail() ? slot.narrow(0, layout.total_bytes(), layout.tail_bytes() * layout.world_size())
@@ -149,7 +149,7 @@ void ParamGroup::leave_slot() {
   const GroupBuffers buffers(*this, "gathered parameters");
   auto own = make_buffer(unsharded_.numel(), unsharded_.options());
   own.copy_(unsharded_, /*non_blocking=*/true);
-  context->statistics().buffer_bytes += own.numel();
+  comm_ctx->meter.total().buffer_bytes += own.numel();
   show(std::move(own));
   if (unpacked_on_) unpacked_on_ = current_stream(config_.device);
   is_in_slot_ = false;
@@ -159,7 +159,7 @@ void ParamGroup::give_up_gather() noexcept {
   // Unused. The communicator keeps the buffers until the collective is done; but a slot is to be free in the order of
   // streams.
   try {
-    context->observer().note_given_up(Operation::kAllGather, *this);
+    comm_ctx->trace.note_given_up(Operation::kAllGather, identity);
     if (is_in_slot_ && gather_.work) gather_.work->wait();
   } catch (const std::exception& error) {
     log().info("{}: its gather was given up, and failed: {}", name(), error.what());
@@ -187,7 +187,7 @@ AllGather ParamGroup::start_gather(Communicator& comm, bool is_regathered) {
   const PackedGatherOptions options{.group = comm,
                                     .subject = name(),
                                     .custom = custom_all_gather_.get(),
-                                    .memory = at::TensorOptions().device(config_.mesh_info.mesh.device()),
+                                    .memory = at::TensorOptions().device(identity.mesh_info.mesh.device()),
                                     .unsharded = std::move(kept)};
   if (is_regathered)
     return start_packed_all_gather(post_forward_.layout, options,

@@ -77,7 +77,7 @@ void LocalClasses::point_into(ParamGroup& group, const at::Tensor& memory) {
 at::Tensor LocalClasses::place(const ParamGroup& group, size_t param) const {
   const auto& one = class_of(param);
   const auto& layout = group.params()[param].layout();
-  const int rank = group.config().mesh_info.shard_rank();
+  const int rank = group.identity.mesh_info.shard_rank();
   const int64_t offset = group.layout().stored_offset(param) / static_cast<int64_t>(c10::elementSize(one.dtype));
   const bool is_empty = layout.local_numel(rank) == 0;
   return raw_view(one.gradient, layout.local_sizes(rank), layout.local_strides(rank), is_empty ? 0 : offset - one.begin);
@@ -204,7 +204,7 @@ LocalClasses& ParamGroup::hand_out_classes(const std::vector<std::string>& label
 
   BelowResidency below;
   take_changes();
-  auto layout = is_flat ? layout_ : layout_.reordered(order_of(*this, classes), *config_.mesh_info.shard_group);
+  auto layout = is_flat ? layout_ : layout_.reordered(order_of(*this, classes), *identity.mesh_info.shard_group);
   auto shard = make_shard(layout.stored().rank_bytes(), config_.device);
   // From here on nothing fails.
   root->reshard(*this);

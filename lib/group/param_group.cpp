@@ -16,23 +16,7 @@ namespace fsdp {
 
 namespace {
 
-LayoutParam layout_param(const GroupParam& param) {
-  const auto& handle = param.handle;
-  const auto dtype = param.dtype();
-  // Runs of one kind: their dtypes agree, also when they are converted, and what needs no gradient is not
-  // reduced with the others.
-  const auto dtypes = static_cast<int64_t>(dtype) * 256 + static_cast<int64_t>(param.param_dtype);
-  return {.sizes = handle.sizes().vec(),
-          .strides = ShardedParam::kept_strides(handle),
-          .stored_itemsize = static_cast<int64_t>(c10::elementSize(dtype)),
-          .gathered_itemsize = static_cast<int64_t>(c10::elementSize(param.param_dtype)),
-          .dim = param.dim,
-          .block_numel = param.block_numel,
-          .run_key = 4 * dtypes + 2 * param.has_param_dtype + !handle.requires_grad()};
-}
-
-GroupLayout lay_out(std::span<const LayoutParam> params, const GroupConfig& config) {
-  const auto& group = *config.mesh_info.shard_group;
+GroupLayout lay_out(std::span<const LayoutParam> params, const GroupConfig& config, const Communicator& group) {
   if (!config.cut_like) return GroupLayout(params, config.layout, group);
   std::vector<GroupLayout::Itemsizes> itemsizes;
   for (const auto& param : params) itemsizes.push_back({param.stored_itemsize, param.gathered_itemsize});
@@ -41,15 +25,16 @@ GroupLayout lay_out(std::span<const LayoutParam> params, const GroupConfig& conf
 
 }  // namespace
 
-ParamGroup::ParamGroup(GroupConfig config, const std::vector<GroupParam>& params)
-    : tally(params.size()), config_(std::move(config)) {
+ParamGroup::ParamGroup(GroupIdentity own_identity, GroupConfig config, const std::vector<GroupParam>& params)
+    : tally(params.size()), identity(std::move(own_identity)), config_(std::move(config)) {
   BelowResidency below;
-  const auto& info = config_.mesh_info;
+  const auto& info = identity.mesh_info;
   std::vector<LayoutParam> laid;
   for (const auto& param : params) laid.push_back(layout_param(param));
-  layout_ = lay_out(laid, config_);
+  layout_ = lay_out(laid, config_, *info.shard_group);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
+    identity.params.push_back(param.name);
     params_.emplace_back(param.name, param.handle, param.param_dtype, layout_.shard(i), info.shard_rank());
     if (param.held) {
       params_.back().take_identity(param.held->group->params_[param.held->index]);
@@ -130,7 +115,7 @@ ParamGroup::~ParamGroup() {
 }
 
 void ParamGroup::note_first_values() {
-  if (config_.mesh_info.data_parallel_size() == 1 || config_.device.is_meta()) return;
+  if (identity.mesh_info.data_parallel_size() == 1 || config_.device.is_meta()) return;
   BelowResidency below;
   first_values_ = std::make_unique<FirstValues>();
   for (const auto& param : params_)
@@ -147,7 +132,7 @@ void ParamGroup::attach() {
     // One rank's memory may go on as its piece: then nothing was copied out.
     const auto* own = handle.has_storage() ? handle.storage().unsafeGetStorageImpl() : nullptr;
     if (pieces_[i].defined() && pieces_[i].storage().unsafeGetStorageImpl() != own) left_.note(handle, i);
-    take_over_gradient(param, config_.mesh_info.shard_rank());
+    take_over_gradient(param, identity.mesh_info.shard_rank());
     param.take_over_handle(self, i, config_.device);
     install_gradient_hook(handle, self, i);
   }
@@ -164,7 +149,8 @@ void ParamGroup::show_pieces() {
 }
 
 void ParamGroup::rename(std::string name, const std::vector<std::string>& param_names) {
-  config_.name = std::move(name);
+  identity.name = std::move(name);
+  identity.params = param_names;
   for (size_t i = 0; i < params_.size(); ++i) params_[i].rename(param_names[i]);
 }
 
@@ -173,11 +159,11 @@ void ParamGroup::unshard() {
   require_state(!config_.device.is_meta(),
                 "{}: its parameters are on the meta device and have no values to gather; "
                 "call fsdp::materialize on the module before using it",
-                config_.name);
-  require_state(config_.device.type() == config_.mesh_info.mesh.device().type(),
+                identity.name);
+  require_state(config_.device.type() == identity.mesh_info.mesh.device().type(),
                 "{}: its parameters are on {}, but its mesh communicates on {}; call fsdp::to(module, "
                 "device) before using it",
-                config_.name, config_.device.str(), config_.mesh_info.mesh.device().str());
+                identity.name, config_.device.str(), identity.mesh_info.mesh.device().str());
   BelowResidency below;
   if (is_stale()) {
     take_changes();
@@ -187,22 +173,22 @@ void ParamGroup::unshard() {
   const GroupBuffers buffers(*this, "gathered parameters");
   const bool is_regathered = post_forward_.shard.defined();
   is_in_slot_ = uses_slots() && !is_regathered &&
-                context->gather_slots().prepare(*this, context->options().prefetch_distance);
+                comm_ctx->gather_slots.prepare(*this, context->options().prefetch_distance);
   const int64_t buffer_bytes = planned_gather_bytes(is_regathered);
-  auto& comm = is_regathered ? *policy_.after_forward.post_forward_group : *config_.mesh_info.shard_group;
-  gather_ = context->observer().launch(
-      {Operation::kAllGather, *this, comm, travelling(is_regathered).total_bytes(), params_[0].param_dtype()},
+  auto& comm = is_regathered ? *policy_.after_forward.post_forward_group : *identity.mesh_info.shard_group;
+  gather_ = comm_ctx->trace.launch(
+      {Operation::kAllGather, identity, comm, travelling(is_regathered).total_bytes(), params_[0].param_dtype()},
       [&] {
         // What a gather after forward sends was written by the stream that computes.
         const auto beside = is_regathered ? SideStream::Entered()
-                                          : context->gather_stream().enter(config_.device, config_.home && !wire_);
+                                          : comm_ctx->all_gather_stream.enter(config_.device, config_.home && !wire_);
         // Only there: a stream that captures a graph may wait for nothing that came before the capture.
         if (beside.is_beside() && kept_.defined()) released_->block(current_stream(config_.device));
         auto gather = start_gather(launched_on(comm), is_regathered);
         note_launch();
         return gather;
       });
-  auto& statistics = context->statistics();
+  auto& statistics = comm_ctx->meter.total();
   ++statistics.all_gathers;
   statistics.gathered_bytes += gather_.layout->total_bytes();
   statistics.communicated_bytes += (comm.size() - 1) * gather_.layout->rank_bytes();
@@ -216,12 +202,12 @@ void ParamGroup::wait_for_unshard() {
   BelowResidency below;
   try {
     auto gather = std::exchange(gather_, {});
-    context->observer().wait(Operation::kAllGather, *this, gather.work);
+    comm_ctx->trace.wait(Operation::kAllGather, identity, gather.work);
     wait_for_launch();
     gather.work.reset();
-    const Range copy_out(context->observer(), "FSDP::all_gather_copy_out", *this);
+    const Range copy_out(comm_ctx->trace, "FSDP::all_gather_copy_out", identity);
     const GroupBuffers buffers(*this, "gathered parameters");
-    context->statistics().buffer_bytes += unpacked_bytes(gather);
+    comm_ctx->meter.total().buffer_bytes += unpacked_bytes(gather);
     const bool is_regathered = gather.layout == &post_forward_.layout;
     show(finish_gather(std::move(gather)));
     // As FSDP2: what is gathered again in this backward comes from the shards.
@@ -235,8 +221,8 @@ void ParamGroup::wait_for_unshard() {
 
 at::Tensor ParamGroup::bring_home(const at::Tensor& gradient, HomeCopies::Pace pace, const at::Tensor& target) {
   if (!config_.home && !target.defined()) return gradient;
-  const Range range(context->observer(), "FSDP::gradient_copy", *this);
-  auto& statistics = context->statistics();
+  const Range range(comm_ctx->trace, "FSDP::gradient_copy", identity);
+  auto& statistics = comm_ctx->meter.total();
   auto home = target;
   if (!home.defined()) {
     home = at::empty_strided(gradient.sizes(), gradient.strides(), config_.home->options(gradient.scalar_type()));
@@ -277,7 +263,7 @@ void ParamGroup::release() {
   mark_not_ready();
   is_left_by_evaluation = false;
   if (is_never_released() || !is_held()) return;
-  const Range range(context->observer(), "FSDP::reshard", *this);
+  const Range range(comm_ctx->trace, "FSDP::reshard", identity);
   context->note_released(*this);
   if (is_gathering()) {
     give_up_gather();
@@ -302,10 +288,10 @@ void ParamGroup::reshard_after_forward() {
     BelowResidency below;
     post_forward_.layout = layout_.gathered().regrouped(group->size());
     const auto& pieces = post_forward_.layout;
-    const Range copy(context->observer(), "FSDP::post_forward_copy", *this);
+    const Range copy(comm_ctx->trace, "FSDP::post_forward_copy", identity);
     const GroupBuffers buffers(*this, "parameters kept after forward");
     post_forward_.shard = make_buffer(pieces.rank_bytes(), unsharded_.options()).zero_();
-    context->statistics().buffer_bytes += pieces.rank_bytes();
+    comm_ctx->meter.total().buffer_bytes += pieces.rank_bytes();
     for (size_t unit = 0; unit < pieces.count(); ++unit)
       post_forward_.shard.narrow(0, pieces.offset(unit), pieces.piece_bytes(unit))
           .copy_(unsharded_.narrow(

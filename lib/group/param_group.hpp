@@ -10,83 +10,25 @@
 #include <vector>
 
 #include "collectives/all_gather.hpp"
-#include "fsdp/policy.hpp"
-#include "fsdp/sanitizer.hpp"
-#include "group/first_values.hpp"
 #include "group/gradient_division.hpp"
 #include "group/gradient_tally.hpp"
 #include "group/group_layout.hpp"
+#include "group/group_spec.hpp"
 #include "group/home_copies.hpp"
 #include "group/local_classes.hpp"
 #include "group/reduction_config.hpp"
 #include "group/wire_gather.hpp"
-#include "mesh/mesh_info.hpp"
 #include "param/left_storage.hpp"
 #include "param/residency_owner.hpp"
 #include "param/sharded_param.hpp"
-#include "tensor/tensor_part.hpp"
+#include "trace/first_values.hpp"
+#include "trace/group_identity.hpp"
 
 namespace fsdp {
 
+struct CommContext;
 class GroupSanitizer;
 class RootContext;
-
-/// What is fixed for a group's lifetime.
-struct GroupConfig {
-  std::string name;
-  MeshInfo mesh_info;
-  c10::Device device;
-  MixedPrecisionPolicy mp_policy = {};
-  ParamLayout layout = ParamLayout::kPerParameter;
-  std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
-  bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
-  /// Where shards live, if that is other memory than `device`, where handles are (T9).
-  std::optional<Home> home = {};
-  int warn_after_reductions = 16;    ///< A7; 0: never
-  std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
-};
-
-/// A parameter that another group holds already. That one gives it up when the new one is attached (S6).
-struct HeldElsewhere {
-  std::shared_ptr<class ParamGroup> group;
-  size_t index = 0;
-};
-
-/// One parameter that a group is made of.
-struct GroupParam {
-  std::string name;
-  at::Tensor handle;            ///< as the module's member holds it
-  at::ScalarType param_dtype;   ///< that it is gathered and computed in
-  /// Operators that use it give their outputs in this dtype (exempt modules); none: as they are.
-  std::optional<at::ScalarType> output_dtype = {};
-  int64_t dim = 0;          ///< that is cut, in the per-parameter layout
-  int64_t block_numel = 1;  ///< elements that stay together, in the flat layout
-  std::shared_ptr<AllGatherExtension> extension = {};  ///< in which form it is gathered; none: as its values
-  /// param_dtype was asked for: it stays when the parameter's own dtype changes.
-  bool has_param_dtype = false;
-  ParamSpread spread = {};  ///< beyond the group's ranks
-  std::optional<HeldElsewhere> held = {};
-  /// That it is kept in.
-  at::ScalarType dtype() const;
-};
-
-/// What `ParamGroup::convert` changes; none: stays.
-struct GroupConversion {
-  std::optional<c10::Device> device = {};
-  std::optional<at::ScalarType> dtype = {};  ///< of floating-point parameters
-};
-
-/// What a group's unsharded parameters do between forward and backward, and after it.
-struct GroupPolicy {
-  ReshardPlan after_forward;           ///< set when the root is known
-  bool is_after_forward_unset = false;  ///< `after_forward` is a default: a byte budget may decide instead
-  bool reshard_after_backward = true;
-  /// What is kept after forward stays when the forward ends without a backward to come, too (FSDP2), until the
-  /// end of the next backward or `reshard`.
-  bool stays_after_evaluation = false;
-  bool prefetch_in_backward = true;    ///< FSDP2's set_unshard_in_backward
-  std::vector<std::weak_ptr<class ParamGroup>> forward_prefetch, backward_prefetch;
-};
 
 /// The parameters that are gathered and released together.
 ///
@@ -97,7 +39,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
  public:
   /// Copies this rank's rows out of the handles (as they are at one rank, without a copy). Nothing
   /// that the module holds has changed when this returns; `attach` does that.
-  ParamGroup(GroupConfig config, const std::vector<GroupParam>& params);
+  ParamGroup(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
   ~ParamGroup() override;
 
   /// The values of parameters that another group holds and cuts in another way: a collective call where
@@ -110,7 +52,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// Turns the tensors into handles. Does not fail halfway: all allocations come before.
   void attach();
 
-  const std::string& name() const { return config_.name; }
+  const std::string& name() const { return identity.name; }
   const GroupConfig& config() const { return config_; }
   void rename(std::string name, const std::vector<std::string>& param_names);
   std::vector<ShardedParam>& params() { return params_; }
@@ -165,7 +107,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   bool is_stale() const { return needs_gather_ || was_changed(); }
   /// One rank and no casts: handles alias the registered parameters for ever.
   bool is_never_released() const {
-    return config_.mesh_info.shard_size() == 1 && !is_cast_ && !config_.home;
+    return identity.mesh_info.shard_size() == 1 && !is_cast_ && !config_.home;
   }
   /// Bytes that `unshard` makes live.
   int64_t unsharded_bytes() const { return layout_.gathered().total_bytes(); }
@@ -271,9 +213,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
     mark_not_ready();  // the next touch is to see it
   }
   const std::string& param_name(size_t index) const override {
-    return index < params_.size() ? params_[index].name() : config_.name;
+    return index < params_.size() ? params_[index].name() : identity.name;
   }
-  bool is_cut() const override { return config_.mesh_info.shard_size() > 1; }
+  bool is_cut() const override { return identity.mesh_info.shard_size() > 1; }
   std::optional<at::ScalarType> output_dtype(size_t index) const override {
     return computes_in_own_dtype_ ? std::nullopt : output_dtypes_[index];
   }
@@ -283,9 +225,12 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
 
   // --- place in the root, kept by RootContext and the module layer
   std::shared_ptr<RootContext> context;
+  CommContext* comm_ctx = nullptr;  ///< the root's; null until there is one
   std::shared_ptr<void> companion;  ///< what is to live as long as the group: its module's state
-  int id = -1;                  ///< position among the root's groups
-  int tree_enter = 0, tree_exit = 0;  ///< depth-first interval of the owning module
+  GroupIdentity identity;           ///< its number is the root's to give, names are the module layer's
+  struct {
+    int enter = 0, exit = 0;
+  } tree;  ///< depth-first interval of the owning module
   bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward
   bool is_left_by_evaluation = false;  ///< see GroupPolicy::stays_after_evaluation
   bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
@@ -293,7 +238,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   int read_after_reduction = 0;  ///< the last backward that has used it again after its last gradient; 0: none
   /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {
-    return this != &other && tree_enter <= other.tree_enter && other.tree_exit <= tree_exit;
+    return this != &other && tree.enter <= other.tree.enter && other.tree.exit <= tree.exit;
   }
 
  private:

@@ -102,7 +102,7 @@ void GradientReduction::settle() {
   }
   for (auto& part : parts_) {
     if (part.all_reduce)
-      group_->context->observer().wait(Operation::kAllReduce, *group_, part.all_reduce);
+      group_->comm_ctx->trace.wait(Operation::kAllReduce, group_->identity, part.all_reduce);
     // A division, not a multiplication by the inverse, which would round thirds twice.
     if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
       group_->divisor.divide(part.reduce_scatter.output, factor);
@@ -115,7 +115,7 @@ void GradientReduction::settle() {
 at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
   const size_t index = part.indices[i];
   const auto& layout = group_->params()[index].layout();
-  const int rank = group_->config().mesh_info.shard_rank();
+  const int rank = group_->identity.mesh_info.shard_rank();
   const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
   return raw_view(part.reduce_scatter.output, layout.local_sizes(rank), layout.local_strides(rank),
                   begin + group_->layout().local_start(index));

@@ -36,11 +36,6 @@ void RootContext::make_room_for_reduction(const ParamGroup& group) {
   }
 }
 
-void RootContext::let_current_wait_for_reductions() {
-  reduce_scatter_stream_.let_current_wait();
-  post_reduce_stream_.let_current_wait();
-}
-
 bool RootContext::has_reduction_in_turn(const ParamGroup& group) const {
   return std::any_of(reductions_.begin(), reductions_.end(), [&](const auto& reduction) {
     return &reduction.group() == &group && !reduction.is_beside();
@@ -54,8 +49,7 @@ void RootContext::finish_reductions() {
 
 /// Of one group; null: all of them. The current stream goes on behind what they have queued, as their memory is free then.
 void RootContext::drop_reductions(const ParamGroup* of) {
-  reduce_scatter_stream_.join();
-  post_reduce_stream_.join();
+  comm_ctx_.join_reductions();
   std::erase_if(reductions_, [&](const auto& reduction) { return of == nullptr || &reduction.group() == of; });
 }
 

@@ -25,10 +25,10 @@ const char* name_of(ReduceScatterStart start) {
 bool RootContext::is_urgent(const ParamGroup& gathered) const {
   int64_t bytes_before = 0;
   // All before it are held, so it is among these.
-  const auto ids = trace_->upcoming(held_.size() + 1);
+  const auto ids = order_->upcoming(held_.size() + 1);
   for (size_t i = 0; i < ids.size(); ++i) {
     // Behind the last gather there are only reductions, and waiting makes them later.
-    if (ids[i] == gathered.id) return i + 1 < ids.size() && bytes_before < gathered.unsharded_bytes();
+    if (ids[i] == gathered.identity.id) return i + 1 < ids.size() && bytes_before < gathered.unsharded_bytes();
     if (const auto* group = find(ids[i])) bytes_before += group->unsharded_bytes();
   }
   return false;
@@ -39,9 +39,9 @@ bool RootContext::is_urgent(const ParamGroup& gathered) const {
 RootContext::Waits RootContext::hold_back(GradientReduction& reduction, const ParamGroup* gathered) {
   if (gathered == nullptr || !reduction.group().reduction().uses_separate_group) return Waits::kNot;
   // Groups over other ranks may have other bytes there, by which these would come to another order.
-  const auto& ranks = reduction.group().config().mesh_info.shard_group;
+  const auto& ranks = reduction.group().identity.mesh_info.shard_group;
   if (std::any_of(groups_.begin(), groups_.end(),
-                  [&](const auto* other) { return other->config().mesh_info.shard_group != ranks; }))
+                  [&](const auto* other) { return other->identity.mesh_info.shard_group != ranks; }))
     return Waits::kNot;
   if (options_.reduce_scatter_start == ReduceScatterStart::kBySize)
     return is_urgent(*gathered) ? Waits::kForUse : Waits::kNot;

@@ -37,9 +37,11 @@ void make_readable(std::span<ParamGroup* const> used) {
 void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   std::lock_guard lock(mutex_);
   group->context = shared_from_this();
-  group->id = static_cast<int>(groups_by_id_.size());
+  group->comm_ctx = &comm_ctx_;
+  group->identity.id = static_cast<int>(groups_by_id_.size());
   groups_.push_back(group.get());
   groups_by_id_.push_back(group.get());
+  comm_ctx_.trace.add(group->identity);
   group->mark_between_steps(phase_ == Phase::kIdle);
   if (group->is_held()) note_held(*group);
 }
@@ -47,39 +49,34 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
 void RootContext::remove(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   if (contains(held_, &group)) note_released(group);
-  gather_slots_.remove(group);
+  comm_ctx_.gather_slots.remove(group);
   drop_reductions(&group);
+  comm_ctx_.trace.remove(group.identity);
   std::erase(groups_, &group);
   std::erase(current_, &group);
   std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
   for (auto& postponed : postponed_)
     if (postponed.until == &group) postponed.waits = Waits::kNot;
-  reduction_slots_.remove(group);
-  groups_by_id_[static_cast<size_t>(group.id)] = nullptr;
+  comm_ctx_.reduction_slots.remove(group);
+  groups_by_id_[static_cast<size_t>(group.identity.id)] = nullptr;
   if (last_used_ == &group) last_used_ = nullptr;
-}
-
-bool RootContext::has_unreleased_groups() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto* group) { return group->is_never_released(); });
 }
 
 void RootContext::note_held(ParamGroup& group) {
   if (group.is_never_released()) return;
   held_.push_back(&group);
-  unsharded_bytes_ += group.unsharded_bytes();
-  peak_unsharded_bytes_ = std::max(peak_unsharded_bytes_, unsharded_bytes_);
-  step_peak_bytes_ = std::max(step_peak_bytes_, unsharded_bytes_);
+  comm_ctx_.meter.add_unsharded(group.unsharded_bytes());
 }
 
 void RootContext::note_released(ParamGroup& group) {
   std::erase(held_, &group);
-  unsharded_bytes_ -= group.unsharded_bytes();
+  comm_ctx_.meter.remove_unsharded(group.unsharded_bytes());
 }
 
 void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& use) {
   std::lock_guard lock(mutex_);
-  observer_.look_for_listener();
-  observer_.end_use();
+  comm_ctx_.trace.look_for_listener();
+  comm_ctx_.trace.end_use();
   if (at::in_parallel_region()) {
     // A worker in the middle of somebody's operator: its order is chance, so it decides nothing.
     make_readable(used);
@@ -136,7 +133,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) {
     if (phase_ == Phase::kForward) group->check_mode();
     if (group == last_used_) continue;
-    const bool has_started_over = trace_->use(group->id) == UseTrace::Progress::kStartedOver;
+    const bool has_started_over = order_->use(group->identity.id) == ExecOrder::Progress::kStartedOver;
     if (phase_ == Phase::kForward) {
       forwards_ += has_started_over;
       release_ahead_of_backward(used);
@@ -166,12 +163,12 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) group->mark_ready(task);
   prefetch(used);
   launch_postponed(used);
-  gather_stream_.end_wait_for_event();
-  observer_.begin_use(*used.front());
+  comm_ctx_.all_gather_stream.end_wait_for_event();
+  comm_ctx_.trace.begin_use(used.front()->identity);
 }
 
 bool RootContext::is_used_again(const ParamGroup& group) const {
-  return trace_->follows() && trace_->distance_to_next_use(group.id).has_value();
+  return order_->follows() && order_->distance_to_next_use(group.identity.id).has_value();
 }
 
 bool RootContext::is_kept_on_purpose(const ParamGroup& group) const {
@@ -184,13 +181,13 @@ bool RootContext::is_kept_on_purpose(const ParamGroup& group) const {
 }
 
 bool RootContext::follows_plan() const {
-  return budget_.has_plan() && trace_ != &inference_ && trace_->follows();
+  return budget_.has_plan() && order_ != &inference_ && order_->follows();
 }
 
 /// Until its first use in this pass, whatever is here was gathered, or kept, for that use; so was what nobody has
 /// waited for yet.
 bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
-  const auto last = trace_->last_use(group.id);
+  const auto last = order_->last_use(group.identity.id);
   if (!last || group.is_gathering()) return is_used_again(group);
   return phase_ == Phase::kForward ? budget_.keeps_after_forward_use(*last)
                                    : budget_.keeps_after_backward_use(*last);
@@ -199,7 +196,7 @@ bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
 bool RootContext::is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const {
   if (contains(used, &group) || group.is_ahead_of_backward || is_kept_on_purpose(group)) return true;
   if (follows_plan()) return is_kept_by_plan(group);
-  if (trace_->follows()) return is_used_again(group);
+  if (order_->follows()) return is_used_again(group);
   // The order is not known (any more): keep what a module around this one may still need.
   return encloses_any(group, used);
 }
@@ -225,8 +222,9 @@ bool RootContext::counts_for_limit(const ParamGroup& group,
 bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate) {
   // What the budget has no room for is gathered when it is used, with or without a plan.
   const auto& budget = options_.unsharded_byte_budget;
-  if (candidate != nullptr && budget && unsharded_bytes_ + candidate->unsharded_bytes() > *budget) return false;
-  if (!trace_->follows() || follows_plan()) return true;  // what is not needed at once has been released already
+  if (candidate != nullptr && budget && comm_ctx_.meter.unsharded_bytes() + candidate->unsharded_bytes() > *budget)
+    return false;
+  if (!order_->follows() || follows_plan()) return true;  // what is not needed at once has been released already
   const size_t limit = static_cast<size_t>(std::max(2, 1 + options_.prefetch_distance));
   const size_t wanted = 1 + (candidate != nullptr);
   while (true) {
@@ -235,7 +233,7 @@ bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup*
     for (auto* group : held_) {
       if (!counts_for_limit(*group, used)) continue;
       ++others;
-      const size_t distance = trace_->distance_to_next_use(group->id).value_or(SIZE_MAX);
+      const size_t distance = order_->distance_to_next_use(group->identity.id).value_or(SIZE_MAX);
       if (farthest == nullptr || distance > farthest_distance) {
         farthest = group;
         farthest_distance = distance;
@@ -244,7 +242,7 @@ bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup*
     if (others + wanted <= limit || farthest == nullptr) return true;
     // Belady's rule; the candidate itself may be the one that is used last.
     if (candidate != nullptr &&
-        trace_->distance_to_next_use(candidate->id).value_or(SIZE_MAX) >= farthest_distance)
+        order_->distance_to_next_use(candidate->identity.id).value_or(SIZE_MAX) >= farthest_distance)
       return false;
     release(*farthest);
   }
@@ -255,7 +253,7 @@ void RootContext::prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& 
     const auto group = listed.lock();
     if (!group || group->is_held()) continue;
     group->is_listed_prefetch = true;
-    if (group->context.get() != this) group->context->observer().look_for_listener();
+    if (group->context.get() != this) group->comm_ctx->trace.look_for_listener();
     group->unshard();
   }
 }
@@ -274,14 +272,14 @@ void RootContext::prefetch(std::span<ParamGroup* const> used) {
 
 /// Returns the first that it gathers; null: nothing.
 ParamGroup* RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
-  if (options_.prefetch_distance == 0 || !trace_->follows()) return nullptr;
+  if (options_.prefetch_distance == 0 || !order_->follows()) return nullptr;
   const auto distance = static_cast<size_t>(options_.prefetch_distance);
   size_t started = 0;
   ParamGroup* first = nullptr;
   // Behind those that are here already, too. Under a budget that takes no more than a plan may: each group between
   // this use and the gathered one's is here and takes nothing more, and the budget has room for it.
-  const auto ids = trace_->upcoming(distance + held_.size());
-  if (ids.empty() && trace_ == &forward_) prefetch_for_backward(used);
+  const auto ids = order_->upcoming(distance + held_.size());
+  if (ids.empty() && order_ == &forward_) prefetch_for_backward(used);
   for (const int id : ids) {
     auto* group = find(id);
     if (group == nullptr || group->is_never_released() || contains(used, group)) continue;
@@ -348,8 +346,8 @@ ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
   // Else the room is not free yet, or not for long.
   const bool is_read_again = finished.read_after_reduction >= learned_in_;
   const bool has_left = !finished.is_held() && !is_read_again && current_.size() == 1 && current_.front() == &finished;
-  if (!has_left || options_.prefetch_distance == 0 || !trace_->follows()) return nullptr;
-  const auto ids = trace_->upcoming(1);
+  if (!has_left || options_.prefetch_distance == 0 || !order_->follows()) return nullptr;
+  const auto ids = order_->upcoming(1);
   auto* next = ids.empty() ? nullptr : find(ids.front());
   // A list says what that one is to gather ahead, and when.
   if (next == nullptr || !next->policy().backward_prefetch.empty()) return nullptr;
@@ -366,7 +364,7 @@ ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
 
 void RootContext::unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
-  observer_.look_for_listener();
+  comm_ctx_.trace.look_for_listener();
   take_over_modes();
   if (group.is_stale()) group.reshard();
   group.is_kept_by_user = true;
@@ -375,7 +373,7 @@ void RootContext::unshard(ParamGroup& group) {
 
 void RootContext::wait_for_unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
-  observer_.look_for_listener();
+  comm_ctx_.trace.look_for_listener();
   if (group.is_gathering()) group.wait_for_unshard();
 }
 
@@ -386,7 +384,7 @@ void RootContext::end_hold(ParamGroup& group) {
 
 void RootContext::reshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
-  observer_.look_for_listener();
+  comm_ctx_.trace.look_for_listener();
   group.is_kept_by_user = group.is_listed_prefetch = group.is_ahead_of_backward = false;
   group.reshard();
 }

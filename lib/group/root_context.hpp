@@ -2,6 +2,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -9,26 +10,21 @@
 #include <span>
 #include <vector>
 
-#include "base/side_stream.hpp"
+#include "fsdp/reduce_scatter_start.hpp"
+#include "group/comm_context.hpp"
 #include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
-#include "group/step_follower.hpp"
-#include "group/step_observer.hpp"
-#include "fsdp/reduce_scatter_start.hpp"
-#include "fsdp/statistics.hpp"
-#include "group/gather_slots.hpp"
-#include "group/gather_stream.hpp"
-#include "group/reduction_slots.hpp"
-#include "group/residency_budget.hpp"
 #include "group/root_mutex.hpp"
-#include "group/use_trace.hpp"
+#include "group/step_follower.hpp"
+#include "schedule/exec_order.hpp"
+#include "schedule/residency_budget.hpp"
 
 namespace fsdp {
 
 /// The one scheduler: decides when the groups of one root are gathered, released and reduced.
 ///
 /// A step goes idle -> forward -> backward -> idle. Touches that come from the dispatcher drive it;
-/// the learned order of touches (UseTrace) tells what to gather ahead and what will not be needed
+/// the learned order of touches (ExecOrder) tells what to gather ahead and what will not be needed
 /// again. What it decides depends on options and uses alone, never on whether a collective has
 /// completed, so that all ranks launch the same sequence (T3).
 ///
@@ -117,36 +113,21 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void begin_user_hook();
   void end_user_hook() noexcept;
 
-  /// See FSDPModule::set_post_optim_event.
-  GatherStream& gather_stream() { return gather_stream_; }
-  /// See Note [Streams of a root].
-  SideStream& reduce_scatter_stream() { return reduce_scatter_stream_; }
-  SideStream& post_reduce_stream() { return post_reduce_stream_; }
-  void let_current_wait_for_reductions();
+  CommContext& comm_ctx() { return comm_ctx_; }
   /// One of this group's is under way that does its part when its turn comes, on the current stream.
   bool has_reduction_in_turn(const ParamGroup& group) const;
-  GatherSlots& gather_slots() { return gather_slots_; }
-  const GatherSlots& gather_slots() const { return gather_slots_; }
-  ReductionSlots& reduction_slots() { return reduction_slots_; }
-  const ReductionSlots& reduction_slots() const { return reduction_slots_; }
 
   /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
-  bool has_unreleased_groups() const;
+  bool has_unreleased_groups() const {
+    return std::any_of(groups_.begin(), groups_.end(), [](const auto* group) { return group->is_never_released(); });
+  }
 
   /// A group tells that it holds unsharded memory (or will, its gather under way), or no longer.
   void note_held(ParamGroup& group);
   void note_released(ParamGroup& group);
-  int64_t unsharded_bytes() const { return unsharded_bytes_; }
-  int64_t peak_unsharded_bytes() const { return peak_unsharded_bytes_; }
-  StepStatistics& statistics() { return statistics_; }
-  /// Of the last step that came to its end.
-  const StepStatistics& last_step() const { return last_step_; }
-  /// Most unsharded bytes at one time in that step.
-  int64_t last_step_peak_bytes() const { return last_step_peak_bytes_; }
-  const UseTrace& forward_order() const { return forward_; }
-  const UseTrace& backward_order() const { return backward_; }
+  const ExecOrder& forward_order() const { return forward_; }
+  const ExecOrder& backward_order() const { return backward_; }
   ResidencyBudget& budget() { return budget_; }
-  StepObserver& observer() { return observer_; }
 
  private:
   enum class Phase { kIdle, kForward, kBackward };
@@ -166,8 +147,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void end_pass();
   void end_step();
   void close_step(bool waits_for_copies = true);
-  void begin_measuring();
-  void measure_step();
   void check_can_finalize() const;
   void release_everything();
   void prepare_step();
@@ -235,8 +214,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   int steps_held_ = 0;
   // Passes of three kinds, each with its own order: a scope without autograd (eval, generation)
   // must not unlearn what training does.
-  UseTrace forward_, backward_, inference_;
-  UseTrace* trace_ = nullptr;  // of the pass under way
+  ExecOrder forward_, backward_, inference_;
+  ExecOrder* order_ = nullptr;  // of the pass under way
   ResidencyBudget budget_;
   int forwards_ = 0, forwards_before_backward_ = 0;  // of this step; of the last one that had a backward
   int backwards_ = 0;   // begun so far
@@ -261,14 +240,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   } finalization_;
   /// Roots that count packed gradients together, this one among them; null: this one alone.
   std::shared_ptr<std::vector<std::weak_ptr<RootContext>>> sharers_;
-  GatherStream gather_stream_;
-  SideStream reduce_scatter_stream_, post_reduce_stream_;
-  GatherSlots gather_slots_;
-  ReductionSlots reduction_slots_;
-  StepStatistics statistics_, before_step_, last_step_;
-  StepObserver observer_;
-  int64_t unsharded_bytes_ = 0, peak_unsharded_bytes_ = 0;
-  int64_t step_peak_bytes_ = 0, last_step_peak_bytes_ = 0;
+  CommContext comm_ctx_;
 };
 
 }  // namespace fsdp

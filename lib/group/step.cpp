@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "group/group_facts.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/root_context.hpp"
 #include "group/unreduced_gradients.hpp"
@@ -32,16 +33,13 @@ class RootContext::BackwardEnd {
 };
 
 namespace {
-/// What came between two moments.
-StepStatistics difference(const StepStatistics& now, const StepStatistics& before) {
-  return {.all_gathers = now.all_gathers - before.all_gathers,
-          .gathered_bytes = now.gathered_bytes - before.gathered_bytes,
-          .reductions = now.reductions - before.reductions,
-          .reduced_bytes = now.reduced_bytes - before.reduced_bytes,
-          .communicated_bytes = now.communicated_bytes - before.communicated_bytes,
-          .buffer_bytes = now.buffer_bytes - before.buffer_bytes,
-          .offloaded_bytes = now.offloaded_bytes - before.offloaded_bytes};
+
+bool has_all_gradients(const ParamGroup& group) {
+  // Ranks may use different parameters then: no rank may start a reduction because its own are
+  // complete, or the order of collectives would depend on the data.
+  return !group.reduction().reduces_unused_params && group.tally.is_complete(group.trainable_count());
 }
+
 }  // namespace
 
 void RootContext::enter_phase(int64_t task, const OperatorUse& use) {
@@ -83,8 +81,10 @@ void RootContext::prepare_step() {
   recheck();
   throw_faults();
   has_started_ = true;  // a step that is refused has not begun
-  gather_stream_.begin_step();
-  budget_.update({options_.unsharded_byte_budget, options_.prefetch_distance}, forward_, backward_, groups_by_id_);
+  comm_ctx_.all_gather_stream.begin_step();
+  const ResidencyBudget::Options budget = {options_.unsharded_byte_budget, options_.prefetch_distance};
+  if (!budget_.is_current(budget, forward_, backward_))
+    budget_.update(budget, forward_, backward_, facts_of(groups_by_id_));
 }
 
 void RootContext::release_between_steps() {
@@ -116,14 +116,14 @@ void RootContext::begin_forward() {
   take_over_modes();
   prepare_step();
   set_phase(Phase::kForward);
-  begin_measuring();
+  comm_ctx_.meter.begin_step();
   records_autograd_ = false;
-  trace_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
-  trace_->begin_pass();
+  order_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
+  order_->begin_pass();
   forwards_ = 1;
   last_used_ = nullptr;
-  observer_.note_beginnings(groups_);
-  observer_.begin_phase(StepObserver::Phase::kForward);
+  comm_ctx_.trace.note_first_values(take_first_values(groups_));  // there are none but in the first
+  comm_ctx_.trace.begin_phase(CollectiveTrace::Phase::kForward);
 }
 
 void RootContext::begin_backward(int64_t task) {
@@ -131,18 +131,18 @@ void RootContext::begin_backward(int64_t task) {
     // A second backward over a retained graph: a step of its own, unless the one before is still to be reduced.
     const bool goes_on = !is_quiescent();
     prepare_step();
-    if (!goes_on) begin_measuring();
+    if (!goes_on) comm_ctx_.meter.begin_step();
   } else {
     tell_of_beginning();  // gradients may have been dropped since the forward
-    trace_->end_pass();
+    order_->end_pass();
     forwards_before_backward_ = forwards_;
   }
   set_phase(Phase::kBackward);
   ++backwards_;
-  observer_.begin_phase(StepObserver::Phase::kBackward);
+  comm_ctx_.trace.begin_phase(CollectiveTrace::Phase::kBackward);
   has_shifted_reductions_ = false;
-  trace_ = &backward_;
-  trace_->begin_pass();
+  order_ = &backward_;
+  order_->begin_pass();
   last_used_ = nullptr;
   take_over_ahead_of_backward();
   for (auto* group : current_) group->mark_not_ready();
@@ -200,8 +200,8 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   enter_phase(torch::autograd::get_current_graph_task_id(), {});
   group.tally.note(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
-  if (tasks_.size() != 1 || !group.tally.is_complete(group)) return;
-  observer_.look_for_listener();
+  if (tasks_.size() != 1 || !has_all_gradients(group)) return;
+  comm_ctx_.trace.look_for_listener();
   release_finished(group);
   launch_behind_backward();
   if (!group.reduction().requires_gradient_sync) return;
@@ -212,7 +212,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   auto reduction = pack_gradients(group);
   if (!gathers_first) gathered = prefetch_past(group);
   // Packing may have run a user's hooks, which may have read parameters.
-  if (gathered != nullptr && (!trace_->follows() || !gathered->is_gathering())) gathered = nullptr;
+  if (gathered != nullptr && (!order_->follows() || !gathered->is_gathering())) gathered = nullptr;
   launch_or_postpone(std::move(reduction), gathered);
 }
 
@@ -223,7 +223,7 @@ void RootContext::release_finished(ParamGroup& group) {
 }
 
 GradientReduction RootContext::pack_gradients(ParamGroup& group) {
-  observer_.look_for_listener();
+  comm_ctx_.trace.look_for_listener();
   make_room_for_reduction(group);
   group.tally.is_reduced = true;
   group.note_reduction();
@@ -254,7 +254,7 @@ void RootContext::flush_gradients() {
 }
 
 void RootContext::end_backward() {
-  observer_.look_for_listener();
+  comm_ctx_.trace.look_for_listener();
   launch_all_postponed();
   if (finalization_.is_manual)
     leave_for_finalization();
@@ -264,7 +264,7 @@ void RootContext::end_backward() {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     end_pass();
     set_phase(Phase::kIdle);
-    observer_.end_step();
+    comm_ctx_.trace.end_step();
     for (auto* group : groups_) group->is_listed_prefetch = false;
     release_between_steps();
     tell_of_end();
@@ -290,7 +290,7 @@ void RootContext::throw_faults() {
 
 void RootContext::end_pass() {
   const int lessons = backward_.lessons();
-  trace_->end_pass();
+  order_->end_pass();
   if (backward_.lessons() != lessons) learned_in_ = backwards_;
 }
 
@@ -299,21 +299,11 @@ void RootContext::end_step() {
   close_step();
 }
 
-void RootContext::begin_measuring() {
-  before_step_ = statistics_;
-  step_peak_bytes_ = unsharded_bytes_;
-}
-
-void RootContext::measure_step() {
-  last_step_ = difference(statistics_, before_step_);
-  last_step_peak_bytes_ = step_peak_bytes_;
-}
-
 void RootContext::close_step(bool waits_for_copies) {
   const bool is_evaluation = phase_ == Phase::kForward;
-  measure_step();
+  comm_ctx_.meter.end_step();
   set_phase(Phase::kIdle);
-  observer_.end_step();
+  comm_ctx_.trace.end_step();
   // Of all: groups of one rank are never among those held.
   for (auto* group : groups_) {
     if (waits_for_copies) group->wait_for_copies();
@@ -336,9 +326,9 @@ void RootContext::release_everything() {
   drop_reductions(nullptr);
   finalization_.is_due = finalization_.is_awaited = false;
   tasks_.clear();
-  for (auto* trace : {&forward_, &backward_, &inference_}) trace->abandon_pass();
+  for (auto* order : {&forward_, &backward_, &inference_}) order->abandon_pass();
   set_phase(Phase::kIdle);
-  observer_.abandon_step();
+  comm_ctx_.trace.abandon_step();
   for (auto* group : groups_) {
     group->tally.reset();
     group->read_after_reduction = 0;

@@ -18,7 +18,7 @@ at::ScalarType GroupParam::dtype() const {
 bool ParamGroup::is_cut_alike(const Taken& taken) const {
   const auto& here = params_[taken.index].layout();
   const auto& there = taken.from.group->params_[taken.from.index].layout();
-  return !here.is_flat() && here == there && config_.mesh_info.mesh == taken.from.group->config_.mesh_info.mesh &&
+  return !here.is_flat() && here == there && identity.mesh_info.mesh == taken.from.group->identity.mesh_info.mesh &&
          config_.device == taken.from.group->config_.device;
 }
 
@@ -53,7 +53,7 @@ void ParamGroup::gather_taken() {
     param.copy_part_to(pieces_[taken.index], gather_values(there, registered.detach()));
     if (registered.grad().defined())
       taken.gradient = param.layout()
-                           .part_of(gather_values(there, registered.grad()), config_.mesh_info.shard_rank())
+                           .part_of(gather_values(there, registered.grad()), identity.mesh_info.shard_rank())
                            .to(home_device(), /*non_blocking=*/false, /*copy=*/true);
   }
 }
@@ -89,7 +89,7 @@ void ParamGroup::close_gaps() {
     if (params_[i].is_vacant() && layout_.stored_bytes(i) > 0) vacant.push_back(i);
   if (vacant.empty()) return;
   BelowResidency below;
-  auto layout = layout_.without(vacant, *config_.mesh_info.shard_group);
+  auto layout = layout_.without(vacant, *identity.mesh_info.shard_group);
   at::Tensor shard;
   try {
     shard = make_shard(layout.stored().rank_bytes(), config_.device);

@@ -37,12 +37,12 @@ bool is_handle_storage(const TensorBase& tensor) {
 
 /// Where LibTorch has them.
 template <class Hooks>
-std::optional<c10::ScalarType> grad_dtype_of(const Hooks& hooks, const TensorBase& tensor) {
+std::optional<c10::ScalarType> grad_dtype_in(const Hooks& hooks, const TensorBase& tensor) {
   if constexpr (requires { hooks.grad_dtype(tensor); }) return hooks.grad_dtype(tensor);
   return std::nullopt;
 }
 template <class Hooks>
-void set_grad_dtype_of(const Hooks& hooks, const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) {
+void set_grad_dtype_in(const Hooks& hooks, const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) {
   if constexpr (requires { hooks.set_grad_dtype(tensor, dtype); }) hooks.set_grad_dtype(tensor, dtype);
 }
 
@@ -107,9 +107,9 @@ class Hooks final : public Interface {
     next_.basic_autograd_not_implemented_fallback(op, keys, stack);
   }
   // No `override`: not every LibTorch has them.
-  std::optional<c10::ScalarType> grad_dtype(const TensorBase& tensor) const { return grad_dtype_of(next_, tensor); }
+  std::optional<c10::ScalarType> grad_dtype(const TensorBase& tensor) const { return grad_dtype_in(next_, tensor); }
   void set_grad_dtype(const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) const {
-    set_grad_dtype_of(next_, tensor, dtype);
+    set_grad_dtype_in(next_, tensor, dtype);
     note_set_by_user(*tensor.unsafeGetTensorImpl());
   }
 

@@ -59,9 +59,7 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
             params.front().handle.device().str());
   const auto& info = prepared.mesh_info;
   const bool is_beside = info.use == MeshUse::kReplicateBeside;
-  GroupConfig config{.name = name + prepared.suffix,
-                     .mesh_info = info,
-                     .device = on_meta ? c10::Device(at::kMeta) : info.mesh.device(),
+  GroupConfig config{.device = on_meta ? c10::Device(at::kMeta) : info.mesh.device(),
                      .mp_policy = options.mp_policy,
                      .layout = is_beside ? ParamLayout::kPerParameter : options.layout,
                      .throws_outside_step =
@@ -72,7 +70,8 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
   if (options.offload_policy && (!info.mesh.device().is_cpu() || environment::copies_on_cpu()))
     config.home = Home{.is_pinned = options.offload_policy->pin_memory && !info.mesh.device().is_cpu()};
   if (cut_like != nullptr) config.cut_like = cut_like->layout();
-  return std::make_shared<ParamGroup>(std::move(config), params);
+  return std::make_shared<ParamGroup>(GroupIdentity{.name = name + prepared.suffix, .mesh_info = info}, std::move(config),
+                                      params);
 }
 
 /// The group that a copy of it is to be cut like; null where it has given up parameters, or taken others

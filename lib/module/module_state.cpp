@@ -100,8 +100,8 @@ int ModuleState::number(int next, const std::string& prefix) {
   for (const auto& owned : groups) {
     const auto group = owned.group.lock();
     if (!group) continue;
-    group->tree_enter = enter;
-    group->tree_exit = next;
+    group->tree.enter = enter;
+    group->tree.exit = next;
     std::vector<std::string> full;
     for (const auto& param : owned.params)
       full.push_back(join_path(join_path(prefix, units[param.unit].path), param.name));

@@ -60,7 +60,7 @@ class Placer {
   /// It stays where it is, and what an optimizer knows of it stays right.
   static ParamPlace place_of(const HeldElsewhere& held) {
     const auto& layout = held.group->params()[held.index].layout();
-    return {.mesh_info = held.group->config().mesh_info,
+    return {.mesh_info = held.group->identity.mesh_info,
             .dim = layout.is_flat() ? 0 : layout.dim(),
             .spread = held.group->spread(held.index)};
   }

@@ -40,8 +40,8 @@ constexpr int64_t kDoubleBytes = (kW + 1) * kW * 8;
 constexpr int64_t kGatherBytes = 2 * (kW * kW + 2 * kW) * 4 + 2 * 2 * (kW * 4 + 16);
 
 /// Two linear layers in one group, of which the second need not be used.
-struct PairImpl : torch::nn::Module {
-  PairImpl() {
+struct SlotPairImpl : torch::nn::Module {
+  SlotPairImpl() {
     first = register_module("first", torch::nn::Linear(kW, kW));
     second = register_module("second", torch::nn::Linear(kW, kW));
   }
@@ -53,10 +53,10 @@ struct PairImpl : torch::nn::Module {
   }
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
-TORCH_MODULE(Pair);
+TORCH_MODULE(SlotPair);
 
-Pair plain_pair(at::ScalarType second = at::kFloat) {
-  auto pair = seeded(7, [] { return Pair(); });
+SlotPair plain_pair(at::ScalarType second = at::kFloat) {
+  auto pair = seeded(7, [] { return SlotPair(); });
   pair->second->to(second);
   return pair;
 }

@@ -52,7 +52,8 @@ class RunTests(unittest.TestCase):
         self.assertEqual(set(self.reached("bindings/src/options.cpp")), {"parity", "threads"})
 
     def test_a_file_of_tests_reaches_itself(self):
-        self.assertEqual(self.reached("test/group/test_cut_off.cpp"), {"group": ("test_cut_off",)})
+        self.assertEqual(self.reached("test/trace/test_cut_off.cpp", "test/schedule/test_exec_order.cpp"),
+                         {"group": ("test_cut_off", "test_exec_order")})
         self.assertEqual(self.reached("test/python/test_threads.py"), {"threads": ()})
 
     def test_what_stands_beside_tests_reaches_all_that_may_use_it(self):

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "schedule/residency_budget.hpp"
+#include "trace/collective_trace.hpp"
+
+namespace fsdp {
+
+class ParamGroup;
+
+// What plans and records are told of groups.
+
+/// By number. groups: null where one is gone.
+std::vector<GroupFacts> facts_of(std::span<ParamGroup* const> groups);
+
+/// Of the groups that have noted any (ParamGroup::note_first_values); they have none from then on.
+std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> groups);
+
+}  // namespace fsdp

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/all_gather_extension.hpp"
+#include "fsdp/policy.hpp"
+#include "fsdp/sanitizer.hpp"
+#include "group/group_layout.hpp"
+#include "group/home_copies.hpp"
+#include "mesh/mesh_info.hpp"
+#include "tensor/tensor_part.hpp"
+
+// What a ParamGroup is made from, and what is said of it later.
+namespace fsdp {
+
+/// What is fixed for a group's lifetime.
+struct GroupConfig {
+  c10::Device device;
+  MixedPrecisionPolicy mp_policy = {};
+  ParamLayout layout = ParamLayout::kPerParameter;
+  std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
+  bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
+  /// Where shards live, if that is other memory than `device`, where handles are (T9).
+  std::optional<Home> home = {};
+  int warn_after_reductions = 16;    ///< A7; 0: never
+  std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
+};
+
+/// A parameter that another group holds already. That one gives it up when the new one is attached (S6).
+struct HeldElsewhere {
+  std::shared_ptr<class ParamGroup> group;
+  size_t index = 0;
+};
+
+/// One parameter that a group is made of.
+struct GroupParam {
+  std::string name;
+  at::Tensor handle;            ///< as the module's member holds it
+  at::ScalarType param_dtype;   ///< that it is gathered and computed in
+  /// Operators that use it give their outputs in this dtype (exempt modules); none: as they are.
+  std::optional<at::ScalarType> output_dtype = {};
+  int64_t dim = 0;          ///< that is cut, in the per-parameter layout
+  int64_t block_numel = 1;  ///< elements that stay together, in the flat layout
+  std::shared_ptr<AllGatherExtension> extension = {};  ///< in which form it is gathered; none: as its values
+  /// param_dtype was asked for: it stays when the parameter's own dtype changes.
+  bool has_param_dtype = false;
+  ParamSpread spread = {};  ///< beyond the group's ranks
+  std::optional<HeldElsewhere> held = {};
+  /// That it is kept in.
+  at::ScalarType dtype() const;
+};
+
+/// What `ParamGroup::convert` changes; none: stays.
+struct GroupConversion {
+  std::optional<c10::Device> device = {};
+  std::optional<at::ScalarType> dtype = {};  ///< of floating-point parameters
+};
+
+/// What a group's unsharded parameters do between forward and backward, and after it.
+struct GroupPolicy {
+  ReshardPlan after_forward;           ///< set when the root is known
+  bool is_after_forward_unset = false;  ///< `after_forward` is a default: a byte budget may decide instead
+  bool reshard_after_backward = true;
+  /// What is kept after forward stays when the forward ends without a backward to come, too (FSDP2), until the
+  /// end of the next backward or `reshard`.
+  bool stays_after_evaluation = false;
+  bool prefetch_in_backward = true;    ///< FSDP2's set_unshard_in_backward
+  std::vector<std::weak_ptr<class ParamGroup>> forward_prefetch, backward_prefetch;
+};
+
+/// For the plan of its layout.
+LayoutParam layout_param(const GroupParam& param);
+
+}  // namespace fsdp

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace fsdp {
+
+/// The order in which one kind of pass (forward, or backward) uses groups: learned in one pass,
+/// followed in the next, noticed when it changes. Pure bookkeeping over group numbers: what it
+/// says depends on the sequence of uses alone, never on time, so it is the same on all ranks (T3).
+///
+/// A pass that starts over before it ends (two forwards, then one backward) follows as well.
+class ExecOrder {
+ public:
+  /// A new pass starts. Ends the one under way, if any.
+  void begin_pass();
+  /// The pass is over: if it went another way than the learned one, it is the learned one now.
+  void end_pass();
+  /// The pass did not come to its end (an exception): what it recorded is dropped.
+  void abandon_pass();
+  /// Forgets everything.
+  void clear();
+
+  enum class Progress { kGoesOn, kStartedOver };
+  /// The next use in this pass. Uses of the same group in a row count once. Says when the learned
+  /// pass is over and begins again.
+  Progress use(int group);
+
+  /// True if there is a learned order and this pass has kept to it so far.
+  bool follows() const { return follows_; }
+
+  /// Only while `follows()`. How far ahead the next use of `group` lies in the learned pass;
+  /// nullopt if it is not used again.
+  std::optional<size_t> distance_to_next_use(int group) const;
+  /// Only while `follows()`. The next distinct groups after the present use, nearest first, at most `count`.
+  std::vector<int> upcoming(size_t count) const;
+
+  /// Only while `follows()`. Where in the learned pass the group has been used last; nullopt if not yet.
+  std::optional<size_t> last_use(int group) const;
+
+  const std::vector<int>& learned() const { return learned_; }
+  /// How many times an order has been learned: another number, another order.
+  int lessons() const { return lessons_; }
+
+ private:
+  void learn(std::vector<int> uses);
+  bool recording_overflowed() const { return uses_.size() > kLongestPass; }
+
+  // A loop that runs forward for ever and never backward must not fill the memory.
+  static constexpr size_t kLongestPass = 1 << 20;
+
+  std::vector<int> learned_;
+  std::vector<size_t> next_same_;            // position of the same group's next use; size() if none
+  std::vector<std::optional<size_t>> first_;  // by group: its first position
+  std::vector<std::optional<size_t>> last_seen_;  // by group: its latest position in this pass
+  std::vector<int> uses_;                    // this pass, as it went
+  size_t position_ = 0;                      // uses so far, within the learned pass
+  int lessons_ = 0;
+  bool follows_ = false;
+  bool in_pass_ = false;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,73 @@
+#include "schedule/residency_budget.hpp"
+
+#include <fmt/format.h>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "schedule/exec_order.hpp"
+
+namespace fsdp {
+
+namespace {
+
+/// What has no choice, for the message.
+std::string kept_groups(const ResidencyProblem& problem, std::span<const GroupFacts> groups) {
+  std::string text;
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (problem.rules[i] == KeepRule::kKept)
+      text += fmt::format("{}'{}' ({} bytes)", text.empty() ? "" : ", ", groups[i].name, problem.bytes[i]);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+ResidencyProblem residency_problem(const ResidencyBudget::Options& options, const ExecOrder& forward,
+                                   const ExecOrder& backward, std::span<const GroupFacts> groups) {
+  ResidencyProblem problem{.uses = forward.learned(),
+                           .forward_uses = forward.learned().size(),
+                           .bytes = {},
+                           .rules = {},
+                           .budget = *options.bytes,
+                           .prefetch_distance = options.prefetch_distance};
+  problem.uses.insert(problem.uses.end(), backward.learned().begin(), backward.learned().end());
+  for (const auto& group : groups) {
+    // Kept between steps as well: its room is taken for good, and it is gathered when somebody writes.
+    if (group.stays_after_backward) problem.budget -= group.unsharded_bytes;
+    problem.bytes.push_back(group.stays_after_backward ? 0 : group.unsharded_bytes);
+    problem.rules.push_back(group.rule);
+  }
+  return problem;
+}
+
+bool ResidencyBudget::is_current(const Options& options, const ExecOrder& forward, const ExecOrder& backward) const {
+  return is_current_ && options == options_ && forward.lessons() == forward_lessons_ &&
+         backward.lessons() == backward_lessons_;
+}
+
+void ResidencyBudget::update(const Options& options, const ExecOrder& forward, const ExecOrder& backward,
+                             std::span<const GroupFacts> groups) {
+  options_ = options;
+  forward_lessons_ = forward.lessons();
+  backward_lessons_ = backward.lessons();
+  is_current_ = true;
+  plan_.reset();
+  if (!options.bytes || forward.learned().empty() || backward.learned().empty()) return;
+  const auto problem = residency_problem(options, forward, backward, groups);
+  auto plan = plan_residency(problem);
+  if (plan.missing_bytes > 0) [[unlikely]] {
+    is_current_ = false;  // every step is to say so
+    throw StateError(fmt::format(
+        "unsharded byte budget: {} bytes are {} too few for a group in use beside those that are kept "
+        "whatever the budget ({}); raise it, or leave their reshard_after_forward unset",
+        *options.bytes, plan.missing_bytes, kept_groups(problem, groups)));
+  }
+  if (!plan.prefetch_fits)
+    info_once("unsharded byte budget: no room to gather ahead; gathers are not hidden behind compute");
+  if (!plan.is_optimal())
+    log().info("unsharded byte budget: the plan gathers {} bytes a step; no plan gathers less than {}",
+               plan.gathered_bytes, plan.bound);
+  forward_uses_ = problem.forward_uses;
+  plan_ = std::move(plan);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,236 @@
+#include "trace/collective_trace.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/environment.hpp"
+#include "base/require.hpp"
+#include "base/stable_hash.hpp"
+#include "comm/notice_board.hpp"
+#include "trace/desync_watch.hpp"
+
+namespace fsdp {
+
+namespace {
+
+/// The ranks of the mesh that a group lives on, as ranks of the world that its groups were split from.
+/// Every rank of the mesh says the same.
+std::vector<int> ranks_of(const MeshInfo& info) {
+  const auto& shard = info.shard_group->ranks();
+  if (info.replicate_size() == 1) return shard;
+  const auto& replicate = info.replicate_group->ranks();
+  if (info.shard_size() == 1) return replicate;
+  const auto& known = info.mesh.ranks();
+  const size_t row = static_cast<size_t>(info.replicate_rank()) * shard.size();
+  bool is_of_world = known.size() == shard.size() * replicate.size() &&
+                     std::equal(shard.begin(), shard.end(), known.begin() + static_cast<ptrdiff_t>(row));
+  for (size_t i = 0; is_of_world && i < replicate.size(); ++i)
+    is_of_world = known[i * shard.size() + static_cast<size_t>(info.shard_rank())] == replicate[i];
+  if (is_of_world) return known;
+  // A mesh over a part of the world numbers that part: the other rows lie as far from this one as
+  // their members of this column do.
+  std::vector<int> ranks;
+  const int own = shard[static_cast<size_t>(info.shard_rank())];
+  for (const int above : replicate)
+    for (const int beside : shard) ranks.push_back(above + beside - own);
+  return ranks;
+}
+
+uint64_t hash_of(const std::vector<int>& ranks) {
+  uint64_t hash = ranks.size();
+  for (const int rank : ranks) hash = mixed_hash(hash, static_cast<uint64_t>(rank));
+  return hash;
+}
+
+WatchTimes times_of(const ScheduleCheckOptions& options, std::chrono::milliseconds timeout) {
+  using std::chrono::milliseconds;
+  const auto late = options.late_after.value_or(std::min(milliseconds(30'000), timeout / 2));
+  return {.late_after = late,
+          .compare_after = options.compare_after.value_or(std::min(milliseconds(1'000), late / 4)),
+          .timeout = timeout};
+}
+
+}  // namespace
+
+void Range::begin(CollectiveTrace& trace, const char* what, const GroupIdentity& group) {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (!callbacks && trace.recorder() == nullptr) return;  // whoever listened has gone
+  auto name = fmt::format("{} ({})", what, group.name);
+  if (callbacks) {
+    profiled_.emplace(std::move(*callbacks));
+    profiled_->before(name);
+  }
+  recorder_ = trace.recorder();
+  if (recorder_ != nullptr) recorder_->begin_slice(std::move(name));
+}
+
+CollectiveTrace::CollectiveTrace() = default;
+CollectiveTrace::~CollectiveTrace() = default;
+
+void CollectiveTrace::set_check(const ScheduleCheckOptions& options) {
+  require_state(log_ == nullptr,
+                "set_schedule_check: the model has communicated already; call it on all ranks before the first step");
+  check_ = options;
+}
+
+void CollectiveTrace::start_watch(const CollectiveCall& call) {
+  log_ = std::make_shared<CollectiveLog>();
+  if (!check_.is_enabled || !environment::checks_schedule()) return;
+  // Groups of one root may live on different meshes (experts): all ranks of the widest are watched.
+  const auto* widest = &call.group.mesh_info;
+  auto ranks = ranks_of(*widest);
+  for (const auto* group : groups_)
+    if (auto others = ranks_of(group->mesh_info); others.size() > ranks.size()) {
+      widest = &group->mesh_info;
+      ranks = std::move(others);
+    }
+  auto board = notice_board_of(widest->group_in_world());
+  const int own = widest->world_rank();
+  if (!board || std::find(ranks.begin(), ranks.end(), own) == ranks.end()) return;
+  const auto name = fmt::format("schedule/{}x{:x}", ranks.size(), hash_of(ranks));
+  // Roots are told apart by the order of their first collectives: ranks that begin with different
+  // roots disagree, and are told so.
+  const int number = board->number(fmt::format("{}/{}", name, own));
+  compares_every_entry_ = check_.before_every_collective.value_or(environment::debugs_in_detail());
+  const auto times = times_of(check_, board->timeout());
+  watched_ = ranks;
+  watch_ = std::make_unique<DesyncWatch>(
+      log_, DesyncBoard(std::move(board), fmt::format("{}/{}", name, number), own, std::move(ranks)),
+      times);
+}
+
+void CollectiveTrace::introduce(const GroupIdentity& group) {
+  const auto id = static_cast<size_t>(group.id);
+  log_->introduce(group.id, group.name, group.params);
+  if (id >= is_apart_.size()) is_apart_.resize(id + 1);
+  const auto ranks = ranks_of(group.mesh_info);
+  is_apart_[id] = std::any_of(watched_.begin(), watched_.end(), [&](int rank) {
+    return std::find(ranks.begin(), ranks.end(), rank) == ranks.end();
+  });
+}
+
+void CollectiveTrace::note_first_values(std::vector<FirstValuesOfGroup> all) {
+  if (all.empty() || !check_.is_enabled || !environment::checks_schedule()) return;
+  std::vector<const FirstValues*> values;
+  for (const auto& one : all) values.push_back(one.values.get());
+  auto hashes = FirstValues::hashes_of(values);
+  for (size_t g = 0; g < all.size(); ++g) {
+    const auto& group = all[g].group;
+    const auto& info = group.mesh_info;
+    const auto ranks = ranks_of(info);
+    const auto rank_at = [&](int replica, int shard) {
+      return ranks[static_cast<size_t>(replica) * static_cast<size_t>(info.shard_size()) + static_cast<size_t>(shard)];
+    };
+    Beginning beginning{.group = group.name, .params = group.params, .hashes = std::move(hashes[g])};
+    // What has been written since, with values of a checkpoint for instance, is not what the rank began with.
+    for (size_t i = 0; i < beginning.hashes.size(); ++i)
+      if (all[g].versions[i] != values[g]->version(i)) beginning.hashes[i].reset();
+    if (info.shard_size() > 1)
+      beginning.next_beside = rank_at(info.replicate_rank(), (info.shard_rank() + 1) % info.shard_size());
+    if (info.replicate_size() > 1)
+      beginning.next_replica = rank_at((info.replicate_rank() + 1) % info.replicate_size(), info.shard_rank());
+    beginnings_.push_back(std::move(beginning));
+  }
+}
+
+void CollectiveTrace::begin(const CollectiveCall& call) {
+  if (recorder_) [[unlikely]]
+    recorder_->begin_collective({.name = names_of(call.operation).plain,
+                                 .subject = call.group.name,
+                                 .group = call.comm.name(),
+                                 .ranks = call.comm.size(),
+                                 .bytes = call.bytes});
+  if (call.comm.size() == 1) return;
+  if (!log_) [[unlikely]]
+    start_watch(call);
+  if (!log_->knows(call.group.id)) [[unlikely]]
+    introduce(call.group);
+  if (watch_) {
+    (*watch_)->check();
+    (*watch_)->add(call.comm);
+  }
+  const bool is_apart = is_apart_[static_cast<size_t>(call.group.id)];
+  log_->note({.operation = call.operation,
+              .dtype = call.dtype,
+              .ranks = call.comm.size(),
+              .group = call.group.id,
+              .bytes = is_apart ? 0 : call.bytes,
+              .params = is_apart ? CollectiveEntry::kAllParams : call.params});
+  if (!watch_) return;
+  (*watch_)->enter(call.operation, call.group.id);
+  if (compares_every_entry_) (*watch_)->compare_last_entry();
+}
+
+void CollectiveTrace::leave() noexcept {
+  if (watch_) (*watch_)->leave();
+}
+
+void CollectiveTrace::wait(Operation operation, const GroupIdentity& group, const std::shared_ptr<Work>& work) {
+  if (work) {
+    const Range range(*this, names_of(operation).wait_range, group);
+    const InCollective inside(*this);
+    if (watch_) (*watch_)->enter(operation, group.id);
+    try {
+      work->wait();
+    } catch (const CommError& error) {
+      explain(error);
+    }
+  }
+  if (recorder_) [[unlikely]]
+    recorder_->end_collective(names_of(operation).plain, group.name, /*is_given_up=*/false);
+}
+
+void CollectiveTrace::note_given_up(Operation operation, const GroupIdentity& group) {
+  if (recorder_) recorder_->end_collective(names_of(operation).plain, group.name, /*is_given_up=*/true);
+}
+
+void CollectiveTrace::explain(const CommError& error) {
+  if (watch_) {
+    const auto late = (*watch_)->explain_failure();
+    if (!late.empty()) throw CommError(fmt::format("{}\n{}", error.what(), late));
+  }
+  throw;
+}
+
+void CollectiveTrace::begin_phase(Phase phase) {
+  if (watch_) (*watch_)->set_in_step(true);
+  if (recorder_) recorder_->begin_phase(phase == Phase::kForward ? "forward" : "backward");
+}
+
+void CollectiveTrace::end_step() {
+  if (recorder_) recorder_->begin_phase("between steps");
+  if (!log_) return;
+  const bool is_new = log_->end_step();
+  if (!watch_) return;
+  (*watch_)->set_in_step(false);
+  if (is_new) (*watch_)->compare_step();
+  if (is_new && !beginnings_.empty()) [[unlikely]]
+    (*watch_)->compare_beginnings(std::exchange(beginnings_, {}));
+}
+
+void CollectiveTrace::abandon_step() {
+  if (recorder_) recorder_->begin_phase("between steps");
+  if (log_) log_->abandon_step();
+  if (watch_) (*watch_)->set_in_step(false);
+}
+
+void CollectiveTrace::begin_use(const GroupIdentity& group) {
+  if (recorder_) recorder_->begin_use(group.name);
+}
+
+void CollectiveTrace::start_timeline(int rank, size_t max_events) {
+  recorder_ = std::make_unique<TimelineRecorder>(rank, max_events);
+  recorder_->begin_phase("between steps");
+  has_listener_ = true;
+}
+
+Timeline CollectiveTrace::stop_timeline() {
+  require_state(recorder_ != nullptr, "stop_timeline: none was started; call start_timeline first");
+  auto timeline = recorder_->take();
+  recorder_.reset();
+  return timeline;
+}
+
+}  // namespace fsdp

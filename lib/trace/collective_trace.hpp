@@ -1,0 +1,157 @@
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/communicator.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/schedule_check.hpp"
+#include "trace/collective_log.hpp"
+#include "trace/first_values.hpp"
+#include "trace/group_identity.hpp"
+#include "trace/timeline_recorder.hpp"
+
+namespace fsdp {
+
+class DesyncWatch;
+
+/// One collective that a group is about to launch.
+struct CollectiveCall {
+  Operation operation;
+  const GroupIdentity& group;
+  Communicator& comm;
+  int64_t bytes;
+  at::ScalarType dtype;
+  uint64_t params = CollectiveEntry::kAllParams;  ///< see CollectiveEntry
+};
+
+/// What a group's parameters held when it was sharded, and what has been written since.
+struct FirstValuesOfGroup {
+  const GroupIdentity& group;
+  std::unique_ptr<FirstValues> values;
+  std::vector<int64_t> versions;  ///< of the registered parameters, now
+};
+
+/// Is told all that a root does and decides nothing: it keeps a log of the collectives, has it compared with the other
+/// ranks' (DesyncWatch), shows ranges to a profiler (T19), and records a timeline. Where nobody asks for the last two they
+/// cost a test each.
+///
+/// Not thread-safe: the root's lock guards it.
+class CollectiveTrace {
+ public:
+  CollectiveTrace();
+  ~CollectiveTrace();
+
+  // --- the root's groups
+  void add(const GroupIdentity& group) { groups_.push_back(&group); }
+  void remove(const GroupIdentity& group) { std::erase(groups_, &group); }
+
+  /// Runs `start`, which launches the collective, and returns its result.
+  /// Throws ScheduleError if the ranks are known to disagree, or if the launch fails because of it.
+  template <class Start>
+  auto launch(const CollectiveCall& call, Start&& start);
+  /// Waits for the collective, if there is one, as the host does; throws as `launch` does.
+  void wait(Operation operation, const GroupIdentity& group, const std::shared_ptr<Work>& work);
+  /// What the collective launched last moves, where only the launch could tell.
+  void note_bytes(int64_t bytes) {
+    if (recorder_) recorder_->set_bytes(bytes);
+  }
+  /// Nobody will wait for it.
+  void note_given_up(Operation operation, const GroupIdentity& group);
+
+  /// What this rank began with is compared with the others' when the first step is over.
+  void note_first_values(std::vector<FirstValuesOfGroup> all);
+  enum class Phase { kForward, kBackward };
+  void begin_phase(Phase phase);
+  void end_step();
+  void abandon_step();
+  /// Between those, operators use the group.
+  void begin_use(const GroupIdentity& group);
+  void end_use() {
+    if (recorder_) recorder_->end_use();
+  }
+
+  /// Looks whether anybody listens to ranges. Where the root is entered: the question costs 140
+  /// instructions, and a group has a dozen ranges a step.
+  void look_for_listener() { has_listener_ = recorder_ != nullptr || at::hasCallbacks(); }
+  bool has_listener() const { return has_listener_; }
+  /// Null: nobody wants a timeline.
+  TimelineRecorder* recorder() { return recorder_.get(); }
+
+  /// Throws StateError once the root has communicated.
+  void set_check(const ScheduleCheckOptions& options);
+  void start_timeline(int rank, size_t max_events);
+  /// Throws StateError if there is none.
+  Timeline stop_timeline();
+
+ private:
+  class InCollective;
+  void begin(const CollectiveCall& call);
+  void leave() noexcept;
+  [[noreturn]] void explain(const CommError& error);
+  void start_watch(const CollectiveCall& call);
+  void introduce(const GroupIdentity& group);
+
+  std::vector<const GroupIdentity*> groups_;
+  ScheduleCheckOptions check_;
+  bool compares_every_entry_ = false, has_listener_ = false;
+  std::shared_ptr<CollectiveLog> log_;    // from the first collective on
+  std::unique_ptr<DesyncWatch> watch_;    // null where there is nobody to compare with
+  std::vector<Beginning> beginnings_;     // until the first step is over
+  std::vector<int> watched_;              // the ranks that it compares with
+  std::vector<bool> is_apart_;            // by group: some of these are not its ranks, and may have other parameters
+  std::unique_ptr<TimelineRecorder> recorder_;
+};
+
+/// Something that a root does for one of its modules, named as FSDP2 does: "FSDP::all_gather (blocks.3)".
+/// A profiler shows it, and the timeline.
+class Range {
+ public:
+  Range(CollectiveTrace& trace, const char* what, const GroupIdentity& group) {
+    if (trace.has_listener()) [[unlikely]]
+      begin(trace, what, group);
+  }
+  ~Range() {
+    if (recorder_ != nullptr) [[unlikely]]
+      recorder_->end_slice();
+  }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+ private:
+  void begin(CollectiveTrace& trace, const char* what, const GroupIdentity& group);
+
+  std::optional<at::RecordFunction> profiled_;
+  TimelineRecorder* recorder_ = nullptr;
+};
+
+/// While it lives the host is in a collective.
+class CollectiveTrace::InCollective {
+ public:
+  explicit InCollective(CollectiveTrace& trace) : trace_(trace) {}
+  ~InCollective() { trace_.leave(); }
+  InCollective(const InCollective&) = delete;
+  InCollective& operator=(const InCollective&) = delete;
+
+ private:
+  CollectiveTrace& trace_;
+};
+
+template <class Start>
+auto CollectiveTrace::launch(const CollectiveCall& call, Start&& start) {
+  const Range range(*this, names_of(call.operation).range, call.group);
+  const InCollective inside(*this);
+  try {
+    begin(call);
+    return start();
+  } catch (const CommError& error) {
+    explain(error);
+  }
+}
+
+}  // namespace fsdp
