@@ -152,7 +152,7 @@ void ShardedModule::set_post_forward_mesh(PostForwardMesh mesh) {
 bool ShardedModule::is_kept() const {
   const auto groups = controls_.state().live_groups();
   return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
-    return group->is_held() && (group->is_kept_by_user || group->is_left_by_evaluation ||
+    return group->is_held() && (group->holds.has(Hold::kByUser) || group->holds.has(Hold::kAfterEvaluation) ||
                                 !group->policy().reshard_after_backward);
   });
 }

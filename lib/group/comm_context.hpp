@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "base/side_stream.hpp"
 #include "group/gather_slots.hpp"
 #include "group/gather_stream.hpp"
@@ -9,11 +11,14 @@
 
 namespace fsdp {
 
+class ParamGroup;
+
 /// What the groups of one root share when they communicate: streams (Note [Streams of a root]), registered memory, and who
 /// is told of it. Its like in FSDP2 is FSDPCommContext; what `share_comm_ctx` shares among roots is less (RootContext).
 ///
 /// Not thread-safe: the root's lock guards it.
 struct CommContext {
+  std::vector<ParamGroup*> groups;  ///< these, as the root has them
   GatherStream all_gather_stream;
   SideStream reduce_scatter_stream;
   SideStream post_reduce_stream;  ///< all-reduces, divisions and copies, which the next reduce-scatter does not wait for

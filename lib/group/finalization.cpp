@@ -19,7 +19,7 @@ void RootContext::set_manual_finalization(bool value) {
 /// What is complete has been reduced; the rest waits, with the sums of backwards without synchronisation.
 void RootContext::leave_for_finalization() {
   finalization_.is_due = true;
-  for (auto* group : groups_) {
+  for (auto* group : comm_ctx_.groups) {
     if (!group->reduction().requires_gradient_sync) accumulate_in_reduce_dtype(*group);
     group->tally.end_backward();
   }
@@ -41,7 +41,7 @@ int64_t RootContext::finalize_backward() {
   std::lock_guard lock(mutex_);
   check_can_finalize();
   // What backwards left that ended by themselves counts too: without synchronisation, or not the last ones.
-  const bool is_left = !reductions_.empty() || std::any_of(groups_.begin(), groups_.end(), [](auto* group) {
+  const bool is_left = !reductions_.empty() || std::ranges::any_of(groups(), [](auto* group) {
     return group->reduction().requires_gradient_sync && has_unreduced_gradients(*group);
   });
   if (!finalization_.is_due && !is_left) return 0;
@@ -60,7 +60,7 @@ void RootContext::wait_for_gradients(int64_t ticket) {
                 "run the step again");
   comm_ctx_.trace.look_for_listener();
   finish_reductions();
-  for (auto* group : groups_) group->wait_for_copies();
+  for (auto* group : comm_ctx_.groups) group->wait_for_copies();
   comm_ctx_.meter.end_step();  // what the reductions launched and copied is the step's
   finalization_.is_awaited = false;
   tell_of_end();

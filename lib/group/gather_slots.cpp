@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "group/root_context.hpp"
+#include "group/comm_context.hpp"
+#include "group/param_group.hpp"
 
 namespace fsdp {
 namespace {
@@ -18,7 +19,7 @@ bool is_around(const ParamGroup& group, const ParamGroup& other) {
 }
 
 SlotNeed need_of(const ParamGroup& group) {
-  const auto& groups = group.context->groups();
+  const auto& groups = group.comm_ctx->groups;
   const bool encloses_any = std::any_of(groups.begin(), groups.end(), [&](const ParamGroup* other) {
     return is_around(group, *other) && other->uses_slots() &&
            other->identity.mesh_info.shard_group == group.identity.mesh_info.shard_group;
@@ -62,7 +63,7 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
   ring.length = length;
   std::vector<const ParamGroup*> members;
   std::vector<SlotNeed> needs;
-  for (const auto* other : group.context->groups()) {
+  for (const auto* other : group.comm_ctx->groups) {
     if (!other->uses_slots() || other->identity.mesh_info.shard_group != ring.comm) continue;
     members.push_back(other);
     const auto known = before.find(other);

@@ -108,7 +108,7 @@ at::Tensor ParamGroup::shard_on_device() {
   if (!config_.home) return shard_;
   auto shard = make_buffer(shard_.numel(), at::TensorOptions().dtype(at::kByte).device(config_.device));
   // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
-  copies_.copy(shard_, shard, copy_pace(context->in_step()));
+  copies_.copy(shard_, shard, copy_pace(!is_between_steps()));
   auto& statistics = comm_ctx->meter.total();
   statistics.offloaded_bytes += shard_.numel();
   statistics.buffer_bytes += shard_.numel();

@@ -261,7 +261,7 @@ void ParamGroup::reshard() {
 
 void ParamGroup::release() {
   mark_not_ready();
-  is_left_by_evaluation = false;
+  holds.end(HoldEvent::kReleased);
   if (is_never_released() || !is_held()) return;
   const Range range(comm_ctx->trace, "FSDP::reshard", identity);
   context->note_released(*this);
@@ -334,7 +334,7 @@ void ParamGroup::audit() {
     params_[i].check_handle();
     if (!config_.device.is_meta()) params_[i].bring_home(pieces_[i]);
   }
-  if (!context || !context->in_step()) sync_grad_dtypes();
+  if (is_between_steps()) sync_grad_dtypes();
   if (sanitizer_ && !config_.device.is_meta()) [[unlikely]]
     sanitizer_->check_shards(params_, pieces_);
 }

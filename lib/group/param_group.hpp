@@ -21,6 +21,7 @@
 #include "param/left_storage.hpp"
 #include "param/residency_owner.hpp"
 #include "param/sharded_param.hpp"
+#include "schedule/holds.hpp"
 #include "trace/first_values.hpp"
 #include "trace/group_identity.hpp"
 
@@ -231,10 +232,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   struct {
     int enter = 0, exit = 0;
   } tree;  ///< depth-first interval of the owning module
-  bool is_kept_by_user = false;  ///< unshard() was called: stays until reshard() or the end of backward
-  bool is_left_by_evaluation = false;  ///< see GroupPolicy::stays_after_evaluation
-  bool is_listed_prefetch = false;  ///< gathered ahead because a prefetch list said so, not used yet
-  bool is_ahead_of_backward = false;  ///< gathered at the end of a forward for the backward, which has not begun
+  Holds holds;                      ///< why it stays where nothing uses it
   int read_after_reduction = 0;  ///< the last backward that has used it again after its last gradient; 0: none
   /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {

@@ -40,7 +40,7 @@ RootContext::Waits RootContext::hold_back(GradientReduction& reduction, const Pa
   if (gathered == nullptr || !reduction.group().reduction().uses_separate_group) return Waits::kNot;
   // Groups over other ranks may have other bytes there, by which these would come to another order.
   const auto& ranks = reduction.group().identity.mesh_info.shard_group;
-  if (std::any_of(groups_.begin(), groups_.end(),
+  if (std::any_of(comm_ctx_.groups.begin(), comm_ctx_.groups.end(),
                   [&](const auto* other) { return other->identity.mesh_info.shard_group != ranks; }))
     return Waits::kNot;
   if (options_.reduce_scatter_start == ReduceScatterStart::kBySize)

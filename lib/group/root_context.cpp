@@ -39,7 +39,7 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   group->context = shared_from_this();
   group->comm_ctx = &comm_ctx_;
   group->identity.id = static_cast<int>(groups_by_id_.size());
-  groups_.push_back(group.get());
+  comm_ctx_.groups.push_back(group.get());
   groups_by_id_.push_back(group.get());
   comm_ctx_.trace.add(group->identity);
   group->mark_between_steps(phase_ == Phase::kIdle);
@@ -52,7 +52,7 @@ void RootContext::remove(ParamGroup& group) {
   comm_ctx_.gather_slots.remove(group);
   drop_reductions(&group);
   comm_ctx_.trace.remove(group.identity);
-  std::erase(groups_, &group);
+  std::erase(comm_ctx_.groups, &group);
   std::erase(current_, &group);
   std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
   for (auto& postponed : postponed_)
@@ -99,10 +99,9 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
                   use.param_name);
   const auto held = held_;
   for (auto* group : held)
-    if (!contains(used, group) && !group->is_kept_by_user && !group->is_left_by_evaluation &&
-        !group->is_listed_prefetch && !encloses_any(*group, used))
+    if (!contains(used, group) && !group->holds.keep_through(HoldSpan::kBetweenSteps) && !encloses_any(*group, used))
       group->reshard();
-  for (auto* group : used) group->is_listed_prefetch = false;
+  for (auto* group : used) group->holds.end(HoldEvent::kUsed);
   follow_writes(used);
   make_readable(used);
 }
@@ -149,7 +148,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   current_.assign(used.begin(), used.end());
   release_unneeded(used);
   for (auto* group : used) {
-    group->is_listed_prefetch = false;
+    group->holds.end(HoldEvent::kUsed);
     if (group->tally.is_reduced && !group->is_held()) group->read_after_reduction = backwards_;
   }
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
@@ -172,7 +171,7 @@ bool RootContext::is_used_again(const ParamGroup& group) const {
 }
 
 bool RootContext::is_kept_on_purpose(const ParamGroup& group) const {
-  if (group.is_kept_by_user || group.is_listed_prefetch) return true;
+  if (group.holds.keep_through(HoldSpan::kMakingRoom)) return true;
   const auto& policy = group.policy();
   const bool is_planned = policy.is_after_forward_unset && follows_plan();
   const bool kept_after_forward = !policy.after_forward.reshard && !is_planned;
@@ -194,7 +193,7 @@ bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
 }
 
 bool RootContext::is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const {
-  if (contains(used, &group) || group.is_ahead_of_backward || is_kept_on_purpose(group)) return true;
+  if (contains(used, &group) || group.holds.keep_through(HoldSpan::kRestOfPass) || is_kept_on_purpose(group)) return true;
   if (follows_plan()) return is_kept_by_plan(group);
   if (order_->follows()) return is_used_again(group);
   // The order is not known (any more): keep what a module around this one may still need.
@@ -252,7 +251,7 @@ void RootContext::prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& 
   for (const auto& listed : groups) {
     const auto group = listed.lock();
     if (!group || group->is_held()) continue;
-    group->is_listed_prefetch = true;
+    group->holds.add(Hold::kListed);
     if (group->context.get() != this) group->comm_ctx->trace.look_for_listener();
     group->unshard();
   }
@@ -311,7 +310,7 @@ void RootContext::prefetch_for_backward(std::span<ParamGroup* const> used) {
     if (!group->is_held() && !group->is_never_released() && !contains(used, group)) {
       if (left == 0 || !group->policy().prefetch_in_backward || !make_room(used, group)) return;
       group->unshard();
-      group->is_ahead_of_backward = true;
+      group->holds.add(Hold::kAheadOfBackward);
       --left;
     }
     if (!group->policy().backward_prefetch.empty()) return;  // the list says what comes behind it
@@ -330,14 +329,14 @@ void RootContext::release_for_plan(std::span<ParamGroup* const> used) {
 void RootContext::release_ahead_of_backward(std::span<ParamGroup* const> used) {
   const auto held = held_;
   for (auto* group : held)
-    if (std::exchange(group->is_ahead_of_backward, false) && !contains(used, group)) release(*group);
+    if (group->holds.end(HoldEvent::kForwardGoesOn) && !contains(used, group)) release(*group);
 }
 
 /// Its backward begins. What has been written since it was gathered is gathered again when it is used.
 void RootContext::take_over_ahead_of_backward() {
   const auto held = held_;
   for (auto* group : held)
-    if (std::exchange(group->is_ahead_of_backward, false) && group->is_stale()) group->reshard();
+    if (group->holds.end(HoldEvent::kBackwardBegins) && group->is_stale()) group->reshard();
 }
 
 /// What the next use would gather first thing, in the room that the finished group has left: launched now, it does
@@ -367,7 +366,7 @@ void RootContext::unshard(ParamGroup& group) {
   comm_ctx_.trace.look_for_listener();
   take_over_modes();
   if (group.is_stale()) group.reshard();
-  group.is_kept_by_user = true;
+  group.holds.add(Hold::kByUser);
   group.unshard();
 }
 
@@ -379,13 +378,13 @@ void RootContext::wait_for_unshard(ParamGroup& group) {
 
 void RootContext::end_hold(ParamGroup& group) {
   std::lock_guard lock(mutex_);
-  group.is_kept_by_user = false;
+  group.holds.end(HoldEvent::kUserLetsGo);
 }
 
 void RootContext::reshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   comm_ctx_.trace.look_for_listener();
-  group.is_kept_by_user = group.is_listed_prefetch = group.is_ahead_of_backward = false;
+  group.holds.end(HoldEvent::kUserReshards);
   group.reshard();
 }
 

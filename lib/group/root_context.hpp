@@ -84,7 +84,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   // ===== These do not: on the thread that runs the steps, or with the lock held.
 
   Options& options() { return options_; }
-  const std::vector<ParamGroup*>& groups() const { return groups_; }
+  const std::vector<ParamGroup*>& groups() const { return comm_ctx_.groups; }
   /// Null where one is gone.
   const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }
   /// True once a step has begun: then the set of groups is fixed (S9).
@@ -119,7 +119,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
   bool has_unreleased_groups() const {
-    return std::any_of(groups_.begin(), groups_.end(), [](const auto* group) { return group->is_never_released(); });
+    return std::ranges::any_of(groups(), [](const auto* group) { return group->is_never_released(); });
   }
 
   /// A group tells that it holds unsharded memory (or will, its gather under way), or no longer.
@@ -203,7 +203,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   RootMutex mutex_;
   Options options_;
-  std::vector<ParamGroup*> groups_, groups_by_id_;
+  std::vector<ParamGroup*> groups_by_id_;
   std::vector<ParamGroup*> held_;
   bool has_started_ = false;
 

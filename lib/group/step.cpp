@@ -57,7 +57,7 @@ void RootContext::enter_phase(int64_t task, const OperatorUse& use) {
 void RootContext::set_phase(Phase phase) {
   const bool is_idle = phase == Phase::kIdle;
   if (is_idle != (phase_ == Phase::kIdle))
-    for (auto* group : groups_) group->mark_between_steps(is_idle);
+    for (auto* group : comm_ctx_.groups) group->mark_between_steps(is_idle);
   phase_ = phase;
 }
 
@@ -90,14 +90,12 @@ void RootContext::prepare_step() {
 void RootContext::release_between_steps() {
   const auto held = held_;
   for (auto* group : held)
-    if (group->policy().reshard_after_backward && !group->is_kept_by_user && !group->is_left_by_evaluation &&
-        !group->is_listed_prefetch)  // by another root's step, for the one that begins now
-      group->reshard();
+    if (group->policy().reshard_after_backward && !group->holds.keep_through(HoldSpan::kBetweenSteps)) group->reshard();
 }
 
 void RootContext::recheck() {
   if (on_step) on_step();
-  for (auto* group : groups_) {
+  for (auto* group : comm_ctx_.groups) {
     group->audit();
     group->sync_requires_grad();
     group->say_new_notes();
@@ -122,7 +120,7 @@ void RootContext::begin_forward() {
   order_->begin_pass();
   forwards_ = 1;
   last_used_ = nullptr;
-  comm_ctx_.trace.note_first_values(take_first_values(groups_));  // there are none but in the first
+  comm_ctx_.trace.note_first_values(take_first_values(comm_ctx_.groups));  // there are none but in the first
   comm_ctx_.trace.begin_phase(CollectiveTrace::Phase::kForward);
 }
 
@@ -147,7 +145,7 @@ void RootContext::begin_backward(int64_t task) {
   take_over_ahead_of_backward();
   for (auto* group : current_) group->mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
-  for (auto* group : groups_)
+  for (auto* group : comm_ctx_.groups)
     if (group->is_held()) group->follow_versions();
   watch_end_of(task);
 }
@@ -183,7 +181,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     tasks_.erase(position, tasks_.end());
     if (!outermost) return;
     postponed_.clear();
-    for (auto* group : groups_) drop_unreduced_gradients(*group);
+    for (auto* group : comm_ctx_.groups) drop_unreduced_gradients(*group);
     release_everything();
   } catch (const std::exception& error) {
     log().error("giving up a failed backward: {}", error.what());
@@ -218,7 +216,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
 
 void RootContext::release_finished(ParamGroup& group) {
   // Before packing, so that parameters, gradients and the packed copy are not all alive at once.
-  if (group.policy().reshard_after_backward && !group.is_kept_by_user && !is_used_again(group))
+  if (group.policy().reshard_after_backward && !group.holds.keep_through(HoldSpan::kLastGradient) && !is_used_again(group))
     group.reshard();
 }
 
@@ -240,7 +238,7 @@ void RootContext::free_reduction_inputs() {
 }
 
 void RootContext::flush_gradients() {
-  for (auto* group : groups_) {
+  for (auto* group : comm_ctx_.groups) {
     const auto& config = group->reduction();
     const bool owes_zeros =
         config.reduces_unused_params && !group->tally.is_reduced && group->trainable_count() > 0;
@@ -265,7 +263,7 @@ void RootContext::end_backward() {
     end_pass();
     set_phase(Phase::kIdle);
     comm_ctx_.trace.end_step();
-    for (auto* group : groups_) group->is_listed_prefetch = false;
+    for (auto* group : comm_ctx_.groups) group->holds.end(HoldEvent::kBackwardEnds);
     release_between_steps();
     tell_of_end();
   } else {
@@ -280,7 +278,7 @@ void RootContext::throw_faults() {
   // Not in a step: other ranks wait for what this one still has to launch.
   if (phase_ != Phase::kIdle) return;
   std::vector<std::string> faults;
-  for (auto* group : groups_) {
+  for (auto* group : comm_ctx_.groups) {
     if (group->sanitizer() == nullptr) continue;
     for (auto& fault : group->sanitizer()->take_faults()) faults.push_back(std::move(fault));
   }
@@ -305,16 +303,16 @@ void RootContext::close_step(bool waits_for_copies) {
   set_phase(Phase::kIdle);
   comm_ctx_.trace.end_step();
   // Of all: groups of one rank are never among those held.
-  for (auto* group : groups_) {
+  for (auto* group : comm_ctx_.groups) {
     if (waits_for_copies) group->wait_for_copies();
-    group->is_kept_by_user = group->is_listed_prefetch = group->is_ahead_of_backward = false;
+    group->holds.end(HoldEvent::kStepEnds);
     const auto& policy = group->policy();
-    group->is_left_by_evaluation =
-        is_evaluation && policy.stays_after_evaluation && !policy.after_forward.reshard && group->is_unsharded();
+    if (is_evaluation && policy.stays_after_evaluation && !policy.after_forward.reshard && group->is_unsharded())
+      group->holds.add(Hold::kAfterEvaluation);
     group->mark_not_ready();
   }
   release_between_steps();
-  for (auto* group : groups_) group->drop_post_forward_shard();
+  for (auto* group : comm_ctx_.groups) group->drop_post_forward_shard();
   for (auto* group : current_) group->mark_not_ready();
   current_.clear();
   last_used_ = nullptr;
@@ -329,10 +327,10 @@ void RootContext::release_everything() {
   for (auto* order : {&forward_, &backward_, &inference_}) order->abandon_pass();
   set_phase(Phase::kIdle);
   comm_ctx_.trace.abandon_step();
-  for (auto* group : groups_) {
+  for (auto* group : comm_ctx_.groups) {
     group->tally.reset();
     group->read_after_reduction = 0;
-    group->is_kept_by_user = group->is_listed_prefetch = group->is_ahead_of_backward = false;
+    group->holds.end(HoldEvent::kStepEnds);
     group->drop_post_forward_shard();
     group->reshard();
     group->wait_for_copies();
@@ -347,7 +345,7 @@ void RootContext::reset_iter_state() {
   require_state(tasks_.empty(), "reset_iter_state inside a backward; call it after the exception "
                                 "has left backward()");
   release_everything();
-  for (auto* group : groups_) {
+  for (auto* group : comm_ctx_.groups) {
     drop_unreduced_gradients(*group);
     for (auto& param : group->params())
       if (const auto registered = param.registered(); registered.defined())
