@@ -1,4 +1,4 @@
-"""Fails if a file of lib/ or include/ includes a header of a layer to its right.
+"""Fails if a file of lib/ or include/ includes a header of a layer to its right, or one of schedule/ a header of LibTorch.
 
     base <- { schedule | comm } <- mesh <- tensor <- { collectives | param | trace } <- group <- module <- api <- checkpoint
 
@@ -58,6 +58,10 @@ PUBLIC = {
     "fsdp.hpp": "checkpoint",
 }
 
+# What decides does so over numbers: without tensors, devices or streams.
+WITHOUT_TENSORS = {"schedule"}
+LIBTORCH = ("ATen/", "c10/", "torch/")
+
 # Folders of lib/ that are no layer: the build's own.
 NO_LAYER = {"pch", "torch"}
 
@@ -96,9 +100,11 @@ def find_violations(root):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             match = INCLUDE.match(line)
             included = layer_of_include(match["path"]) if match else None
+            place = f"{path.relative_to(root)}:{number}"
+            if match and layer in WITHOUT_TENSORS and match["path"].startswith(LIBTORCH):
+                yield f"{place}: layer {layer} includes {match['path']}; it has no tensors"
             if included is None:
                 continue
-            place = f"{path.relative_to(root)}:{number}"
             if is_public and not match["path"].startswith("fsdp/"):
                 yield f"{place}: a public header includes {match['path']}, which is not installed"
             elif not may_include(layer, included):
