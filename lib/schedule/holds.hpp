@@ -10,7 +10,7 @@ namespace fsdp {
 /// Why a group stays unsharded that nothing uses at the moment.
 enum class Hold : uint8_t {
   kByUser,           ///< unshard() was called
-  kListed,           ///< gathered ahead because a prefetch list said so, not used yet
+  kListed,           ///< gathered ahead because a prefetch list, perhaps another root's, said so; not used yet
   kAheadOfBackward,  ///< gathered at the end of a forward for the backward, which has not begun
   kAfterEvaluation,  ///< left there by a forward without a backward (GroupPolicy::stays_after_evaluation)
 };
