@@ -18,6 +18,7 @@ import torch.distributed.fsdp
 from torch.distributed.tensor import DTensor
 
 import fsdp
+from shared_gloo import share_gloo_thread
 
 # Two ranks add two numbers, in whichever order: equal bits. More add up in another order than FSDP2's gloo.
 TOLERANCE = {2: 0.0, 4: 2e-5}
@@ -89,6 +90,7 @@ def run_all(compare, programs=None, backend="gloo"):
     parser.add_argument("chosen", nargs="*", metavar="PROGRAM")
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
+    share_gloo_thread()
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     results = {}

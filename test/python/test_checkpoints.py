@@ -28,7 +28,9 @@ def all_checks():
 
 def run_on_a_rank(shared, folder):
     import torch.distributed as dist
+    from shared_gloo import share_gloo_thread
 
+    share_gloo_thread()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     results = {}
