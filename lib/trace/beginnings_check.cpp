@@ -11,7 +11,6 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::chrono::milliseconds kLongestLookPause{1000};
 constexpr auto kWayOut =
     "call manual_seed with the same seed on all ranks before the model is made, load the same values, or shard it with "
     "sync_from_rank0";
@@ -33,7 +32,7 @@ BeginningsCheck::Look BeginningsCheck::look(DesyncBoard& board) {
     board.post_beginnings(encode(own_));
     is_posted_ = true;
   }
-  Look look{.pause = kLongestLookPause};
+  Look look{.pause = DesyncBoard::kLongestPause};
   if (awaited_.empty()) return look;
   for (auto next = awaited_.begin(); next != awaited_.end();) {
     const int peer = *next;
@@ -48,7 +47,7 @@ BeginningsCheck::Look BeginningsCheck::look(DesyncBoard& board) {
   }
   // Whoever never gets to the end of its first step is late, and is found by that.
   if (now >= until_) awaited_.clear();
-  pause_ = std::min(pause_ * 2, kLongestLookPause);
+  pause_ = std::min(pause_ * 2, DesyncBoard::kLongestPause);
   if (awaited_.empty())
     own_.clear();
   else

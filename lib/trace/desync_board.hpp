@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,8 @@ class DesyncBoard {
  public:
   /// Peers that are asked at a time: all of them in a small world, and never so many that a large one drowns the store.
   static constexpr size_t kPeersAtATime = 8;
+  /// Between two looks for what a peer has not posted yet, which come more and more seldom.
+  static constexpr std::chrono::milliseconds kLongestPause{1000};
 
   /// prefix: this root's own, the same on all its ranks. ranks: of the world, `rank` among them.
   DesyncBoard(std::shared_ptr<NoticeBoard> board, std::string prefix, int rank, std::vector<int> ranks)

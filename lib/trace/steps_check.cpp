@@ -10,7 +10,6 @@ namespace fsdp {
 namespace {
 
 constexpr size_t kHashesKept = 4;
-constexpr std::chrono::milliseconds kLongestStepsPause{1000};
 
 }  // namespace
 
@@ -34,7 +33,7 @@ StepsCheck::Look StepsCheck::look(DesyncBoard& board) {
     awaited_ = board.peers(0, DesyncBoard::kPeersAtATime);
     stage_ = Stage::kPosted;
   }
-  Look look{.pause = kLongestStepsPause};
+  Look look{.pause = DesyncBoard::kLongestPause};
   if (awaited_.empty()) return look;
   std::erase_if(awaited_, [&](int peer) {
     using Answer = DesyncBoard::Answer;
@@ -45,7 +44,7 @@ StepsCheck::Look StepsCheck::look(DesyncBoard& board) {
   if (!awaited_.empty() && now >= ask_at_) look.differs = ask(board);
   // Whoever never comes there is late somewhere, and is found by that.
   if (now >= until_) awaited_.clear();
-  pause_ = std::min(pause_ * 2, kLongestStepsPause);
+  pause_ = std::min(pause_ * 2, DesyncBoard::kLongestPause);
   if (!awaited_.empty()) look.pause = pause_;
   return look;
 }

@@ -9,46 +9,34 @@
 #include <random>
 #include <span>
 
-#include "fsdp/communicator.hpp"
-#include "fsdp/error.hpp"
+#include "comm/forwarding.hpp"
 #include "group/group_layout.hpp"
+#include "tensor/split_log.hpp"
+#include "tensor/strides.hpp"
 
 namespace fsdp::test {
 namespace {
 
-/// A rank of a world that never communicates.
-class SilentRank final : public Communicator {
+/// A rank that never communicates, and packs small pieces as some backends do.
+class PackingRank final : public ForwardingCommunicator {
  public:
-  SilentRank(int rank, int size, std::optional<int64_t> packs_below)
-      : Communicator(rank, ranks_below(size), "silent"), packs_below_(packs_below) {}
+  PackingRank(int rank, int size, std::optional<int64_t> packs_below)
+      : ForwardingCommunicator(SplitLog::world(rank, size)), packs_below_(packs_below) {}
 
-  std::string backend() const override { return "silent"; }
   bool launches_batches() const override { return packs_below_.has_value(); }
   int64_t packs_below() const override { return packs_below_.value_or(0); }
-  using Result = std::shared_ptr<Work>;
-  Result start_all_gather(const at::Tensor&, const at::Tensor&, std::string_view) override { return refuse(); }
-  Result start_reduce_scatter(const at::Tensor&, const at::Tensor&, ReduceOp, std::string_view) override { return refuse(); }
-  Result start_all_reduce(const at::Tensor&, ReduceOp, std::string_view) override { return refuse(); }
-  Result start_broadcast(const at::Tensor&, int, std::string_view) override { return refuse(); }
-  std::shared_ptr<Communicator> split(std::span<const int>, const std::string&) override {
-    throw StateError("this rank is silent");
+  std::shared_ptr<Communicator> split(std::span<const int> members, const std::string& name) override {
+    return inner().split(members, name);
   }
-  void abort(const std::string&) override {}
 
  private:
-  static std::vector<int> ranks_below(int size) {
-    std::vector<int> ranks(static_cast<size_t>(size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return ranks;
-  }
-  static Result refuse() { throw StateError("this rank is silent"); }
   std::optional<int64_t> packs_below_;
 };
 
 /// One group as all of its ranks see it.
 struct Drawn {
   std::vector<LayoutParam> params;
-  std::vector<std::shared_ptr<SilentRank>> ranks;
+  std::vector<std::shared_ptr<PackingRank>> ranks;
   std::vector<GroupLayout> layouts;  // by rank
   at::ScalarType dtype = at::kLong;
 
@@ -63,10 +51,6 @@ struct Drawn {
     return all;
   }
 };
-
-std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes) {
-  return at::empty(sizes, at::TensorOptions().device(at::kMeta)).strides().vec();
-}
 
 Drawn draw_group(std::mt19937_64& draw, ParamLayout kind) {
   const auto below = [&](uint64_t bound) { return static_cast<int64_t>(draw() % bound); };
@@ -86,7 +70,7 @@ Drawn draw_group(std::mt19937_64& draw, ParamLayout kind) {
   std::optional<int64_t> packs_below;
   if (below(2) == 0) packs_below = below(200);
   for (int r = 0; r < size; ++r) {
-    group.ranks.push_back(std::make_shared<SilentRank>(r, size, packs_below));
+    group.ranks.push_back(std::make_shared<PackingRank>(r, size, packs_below));
     group.layouts.emplace_back(group.params, kind, *group.ranks.back());
   }
   return group;
