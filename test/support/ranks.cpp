@@ -4,6 +4,8 @@
 
 #include <mutex>
 
+#include "support/collective_record.hpp"
+
 namespace fsdp::test {
 
 std::string message_of(const std::exception& error) {
@@ -92,8 +94,9 @@ std::vector<std::string> Rank::subjects_of(const std::string& operation) const {
 
 bool on_ranks(int world_size, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {
   auto findings = std::make_shared<Findings>(world_size);
+  const CollectiveRecord record(world_size);
   auto guarded = [&](std::shared_ptr<Communicator> world) {
-    Rank rank(std::move(world), findings);
+    Rank rank(record.recorded(std::move(world)), findings);
     try {
       body(rank);
     } catch (const std::exception& error) {
