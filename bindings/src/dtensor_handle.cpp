@@ -41,8 +41,8 @@ class HandsGradientOn final : public torch::autograd::PostAccumulateGradHook {
 GradDtype grad_dtype_before(const at::Tensor& handle) {
   const auto of_handle = grad_dtype_of(handle);
   const auto param = of_handle.takes_any() ? find_param(handle) : std::nullopt;
-  if (!param || param->group->takes_any_gradient(param->index)) return of_handle;
-  return {.is_set = true, .dtype = param->group->reduce_dtype(param->index)};
+  if (!param || param->group->gradient_dtypes().takes_any(param->index)) return of_handle;
+  return {.is_set = true, .dtype = param->group->gradient_dtypes().reduce_dtype(param->index)};
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
   }();
   for (const auto& group : controls.state().live_groups()) {
     group->reduction().in_own_dtype = call.reduces_in_own_dtype;
-    group->plan_gradient_dtypes();
+    group->gradient_dtypes().plan();
   }
   Params params;
   for (const auto& group : controls.state().live_groups()) show_group(*group, *originals, placer, params);

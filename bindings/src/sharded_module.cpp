@@ -9,6 +9,7 @@
 
 #include "base/require.hpp"
 #include "group/find_param.hpp"
+#include "group/group_conversion.hpp"
 #include "group/root_context.hpp"
 
 namespace fsdp::python {
@@ -151,23 +152,22 @@ void ShardedModule::set_post_forward_mesh(PostForwardMesh mesh) {
 
 bool ShardedModule::is_kept() const {
   const auto groups = controls_.state().live_groups();
-  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
-    return group->is_held() && (group->holds.has(Hold::kByUser) || group->holds.has(Hold::kAfterEvaluation) ||
-                                !group->policy().reshard_after_backward);
+  return std::ranges::any_of(groups, [](const auto& group) {
+    const bool is_meant_to = group->holds.has(Hold::kByUser) || group->holds.has(Hold::kAfterEvaluation);
+    return group->unsharder().is_held() && (is_meant_to || !group->policy().reshard_after_backward);
   });
 }
 
 /// What has been released need not wait for the end of backward to be shown so.
 void ShardedModule::before_hook() {
   const auto groups = controls_.state().live_groups();
-  const bool is_held = std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group->is_held(); });
+  const bool is_held = std::ranges::any_of(groups, [](const auto& group) { return group->unsharder().is_held(); });
   if (form_ == Form::kUnsharded && depth_ == 0 && !is_held) show_as(Form::kSharded);
 }
 
 bool ShardedModule::reshards_after_forward() const {
   const auto groups = controls_.state().live_groups();
-  return std::any_of(groups.begin(), groups.end(),
-                     [](const auto& group) { return group->policy().after_forward.reshard; });
+  return std::ranges::any_of(groups, [](const auto& group) { return group->policy().after_forward.reshard; });
 }
 
 bool ShardedModule::records_autograd(const py::tuple& args) const {
@@ -345,9 +345,9 @@ void ShardedModule::applied() {
     const auto& like = locals[static_cast<size_t>(first - params_.begin())];
     const auto& now = (*first)->registered();
     py::gil_scoped_release no_gil;
-    if (like.device() != now.device()) group->convert({.device = like.device()});
+    if (like.device() != now.device()) fsdp::convert(*group, {.device = like.device()});
     if (at::isFloatingType(like.scalar_type()) && like.scalar_type() != now.scalar_type())
-      group->convert({.dtype = like.scalar_type()});
+      fsdp::convert(*group, {.dtype = like.scalar_type()});
   }
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < params_.size(); ++i) {

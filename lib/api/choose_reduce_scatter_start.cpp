@@ -17,7 +17,7 @@ namespace {
 std::vector<std::shared_ptr<Communicator>> communicators_of(const RootContext& context) {
   std::vector<std::shared_ptr<Communicator>> known;
   for (const auto* group : context.groups()) {
-    const auto& info = group->identity.mesh_info;
+    const auto& info = group->identity().mesh_info;
     for (const auto& comm : {info.shard_group, info.replicate_group})
       if (comm && comm->size() > 1 && std::find(known.begin(), known.end(), comm) == known.end()) known.push_back(comm);
   }
@@ -32,7 +32,7 @@ double median(std::vector<double> values) {
 
 /// The times of the slowest ranks.
 std::vector<double> over_ranks(std::vector<double> times, const RootContext& context) {
-  const auto device = context.groups().front()->identity.mesh_info.mesh.device();
+  const auto device = context.groups().front()->identity().mesh_info.mesh.device();
   const auto most = at::tensor(times, at::kDouble).to(device);
   for (const auto& comm : communicators_of(context)) comm->start_all_reduce(most, ReduceOp::kMax, "times of steps")->wait();
   const auto here = most.cpu();

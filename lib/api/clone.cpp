@@ -243,15 +243,15 @@ class ShardLike {
           to.cast_buffers.emplace_back(copy->second).dtype = cast.dtype;
     to.context->options() = from.context->options();
     for (const auto& copy : to.live_groups()) {
-      const auto group = find_group(from, copy->identity.mesh_info);
+      const auto group = find_group(from, copy->identity().mesh_info);
       if (!group) continue;
       copy->reduction() = group->reduction();
-      copy->plan_gradient_dtypes();
+      copy->gradient_dtypes().plan();
       copy->policy().reshard_after_backward = group->policy().reshard_after_backward;
       copy->policy().prefetch_in_backward = group->policy().prefetch_in_backward;
-      copy->set_custom_all_gather(group->custom_all_gather());
+      copy->unsharder().form().set_custom(copy->parts(), group->unsharder().form().custom());
       copy->set_symmetric_memory(group->has_symmetric_memory());
-      copy->set_keep_unsharded_storage(group->keeps_unsharded_storage());
+      copy->unsharder().memory().set_keeps(group->unsharder().memory().keeps());
     }
   }
 

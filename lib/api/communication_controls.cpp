@@ -22,7 +22,7 @@ bool is_own(const Comm* comm) { return comm == nullptr || is_process_group_comm(
 void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
   std::lock_guard lock(group.context->mutex());
   group.context->reshard(group);
-  group.set_custom_all_gather(std::move(comm));
+  group.unsharder().form().set_custom(group.parts(), std::move(comm));
 }
 
 }  // namespace
@@ -50,14 +50,14 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, control);
   for (const auto& group : groups) {
-    const auto& gather = group->custom_all_gather();
+    const auto& gather = group->unsharder().form().custom();
     const auto& reduce = group->reduction().custom_reduce_scatter;
     require(is_own(gather.get()) && is_own(reduce.get()),
             "{}: '{}' has a custom {}, which allocates its own buffers; set that to null first", control,
             group->name(), is_own(gather.get()) ? "reduce-scatter" : "all-gather");
   }
   for (const auto& group : groups) {
-    const auto& comm = group->identity.mesh_info.shard_group;
+    const auto& comm = group->identity().mesh_info.shard_group;
     // Where there are slots, parameters are gathered into the backend's memory and need no packing for it.
     const bool has_slots = why_no_slots(*comm).empty();
     const bool packs = enable && !has_slots;
@@ -74,13 +74,13 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
                 "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"", backend);
   check_between_steps(groups, "set_symm_mem_for_comm");
   for (const auto& group : groups) {
-    const auto& gather = group->custom_all_gather();
+    const auto& gather = group->unsharder().form().custom();
     const auto& reduce = group->reduction().custom_reduce_scatter;
     require(!gather && !reduce,
             "set_symm_mem_for_comm: '{}' has a custom {} or memory from the process group, which says where buffers "
             "lie; take that back first",
             group->name(), gather ? "all-gather" : "reduce-scatter");
-    const auto& comm = *group->identity.mesh_info.shard_group;
+    const auto& comm = *group->identity().mesh_info.shard_group;
     const std::string why = why_no_slots(comm);
     require_state(why.empty(),
                   "set_symm_mem_for_comm: '{}' communicates over {}, {}; use "
@@ -103,7 +103,7 @@ void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse)
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_separate_reduce_scatter_group");
   for (const auto& group : groups) {
-    const auto& info = group->identity.mesh_info;
+    const auto& info = group->identity().mesh_info;
     auto& config = group->reduction();
     config.uses_separate_group = enable && info.shard_size() > 1;
     if (config.uses_separate_group && !config.separate_group) config.separate_group = separate_group_of(info);
@@ -113,7 +113,7 @@ void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse)
 void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
   for (const auto& group : controlled_groups(*state_, recurse)) {
     std::lock_guard lock(group->context->mutex());
-    group->set_keep_unsharded_storage(keep);
+    group->unsharder().memory().set_keeps(keep);
   }
 }
 

@@ -71,7 +71,7 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
       state.groups[i].integer_plan = value.is_integer() ? std::optional(plans[i]) : std::nullopt;
     state.apply_reshard_policy();
     for_own(state, [](ParamGroup& group) {
-      group.drop_post_forward_shard();
+      group.unsharder().drop_post_forward_piece();
       group.context->budget().invalidate();
     });
   };
@@ -113,7 +113,7 @@ void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
   auto& context = root_context(*state_, "set_unsharded_byte_budget");
   int64_t largest = 0;
   for (const auto* group : context.groups())
-    if (!group->is_never_released()) largest = std::max(largest, group->unsharded_bytes());
+    if (!group->parts().is_never_released()) largest = std::max(largest, group->parts().unsharded_bytes());
   require(!bytes || *bytes >= largest,
           "set_unsharded_byte_budget: expected {} bytes or more, the size of the largest group, found {}",
           largest, bytes.value_or(0));
@@ -157,7 +157,8 @@ bool FSDPModule::is_root() const { return state_->is_root(); }
 
 bool FSDPModule::is_unsharded() const {
   const auto groups = state_->live_groups();
-  return std::all_of(groups.begin(), groups.end(), [](const auto& group) { return group->is_unsharded(); });
+  return std::all_of(groups.begin(), groups.end(),
+                     [](const auto& group) { return fsdp::is_unsharded(group->unsharder().state()); });
 }
 
 const std::string& FSDPModule::name() const { return state_->name; }

@@ -4,6 +4,7 @@
 
 #include "api/module_tree.hpp"
 #include "base/require.hpp"
+#include "group/group_conversion.hpp"
 #include "param/replace_tensor.hpp"
 
 namespace fsdp {
@@ -16,7 +17,7 @@ void check_target(const ModuleTree& tree, const GroupConversion& target) {
           c10::toString(target.dtype.value_or(at::kFloat)));
   if (!target.device) return;
   for (const auto& group : tree.groups) {
-    const auto mesh_device = group->identity.mesh_info.mesh.device();
+    const auto mesh_device = group->identity().mesh_info.mesh.device();
     const bool fits =
         *target.device == mesh_device || target.device->is_cpu() || target.device->is_meta();
     require(fits,
@@ -68,15 +69,15 @@ void convert(torch::nn::Module& module, GroupConversion target) {
   const auto tree = walk_tree(module, "fsdp::to");
   // An unindexed device names the mesh's where the mesh has it.
   for (const auto& group : tree.groups)
-    if (const auto device = group->identity.mesh_info.mesh.device();
+    if (const auto device = group->identity().mesh_info.mesh.device();
         target.device && !target.device->has_index() && target.device->type() == device.type())
       target.device = device;
   check_target(tree, target);
   check_has_values(tree.parameters, target);
   check_has_values(tree.buffers, target);
-  for (const auto& group : tree.groups) group->check_convertible(target);
+  for (const auto& group : tree.groups) check_convertible(*group, target);
 
-  for (const auto& group : tree.groups) group->convert(target);
+  for (const auto& group : tree.groups) fsdp::convert(*group, target);
   torch::NoGradGuard no_grad;
   for (const auto& entry : tree.parameters)
     if (!entry.group)

@@ -14,7 +14,7 @@ namespace fsdp {
 DeviceMesh leading_mesh(const torch::nn::Module& module, const std::optional<FoundParam>& first) {
   const auto outermost = roots(module);
   if (!outermost.empty()) return outermost.front().mesh();
-  return first ? first->group->identity.mesh_info.mesh : DeviceMesh();
+  return first ? first->group->identity().mesh_info.mesh : DeviceMesh();
 }
 
 LeadingMesh leading_mesh(const torch::nn::Module& module, const std::vector<NamedState>& states) {
@@ -30,7 +30,7 @@ LeadingMesh leading_mesh(const torch::nn::Module& module, const std::vector<Name
 
 bool LeadingMesh::is_of_all(const std::optional<FoundParam>& param) const {
   if (!param) return true;
-  const auto& mesh = param->group->identity.mesh_info.mesh;
+  const auto& mesh = param->group->identity().mesh_info.mesh;
   return mesh == data || mesh.size() >= all.size();
 }
 
@@ -65,7 +65,7 @@ std::string broadcast_text(const std::string& text, const DeviceMesh& mesh,
 void require_same_facts(const std::vector<ParamFact>& facts, const std::string& message) {
   std::vector<std::pair<Communicator*, std::string>> texts;
   for (const auto& [param, fact] : facts) {
-    auto* group = param.group->identity.mesh_info.shard_group.get();
+    auto* group = param.group->identity().mesh_info.shard_group.get();
     auto text = std::find_if(texts.begin(), texts.end(),
                              [&](const auto& known) { return known.first == group; });
     if (text == texts.end()) text = texts.insert(texts.end(), {group, ""});

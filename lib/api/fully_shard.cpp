@@ -53,8 +53,8 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
                        .peak_unsharded = comm_ctx.meter.peak_unsharded_bytes(),
                        .symmetric = comm_ctx.gather_slots.bytes() + comm_ctx.reduction_slots.bytes()};
   for (const auto* group : context.groups()) {
-    bytes.sharded += group->sharded_bytes();
-    bytes.kept += group->kept_bytes();
+    bytes.sharded += group->layout().stored().rank_bytes();
+    bytes.kept += group->unsharder().memory().kept_bytes();
   }
   return bytes;
 }

@@ -27,9 +27,9 @@ struct NormPart {
 /// The ranks that a parameter's gradient is cut over: data-parallel ones first, which are last to be added up.
 std::vector<std::shared_ptr<Communicator>> groups_of(const FoundParam& found) {
   std::vector<std::shared_ptr<Communicator>> groups;
-  const auto& info = found.group->identity.mesh_info;
+  const auto& info = found.group->identity().mesh_info;
   if (info.shard_size() > 1) groups.push_back(info.shard_group);
-  const auto& more = found.group->spread(found.index).summed_over;
+  const auto& more = found.group->spec(found.index).spread.summed_over;
   groups.insert(groups.end(), more.begin(), more.end());
   return groups;
 }
@@ -54,7 +54,7 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
     // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
     if (!found) found = find_local_shard(parameter);
     const auto groups = found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>();
-    const auto device = groups.empty() ? parameter.device() : found->group->identity.mesh_info.mesh.device();
+    const auto device = groups.empty() ? parameter.device() : found->group->identity().mesh_info.mesh.device();
     auto& part = part_of(parts, groups, device);
     if (parameter.grad().defined()) part.gradients.push_back(parameter.grad());
   }

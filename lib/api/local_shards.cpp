@@ -17,7 +17,7 @@ std::vector<std::string> labels_of(const ParamGroup& group, const ShardLabel& la
 
 LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const LocalClasses::Class& one) {
   LocalShard local{.shard = one.shard, .label = one.label, .module = state.name, .parts = {}};
-  const int rank = group.identity.mesh_info.shard_rank();
+  const int rank = group.identity().mesh_info.shard_rank();
   const auto itemsize = static_cast<int64_t>(c10::elementSize(one.dtype));
   for (const size_t i : one.members) {
     const auto& param = group.params()[i];
@@ -47,7 +47,7 @@ std::vector<LocalShard> local_shards(const torch::nn::Module& module, const Shar
   for (const auto& root : roots(module))
     root.state().visit([&](ModuleState& state) {
       for (const auto& group : state.live_groups())
-        for (const auto& one : group->hand_out_classes(labels_of(*group, label)).all())
+        for (const auto& one : hand_out_classes(*group, labels_of(*group, label)).all())
           shards.push_back(local_shard(state, *group, one));
     });
   return shards;

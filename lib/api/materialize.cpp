@@ -5,6 +5,7 @@
 #include "api/init_run.hpp"
 #include "api/named_states.hpp"
 #include "base/require.hpp"
+#include "group/group_conversion.hpp"
 #include "param/replace_tensor.hpp"
 
 namespace fsdp {
@@ -22,10 +23,10 @@ void allocate_plain(const at::Tensor& tensor, c10::Device device) {
 void allocate(const ModuleTree& tree, std::optional<c10::Device> device) {
   for (const auto& group : tree.groups)
     if (group->config().device.is_meta())
-      group->convert({.device = group->identity.mesh_info.mesh.device()});
+      fsdp::convert(*group, {.device = group->identity().mesh_info.mesh.device()});
   if (!device)
     device = tree.groups.empty() ? c10::Device(at::kCPU)
-                                 : tree.groups.front()->identity.mesh_info.mesh.device();
+                                 : tree.groups.front()->identity().mesh_info.mesh.device();
   torch::NoGradGuard no_grad;
   for (const auto& entry : tree.parameters)
     if (!entry.group) allocate_plain(entry.tensor, *device);

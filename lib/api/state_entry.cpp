@@ -49,7 +49,7 @@ StateEntry save_entry(const StateTensor& tensor, const StateDictOptions& options
   entry.is_sharded = true;
   entry.ranges = ranges_of(*tensor.param);
   entry.cut = cut_of(*tensor.param);
-  const auto& mesh = tensor.param->group->identity.mesh_info.mesh;
+  const auto& mesh = tensor.param->group->identity().mesh_info.mesh;
   // A flat part is no DTensor's; its ranges say what it is.
   const bool is_flat = tensor.param->param().layout().is_flat();
   if (options.kind == StateDictKind::kSharded && !is_flat && entry.value.device().type() == mesh.device_type())

@@ -7,17 +7,17 @@ namespace fsdp {
 at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
   auto values = gather_values(found, local);
   BelowResidency below;
-  const auto& part = found.group->spread(found.index).part;
+  const auto& part = found.group->spec(found.index).spread.part;
   return part ? part->gather(values) : values;
 }
 
 at::Tensor own_values(const FoundParam& found, const at::Tensor& whole) {
   BelowResidency below;
-  return found.param().layout().part_of(whole.detach(), found.group->identity.mesh_info.shard_rank());
+  return found.param().layout().part_of(whole.detach(), found.group->identity().mesh_info.shard_rank());
 }
 
 at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole) {
-  const auto& part = found.group->spread(found.index).part;
+  const auto& part = found.group->spec(found.index).spread.part;
   return own_values(found, part ? part->part_of(whole.detach()) : whole);
 }
 

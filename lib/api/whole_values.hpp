@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "api/find_param.hpp"
-#include "group/gather_values.hpp"
+#include "group/gather/gather_values.hpp"
 
 // From parts to wholes and back, for whatever is spread over the ranks as a parameter is: its values,
 // its gradient, its optimizer state.

@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
+#include <utility>
+
 #include "base/require.hpp"
 
 #include "collectives/quarantine.hpp"
@@ -26,10 +28,21 @@ void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 #endif
 }
 
+thread_local int64_t* counted_bytes = nullptr;
+
+void count(const at::Tensor& buffer) {
+  if (counted_bytes != nullptr) *counted_bytes += static_cast<int64_t>(buffer.nbytes());
+}
+
 }  // namespace
+
+CountedBuffers::CountedBuffers(int64_t& bytes) : outer_(std::exchange(counted_bytes, &bytes)) {}
+
+CountedBuffers::~CountedBuffers() { counted_bytes = outer_; }
 
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options) {
   auto buffer = at::empty({numel}, options);
+  count(buffer);
   if (buffer.is_cpu() && buffer.nbytes() > 0) ask_for_huge_pages(buffer.data_ptr(), buffer.nbytes());
   if (const auto* guarded = GuardedBuffers::current()) [[unlikely]]
     return guarded->protect(std::move(buffer));
@@ -47,6 +60,7 @@ at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* cu
           "of {} elements, {} on {}, contiguous",
           subject, fmt::join(buffer.sizes(), "x"), c10::toString(buffer.scalar_type()), buffer.device().str(), numel,
           c10::toString(c10::typeMetaToScalarType(options.dtype())), options.device().str());
+  count(buffer);
   return buffer;
 }
 

@@ -21,4 +21,16 @@ at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options);
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* custom,
                        std::string_view subject);
 
+/// While it lives, `make_buffer` on this thread adds the bytes of what it gives to `bytes`; of several, the innermost.
+class CountedBuffers {
+ public:
+  explicit CountedBuffers(int64_t& bytes);
+  ~CountedBuffers();
+  CountedBuffers(const CountedBuffers&) = delete;
+  CountedBuffers& operator=(const CountedBuffers&) = delete;
+
+ private:
+  int64_t* outer_;
+};
+
 }  // namespace fsdp

@@ -254,10 +254,8 @@ ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<c
   const int64_t itemsize = allocate.itemsize();
   ReduceScatter reduction;
   reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
-  reduction.dtype = options.sum.dtype();
   reduction.itemsize = itemsize;
   reduction.is_custom = allocate.custom != nullptr;
-  reduction.uses_memory = options.memory.defined();
   reduction.layout = layout_of(units, entries, itemsize, group, reduction.is_custom);
   const auto& layout = reduction.layout;
   if (world == 1) reduction.output = allocate(layout.rank_bytes() / itemsize);
@@ -317,23 +315,6 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
     reduction.work = group.start_reduce_scatter(outputs[0], inputs[0], ReduceOp::kSum, subject);
   else
     reduction.work = group.start_reduce_scatter_batch(outputs, inputs, ReduceOp::kSum, subject);
-}
-
-int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries) {
-  const auto& layout = reduction.layout;
-  const int64_t world = layout.world_size(), itemsize = reduction.itemsize;
-  int64_t bytes = layout.rank_bytes();
-  if (world == 1) return bytes;
-  if (!reduction.uses_memory) bytes += world * layout.tail_bytes();
-  UnitWalk walk(entries);
-  for (size_t i = 0; i < layout.count(); ++i) {
-    const auto unit = walk.next();
-    const int64_t numel = layout.tensor_bytes(i) / itemsize;
-    if (!layout.is_direct(i) || (reduction.uses_memory && is_packed_by_all(unit, numel))) continue;
-    if (reduction.is_custom || !travels_as_it_is(unit, numel, reduction.dtype))
-      bytes += layout.tensor_bytes(i);
-  }
-  return bytes;
 }
 
 void free_reduce_scatter_inputs(ReduceScatter& reduction) {

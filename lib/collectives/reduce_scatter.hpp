@@ -40,7 +40,6 @@ struct ReduceScatter {
   caffe2::TypeMeta dtype;       ///< that is summed in
   int64_t itemsize = 1;         ///< of it
   bool is_custom = false;       ///< a ReduceScatterComm launched it
-  bool uses_memory = false;     ///< what all ranks pack is in memory that was given
   bool is_scaled = false;       ///< the collective has multiplied by what was asked for
 };
 
@@ -76,9 +75,6 @@ int64_t packed_bytes(std::span<const ReduceUnit> units, std::span<const ReduceEn
 /// packed on.
 void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions& options, Communicator& group,
                            std::string_view subject);
-
-/// The bytes that the packing of these entries has allocated, by its layout and the gradients'.
-int64_t planned_bytes(const ReduceScatter& reduction, std::span<const ReduceEntry> entries);
 
 /// On a stream that goes on behind the collective, which has been waited for.
 void free_reduce_scatter_inputs(ReduceScatter& reduction);

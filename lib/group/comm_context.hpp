@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "base/side_stream.hpp"
-#include "group/gather_slots.hpp"
-#include "group/gather_stream.hpp"
-#include "group/reduction_slots.hpp"
+#include "group/gather/gather_slots.hpp"
+#include "group/gather/gather_stream.hpp"
+#include "group/reduce/reduction_slots.hpp"
 #include "trace/collective_trace.hpp"
 #include "trace/step_meter.hpp"
 

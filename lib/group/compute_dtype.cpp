@@ -1,7 +1,8 @@
 #include "base/require.hpp"
+#include "group/group_conversion.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/unreduced_gradients.hpp"
 #include "group/root_context.hpp"
-#include "group/unreduced_gradients.hpp"
 #include "param/residency.hpp"
 
 // full_precision_in_eval (T8): a group that computes in param_dtype while its module trains, and in the
@@ -27,24 +28,23 @@ void ParamGroup::follow_mode() {
 void ParamGroup::compute_in_own_dtype(bool value) {
   if (value == computes_in_own_dtype_) return;
   BelowResidency below;
-  const auto made = dtypes_in(/*floating=*/std::nullopt, value);
+  const auto made = dtypes_in(*this, /*floating=*/std::nullopt, value);
   mark_not_ready();
   computes_in_own_dtype_ = value;
   if (!made.changes) return;
 
   take_changes();
   context->reshard(*this);
-  drop_post_forward_shard();
   // Sums that wait for a reduction stay in the dtype that they are added up in.
   accumulate_in_reduce_dtype(*this);
-  set_layout(layout_.with_itemsizes(made.itemsizes, *identity.mesh_info.shard_group));
-  for (size_t i = 0; i < params_.size(); ++i)
-    if (made.gathered[i] != params_[i].param_dtype())
-      params_[i].set_param_dtype(made.gathered[i], shared_from_this(), config_.device);
-  is_cast_ = made.is_cast;
-  plan_gradient_dtypes();
+  set_layout(layout().with_itemsizes(made.itemsizes, parts_.shard_group()));
+  for (size_t i = 0; i < params().size(); ++i)
+    if (made.gathered[i] != params()[i].param_dtype())
+      params()[i].set_param_dtype(made.gathered[i], shared_from_this(), config().device);
+  parts_.is_cast = made.is_cast;
+  gradient_dtypes_.plan();
   context->budget().invalidate();
-  show_pieces();
+  unsharder_.rest();
 }
 
 }  // namespace fsdp

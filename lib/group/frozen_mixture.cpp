@@ -45,7 +45,7 @@ FrozenMixture mixture_of(const ParamGroup& group) {
   for (size_t i = 0; i < params.size(); ++i)
     if (!params[i].is_vacant() && !needs_gradient(params[i]) && reduced.contains(group.layout().unit_of(i)))
       mixture.extra_gradient_bytes +=
-          params[i].layout().numel() * static_cast<int64_t>(c10::elementSize(group.reduce_dtype(i)));
+          params[i].layout().numel() * static_cast<int64_t>(c10::elementSize(group.gradient_dtypes().reduce_dtype(i)));
   return mixture;
 }
 

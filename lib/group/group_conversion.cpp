@@ -1,3 +1,5 @@
+#include "group/group_conversion.hpp"
+
 #include <ATen/ATen.h>
 
 #include "base/log.hpp"
@@ -6,11 +8,21 @@
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
 
-// Other dtypes and devices for parameters that are sharded already (A9), and memory for those that
-// were sharded on the meta device (A3).
 namespace fsdp {
 
 namespace {
+
+/// What a conversion makes before it changes anything.
+struct Converted {
+  c10::Device device;
+  ParamDtypes dtypes;
+  GroupLayout layout = {};
+  std::unique_ptr<EncodedGather> encoded = {};
+  at::Tensor shard = {};
+  std::vector<at::Tensor> pieces = {};
+  std::vector<at::Tensor> gradients = {};         // of the registered parameters
+  std::vector<at::Tensor> handle_gradients = {};  // not reduced yet
+};
 
 at::Tensor converted(const at::Tensor& tensor, c10::Device device, at::ScalarType dtype) {
   // What was on meta had no values, and what goes there keeps none.
@@ -18,26 +30,89 @@ at::Tensor converted(const at::Tensor& tensor, c10::Device device, at::ScalarTyp
   return tensor.detach().to(device, dtype);
 }
 
+void copy_rows(const GroupParts& parts, Converted& made) {
+  const bool has_values = !made.device.is_meta() && !parts.config.device.is_meta();
+  for (size_t i = 0; i < parts.params.size(); ++i) {
+    const auto& param = parts.params[i];
+    const auto piece = made.shard.narrow(0, made.layout.stored_offset(i), made.layout.stored_bytes(i));
+    const auto numel = param.local_bytes() / static_cast<int64_t>(c10::elementSize(param.dtype()));
+    if (numel > 0 && has_values)
+      piece.view(made.dtypes.stored[i])
+          .narrow(0, 0, numel)
+          .copy_(parts.shard.piece(i).view(param.dtype()).narrow(0, 0, numel));
+    made.pieces.push_back(piece);
+  }
+}
+
+void convert_gradients(const GroupParts& parts, Converted& made) {
+  for (size_t i = 0; i < parts.params.size(); ++i) {
+    const auto& param = parts.params[i];
+    const auto registered = param.registered(), handle = param.handle();
+    const auto gradient = registered.defined() ? registered.grad() : at::Tensor();
+    // One that was left in the reduce dtype stays in it, and so does one whose dtype was asked for.
+    const bool follows =
+        gradient.defined() && gradient.scalar_type() == param.dtype() && !param.grad_dtype().is_set;
+    made.gradients.push_back(
+        converted(gradient, made.shard.device(),
+                  follows || !gradient.defined() ? made.dtypes.stored[i] : gradient.scalar_type()));
+    const auto unreduced = handle.defined() ? handle.grad() : at::Tensor();
+    const bool stays = unreduced.defined() && grad_dtype_of(handle).takes_any();
+    made.handle_gradients.push_back(
+        converted(unreduced, made.device, stays ? unreduced.scalar_type() : made.dtypes.gathered[i]));
+  }
+}
+
+Converted make_converted(const ParamGroup& group, const GroupConversion& to) {
+  const auto& parts = group.parts();
+  Converted made{.device = to.device.value_or(parts.config.device),
+                 .dtypes = dtypes_in(group, to.dtype, group.computes_in_own_dtype())};
+  made.dtypes.changes |= made.device != parts.config.device;
+  if (!made.dtypes.changes) return made;
+
+  made.layout = parts.layout.with_itemsizes(made.dtypes.itemsizes, parts.shard_group());
+  made.shard = parts.shard.make(made.layout.stored().rank_bytes(), made.device);
+  made.encoded = group.unsharder().form().plan(parts, made.layout, made.dtypes.stored);
+  copy_rows(parts, made);
+  convert_gradients(parts, made);
+  return made;
+}
+
+void convert_waiting_gradients(ParamGroup& group) {
+  const auto& dtypes = group.gradient_dtypes();
+  for (size_t i = 0; i < group.params().size(); ++i)
+    for (auto* sum : {&group.tally.partial_sum(i), &group.tally.accumulated(i)}) {
+      if (!sum->defined()) continue;
+      const bool follows = !group.config().mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
+      *sum = converted(*sum, group.config().device,
+                       follows ? dtypes.reduce_dtype(i, sum->scalar_type()) : sum->scalar_type());
+    }
+}
+
+/// Nothing of it fails.
+void set_converted(ParamGroup& group, Converted made) {
+  auto& parts = group.parts();
+  const auto owner = group.shared_from_this();
+  for (size_t i = 0; i < parts.params.size(); ++i) {
+    auto& param = parts.params[i];
+    param.convert(made.dtypes.stored[i], made.dtypes.gathered[i], made.pieces[i], owner, made.device);
+    if (made.gradients[i].defined()) param.registered().mutable_grad() = made.gradients[i];
+    if (made.handle_gradients[i].defined()) param.handle().mutable_grad() = made.handle_gradients[i];
+  }
+  parts.config.device = made.device;
+  parts.layout = std::move(made.layout);
+  parts.is_cast = made.dtypes.is_cast;
+  parts.shard.set(std::move(made.shard), std::move(made.pieces));
+  group.unsharder().set_encoded(std::move(made.encoded));
+}
+
 }  // namespace
 
-struct ParamGroup::Remade {
-  c10::Device device;
-  Dtypes dtypes;
-  GroupLayout layout = {};
-  std::unique_ptr<WireGather> wire = {};
-  at::Tensor shard = {};
-  std::vector<at::Tensor> pieces = {};
-  std::vector<at::Tensor> gradients = {};         // of the registered parameters
-  std::vector<at::Tensor> handle_gradients = {};  // not reduced yet
-};
-
-/// floating: that floating-point parameters are to be kept in; none: as they are.
-ParamGroup::Dtypes ParamGroup::dtypes_in(std::optional<at::ScalarType> floating, bool in_own_dtype) const {
-  Dtypes made;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const auto& param = params_[i];
+ParamDtypes dtypes_in(const ParamGroup& group, std::optional<at::ScalarType> floating, bool in_own_dtype) {
+  ParamDtypes made;
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const auto& param = group.params()[i];
     const auto stored = at::isFloatingType(param.dtype()) ? floating.value_or(param.dtype()) : param.dtype();
-    const auto gathered = in_own_dtype ? stored : asked_dtypes_[i].value_or(stored);
+    const auto gathered = in_own_dtype ? stored : group.spec(i).param_dtype.value_or(stored);
     made.stored.push_back(stored);
     made.gathered.push_back(gathered);
     made.itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(stored)),
@@ -48,112 +123,48 @@ ParamGroup::Dtypes ParamGroup::dtypes_in(std::optional<at::ScalarType> floating,
   return made;
 }
 
-void ParamGroup::check_convertible(const GroupConversion& to) const {
-  require_state(!context->steps_are_held(),
+void check_convertible(const ParamGroup& group, const GroupConversion& to) {
+  require_state(!group.context->steps_are_held(),
                 "'{}' shows full parameters (fsdp::FullParameters); end that scope before changing its dtype "
                 "or device",
-                name());
+                group.name());
   // Parameters without values take part in no step, though a use of them may have begun one.
   require_state(
-      context->is_quiescent() || config_.device.is_meta(),
+      group.context->is_quiescent() || group.config().device.is_meta(),
       "'{}' is in the middle of a step; change its dtype or device before forward or after "
       "backward (after an exception, call reset_iter_state() on the root first)",
-      name());
-  for (const auto& param : params_) param.check_handle();
-  if (to.dtype) check_extensions(dtypes_in(to.dtype, computes_in_own_dtype_).stored);
+      group.name());
+  for (const auto& param : group.params()) param.check_handle();
+  if (to.dtype)
+    group.unsharder().form().check(group.parts(), dtypes_in(group, to.dtype, group.computes_in_own_dtype()).stored);
 }
 
-ParamGroup::Remade ParamGroup::remake(const GroupConversion& to) const {
-  Remade made{.device = to.device.value_or(config_.device),
-              .dtypes = dtypes_in(to.dtype, computes_in_own_dtype_)};
-  made.dtypes.changes |= made.device != config_.device;
-  if (!made.dtypes.changes) return made;
-
-  made.layout = layout_.with_itemsizes(made.dtypes.itemsizes, *identity.mesh_info.shard_group);
-  made.shard = make_shard(made.layout.stored().rank_bytes(), made.device);
-  made.wire = make_wire(made.layout, made.dtypes.stored);
-  fill(made);
-  return made;
-}
-
-void ParamGroup::fill(Remade& made) const {
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const auto& param = params_[i];
-    const auto dtype = made.dtypes.stored[i];
-    const auto piece = made.shard.narrow(0, made.layout.stored_offset(i), made.layout.stored_bytes(i));
-    const auto numel = param.local_bytes() / static_cast<int64_t>(c10::elementSize(param.dtype()));
-    if (numel > 0 && !made.device.is_meta() && !config_.device.is_meta())
-      piece.view(dtype)
-          .narrow(0, 0, numel)
-          .copy_(pieces_[i].view(param.dtype()).narrow(0, 0, numel));
-    made.pieces.push_back(piece);
-
-    const auto registered = param.registered(), handle = param.handle();
-    const auto gradient = registered.defined() ? registered.grad() : at::Tensor();
-    // One that was left in the reduce dtype stays in it, and so does one whose dtype was asked for.
-    const bool follows =
-        gradient.defined() && gradient.scalar_type() == param.dtype() && !param.grad_dtype().is_set;
-    made.gradients.push_back(converted(
-        gradient, made.shard.device(), follows || !gradient.defined() ? dtype : gradient.scalar_type()));
-    const auto unreduced = handle.defined() ? handle.grad() : at::Tensor();
-    const bool stays = unreduced.defined() && grad_dtype_of(handle).takes_any();
-    made.handle_gradients.push_back(
-        converted(unreduced, made.device, stays ? unreduced.scalar_type() : made.dtypes.gathered[i]));
-  }
-}
-
-void ParamGroup::convert_waiting_gradients(c10::Device device) {
-  for (size_t i = 0; i < params_.size(); ++i)
-    for (auto* sum : {&tally.partial_sum(i), &tally.accumulated(i)}) {
-      if (!sum->defined()) continue;
-      const bool follows =
-          !config_.mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
-      *sum = converted(*sum, device, follows ? reduce_dtype(i, sum->scalar_type()) : sum->scalar_type());
-    }
-}
-
-void ParamGroup::convert(const GroupConversion& to) {
-  const auto root = context;
+void convert(ParamGroup& group, const GroupConversion& to) {
+  const auto root = group.context;
   std::lock_guard lock(root->mutex());
-  check_convertible(to);
+  check_convertible(group, to);
   BelowResidency below;
-  sync_grad_dtypes();
-  for (size_t i = 0; i < params_.size() && !config_.device.is_meta(); ++i) {
+  group.sync_grad_dtypes();
+  for (size_t i = 0; i < group.params().size() && !group.config().device.is_meta(); ++i) {
     try {
-      params_[i].bring_home(pieces_[i]);
+      group.params()[i].reset_sharded_param(group.parts().shard.piece(i));
     } catch (const StateError& error) {
       // LibTorch's own to(), tried before this one and told of; the old values are back.
       log().info("{}", error.what());
     }
   }
-  auto made = remake(to);
+  auto made = make_converted(group, to);
   if (!made.dtypes.changes) return;
 
-  // From here on nothing fails.
-  root->reshard(*this);
-  drop_post_forward_shard();
-  for (size_t i = 0; i < params_.size(); ++i) {
-    auto& param = params_[i];
-    param.convert(made.dtypes.stored[i], made.dtypes.gathered[i], made.pieces[i], shared_from_this(), made.device);
-    if (made.gradients[i].defined()) param.registered().mutable_grad() = made.gradients[i];
-    if (made.handle_gradients[i].defined())
-      param.handle().mutable_grad() = made.handle_gradients[i];
-  }
-  config_.device = made.device;
-  layout_ = std::move(made.layout);
-  wire_ = std::move(made.wire);
-  kept_.reset();
-  sent_.clear();
-  is_cast_ = made.dtypes.is_cast;
-  shard_ = std::move(made.shard);
-  pieces_ = std::move(made.pieces);
-  count_trainable();  // converting took over what had been toggled
-  plan_gradient_dtypes();
-  convert_waiting_gradients(config_.device);
+  root->reshard(group);
+  set_converted(group, std::move(made));
+  group.count_trainable();  // converting took over what had been toggled
+  group.gradient_dtypes().plan();
+  convert_waiting_gradients(group);
   root->budget().invalidate();
-  refresh_classes();
-  show_pieces();
-  mark_not_ready();
+  refresh_classes(group);
+  group.unsharder().rest();
+  group.mark_not_ready();
 }
 
 }  // namespace fsdp

@@ -18,9 +18,9 @@ std::vector<GroupFacts> facts_of(std::span<ParamGroup* const> groups) {
   for (size_t i = 0; i < groups.size(); ++i) {
     if (groups[i] == nullptr) continue;
     const auto& group = *groups[i];
-    const bool is_released = !group.is_never_released();
+    const bool is_released = !group.parts().is_never_released();
     facts[i] = {.name = group.name(),
-                .unsharded_bytes = is_released ? group.unsharded_bytes() : 0,
+                .unsharded_bytes = is_released ? group.parts().unsharded_bytes() : 0,
                 .rule = rule_of(group.policy()),
                 .stays_after_backward = is_released && !group.policy().reshard_after_backward};
   }
@@ -34,7 +34,7 @@ std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> g
     if (!values) continue;
     std::vector<int64_t> versions;
     for (const auto& param : group->params()) versions.push_back(param.version());
-    all.push_back({group->identity, std::move(values), std::move(versions)});
+    all.push_back({group->identity(), std::move(values), std::move(versions)});
   }
   return all;
 }

@@ -11,7 +11,7 @@ void ParamGroup::say_notes() {
   has_notes_ = false;
   for (const auto& left : left_.take_used()) {
     std::vector<std::string> names;
-    for (const size_t i : left.params) names.push_back(params_[i].name());
+    for (const size_t i : left.params) names.push_back(params()[i].name());
     warn_once(fmt::format(
         "{}: before fully_shard this was a view of {} bytes that another tensor still uses. Those stay in memory, and "
         "what is written to the one no longer shows in the other; drop the other tensor, or give the module memory of "

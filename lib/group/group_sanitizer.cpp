@@ -8,7 +8,8 @@
 #include "comm/late_delivery.hpp"
 #include "comm/late_streams.hpp"
 #include "comm/poison.hpp"
-#include "group/param_group.hpp"
+#include "group/comm_context.hpp"
+#include "group/group_parts.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -100,9 +101,10 @@ std::vector<std::string> GroupSanitizer::take_faults() {
   return guard_.faults->take();
 }
 
-GroupBuffers::GroupBuffers(const ParamGroup& group, const char* what) {
-  if (const auto* sanitizer = group.sanitizer()) [[unlikely]]
-    guarded_.emplace(sanitizer->guard(), fmt::format("{} of '{}'", what, group.name()));
+GroupBuffers::GroupBuffers(const GroupParts& group, const char* what)
+    : counted_(group.comm_ctx->meter.total().buffer_bytes) {
+  if (group.sanitizer) [[unlikely]]
+    guarded_.emplace(group.sanitizer->guard(), fmt::format("{} of '{}'", what, group.name()));
 }
 
 }  // namespace fsdp

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "collectives/buffer.hpp"
 #include "collectives/quarantine.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/sanitizer.hpp"
 
 namespace fsdp {
 
-class ParamGroup;
+struct GroupParts;
 class ShardedParam;
 
 /// What FSDP_SANITIZE says; none without it.
@@ -63,14 +64,15 @@ class GroupSanitizer {
   int rank_;
 };
 
-/// While it lives, buffers that this thread makes belong to the group: they are guarded if it is sanitized.
-/// Costs a test if it is not.
+/// While it lives, buffers that this thread makes belong to the group: their bytes are counted, and they are guarded if
+/// it is sanitized.
 class GroupBuffers {
  public:
   /// what: they are, a literal: "gathered parameters".
-  GroupBuffers(const ParamGroup& group, const char* what);
+  GroupBuffers(const GroupParts& group, const char* what);
 
  private:
+  CountedBuffers counted_;
   std::optional<GuardedBuffers> guarded_;
 };
 

@@ -11,7 +11,7 @@
 #include "fsdp/policy.hpp"
 #include "fsdp/sanitizer.hpp"
 #include "group/group_layout.hpp"
-#include "group/home_copies.hpp"
+#include "group/host_copies.hpp"
 #include "mesh/mesh_info.hpp"
 #include "tensor/tensor_part.hpp"
 
@@ -26,13 +26,13 @@ struct GroupConfig {
   std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
   /// Where shards live, if that is other memory than `device`, where handles are (T9).
-  std::optional<Home> home = {};
+  std::optional<HostMemory> host_memory = {};
   int warn_after_reductions = 16;    ///< A7; 0: never
   std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
 };
 
 /// A parameter that another group holds already. That one gives it up when the new one is attached (S6).
-struct HeldElsewhere {
+struct TiedSource {
   std::shared_ptr<class ParamGroup> group;
   size_t index = 0;
 };
@@ -50,12 +50,19 @@ struct GroupParam {
   /// param_dtype was asked for: it stays when the parameter's own dtype changes.
   bool has_param_dtype = false;
   ParamSpread spread = {};  ///< beyond the group's ranks
-  std::optional<HeldElsewhere> held = {};
+  std::optional<TiedSource> tied = {};
   /// That it is kept in.
   at::ScalarType dtype() const;
 };
 
-/// What `ParamGroup::convert` changes; none: stays.
+/// What a group keeps of a GroupParam.
+struct ParamSpec {
+  std::optional<at::ScalarType> param_dtype = {};   ///< that was asked for
+  std::optional<at::ScalarType> output_dtype = {};  ///< as in GroupParam
+  ParamSpread spread = {};
+};
+
+/// What `convert` changes (group_conversion.hpp); none: stays.
 struct GroupConversion {
   std::optional<c10::Device> device = {};
   std::optional<at::ScalarType> dtype = {};  ///< of floating-point parameters

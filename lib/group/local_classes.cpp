@@ -6,6 +6,7 @@
 
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
+#include "group/group_conversion.hpp"
 #include "group/param_group.hpp"
 #include "group/root_context.hpp"
 #include "param/replace_tensor.hpp"
@@ -22,7 +23,7 @@ std::vector<LocalClasses::Class> LocalClasses::plan(const ParamGroup& group,
     auto known = std::find_if(classes.begin(), classes.end(), [&](const Class& one) {
       return one.label == labels[i] && one.dtype == param.dtype() &&
              group.params()[one.members.front()].grad_dtype() == param.grad_dtype() && one.is_trainable == param.requires_grad() &&
-             group.spread(one.members.front()).summed_over == group.spread(i).summed_over;
+             group.spec(one.members.front()).spread.summed_over == group.spec(i).spread.summed_over;
     });
     if (known == classes.end())
       known = classes.insert(known, {.label = labels[i], .dtype = param.dtype(),
@@ -77,7 +78,7 @@ void LocalClasses::point_into(ParamGroup& group, const at::Tensor& memory) {
 at::Tensor LocalClasses::place(const ParamGroup& group, size_t param) const {
   const auto& one = class_of(param);
   const auto& layout = group.params()[param].layout();
-  const int rank = group.identity.mesh_info.shard_rank();
+  const int rank = group.identity().mesh_info.shard_rank();
   const int64_t offset = group.layout().stored_offset(param) / static_cast<int64_t>(c10::elementSize(one.dtype));
   const bool is_empty = layout.local_numel(rank) == 0;
   return raw_view(one.gradient, layout.local_sizes(rank), layout.local_strides(rank), is_empty ? 0 : offset - one.begin);
@@ -119,10 +120,11 @@ void LocalClasses::begin_gradient(ParamGroup& group, Class& one) {
   for (const size_t i : one.members)
     if (is_in_place(group, one, i)) group.params()[i].registered().mutable_grad().reset();
   const auto given = one.shard.grad();
-  const auto& home = group.config().home;
-  auto options = home ? home->options(one.dtype) : one.shard.options().requires_grad(false);
+  const auto& host_memory = group.config().host_memory;
+  auto options = host_memory ? host_memory->options(one.dtype) : one.shard.options().requires_grad(false);
   const size_t first = one.members[0];
-  options = options.dtype(group.gradient_dtype(first).value_or(group.reduce_dtype(first)));
+  const auto& dtypes = group.gradient_dtypes();
+  options = options.dtype(dtypes.kept_dtype(first).value_or(dtypes.reduce_dtype(first)));
   one.gradient = at::zeros({one.numel}, options);
   if (given.defined()) one.gradient.copy_(given);
   one.shard.mutable_grad() = one.gradient;
@@ -183,64 +185,67 @@ std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalCla
   return order;
 }
 
-}  // namespace
-
-LocalClasses& ParamGroup::hand_out_classes(const std::vector<std::string>& labels) {
-  const auto root = context;
-  std::lock_guard lock(root->mutex());
-  if (classes_) {
-    require(classes_->labels() == labels,
-            "local_shards: the parameters of '{}' were handed out with other labels before; they stay as they were",
-            name());
-    return *classes_;
-  }
-  check_convertible();
-  sync_requires_grad();
-  sync_grad_dtypes();
-  auto classes = LocalClasses::plan(*this, labels);
-  const bool is_flat = config_.layout == ParamLayout::kFlat;
-  if (is_flat) check_adjacent(*this, classes);
-  check_class_gradients(classes);
-
-  BelowResidency below;
-  take_changes();
-  auto layout = is_flat ? layout_ : layout_.reordered(order_of(*this, classes), *identity.mesh_info.shard_group);
-  auto shard = make_shard(layout.stored().rank_bytes(), config_.device);
-  // From here on nothing fails.
-  root->reshard(*this);
-  drop_post_forward_shard();
-  move_pieces(std::move(layout), std::move(shard));
-  classes_ = std::make_unique<LocalClasses>(std::move(classes), labels);
-  refresh_classes();
-  show_pieces();
-  return *classes_;
-}
-
 /// One tensor has one dtype.
-void ParamGroup::check_class_gradients(const std::vector<LocalClasses::Class>& classes) const {
+void check_gradients(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+  const auto& dtypes = group.gradient_dtypes();
   for (const auto& one : classes)
     for (const size_t i : one.members) {
-      if (!one.is_trainable || gradient_dtype(i)) continue;
-      require(!takes_any_gradient(i),
+      if (!one.is_trainable || dtypes.kept_dtype(i)) continue;
+      const size_t first = one.members[0];
+      require(!dtypes.takes_any(i),
               "local_shards: '{}' has grad_dtype None, so that its gradients may have any dtype, but one tensor for "
               "several has one; set its grad_dtype, or reduce_dtype",
-              params_[i].name());
-      require(reduce_dtype(i) == reduce_dtype(one.members[0]),
+              group.params()[i].name());
+      require(dtypes.reduce_dtype(i) == dtypes.reduce_dtype(first),
               "local_shards: with keep_low_precision_grads the gradients of '{}' would be {} and that of '{}' {}; "
               "give them different labels, or set reduce_dtype",
-              params_[one.members[0]].name(), c10::toString(reduce_dtype(one.members[0])), params_[i].name(),
-              c10::toString(reduce_dtype(i)));
+              group.params()[first].name(), c10::toString(dtypes.reduce_dtype(first)), group.params()[i].name(),
+              c10::toString(dtypes.reduce_dtype(i)));
     }
 }
 
-/// After the shard got other memory: the classes alias it, gradients that are there included.
-void ParamGroup::refresh_classes() {
-  if (!classes_) return;
-  classes_->point_into(*this, shard_);
-  const bool has_gradients = std::any_of(params_.begin(), params_.end(), [](const auto& param) {
+}  // namespace
+
+LocalClasses& hand_out_classes(ParamGroup& group, const std::vector<std::string>& labels) {
+  const auto root = group.context;
+  std::lock_guard lock(root->mutex());
+  if (auto* classes = group.classes()) {
+    require(classes->labels() == labels,
+            "local_shards: the parameters of '{}' were handed out with other labels before; they stay as they were",
+            group.name());
+    return *classes;
+  }
+  check_convertible(group);
+  group.sync_requires_grad();
+  group.sync_grad_dtypes();
+  auto classes = LocalClasses::plan(group, labels);
+  const bool is_flat = group.config().layout == ParamLayout::kFlat;
+  if (is_flat) check_adjacent(group, classes);
+  check_gradients(group, classes);
+
+  BelowResidency below;
+  group.take_changes();
+  const auto& parts = group.parts();
+  auto layout = is_flat ? parts.layout : parts.layout.reordered(order_of(group, classes), parts.shard_group());
+  auto shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
+  // From here on nothing fails.
+  root->reshard(group);
+  group.move_rows(std::move(layout), std::move(shard));
+  group.set_classes(std::make_unique<LocalClasses>(std::move(classes), labels));
+  refresh_classes(group);
+  group.unsharder().rest();
+  return *group.classes();
+}
+
+void refresh_classes(ParamGroup& group) {
+  auto* classes = group.classes();
+  if (classes == nullptr) return;
+  const auto& shard = group.parts().shard.bytes();
+  classes->point_into(group, shard);
+  const bool has_gradients = std::any_of(group.params().begin(), group.params().end(), [](const auto& param) {
     return param.registered().defined() && param.registered().grad().defined();
   });
-  if (has_gradients && !shard_.is_meta()) classes_->take_changes(*this);
+  if (has_gradients && !shard.is_meta()) classes->take_changes(group);
 }
 
 }  // namespace fsdp

@@ -28,8 +28,8 @@ bool RootContext::is_urgent(const ParamGroup& gathered) const {
   const auto ids = order_->upcoming(held_.size() + 1);
   for (size_t i = 0; i < ids.size(); ++i) {
     // Behind the last gather there are only reductions, and waiting makes them later.
-    if (ids[i] == gathered.identity.id) return i + 1 < ids.size() && bytes_before < gathered.unsharded_bytes();
-    if (const auto* group = find(ids[i])) bytes_before += group->unsharded_bytes();
+    if (ids[i] == gathered.identity().id) return i + 1 < ids.size() && bytes_before < gathered.parts().unsharded_bytes();
+    if (const auto* group = find(ids[i])) bytes_before += group->parts().unsharded_bytes();
   }
   return false;
 }
@@ -39,9 +39,9 @@ bool RootContext::is_urgent(const ParamGroup& gathered) const {
 RootContext::Waits RootContext::hold_back(GradientReduction& reduction, const ParamGroup* gathered) {
   if (gathered == nullptr || !reduction.group().reduction().uses_separate_group) return Waits::kNot;
   // Groups over other ranks may have other bytes there, by which these would come to another order.
-  const auto& ranks = reduction.group().identity.mesh_info.shard_group;
+  const auto& ranks = reduction.group().identity().mesh_info.shard_group;
   if (std::any_of(comm_ctx_.groups.begin(), comm_ctx_.groups.end(),
-                  [&](const auto* other) { return other->identity.mesh_info.shard_group != ranks; }))
+                  [&](const auto* other) { return other->identity().mesh_info.shard_group != ranks; }))
     return Waits::kNot;
   if (options_.reduce_scatter_start == ReduceScatterStart::kBySize)
     return is_urgent(*gathered) ? Waits::kForUse : Waits::kNot;

@@ -20,57 +20,87 @@ bool encloses_any(const ParamGroup& group, std::span<ParamGroup* const> used) {
   return std::any_of(used.begin(), used.end(),
                      [&](const ParamGroup* inner) { return group.encloses(*inner); });
 }
-/// What has been written since it was gathered is gathered again.
-void follow_writes(std::span<ParamGroup* const> used) {
-  for (auto* group : used) {
-    if (!group->is_stale()) continue;
-    group->reshard();
-    if (group->is_never_released()) group->take_changes();
-  }
-}
-void make_readable(std::span<ParamGroup* const> used) {
-  for (auto* group : used) group->unshard();
-  for (auto* group : used) group->wait_for_unshard();
-}
 }  // namespace
 
 void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   std::lock_guard lock(mutex_);
   group->context = shared_from_this();
-  group->comm_ctx = &comm_ctx_;
-  group->identity.id = static_cast<int>(groups_by_id_.size());
+  group->parts().comm_ctx = &comm_ctx_;
+  group->identity().id = static_cast<int>(groups_by_id_.size());
   comm_ctx_.groups.push_back(group.get());
   groups_by_id_.push_back(group.get());
-  comm_ctx_.trace.add(group->identity);
+  comm_ctx_.trace.add(group->identity());
   group->mark_between_steps(phase_ == Phase::kIdle);
-  if (group->is_held()) note_held(*group);
 }
 
 void RootContext::remove(ParamGroup& group) {
   std::lock_guard lock(mutex_);
-  if (contains(held_, &group)) note_released(group);
+  std::erase(held_, &group);
   comm_ctx_.gather_slots.remove(group);
   drop_reductions(&group);
-  comm_ctx_.trace.remove(group.identity);
+  comm_ctx_.trace.remove(group.identity());
   std::erase(comm_ctx_.groups, &group);
   std::erase(current_, &group);
   std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
   for (auto& postponed : postponed_)
     if (postponed.until == &group) postponed.waits = Waits::kNot;
   comm_ctx_.reduction_slots.remove(group);
-  groups_by_id_[static_cast<size_t>(group.identity.id)] = nullptr;
+  groups_by_id_[static_cast<size_t>(group.identity().id)] = nullptr;
   if (last_used_ == &group) last_used_ = nullptr;
 }
 
-void RootContext::note_held(ParamGroup& group) {
-  if (group.is_never_released()) return;
-  held_.push_back(&group);
-  comm_ctx_.meter.add_unsharded(group.unsharded_bytes());
+bool RootContext::has_unreleased_groups() const {
+  return std::ranges::any_of(groups(), [](const auto* group) { return group->parts().is_never_released(); });
 }
 
-void RootContext::note_released(ParamGroup& group) {
+/// Into which memory it gathers has to come out the same on all ranks (Note [Which slot]), so it is decided here.
+void RootContext::start_unshard(ParamGroup& group) {
+  auto& unsharder = group.unsharder();
+  if (unsharder.is_held()) return;
+  group.prepare_unshard();
+  const bool has_slot = group.uses_slots() && unsharder.state() != UnshardState::kShardedPostForward;
+  unsharder.unshard({.slot = has_slot ? comm_ctx_.gather_slots.prepare(group, options_.prefetch_distance) : nullptr,
+                     .may_overlap_copies = in_step()});
+  held_.push_back(&group);
+}
+
+void RootContext::finish_unshard(ParamGroup& group) {
+  try {
+    group.unsharder().wait_for_unshard();
+  } catch (...) {
+    std::erase(held_, &group);
+    throw;
+  }
+}
+
+void RootContext::let_go(ParamGroup& group) {
+  group.mark_not_ready();
+  group.holds.end(HoldEvent::kReleased);
   std::erase(held_, &group);
-  comm_ctx_.meter.remove_unsharded(group.unsharded_bytes());
+  group.unsharder().reshard();
+}
+
+void RootContext::release(ParamGroup& group) {
+  if (phase_ != Phase::kForward) return let_go(group);
+  group.mark_not_ready();
+  group.holds.end(HoldEvent::kReleased);
+  std::erase(held_, &group);
+  const auto& over = group.policy().after_forward.post_forward_group;
+  group.unsharder().reshard_after_forward(group.is_stale() ? nullptr : over);
+}
+
+/// What has been written since it was gathered is gathered again.
+void RootContext::follow_writes(std::span<ParamGroup* const> used) {
+  for (auto* group : used) {
+    if (!group->is_stale()) continue;
+    let_go(*group);
+    if (group->parts().is_never_released()) group->take_changes();
+  }
+}
+
+void RootContext::make_readable(std::span<ParamGroup* const> used) {
+  for (auto* group : used) start_unshard(*group);
+  for (auto* group : used) finish_unshard(*group);
 }
 
 void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& use) {
@@ -100,7 +130,7 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
   const auto held = held_;
   for (auto* group : held)
     if (!contains(used, group) && !group->holds.keep_through(HoldSpan::kBetweenSteps) && !encloses_any(*group, used))
-      group->reshard();
+      let_go(*group);
   for (auto* group : used) group->holds.end(HoldEvent::kUsed);
   follow_writes(used);
   make_readable(used);
@@ -122,7 +152,7 @@ void RootContext::end_user_hook() noexcept {
   try {
     const auto held = held_;
     for (auto* group : held)
-      if (!contains(held_before_hook_, group)) group->reshard();
+      if (!contains(held_before_hook_, group)) let_go(*group);
   } catch (const std::exception& error) {
     log().error("releasing what a gradient hook has read: {}", error.what());
   }
@@ -132,7 +162,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) {
     if (phase_ == Phase::kForward) group->check_mode();
     if (group == last_used_) continue;
-    const bool has_started_over = order_->use(group->identity.id) == ExecOrder::Progress::kStartedOver;
+    const bool has_started_over = order_->use(group->identity().id) == ExecOrder::Progress::kStartedOver;
     if (phase_ == Phase::kForward) {
       forwards_ += has_started_over;
       release_ahead_of_backward(used);
@@ -149,7 +179,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   release_unneeded(used);
   for (auto* group : used) {
     group->holds.end(HoldEvent::kUsed);
-    if (group->tally.is_reduced && !group->is_held()) group->read_after_reduction = backwards_;
+    if (group->tally.is_reduced && !group->unsharder().is_held()) group->read_after_reduction = backwards_;
   }
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
   if (phase_ == Phase::kForward) follow_writes(used);
@@ -163,11 +193,11 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   prefetch(used);
   launch_postponed(used);
   comm_ctx_.all_gather_stream.end_wait_for_event();
-  comm_ctx_.trace.begin_use(used.front()->identity);
+  comm_ctx_.trace.begin_use(used.front()->identity());
 }
 
 bool RootContext::is_used_again(const ParamGroup& group) const {
-  return order_->follows() && order_->distance_to_next_use(group.identity.id).has_value();
+  return order_->follows() && order_->distance_to_next_use(group.identity().id).has_value();
 }
 
 bool RootContext::is_kept_on_purpose(const ParamGroup& group) const {
@@ -186,8 +216,8 @@ bool RootContext::follows_plan() const {
 /// Until its first use in this pass, whatever is here was gathered, or kept, for that use; so was what nobody has
 /// waited for yet.
 bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
-  const auto last = order_->last_use(group.identity.id);
-  if (!last || group.is_gathering()) return is_used_again(group);
+  const auto last = order_->last_use(group.identity().id);
+  if (!last || is_unsharding(group.unsharder().state())) return is_used_again(group);
   return phase_ == Phase::kForward ? budget_.keeps_after_forward_use(*last)
                                    : budget_.keeps_after_backward_use(*last);
 }
@@ -206,13 +236,6 @@ void RootContext::release_unneeded(std::span<ParamGroup* const> used) {
     if (!is_needed(*group, used)) release(*group);
 }
 
-void RootContext::release(ParamGroup& group) {
-  if (phase_ == Phase::kForward)
-    group.reshard_after_forward();
-  else
-    group.reshard();
-}
-
 bool RootContext::counts_for_limit(const ParamGroup& group,
                                    std::span<ParamGroup* const> used) const {
   return !contains(used, &group) && !is_kept_on_purpose(group) && !encloses_any(group, used);
@@ -221,7 +244,7 @@ bool RootContext::counts_for_limit(const ParamGroup& group,
 bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate) {
   // What the budget has no room for is gathered when it is used, with or without a plan.
   const auto& budget = options_.unsharded_byte_budget;
-  if (candidate != nullptr && budget && comm_ctx_.meter.unsharded_bytes() + candidate->unsharded_bytes() > *budget)
+  if (candidate != nullptr && budget && comm_ctx_.meter.unsharded_bytes() + candidate->parts().unsharded_bytes() > *budget)
     return false;
   if (!order_->follows() || follows_plan()) return true;  // what is not needed at once has been released already
   const size_t limit = static_cast<size_t>(std::max(2, 1 + options_.prefetch_distance));
@@ -232,7 +255,7 @@ bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup*
     for (auto* group : held_) {
       if (!counts_for_limit(*group, used)) continue;
       ++others;
-      const size_t distance = order_->distance_to_next_use(group->identity.id).value_or(SIZE_MAX);
+      const size_t distance = order_->distance_to_next_use(group->identity().id).value_or(SIZE_MAX);
       if (farthest == nullptr || distance > farthest_distance) {
         farthest = group;
         farthest_distance = distance;
@@ -241,7 +264,7 @@ bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup*
     if (others + wanted <= limit || farthest == nullptr) return true;
     // Belady's rule; the candidate itself may be the one that is used last.
     if (candidate != nullptr &&
-        order_->distance_to_next_use(candidate->identity.id).value_or(SIZE_MAX) >= farthest_distance)
+        order_->distance_to_next_use(candidate->identity().id).value_or(SIZE_MAX) >= farthest_distance)
       return false;
     release(*farthest);
   }
@@ -250,10 +273,10 @@ bool RootContext::make_room(std::span<ParamGroup* const> used, const ParamGroup*
 void RootContext::prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups) {
   for (const auto& listed : groups) {
     const auto group = listed.lock();
-    if (!group || group->is_held()) continue;
+    if (!group || group->unsharder().is_held()) continue;
     group->holds.add(Hold::kListed);
-    if (group->context.get() != this) group->comm_ctx->trace.look_for_listener();
-    group->unshard();
+    if (group->context.get() != this) group->comm_ctx()->trace.look_for_listener();
+    group->context->start_unshard(*group);
   }
 }
 
@@ -281,9 +304,9 @@ ParamGroup* RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
   if (ids.empty() && order_ == &forward_) prefetch_for_backward(used);
   for (const int id : ids) {
     auto* group = find(id);
-    if (group == nullptr || group->is_never_released() || contains(used, group)) continue;
-    if (group->is_held()) {
-      started += group->is_gathering();
+    if (group == nullptr || group->parts().is_never_released() || contains(used, group)) continue;
+    if (group->unsharder().is_held()) {
+      started += is_unsharding(group->unsharder().state());
       continue;
     }
     if (started >= distance) return first;
@@ -292,7 +315,7 @@ ParamGroup* RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
       continue;
     }
     if (!make_room(used, group)) return first;
-    group->unshard();
+    start_unshard(*group);
     ++started;
     if (first == nullptr) first = group;
   }
@@ -307,9 +330,9 @@ void RootContext::prefetch_for_backward(std::span<ParamGroup* const> used) {
   for (const int id : backward_.learned()) {
     auto* group = find(id);
     if (group == nullptr) continue;
-    if (!group->is_held() && !group->is_never_released() && !contains(used, group)) {
+    if (!group->unsharder().is_held() && !group->parts().is_never_released() && !contains(used, group)) {
       if (left == 0 || !group->policy().prefetch_in_backward || !make_room(used, group)) return;
-      group->unshard();
+      start_unshard(*group);
       group->holds.add(Hold::kAheadOfBackward);
       --left;
     }
@@ -336,7 +359,7 @@ void RootContext::release_ahead_of_backward(std::span<ParamGroup* const> used) {
 void RootContext::take_over_ahead_of_backward() {
   const auto held = held_;
   for (auto* group : held)
-    if (group->holds.end(HoldEvent::kBackwardBegins) && group->is_stale()) group->reshard();
+    if (group->holds.end(HoldEvent::kBackwardBegins) && group->is_stale()) let_go(*group);
 }
 
 /// What the next use would gather first thing, in the room that the finished group has left: launched now, it does
@@ -344,48 +367,21 @@ void RootContext::take_over_ahead_of_backward() {
 ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
   // Else the room is not free yet, or not for long.
   const bool is_read_again = finished.read_after_reduction >= learned_in_;
-  const bool has_left = !finished.is_held() && !is_read_again && current_.size() == 1 && current_.front() == &finished;
+  const bool has_left = !finished.unsharder().is_held() && !is_read_again && current_.size() == 1 && current_.front() == &finished;
   if (!has_left || options_.prefetch_distance == 0 || !order_->follows()) return nullptr;
   const auto ids = order_->upcoming(1);
   auto* next = ids.empty() ? nullptr : find(ids.front());
   // A list says what that one is to gather ahead, and when.
   if (next == nullptr || !next->policy().backward_prefetch.empty()) return nullptr;
   ParamGroup* first = nullptr;
-  if (!next->is_held() && !next->is_never_released()) {
+  if (!next->unsharder().is_held() && !next->parts().is_never_released()) {
     if (!next->policy().prefetch_in_backward || !make_room({}, next)) return nullptr;
-    next->unshard();
+    start_unshard(*next);
     first = next;
   }
   ParamGroup* const used[] = {next};
   auto* behind = prefetch_upcoming(used);
   return first != nullptr ? first : behind;
-}
-
-void RootContext::unshard(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  comm_ctx_.trace.look_for_listener();
-  take_over_modes();
-  if (group.is_stale()) group.reshard();
-  group.holds.add(Hold::kByUser);
-  group.unshard();
-}
-
-void RootContext::wait_for_unshard(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  comm_ctx_.trace.look_for_listener();
-  if (group.is_gathering()) group.wait_for_unshard();
-}
-
-void RootContext::end_hold(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  group.holds.end(HoldEvent::kUserLetsGo);
-}
-
-void RootContext::reshard(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  comm_ctx_.trace.look_for_listener();
-  group.holds.end(HoldEvent::kUserReshards);
-  group.reshard();
 }
 
 }  // namespace fsdp

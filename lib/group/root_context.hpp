@@ -2,7 +2,6 @@
 
 #include <c10/core/Stream.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -12,8 +11,8 @@
 
 #include "fsdp/reduce_scatter_start.hpp"
 #include "group/comm_context.hpp"
-#include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/gradient_reduction.hpp"
 #include "group/root_mutex.hpp"
 #include "group/step_follower.hpp"
 #include "schedule/exec_order.hpp"
@@ -85,8 +84,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   Options& options() { return options_; }
   const std::vector<ParamGroup*>& groups() const { return comm_ctx_.groups; }
-  /// Null where one is gone.
-  const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }
+  const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }  ///< null where one is gone
   /// True once a step has begun: then the set of groups is fixed (S9).
   bool has_started() const { return has_started_; }
 
@@ -118,13 +116,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool has_reduction_in_turn(const ParamGroup& group) const;
 
   /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
-  bool has_unreleased_groups() const {
-    return std::ranges::any_of(groups(), [](const auto* group) { return group->is_never_released(); });
-  }
+  bool has_unreleased_groups() const;
 
-  /// A group tells that it holds unsharded memory (or will, its gather under way), or no longer.
-  void note_held(ParamGroup& group);
-  void note_released(ParamGroup& group);
   const ExecOrder& forward_order() const { return forward_; }
   const ExecOrder& backward_order() const { return backward_; }
   ResidencyBudget& budget() { return budget_; }
@@ -154,7 +147,15 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void tell_of_beginning() const;
   void tell_of_end() const;
 
-  // gather and release (root_context.cpp)
+  // what is done to one group (root_context.cpp)
+  void start_unshard(ParamGroup& group);
+  void finish_unshard(ParamGroup& group);
+  void let_go(ParamGroup& group);
+  void release(ParamGroup& group);
+  void follow_writes(std::span<ParamGroup* const> used);
+  void make_readable(std::span<ParamGroup* const> used);
+
+  // when it is done (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void read_in_hook(std::span<ParamGroup* const> used, const OperatorUse& use);
   void follow_step(std::span<ParamGroup* const> used);
@@ -172,7 +173,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate);
   bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
   void prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups);
-  void release(ParamGroup& group);
   bool is_kept_on_purpose(const ParamGroup& group) const;
   bool is_used_again(const ParamGroup& group) const;
   ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }

@@ -5,8 +5,8 @@
 #include "base/require.hpp"
 #include "group/group_facts.hpp"
 #include "group/group_sanitizer.hpp"
+#include "group/reduce/unreduced_gradients.hpp"
 #include "group/root_context.hpp"
-#include "group/unreduced_gradients.hpp"
 #include "param/residency.hpp"
 
 // The boundaries of a step, and what happens to gradients at them.
@@ -90,7 +90,7 @@ void RootContext::prepare_step() {
 void RootContext::release_between_steps() {
   const auto held = held_;
   for (auto* group : held)
-    if (group->policy().reshard_after_backward && !group->holds.keep_through(HoldSpan::kBetweenSteps)) group->reshard();
+    if (group->policy().reshard_after_backward && !group->holds.keep_through(HoldSpan::kBetweenSteps)) let_go(*group);
 }
 
 void RootContext::recheck() {
@@ -99,8 +99,8 @@ void RootContext::recheck() {
     group->audit();
     group->sync_requires_grad();
     group->say_new_notes();
-    if (!group->is_held()) continue;
-    if (!group->is_never_released() && group->is_stale()) group->reshard();
+    if (!group->unsharder().is_held()) continue;
+    if (!group->parts().is_never_released() && group->is_stale()) let_go(*group);
     group->follow_versions();
   }
 }
@@ -146,7 +146,7 @@ void RootContext::begin_backward(int64_t task) {
   for (auto* group : current_) group->mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
   for (auto* group : comm_ctx_.groups)
-    if (group->is_held()) group->follow_versions();
+    if (group->unsharder().is_held()) group->follow_versions();
   watch_end_of(task);
 }
 
@@ -210,14 +210,14 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   auto reduction = pack_gradients(group);
   if (!gathers_first) gathered = prefetch_past(group);
   // Packing may have run a user's hooks, which may have read parameters.
-  if (gathered != nullptr && (!order_->follows() || !gathered->is_gathering())) gathered = nullptr;
+  if (gathered != nullptr && (!order_->follows() || !is_unsharding(gathered->unsharder().state()))) gathered = nullptr;
   launch_or_postpone(std::move(reduction), gathered);
 }
 
 void RootContext::release_finished(ParamGroup& group) {
   // Before packing, so that parameters, gradients and the packed copy are not all alive at once.
   if (group.policy().reshard_after_backward && !group.holds.keep_through(HoldSpan::kLastGradient) && !is_used_again(group))
-    group.reshard();
+    let_go(group);
 }
 
 GradientReduction RootContext::pack_gradients(ParamGroup& group) {
@@ -279,8 +279,8 @@ void RootContext::throw_faults() {
   if (phase_ != Phase::kIdle) return;
   std::vector<std::string> faults;
   for (auto* group : comm_ctx_.groups) {
-    if (group->sanitizer() == nullptr) continue;
-    for (auto& fault : group->sanitizer()->take_faults()) faults.push_back(std::move(fault));
+    if (group->parts().sanitizer == nullptr) continue;
+    for (auto& fault : group->parts().sanitizer->take_faults()) faults.push_back(std::move(fault));
   }
   require_state(faults.empty(), "the sanitizer found {} fault(s) on this rank:\n  {}", faults.size(),
                 fmt::join(faults, "\n  "));
@@ -304,15 +304,15 @@ void RootContext::close_step(bool waits_for_copies) {
   comm_ctx_.trace.end_step();
   // Of all: groups of one rank are never among those held.
   for (auto* group : comm_ctx_.groups) {
-    if (waits_for_copies) group->wait_for_copies();
+    if (waits_for_copies) group->parts().shard.wait_for_copies();
     group->holds.end(HoldEvent::kStepEnds);
     const auto& policy = group->policy();
-    if (is_evaluation && policy.stays_after_evaluation && !policy.after_forward.reshard && group->is_unsharded())
+    if (is_evaluation && policy.stays_after_evaluation && !policy.after_forward.reshard && is_unsharded(group->unsharder().state()))
       group->holds.add(Hold::kAfterEvaluation);
     group->mark_not_ready();
   }
   release_between_steps();
-  for (auto* group : comm_ctx_.groups) group->drop_post_forward_shard();
+  for (auto* group : comm_ctx_.groups) group->unsharder().drop_post_forward_piece();
   for (auto* group : current_) group->mark_not_ready();
   current_.clear();
   last_used_ = nullptr;
@@ -331,27 +331,11 @@ void RootContext::release_everything() {
     group->tally.reset();
     group->read_after_reduction = 0;
     group->holds.end(HoldEvent::kStepEnds);
-    group->drop_post_forward_shard();
-    group->reshard();
-    group->wait_for_copies();
+    let_go(*group);
+    group->parts().shard.wait_for_copies();
   }
   current_.clear();
   last_used_ = nullptr;
-  tell_of_end();
-}
-
-void RootContext::reset_iter_state() {
-  std::lock_guard lock(mutex_);
-  require_state(tasks_.empty(), "reset_iter_state inside a backward; call it after the exception "
-                                "has left backward()");
-  release_everything();
-  for (auto* group : comm_ctx_.groups) {
-    drop_unreduced_gradients(*group);
-    for (auto& param : group->params())
-      if (const auto registered = param.registered(); registered.defined())
-        registered.mutable_grad().reset();
-    if (auto* classes = group->classes()) classes->drop_gradients();
-  }
   tell_of_end();
 }
 
@@ -359,21 +343,6 @@ void RootContext::enter_scope() {
   std::lock_guard lock(mutex_);
   if (scope_depth_ == 0 && phase_ == Phase::kIdle) begin_forward();
   ++scope_depth_;  // only now: it may have thrown
-}
-
-void RootContext::hold_steps(std::string_view caller) {
-  std::lock_guard lock(mutex_);
-  require_state(is_quiescent(),
-                "{}: not inside a forward, a backward or a scope of the module, nor before the last of several "
-                "backwards (set_is_last_backward) or its finalization. Run the backward of the last forward first, or "
-                "reset_iter_state(); a forward without backward belongs under torch::NoGradGuard or fsdp::forward_scope",
-                caller);
-  ++steps_held_;
-}
-
-void RootContext::resume_steps() noexcept {
-  std::lock_guard lock(mutex_);
-  --steps_held_;
 }
 
 void RootContext::leave_scope() noexcept {

@@ -226,7 +226,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
     if (options.reshard_after_forward.is_integer())
       owned.integer_plan = state->plan_reshard(options.reshard_after_forward, owned.mesh_info);
   if (options.sync_from_rank0) send_states(states, groups, state->mesh_info);
-  for (const auto& prepared_group : groups) prepared_group.group->gather_taken();
+  for (const auto& prepared_group : groups) prepared_group.group->gather_tied();
   // Those of the first rank are everybody's, and those of a copy follow.
   if (!options.sync_from_rank0 && like == nullptr)
     for (const auto& prepared_group : groups) prepared_group.group->note_first_values();

@@ -35,7 +35,7 @@ GroupParam group_param(const ManagedParam& param, const ParamPlace& place, const
                     .param_dtype = at::kFloat,
                     .dim = place.dim,
                     .spread = place.spread,
-                    .held = param.held};
+                    .tied = param.tied};
   set_dtypes(result, param, options.mp_policy);
   if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, result.handle);
   require(result.block_numel >= 1, "{}: flat_block_numel gave {}; expected 1 element or more", result.name,
@@ -68,7 +68,7 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
                      .sanitizer = options.sanitizer ? options.sanitizer : sanitizer_of_environment()};
   if (config.sanitizer && !config.sanitizer->is_enabled) config.sanitizer.reset();
   if (options.offload_policy && (!info.mesh.device().is_cpu() || environment::copies_on_cpu()))
-    config.home = Home{.is_pinned = options.offload_policy->pin_memory && !info.mesh.device().is_cpu()};
+    config.host_memory = HostMemory{.is_pinned = options.offload_policy->pin_memory && !info.mesh.device().is_cpu()};
   if (cut_like != nullptr) config.cut_like = cut_like->layout();
   return std::make_shared<ParamGroup>(GroupIdentity{.name = name + prepared.suffix, .mesh_info = info}, std::move(config),
                                       params);

@@ -4,7 +4,7 @@
 
 #include "base/require.hpp"
 #include "group/find_param.hpp"
-#include "group/gradient_hook.hpp"
+#include "group/reduce/gradient_hook.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "param/managed_storage.hpp"

@@ -15,7 +15,7 @@ struct ManagedParam {
   std::string name;  ///< relative to its unit, its first name in depth-first order
   size_t unit;       ///< which of the modules that share the group
   std::vector<Registration> registrations;
-  std::optional<HeldElsewhere> held = {};  ///< by a sharded module below, which is to give it up (S6)
+  std::optional<TiedSource> tied = {};  ///< by a sharded module below, which is to give it up (S6)
 };
 
 /// The states of the managed modules, each tensor once, without what is ignored (S2).

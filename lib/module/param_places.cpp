@@ -37,12 +37,12 @@ class Placer {
       : own_(state.mesh_info), options_(options), replicated_(replicated) {}
 
   ParamPlace place(const ManagedParam& param) {
-    if (param.held) {
+    if (param.tied) {
       require(!replicated_.contains(param.handle.unsafeGetTensorImpl()),
               "{}: is to be replicated, but '{}' holds it sharded already; name it in replicated_params of that call, "
               "which comes first",
-              param.name, param.held->group->name());
-      return place_of(*param.held);
+              param.name, param.tied->group->name());
+      return place_of(*param.tied);
     }
     ParamPlace result{.mesh_info = own_};
     std::optional<ShardPlacementResult> asked;
@@ -58,11 +58,11 @@ class Placer {
 
  private:
   /// It stays where it is, and what an optimizer knows of it stays right.
-  static ParamPlace place_of(const HeldElsewhere& held) {
+  static ParamPlace place_of(const TiedSource& held) {
     const auto& layout = held.group->params()[held.index].layout();
-    return {.mesh_info = held.group->identity.mesh_info,
+    return {.mesh_info = held.group->identity().mesh_info,
             .dim = layout.is_flat() ? 0 : layout.dim(),
-            .spread = held.group->spread(held.index)};
+            .spread = held.group->spec(held.index).spread};
   }
 
   static int64_t checked_dim(Shard shard, const ManagedParam& param) {
@@ -175,7 +175,7 @@ std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleSta
         if (places.size() > before || owned.params[i].name != param.name || owned.params[i].unit != param.unit)
           continue;
         const auto& layout = group->params()[i].layout();
-        places.push_back({owned.mesh_info, layout.is_flat() ? 0 : layout.dim(), group->spread(i)});
+        places.push_back({owned.mesh_info, layout.is_flat() ? 0 : layout.dim(), group->spec(i).spread});
       }
     }
     // Tied, and a module around this one has it: that one's copy will take it over again.

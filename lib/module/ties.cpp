@@ -107,7 +107,7 @@ void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const 
                   "its local shards (fsdp::local_shards); call that after the last fully_shard",
                   found.param().name(), found.group->name());
     const auto& first = places.of(i).front();
-    ManagedParam param{handle, first.name, first.unit, {}, HeldElsewhere{found.group, found.index}};
+    ManagedParam param{handle, first.name, first.unit, {}, TiedSource{found.group, found.index}};
     for (const auto& place : places.of(i)) param.registrations.push_back(place.entry);
     states.params.push_back(std::move(param));
     std::erase_if(states.shared, [&](const SharedEntry& entry) { return entry.handle().is_same(handle); });

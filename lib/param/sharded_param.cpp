@@ -51,7 +51,7 @@ bool ShardedParam::was_changed() const {
   const auto impl = registered_.lock();
   if (!impl.defined()) return false;
   return static_cast<int64_t>(impl->version_counter().current_version()) != seen_version_ ||
-         impl->unsafe_storage().unsafeGetStorageImpl() != home_;
+         impl->unsafe_storage().unsafeGetStorageImpl() != expected_storage_;
 }
 
 void ShardedParam::bump_version() {
@@ -133,7 +133,7 @@ void ShardedParam::make_registered(OwnerLink owner, size_t index, const at::Tens
   }
   if (registered.requires_grad() != requires_grad_) registered.set_requires_grad(requires_grad_);
   add_residency_key(registered);
-  home_ = registered.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  expected_storage_ = registered.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
 void ShardedParam::check_handle() const {
@@ -148,10 +148,10 @@ void ShardedParam::check_handle() const {
                 name_);
 }
 
-void ShardedParam::bring_home(const at::Tensor& piece) {
+void ShardedParam::reset_sharded_param(const at::Tensor& piece) {
   const auto registered = this->registered();
   if (!registered.defined()) return;
-  if (registered.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == home_) return;
+  if (registered.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == expected_storage_) return;
   BelowResidency below;
   auto values = registered.detach();
   const bool is_whole = values.sizes() == c10::IntArrayRef(sizes());

@@ -49,7 +49,7 @@ class ShardedParam {
   /// `other` changes, nor does the tensor before `make_registered`.
   void take_identity(const ShardedParam& other);
   /// Between these two.
-  bool is_taken() const { return registered_impl_ != nullptr && home_ == nullptr; }
+  bool is_taken() const { return registered_impl_ != nullptr && expected_storage_ == nullptr; }
   /// Another group has taken it over: nothing is left here but the place.
   void vacate();
   bool is_vacant() const { return is_vacant_; }
@@ -106,7 +106,7 @@ class ShardedParam {
   void check_handle() const;
   /// A registered parameter whose storage or sizes were replaced (torch::load, set_data): its values go back
   /// to `piece`. Accepts this rank's rows or the whole parameter; throws StateError otherwise.
-  void bring_home(const at::Tensor& piece);
+  void reset_sharded_param(const at::Tensor& piece);
 
   /// Both identities go on as the same tensors, with other dtypes, on `piece`'s and `handle_device`
   /// (param_conversion.cpp).
@@ -152,7 +152,7 @@ class ShardedParam {
   bool requires_grad_ = false;
   GradDtype grad_dtype_, handle_grad_dtype_;  // the user's; what the handle has, by us or by the user
   bool is_vacant_ = false;
-  const c10::StorageImpl* home_ = nullptr;  // the storage the registered parameter should have
+  const c10::StorageImpl* expected_storage_ = nullptr;  // the storage the registered parameter should have
   size_t index_ = 0;
   OwnerLink owner_;
 };

@@ -1,6 +1,6 @@
 #include <catch2/catch.hpp>
 
-#include "group/gather_slots.hpp"
+#include "group/gather/gather_slots.hpp"
 
 namespace fsdp::test {
 

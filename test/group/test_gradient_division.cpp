@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "group/gradient_division.hpp"
+#include "group/reduce/gradient_division.hpp"
 #include "tensor/draw.hpp"
 
 // What gradients are divided by (T7). processes/test_fsdp2_mixed_precision.py compares with FSDP2's rule.

@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "group/gradient_tally.hpp"
+#include "group/reduce/gradient_tally.hpp"
 
 namespace fsdp::test {
 

@@ -9,7 +9,7 @@
 
 #include "rows.hpp"
 
-#include "group/gradient_division.hpp"
+#include "group/reduce/gradient_division.hpp"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "collectives/reduce_scatter.hpp"
-#include "group/gradient_division.hpp"
-#include "group/reduction_slots.hpp"
+#include "group/reduce/gradient_division.hpp"
+#include "group/reduce/reduction_slots.hpp"
 #include "trace/collective_trace.hpp"
 
 namespace fsdp {

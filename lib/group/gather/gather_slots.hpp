@@ -46,12 +46,10 @@ SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring);
 /// Not thread-safe: the root's lock guards it.
 class GatherSlots {
  public:
-  /// The group's slot is there, and empty on this rank; a collective call where it has to be made. False: there is
-  /// none.
+  /// The group's slot for the gather that is to start now, empty on this rank; a collective call where it has to be made.
+  /// Null: there is none.
   /// prefetch_distance: groups that are gathered ahead.
-  bool prepare(ParamGroup& group, int prefetch_distance);
-  /// The whole slot of a group that `prepare` was true for: 1-D bytes, as CommSlot::take.
-  at::Tensor take(ParamGroup& group);
+  CommSlot* prepare(ParamGroup& group, int prefetch_distance);
   /// The group is gone, or is gathered elsewhere from now on and released: its ring goes with the last one.
   void remove(const ParamGroup& group);
   /// Of all slots that are there.

@@ -1,11 +1,11 @@
-#include "group/gradient_hook.hpp"
+#include "group/reduce/gradient_hook.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "group/dense_gradient.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/dense_gradient.hpp"
 #include "group/root_context.hpp"
 #include "param/residency.hpp"
 

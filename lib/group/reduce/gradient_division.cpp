@@ -1,4 +1,4 @@
-#include "group/gradient_division.hpp"
+#include "group/reduce/gradient_division.hpp"
 
 #include <ATen/ATen.h>
 

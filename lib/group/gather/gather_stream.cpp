@@ -1,4 +1,4 @@
-#include "group/gather_stream.hpp"
+#include "group/gather/gather_stream.hpp"
 
 #include <utility>
 

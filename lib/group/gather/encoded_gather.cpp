@@ -1,4 +1,4 @@
-#include "group/wire_gather.hpp"
+#include "group/gather/encoded_gather.hpp"
 
 #include <ATen/ATen.h>
 
@@ -18,7 +18,7 @@ void place_rows(const ShardLayout& layout, int rank, const at::Tensor& piece, co
 }
 
 /// The whole parameter inside the unsharded buffer.
-at::Tensor whole_parameter(const WireGather::Group& group, size_t param, const at::Tensor& unsharded) {
+at::Tensor whole_parameter(const GroupParts& group, size_t param, const at::Tensor& unsharded) {
   const auto& shown = group.params[param];
   const auto bytes = unsharded.narrow(0, group.layout.unsharded_offset(param), shown.unsharded_bytes());
   const auto values = bytes.view(shown.param_dtype());
@@ -27,49 +27,45 @@ at::Tensor whole_parameter(const WireGather::Group& group, size_t param, const a
 
 }  // namespace
 
-WireGather::WireGather(const GroupLayout& layout, Extensions extensions, std::vector<at::ScalarType> dtypes,
-                       int world_size)
+EncodedGather::EncodedGather(const GroupLayout& layout, Extensions extensions, std::vector<at::ScalarType> dtypes,
+                             int world_size)
     : extensions_(std::move(extensions)), dtypes_(std::move(dtypes)), encoded_bytes_(dtypes_.size()) {
   std::vector<Piece> pieces;
   for (size_t unit = 0; unit < layout.gathered().count(); ++unit)
     pieces.push_back({.bytes = layout.gathered().piece_bytes(unit)});
   for (size_t i = 0; i < dtypes_.size(); ++i) {
-    const auto& shard = layout.shard(i);
-    const bool is_interleaved = !shard.is_flat() && shard.outer() > 1;
-    if (extensions_[i]) {
-      const auto numel = layout.piece_numel(layout.unit_of(i));
-      encoded_bytes_[i] = numel > 0 ? extensions_[i]->encoded_bytes(numel, dtypes_[i]) : 0;
-      require(encoded_bytes_[i] >= 0, "all-gather extension '{}': encoded_bytes({}, {}) gave {}; expected 0 or more",
-              extensions_[i]->name(), numel, c10::toString(dtypes_[i]), encoded_bytes_[i]);
-      // Every rank's bytes begin aligned.
-      pieces[layout.unit_of(i)].bytes = aligned(encoded_bytes_[i]);
-      if (is_interleaved) scratch_bytes_ += layout.gathered().tensor_bytes(layout.unit_of(i));
-    }
+    if (!extensions_[i]) continue;
+    const auto numel = layout.piece_numel(layout.unit_of(i));
+    encoded_bytes_[i] = numel > 0 ? extensions_[i]->encoded_bytes(numel, dtypes_[i]) : 0;
+    require(encoded_bytes_[i] >= 0, "all-gather extension '{}': encoded_bytes({}, {}) gave {}; expected 0 or more",
+            extensions_[i]->name(), numel, c10::toString(dtypes_[i]), encoded_bytes_[i]);
+    // Every rank's bytes begin aligned.
+    pieces[layout.unit_of(i)].bytes = aligned(encoded_bytes_[i]);
   }
-  wire_ = PieceLayout(std::move(pieces), world_size);
+  layout_ = PieceLayout(std::move(pieces), world_size);
 }
 
-void WireGather::encode(size_t param, const at::Tensor& piece, const at::Tensor& encoded) const {
+void EncodedGather::encode(size_t param, const at::Tensor& piece, const at::Tensor& encoded) const {
   extensions_[param]->pre_all_gather(piece.view(dtypes_[param]), encoded.narrow(0, 0, encoded_bytes_[param]));
   const int64_t gap = encoded.numel() - encoded_bytes_[param];
   if (gap > 0) encoded.narrow(0, encoded_bytes_[param], gap).zero_();  // it travels, so it is defined
 }
 
-void WireGather::write(const Group& group, std::span<const at::Tensor> pieces, const at::Tensor& part) const {
+void EncodedGather::write(const GroupParts& group, std::span<const at::Tensor> pieces, const at::Tensor& part) const {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const size_t unit = group.layout.unit_of(i);
     if (pieces[i].numel() == 0) continue;
     if (extensions_[i]) {
-      encode(i, pieces[i], part.narrow(0, wire_.offset(unit), wire_.piece_bytes(unit)));
+      encode(i, pieces[i], part.narrow(0, layout_.offset(unit), layout_.piece_bytes(unit)));
       continue;
     }
     const int64_t begin = group.layout.gathered_offset(i) - group.layout.gathered().offset(unit);
     group.params[i].cast_piece(pieces[i],
-                               part.narrow(0, wire_.offset(unit) + begin, group.layout.gathered_bytes(i)));
+                               part.narrow(0, layout_.offset(unit) + begin, group.layout.gathered_bytes(i)));
   }
 }
 
-at::Tensor WireGather::read(const Group& group, const AllGather& gather) const {
+at::Tensor EncodedGather::read(const GroupParts& group, const AllGather& gather) const {
   const auto& gathered = group.layout.gathered();
   auto unsharded =
       gather.unsharded.defined() ? gather.unsharded : make_buffer(gathered.total_bytes(), gather.tail.options());
@@ -86,20 +82,20 @@ at::Tensor WireGather::read(const Group& group, const AllGather& gather) const {
     } else {
       const auto rows = gathered_pieces(gather, unit).view(group.params[i].param_dtype());
       const auto whole = whole_parameter(group, i, unsharded);
-      for (int rank = 0; rank < wire_.world_size(); ++rank) place_rows(shard, rank, rows[rank], whole);
+      for (int rank = 0; rank < layout_.world_size(); ++rank) place_rows(shard, rank, rows[rank], whole);
     }
   }
   return unsharded;
 }
 
-void WireGather::read_encoded(const Group& group, size_t param, const AllGather& gather,
+void EncodedGather::read_encoded(const GroupParts& group, size_t param, const AllGather& gather,
                               const at::Tensor& unsharded) const {
   const size_t unit = group.layout.unit_of(param);
   const auto& shard = group.layout.shard(param);
   const auto& gathered = group.layout.gathered();
   const auto encoded = gathered_pieces(gather, unit).narrow(1, 0, encoded_bytes_[param]);
   const auto dtype = group.params[param].param_dtype();
-  const int ranks = wire_.world_size();
+  const int ranks = layout_.world_size();
   if (shard.outer() == 1) {
     const auto values =
         unsharded.narrow(0, gathered.tensor_offset(unit), gathered.tensor_bytes(unit)).view(dtype).view({ranks, -1});
@@ -112,7 +108,7 @@ void WireGather::read_encoded(const Group& group, size_t param, const AllGather&
   for (int rank = 0; rank < ranks; ++rank) place_rows(shard, rank, values[rank], whole);
 }
 
-at::Tensor WireGather::shown(const Group& group, size_t param, const at::Tensor& piece) const {
+at::Tensor EncodedGather::shown(const GroupParts& group, size_t param, const at::Tensor& piece) const {
   if (!extensions_[param]) return {};
   const auto& shown = group.params[param];
   const int64_t numel = group.layout.piece_numel(group.layout.unit_of(param));

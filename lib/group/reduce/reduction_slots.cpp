@@ -1,11 +1,11 @@
-#include "group/reduction_slots.hpp"
+#include "group/reduce/reduction_slots.hpp"
 
 #include <algorithm>
 
 #include "base/log.hpp"
 #include "group/comm_context.hpp"
-#include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/gradient_reduction.hpp"
 
 namespace fsdp {
 namespace {
@@ -40,7 +40,7 @@ std::unique_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& gro
 }
 
 void ReductionSlots::grow(Ring& ring, const ParamGroup& group, int64_t bytes) {
-  const auto& groups = group.comm_ctx->groups;
+  const auto& groups = group.comm_ctx()->groups;
   size_t length = ring.slots.size();
   int64_t most_bytes = std::max(bytes, ring.slot_bytes);
   for (auto* other : groups) {
@@ -55,7 +55,7 @@ void ReductionSlots::grow(Ring& ring, const ParamGroup& group, int64_t bytes) {
   drop_unused(groups, nullptr);
 }
 
-void ReductionSlots::remove(const ParamGroup& group) { drop_unused(group.comm_ctx->groups, &group); }
+void ReductionSlots::remove(const ParamGroup& group) { drop_unused(group.comm_ctx()->groups, &group); }
 
 void ReductionSlots::drop_unused(std::span<ParamGroup* const> groups, const ParamGroup* but) {
   std::erase_if(rings_, [&](const auto& entry) {

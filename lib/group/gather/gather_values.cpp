@@ -1,4 +1,4 @@
-#include "group/gather_values.hpp"
+#include "group/gather/gather_values.hpp"
 
 #include <ATen/ATen.h>
 
@@ -75,7 +75,7 @@ at::Tensor in_memory(const at::Tensor& flat, const ShardedParam& param) {
 
 at::Tensor gather_values(const FoundParam& found, const at::Tensor& local) {
   BelowResidency below;
-  const auto& info = found.group->identity.mesh_info;
+  const auto& info = found.group->identity().mesh_info;
   const auto& param = found.param();
   const auto options = at::TensorOptions().dtype(local.scalar_type()).device(info.mesh.device());
   const int ranks = info.shard_size();

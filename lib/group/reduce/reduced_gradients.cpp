@@ -1,4 +1,4 @@
-#include "group/reduced_gradients.hpp"
+#include "group/reduce/reduced_gradients.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -8,8 +8,8 @@
 
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
-#include "group/gradient_reduction.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/gradient_reduction.hpp"
 #include "group/root_context.hpp"
 #include "param/handle_keeper.hpp"
 #include "param/residency.hpp"
@@ -61,6 +61,23 @@ class UserHook {
   std::optional<at::NoGradGuard> no_grad_;
 };
 
+/// A gradient on the device, where the user is to find it. target: write it there; undefined: in memory of its own where
+/// gradients live on the host, and as it is elsewhere.
+at::Tensor offload_grad(GroupParts& parts, const at::Tensor& gradient, bool may_overlap, const at::Tensor& target) {
+  const auto& host_memory = parts.config.host_memory;
+  if (!host_memory && !target.defined()) return gradient;
+  const Range range(parts.comm_ctx->trace, "FSDP::gradient_copy", parts.identity);
+  auto& statistics = parts.comm_ctx->meter.total();
+  auto there = target;
+  if (!there.defined()) {
+    there = at::empty_strided(gradient.sizes(), gradient.strides(), host_memory->options(gradient.scalar_type()));
+    statistics.buffer_bytes += static_cast<int64_t>(there.nbytes());
+  }
+  if (host_memory) statistics.offloaded_bytes += static_cast<int64_t>(gradient.nbytes());
+  parts.shard.copy(gradient, there, may_overlap);
+  return there;
+}
+
 /// When all gradients of the group are there, in the order of its parameters; of those that have got one.
 void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indices,
                                std::optional<BelowResidency>& below) {
@@ -91,7 +108,7 @@ void GradientReduction::settle() {
   if (is_partial_) return;
   Settling settling;
   if (auto* classes = group_->classes()) {
-    group_->wait_for_copies();
+    group_->parts().shard.wait_for_copies();
     classes->take_changes(*group_);
   }
   const double factor_alone = division(at::kFloat).after;
@@ -102,7 +119,7 @@ void GradientReduction::settle() {
   }
   for (auto& part : parts_) {
     if (part.all_reduce)
-      group_->comm_ctx->trace.wait(Operation::kAllReduce, group_->identity, part.all_reduce);
+      group_->comm_ctx()->trace.wait(Operation::kAllReduce, group_->identity(), part.all_reduce);
     // A division, not a multiplication by the inverse, which would round thirds twice.
     if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
       group_->divisor.divide(part.reduce_scatter.output, factor);
@@ -115,7 +132,7 @@ void GradientReduction::settle() {
 at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
   const size_t index = part.indices[i];
   const auto& layout = group_->params()[index].layout();
-  const int rank = group_->identity.mesh_info.shard_rank();
+  const int rank = group_->identity().mesh_info.shard_rank();
   const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
   return raw_view(part.reduce_scatter.output, layout.local_sizes(rank), layout.local_strides(rank),
                   begin + group_->layout().local_start(index));
@@ -145,7 +162,7 @@ void GradientReduction::assign(size_t index, at::Tensor gradient, Settling& sett
   const auto& param = group_->params()[index];
   const auto registered = param.registered();
   if (!registered.defined()) return;  // nobody is left to use it
-  if (const auto kept = group_->gradient_dtype(index); kept && gradient.scalar_type() != *kept)
+  if (const auto kept = group_->gradient_dtypes().kept_dtype(index); kept && gradient.scalar_type() != *kept)
     gradient = gradient.to(*kept);
   auto& present = registered.mutable_grad();
   auto* classes = group_->classes();
@@ -153,9 +170,9 @@ void GradientReduction::assign(size_t index, at::Tensor gradient, Settling& sett
   const bool has_hooks = has_user_hooks(registered);
   const bool is_first = !present.defined() && !has_hooks;
   // What the host is to read now cannot be on its way.
-  if (!is_first) group_->wait_for_copies();
-  gradient = group_->bring_home(gradient, is_first ? HomeCopies::Pace::kOverlapped : HomeCopies::Pace::kBlocking,
-                                is_first && classes ? classes->place(*group_, index) : at::Tensor());
+  if (!is_first) group_->parts().shard.wait_for_copies();
+  gradient = offload_grad(group_->parts(), gradient, /*may_overlap=*/is_first,
+                          is_first && classes ? classes->place(*group_, index) : at::Tensor());
   if (has_hooks) {
     if (has_post_accumulate_hook(registered)) settling.hooked.push_back(index);
     const UserHook hook(*group_->context, settling.below);

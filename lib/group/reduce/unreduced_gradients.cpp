@@ -1,9 +1,9 @@
-#include "group/unreduced_gradients.hpp"
+#include "group/reduce/unreduced_gradients.hpp"
 
 #include <ATen/ATen.h>
 
-#include "group/dense_gradient.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/dense_gradient.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -40,7 +40,7 @@ void accumulate_in_reduce_dtype(ParamGroup& group) {
   BelowResidency below;
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto& param = group.params()[i];
-    const auto dtype = group.reduce_dtype(i);
+    const auto dtype = group.gradient_dtypes().reduce_dtype(i);
     const auto handle = param.handle();
     if (dtype == param.param_dtype() || !handle.defined() || !handle.grad().defined()) continue;
     group.tally.accumulated(i) = take_gradient(group, i).to(dtype);

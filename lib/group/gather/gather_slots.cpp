@@ -1,4 +1,4 @@
-#include "group/gather_slots.hpp"
+#include "group/gather/gather_slots.hpp"
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ namespace {
 
 bool stays(const ParamGroup& group) {
   const auto& policy = group.policy();
-  return !policy.after_forward.reshard || !policy.reshard_after_backward || group.keeps_unsharded_storage();
+  return !policy.after_forward.reshard || !policy.reshard_after_backward || group.unsharder().memory().keeps();
 }
 
 /// Groups of one module enclose each other; they come and go together.
@@ -19,12 +19,12 @@ bool is_around(const ParamGroup& group, const ParamGroup& other) {
 }
 
 SlotNeed need_of(const ParamGroup& group) {
-  const auto& groups = group.comm_ctx->groups;
+  const auto& groups = group.comm_ctx()->groups;
   const bool encloses_any = std::any_of(groups.begin(), groups.end(), [&](const ParamGroup* other) {
     return is_around(group, *other) && other->uses_slots() &&
-           other->identity.mesh_info.shard_group == group.identity.mesh_info.shard_group;
+           other->identity().mesh_info.shard_group == group.identity().mesh_info.shard_group;
   });
-  return {.bytes = group.slot_bytes(), .is_own = encloses_any || stays(group)};
+  return {.bytes = group.parts().slot_bytes(), .is_own = encloses_any || stays(group)};
 }
 
 /// With what it wanted before: options and modes that alternate, as when gradients are accumulated, would make all slots
@@ -34,7 +34,7 @@ SlotNeed grown(const SlotNeed& need, const SlotNeed& before) {
 }
 
 void move_out(ParamGroup* group, const CommSlot& slot) {
-  if (group != nullptr && slot.is_taken()) group->leave_slot();
+  if (group != nullptr && slot.is_taken()) group->unsharder().leave_slot();
 }
 
 }  // namespace
@@ -63,8 +63,8 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
   ring.length = length;
   std::vector<const ParamGroup*> members;
   std::vector<SlotNeed> needs;
-  for (const auto* other : group.comm_ctx->groups) {
-    if (!other->uses_slots() || other->identity.mesh_info.shard_group != ring.comm) continue;
+  for (const auto* other : group.comm_ctx()->groups) {
+    if (!other->uses_slots() || other->identity().mesh_info.shard_group != ring.comm) continue;
     members.push_back(other);
     const auto known = before.find(other);
     needs.push_back(known == before.end() ? need_of(*other) : grown(need_of(*other), known->second.first));
@@ -74,8 +74,8 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
   for (size_t i = 0; i < members.size(); ++i) ring.places[members[i]] = {needs[i], planned.slots[i]};
 }
 
-bool GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
-  const auto& comm = group.identity.mesh_info.shard_group;
+CommSlot* GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
+  const auto& comm = group.identity().mesh_info.shard_group;
   auto& ring = rings_[comm.get()];
   ring.comm = comm;
   const auto length = static_cast<size_t>(1 + prefetch_distance);
@@ -84,19 +84,14 @@ bool GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
   if (!fits || ring.length != length) plan(ring, group, length);
   auto& slot = *find(group);
   if (!std::exchange(slot.was_made, true)) slot.memory = make_slot(*comm, SlotUse::kGathers, slot.bytes);
-  if (!slot.memory) return false;
+  if (!slot.memory) return nullptr;
   move_out(slot.last, *slot.memory);
-  return true;
-}
-
-at::Tensor GatherSlots::take(ParamGroup& group) {
-  auto& slot = *find(group);
   slot.last = &group;
-  return slot.memory->take(group.slot_bytes());
+  return slot.memory.get();
 }
 
 GatherSlots::Slot* GatherSlots::find(const ParamGroup& group) {
-  auto& ring = rings_.at(group.identity.mesh_info.shard_group.get());
+  auto& ring = rings_.at(group.identity().mesh_info.shard_group.get());
   return &ring.slots[ring.places.at(&group).second];
 }
 

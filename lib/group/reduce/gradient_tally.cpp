@@ -1,4 +1,4 @@
-#include "group/gradient_tally.hpp"
+#include "group/reduce/gradient_tally.hpp"
 
 namespace fsdp {
 

@@ -1,4 +1,4 @@
-#include "group/dense_gradient.hpp"
+#include "group/reduce/dense_gradient.hpp"
 
 #include <ATen/ATen.h>
 

@@ -8,16 +8,16 @@
 namespace fsdp {
 
 /// Host memory in which a group's shards and gradients live, apart from where it computes (T9).
-struct Home {
+struct HostMemory {
   bool is_pinned = false;  ///< all of it: what `options` makes is
   at::TensorOptions options(at::ScalarType dtype) const {
     return at::TensorOptions().dtype(dtype).device(at::kCPU).pinned_memory(is_pinned);
   }
 };
 
-/// Copies between a group's home and its device, some of them still under way. Not thread-safe: the
+/// Copies between a group's host memory and its device, some of them still under way. Not thread-safe: the
 /// root's lock guards it.
-class HomeCopies {
+class HostCopies {
  public:
   /// kOverlapped: the host does not wait; `wait` does. For pinned memory alone: nobody asks the driver whether it is.
   enum class Pace { kBlocking, kOverlapped };

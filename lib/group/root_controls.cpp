@@ -1,11 +1,69 @@
 #include <algorithm>
 
 #include "base/require.hpp"
+#include "group/reduce/unreduced_gradients.hpp"
 #include "group/root_context.hpp"
-#include "group/unreduced_gradients.hpp"
 
-// Backwards that end when the caller says so: set_manual_backward_finalization.
+// What users ask of a root: gathers and releases by hand, no steps for a while, an end to a step that has failed, and
+// backwards that end when the caller says so (set_manual_backward_finalization).
 namespace fsdp {
+
+void RootContext::unshard(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  comm_ctx_.trace.look_for_listener();
+  take_over_modes();
+  if (group.is_stale()) let_go(group);
+  group.holds.add(Hold::kByUser);
+  start_unshard(group);
+}
+
+void RootContext::wait_for_unshard(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  comm_ctx_.trace.look_for_listener();
+  if (is_unsharding(group.unsharder().state())) finish_unshard(group);
+}
+
+void RootContext::end_hold(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  group.holds.end(HoldEvent::kUserLetsGo);
+}
+
+void RootContext::reshard(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  comm_ctx_.trace.look_for_listener();
+  group.holds.end(HoldEvent::kUserReshards);
+  let_go(group);
+}
+
+void RootContext::hold_steps(std::string_view caller) {
+  std::lock_guard lock(mutex_);
+  require_state(is_quiescent(),
+                "{}: not inside a forward, a backward or a scope of the module, nor before the last of several "
+                "backwards (set_is_last_backward) or its finalization. Run the backward of the last forward first, or "
+                "reset_iter_state(); a forward without backward belongs under torch::NoGradGuard or fsdp::forward_scope",
+                caller);
+  ++steps_held_;
+}
+
+void RootContext::resume_steps() noexcept {
+  std::lock_guard lock(mutex_);
+  --steps_held_;
+}
+
+void RootContext::reset_iter_state() {
+  std::lock_guard lock(mutex_);
+  require_state(tasks_.empty(), "reset_iter_state inside a backward; call it after the exception "
+                                "has left backward()");
+  release_everything();
+  for (auto* group : comm_ctx_.groups) {
+    drop_unreduced_gradients(*group);
+    for (auto& param : group->params())
+      if (const auto registered = param.registered(); registered.defined())
+        registered.mutable_grad().reset();
+    if (auto* classes = group->classes()) classes->drop_gradients();
+  }
+  tell_of_end();
+}
 
 void RootContext::set_manual_finalization(bool value) {
   std::lock_guard lock(mutex_);
@@ -60,7 +118,7 @@ void RootContext::wait_for_gradients(int64_t ticket) {
                 "run the step again");
   comm_ctx_.trace.look_for_listener();
   finish_reductions();
-  for (auto* group : comm_ctx_.groups) group->wait_for_copies();
+  for (auto* group : comm_ctx_.groups) group->parts().shard.wait_for_copies();
   comm_ctx_.meter.end_step();  // what the reductions launched and copied is the step's
   finalization_.is_awaited = false;
   tell_of_end();

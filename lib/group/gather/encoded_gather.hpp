@@ -8,8 +8,7 @@
 
 #include "collectives/all_gather.hpp"
 #include "fsdp/all_gather_extension.hpp"
-#include "group/group_layout.hpp"
-#include "param/sharded_param.hpp"
+#include "group/group_parts.hpp"
 
 namespace fsdp {
 
@@ -20,41 +19,31 @@ using Extensions = std::vector<std::shared_ptr<AllGatherExtension>>;
 /// collective: one packed buffer, in which each unit of the group's layout is one piece, encoded by the
 /// parameter's extension where it has one.
 ///
-/// Knows where the bytes lie; the group's layout and parameters are handed to it, as they were when it
-/// was made.
-class WireGather {
+/// Knows where the bytes lie; the group is handed to it, laid out as it was when this was made.
+class EncodedGather {
  public:
-  struct Group {
-    const GroupLayout& layout;
-    std::span<const ShardedParam> params;
-  };
-
   /// dtypes: that the parameters are kept in. An encoded parameter is a unit of its own.
-  WireGather(const GroupLayout& layout, Extensions extensions, std::vector<at::ScalarType> dtypes,
-             int world_size);
+  EncodedGather(const GroupLayout& layout, Extensions extensions, std::vector<at::ScalarType> dtypes, int world_size);
 
-  const PieceLayout& layout() const { return wire_; }
-  /// What `read` allocates beside the unsharded buffer, in bytes.
-  int64_t scratch_bytes() const { return scratch_bytes_; }
+  const PieceLayout& layout() const { return layout_; }
 
   /// pieces: what this rank holds of each parameter, in bytes, as stored. part: layout().rank_bytes() long.
-  void write(const Group& group, std::span<const at::Tensor> pieces, const at::Tensor& part) const;
+  void write(const GroupParts& group, std::span<const at::Tensor> pieces, const at::Tensor& part) const;
   /// The unsharded buffer of a packed gather that has been waited for; into gather.unsharded if there is one.
-  at::Tensor read(const Group& group, const AllGather& gather) const;
+  at::Tensor read(const GroupParts& group, const AllGather& gather) const;
 
   /// What this rank's piece of an encoded parameter shows on all ranks, 1-D with padding; undefined where
   /// the parameter travels as its values.
-  at::Tensor shown(const Group& group, size_t param, const at::Tensor& piece) const;
+  at::Tensor shown(const GroupParts& group, size_t param, const at::Tensor& piece) const;
 
  private:
   void encode(size_t param, const at::Tensor& piece, const at::Tensor& encoded) const;
-  void read_encoded(const Group& group, size_t param, const AllGather& gather, const at::Tensor& unsharded) const;
+  void read_encoded(const GroupParts& group, size_t param, const AllGather& gather, const at::Tensor& unsharded) const;
 
   Extensions extensions_;
   std::vector<at::ScalarType> dtypes_;
   std::vector<int64_t> encoded_bytes_;  // by parameter, without padding; 0: not encoded
-  PieceLayout wire_;
-  int64_t scratch_bytes_ = 0;
+  PieceLayout layout_;
 };
 
 }  // namespace fsdp

@@ -1,10 +1,10 @@
-#include "group/home_copies.hpp"
+#include "group/host_copies.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace fsdp {
 
-void HomeCopies::copy(const at::Tensor& from, const at::Tensor& to, Pace pace) {
+void HostCopies::copy(const at::Tensor& from, const at::Tensor& to, Pace pace) {
   const auto& other = from.is_cpu() ? to : from;
   const bool overlaps = pace == Pace::kOverlapped && !other.is_cpu();
   to.copy_(from, /*non_blocking=*/overlaps);
@@ -19,7 +19,7 @@ void HomeCopies::copy(const at::Tensor& from, const at::Tensor& to, Pace pace) {
   last_->record(stream);
 }
 
-void HomeCopies::wait() {
+void HostCopies::wait() {
   if (!last_) return;
   last_->synchronize();
   last_.reset();

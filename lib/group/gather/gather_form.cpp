@@ -1,0 +1,69 @@
+#include "group/gather/gather_form.hpp"
+
+#include <ATen/ATen.h>
+
+#include "base/require.hpp"
+#include "collectives/buffer.hpp"
+#include "group/comm_context.hpp"
+
+namespace fsdp {
+
+void GatherForm::check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const {
+  for (size_t i = 0; i < parts.params.size(); ++i) {
+    const auto& extension = extensions_[i];
+    if (!extension) continue;
+    require(parts.config.layout != ParamLayout::kFlat,
+            "{}: all_gather_extension_fn gave '{}', but the flat layout's pieces hold parts of several "
+            "parameters; use ParamLayout::kPerParameter, or give null",
+            parts.params[i].name(), extension->name());
+    require(extension->accepts(dtypes[i]), "{}: all-gather extension '{}' does not take {}; give null for it",
+            parts.params[i].name(), extension->name(), c10::toString(dtypes[i]));
+  }
+}
+
+std::unique_ptr<EncodedGather> GatherForm::plan(const GroupParts& parts, const GroupLayout& layout,
+                                                std::vector<at::ScalarType> dtypes) const {
+  check(parts, dtypes);
+  const int world = parts.identity.mesh_info.shard_size();
+  const bool is_encoded = std::any_of(extensions_.begin(), extensions_.end(),
+                                      [](const auto& extension) { return extension != nullptr; });
+  // One rank gathers nothing, so nothing is rounded either (M3).
+  if (world == 1 || (!is_encoded && !custom_)) return nullptr;
+  return std::make_unique<EncodedGather>(layout, extensions_, std::move(dtypes), world);
+}
+
+void GatherForm::set_custom(const GroupParts& parts, std::shared_ptr<AllGatherComm> comm) {
+  custom_ = std::move(comm);
+  encoded_ = plan(parts, parts.layout, stored_dtypes(parts));
+}
+
+std::vector<at::ScalarType> stored_dtypes(const GroupParts& parts) {
+  std::vector<at::ScalarType> dtypes;
+  for (const auto& param : parts.params) dtypes.push_back(param.dtype());
+  return dtypes;
+}
+
+at::Tensor shard_on_device(GroupParts& parts, bool may_overlap) {
+  if (!parts.config.host_memory) return parts.shard.bytes();
+  const auto& rows = parts.shard.bytes();
+  auto shard = make_buffer(rows.numel(), at::TensorOptions().dtype(at::kByte).device(parts.config.device));
+  parts.shard.copy(rows, shard, may_overlap);
+  parts.comm_ctx->meter.total().offloaded_bytes += shard.numel();
+  return shard;
+}
+
+at::Tensor gather_input(GroupParts& parts, bool may_overlap) {
+  auto shard = shard_on_device(parts, may_overlap);
+  const auto& layout = parts.layout;
+  if (!parts.is_cast && !layout.is_repacked()) return shard;
+  auto gathered = make_buffer(layout.gathered().rank_bytes(),
+                              at::TensorOptions().dtype(at::kByte).device(parts.config.device));
+  for (size_t i = 0; i < parts.params.size(); ++i) {
+    const auto piece = shard.defined() ? shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i))
+                                       : parts.shard.piece(i);
+    parts.params[i].cast_piece(piece, gathered.narrow(0, layout.gathered_offset(i), layout.gathered_bytes(i)));
+  }
+  return gathered;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "fsdp/custom_comm.hpp"
+#include "group/gather/encoded_gather.hpp"
+#include "group/group_parts.hpp"
+
+namespace fsdp {
+
+/// In which form a group's parameters travel, and through what: as they lie in this rank's shard; or packed in one
+/// buffer, where an extension encodes one of them or a user's own collective gathers them.
+class GatherForm {
+ public:
+  explicit GatherForm(Extensions extensions) : extensions_(std::move(extensions)) {}
+
+  /// dtypes: that the parameters are kept in. Throws UsageError where an extension does not take its parameter.
+  void check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const;
+  /// The packed buffer of a group that is laid out so; null: it travels as it lies. Throws as `check`; changes nothing.
+  std::unique_ptr<EncodedGather> plan(const GroupParts& parts, const GroupLayout& layout,
+                                      std::vector<at::ScalarType> dtypes) const;
+  void set_encoded(std::unique_ptr<EncodedGather> encoded) { encoded_ = std::move(encoded); }
+  /// Null: as it lies in the shard.
+  const EncodedGather* encoded() const { return encoded_.get(); }
+
+  /// From the next gather on; while the group is released. Null: the communicator's own.
+  void set_custom(const GroupParts& parts, std::shared_ptr<AllGatherComm> comm);
+  const std::shared_ptr<AllGatherComm>& custom() const { return custom_; }
+
+  /// Parameter `index` belongs to another group from now on.
+  void drop_extension(size_t index) { extensions_[index].reset(); }
+
+ private:
+  Extensions extensions_;                  // by parameter
+  std::shared_ptr<AllGatherComm> custom_;
+  std::unique_ptr<EncodedGather> encoded_;
+};
+
+/// The dtypes that the parameters are kept in.
+std::vector<at::ScalarType> stored_dtypes(const GroupParts& parts);
+
+/// This rank's rows where they are gathered from, 1-D bytes; undefined where each is memory of its own. Copied from the
+/// host where they are offloaded; may_overlap: it need not wait.
+at::Tensor shard_on_device(GroupParts& parts, bool may_overlap);
+
+/// What this rank sends of a group that travels as it lies: those rows in the dtypes and in the order that are gathered.
+at::Tensor gather_input(GroupParts& parts, bool may_overlap);
+
+}  // namespace fsdp

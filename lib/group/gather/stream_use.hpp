@@ -1,0 +1,31 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <optional>
+
+namespace fsdp {
+
+/// From which stream a gather was launched, and on which its memory is used (Note [Streams of a root]). Nothing on a
+/// device without streams, and where nothing was launched.
+class StreamUse {
+ public:
+  /// A gather has been launched on the current stream.
+  void record_launch(c10::Device device);
+  /// The current stream, on which it will be used, goes on behind the launch. One rank's gather is copies alone: its work
+  /// waits for nothing.
+  void wait_before_use();
+  /// The memory that it was launched with is about to be freed: the stream that this goes back to waits for who used it.
+  /// If the two are one there is nothing to wait for; a stream that was the current one outside a graph's capture is not
+  /// to come into it.
+  void wait_before_free() const;
+  /// The gather goes on in other memory, of the current stream.
+  void move_to_current();
+
+ private:
+  std::optional<c10::Stream> launched_on_, used_on_;
+  std::optional<c10::Event> launched_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,279 @@
+#include "group/gather/unsharder.hpp"
+
+#include <ATen/ATen.h>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "base/side_stream.hpp"
+#include "collectives/buffer.hpp"
+#include "collectives/packed_gather.hpp"
+#include "group/comm_context.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+UnshardState Unsharder::next(UnshardEvent event) const {
+  const auto [next, error] = transition(state_, event);
+  require_state(error == nullptr, "{}: {}", parts_.name(), error != nullptr ? error : "");
+  return next;
+}
+
+void Unsharder::enter(UnshardState state) {
+  state_ = state;
+  if (!has_post_forward_piece(state)) post_forward_.piece.reset();
+}
+
+void Unsharder::check_can_unshard() const {
+  (void)next(UnshardEvent::kUnshard);
+  const auto device = parts_.config.device, mesh_device = parts_.identity.mesh_info.mesh.device();
+  require_state(device.type() == mesh_device.type(),
+                "{}: its parameters are on {}, but its mesh communicates on {}; call fsdp::to(module, "
+                "device) before using it",
+                parts_.name(), device.str(), mesh_device.str());
+}
+
+void Unsharder::rest() {
+  const bool is_aliased = parts_.is_never_released() && !parts_.config.device.is_meta();
+  enter(parts_.config.device.is_meta() ? UnshardState::kMeta
+        : is_aliased                   ? UnshardState::kAliased
+                                       : UnshardState::kSharded);
+  if (!is_aliased) return;
+  for (size_t i = 0; i < parts_.params.size(); ++i)
+    if (auto* storage = parts_.params[i].storage()) storage->fill(parts_.shard.piece(i).mutable_data_ptr());
+}
+
+void Unsharder::unshard(const Launch& launch) {
+  const auto unsharding = next(UnshardEvent::kUnshard);
+  if (unsharding == state_) return;
+  BelowResidency below;
+  const GroupBuffers buffers(parts_, "gathered parameters");
+  const bool is_over_fewer = state_ == UnshardState::kShardedPostForward;
+  memory_.set_is_slot(launch.slot != nullptr);
+  auto& comm = is_over_fewer ? *post_forward_.group : parts_.shard_group();
+  const auto* encoded = form_.encoded();
+  const auto& layout = is_over_fewer ? post_forward_.layout : encoded ? encoded->layout() : parts_.layout.gathered();
+  gather_ = parts_.comm_ctx->trace.launch(
+      {Operation::kAllGather, parts_.identity, comm, layout.total_bytes(), parts_.params[0].param_dtype()}, [&] {
+        const auto device = parts_.config.device;
+        // What a gather after forward sends was written by the stream that computes.
+        const auto beside = is_over_fewer ? SideStream::Entered()
+                                          : parts_.comm_ctx->all_gather_stream.enter(
+                                                device, parts_.config.host_memory && !encoded);
+        // Only there: a stream that captures a graph may wait for nothing that came before the capture.
+        if (beside.is_beside()) memory_.wait_for_last_use(device);
+        auto gather = start_gather(launch);
+        stream_use_.record_launch(device);
+        return gather;
+      });
+  enter(unsharding);
+  count_gather(comm);
+}
+
+void Unsharder::count_gather(Communicator& comm) {
+  auto& meter = parts_.comm_ctx->meter;
+  auto& statistics = meter.total();
+  ++statistics.all_gathers;
+  statistics.gathered_bytes += gather_.layout->total_bytes();
+  statistics.communicated_bytes += (comm.size() - 1) * gather_.layout->rank_bytes();
+  meter.add_unsharded(parts_.unsharded_bytes());
+}
+
+AllGather Unsharder::start_gather(const Launch& launch) {
+  if (state_ == UnshardState::kShardedPostForward) return start_gather_of_post_forward_piece();
+  if (launch.slot != nullptr) {
+    memory_.drop_kept();  // of a time when it had to leave its slot
+    const auto slot = launch.slot->take(parts_.slot_bytes());
+    const auto& layout = parts_.layout.gathered();
+    const auto tail = layout.has_tail()
+                          ? slot.narrow(0, layout.total_bytes(), layout.tail_bytes() * layout.world_size())
+                          : at::Tensor();
+    return start_gather_of_shard({.unsharded = slot.narrow(0, 0, layout.total_bytes()), .tail = tail},
+                                 launch.may_overlap_copies);
+  }
+  if (form_.encoded()) return start_encoded_gather(launch.may_overlap_copies);
+  return start_gather_of_shard({memory_.take_kept(), {}}, launch.may_overlap_copies);
+}
+
+AllGather Unsharder::start_gather_of_shard(GatherMemory memory, bool may_overlap_copies) {
+  const auto input = gather_input(parts_, may_overlap_copies);
+  return start_all_gather(parts_.layout.gathered(), input, parts_.launched_on(parts_.shard_group()), parts_.name(),
+                          std::move(memory), input.is_same(parts_.shard.bytes()) ? &sent_ : nullptr);
+}
+
+AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
+  auto pieces = parts_.shard.pieces();
+  if (parts_.config.host_memory) {
+    const auto shard = shard_on_device(parts_, may_overlap_copies);
+    for (size_t i = 0; i < pieces.size(); ++i)
+      pieces[i] = shard.narrow(0, parts_.layout.stored_offset(i), parts_.layout.stored_bytes(i));
+  }
+  const PackedGatherOptions options{.group = parts_.launched_on(parts_.shard_group()),
+                                    .subject = parts_.name(),
+                                    .custom = form_.custom().get(),
+                                    .memory = at::TensorOptions().device(parts_.identity.mesh_info.mesh.device()),
+                                    .unsharded = memory_.take_kept()};
+  return start_packed_all_gather(form_.encoded()->layout(), options, [&](const at::Tensor& part) {
+    form_.encoded()->write(parts_, pieces, part);
+  });
+}
+
+AllGather Unsharder::start_gather_of_post_forward_piece() {
+  const auto& [layout, piece, group] = post_forward_;
+  auto& comm = parts_.launched_on(*group);
+  if (!form_.custom()) return start_all_gather(layout, piece, comm, parts_.name(), {memory_.take_kept(), {}});
+  const PackedGatherOptions options{.group = comm,
+                                    .subject = parts_.name(),
+                                    .custom = form_.custom().get(),
+                                    .memory = at::TensorOptions().device(parts_.identity.mesh_info.mesh.device()),
+                                    .unsharded = memory_.take_kept()};
+  return start_packed_all_gather(layout, options, [&](const at::Tensor& part) { part.copy_(piece); });
+}
+
+at::Tensor Unsharder::finish_gather(AllGather gather) const {
+  if (!gather.is_packed) return finish_all_gather(std::move(gather));
+  const auto* encoded = form_.encoded();
+  if (encoded == nullptr || gather.layout != &encoded->layout()) return finish_packed_all_gather(std::move(gather));
+  if (gather.work) gather.work->wait();
+  return encoded->read(parts_, gather);
+}
+
+void Unsharder::wait_for_unshard() {
+  const auto unsharded = next(UnshardEvent::kWaitForUnshard);
+  if (unsharded == state_) return;
+  BelowResidency below;
+  auto& comm_ctx = *parts_.comm_ctx;
+  try {
+    auto gather = std::exchange(gather_, {});
+    comm_ctx.trace.wait(Operation::kAllGather, parts_.identity, gather.work);
+    stream_use_.wait_before_use();
+    gather.work.reset();
+    const Range copy_out(comm_ctx.trace, "FSDP::all_gather_copy_out", parts_.identity);
+    const GroupBuffers buffers(parts_, "gathered parameters");
+    show(finish_gather(std::move(gather)));
+  } catch (...) {
+    comm_ctx.meter.remove_unsharded(parts_.unsharded_bytes());
+    enter(next(UnshardEvent::kGatherFails));
+    throw;
+  }
+  // As FSDP2: what is gathered again in this backward comes from the shards.
+  enter(unsharded);
+  stream_use_.wait_before_free();  // of what was sent
+}
+
+void Unsharder::show(at::Tensor unsharded) {
+  auto* base = static_cast<char*>(unsharded.mutable_data_ptr());
+  for (size_t i = 0; i < parts_.params.size(); ++i)
+    if (auto* storage = parts_.params[i].storage()) storage->fill(base + parts_.layout.unsharded_offset(i));
+  memory_.set(std::move(unsharded));
+  if (!parts_.sanitizer) [[likely]]
+    return;
+  std::vector<NamedBytes> shown;
+  for (size_t i = 0; i < parts_.params.size(); ++i)
+    shown.push_back({parts_.layout.unsharded_offset(i), parts_.params[i].unsharded_bytes(), parts_.params[i].name()});
+  parts_.sanitizer->note_shown(memory_.bytes(), std::move(shown));
+}
+
+void Unsharder::hide() {
+  if (parts_.sanitizer) [[unlikely]]
+    parts_.sanitizer->check_shown(memory_.bytes());
+  for (auto& param : parts_.params)
+    if (auto* storage = param.storage()) storage->release();
+  memory_.release();
+  stream_use_.wait_before_free();
+}
+
+void Unsharder::reshard() { release(UnshardEvent::kReshard); }
+
+void Unsharder::release(UnshardEvent event) {
+  const auto released = next(event);
+  if (is_held() && released != UnshardState::kAliased) {
+    auto& comm_ctx = *parts_.comm_ctx;
+    const Range range(comm_ctx.trace, "FSDP::reshard", parts_.identity);
+    comm_ctx.meter.remove_unsharded(parts_.unsharded_bytes());
+    if (is_unsharding(state_))
+      give_up_gather();
+    else
+      hide();
+  }
+  enter(released);
+}
+
+void Unsharder::reshard_after_forward(const std::shared_ptr<Communicator>& over) {
+  if (state_ == UnshardState::kUnsharded) {
+    if (!over) return release(UnshardEvent::kReshard);
+    keep_post_forward_piece(over);
+  }
+  release(UnshardEvent::kReshardPostForward);
+}
+
+void Unsharder::keep_post_forward_piece(const std::shared_ptr<Communicator>& over) {
+  BelowResidency below;
+  const Range copy(parts_.comm_ctx->trace, "FSDP::post_forward_copy", parts_.identity);
+  const GroupBuffers buffers(parts_, "parameters kept after forward");
+  post_forward_ = {.layout = parts_.layout.gathered().regrouped(over->size()), .piece = {}, .group = over};
+  auto& [layout, piece, group] = post_forward_;
+  const auto& unsharded = memory_.bytes();
+  piece = make_buffer(layout.rank_bytes(), unsharded.options()).zero_();
+  for (size_t unit = 0; unit < layout.count(); ++unit) {
+    const int64_t bytes = layout.piece_bytes(unit);
+    piece.narrow(0, layout.offset(unit), bytes)
+        .copy_(unsharded.narrow(0, layout.tensor_offset(unit) + over->rank() * bytes, bytes));
+  }
+}
+
+void Unsharder::drop_post_forward_piece() { enter(next(UnshardEvent::kDropPiece)); }
+
+void Unsharder::give_up_gather() noexcept {
+  // Unused. The communicator keeps the buffers until the collective is done; but a slot is to be free in the order of
+  // streams.
+  try {
+    parts_.comm_ctx->trace.note_given_up(Operation::kAllGather, parts_.identity);
+    if (memory_.is_slot() && gather_.work) gather_.work->wait();
+  } catch (const std::exception& error) {
+    log().info("{}: its gather was given up, and failed: {}", parts_.name(), error.what());
+  }
+  gather_ = {};
+}
+
+void Unsharder::abandon() noexcept {
+  if (!is_held() || state_ == UnshardState::kAliased) return;
+  parts_.comm_ctx->meter.remove_unsharded(parts_.unsharded_bytes());
+  if (is_unsharding(state_)) return give_up_gather();
+  try {
+    stream_use_.wait_before_free();
+  } catch (const std::exception& error) {
+    log().error("{}: the end of a sharded module: {}", parts_.name(), error.what());
+  }
+}
+
+void Unsharder::leave_slot() {
+  if (!memory_.is_slot() || !is_held()) return;
+  BelowResidency below;
+  if (is_unsharding(state_)) wait_for_unshard();
+  const GroupBuffers buffers(parts_, "gathered parameters");
+  const auto& in_slot = memory_.bytes();
+  auto own = make_buffer(in_slot.numel(), in_slot.options());
+  own.copy_(in_slot, /*non_blocking=*/true);
+  show(std::move(own));
+  stream_use_.move_to_current();
+  memory_.set_is_slot(false);
+}
+
+void Unsharder::set_encoded(std::unique_ptr<EncodedGather> encoded) {
+  form_.set_encoded(std::move(encoded));
+  memory_.drop_kept();
+  sent_.clear();
+}
+
+void Unsharder::write_back(size_t index) {
+  drop_post_forward_piece();
+  if (state_ != UnshardState::kUnsharded) return;
+  const auto& param = parts_.params[index];
+  const auto& piece = parts_.shard.piece(index);
+  const auto whole = memory_.bytes().narrow(0, parts_.layout.unsharded_offset(index), param.unsharded_bytes());
+  param.write_back(whole, piece, form_.encoded() ? form_.encoded()->shown(parts_, index, piece) : at::Tensor());
+  if (parts_.sanitizer) [[unlikely]]
+    parts_.sanitizer->note_write(memory_.bytes(), index);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/all_gather.hpp"
+#include "comm/comm_memory.hpp"
+#include "group/gather/gather_form.hpp"
+#include "group/gather/stream_use.hpp"
+#include "group/gather/unshard_state.hpp"
+#include "group/gather/unsharded_memory.hpp"
+#include "group/group_parts.hpp"
+
+namespace fsdp {
+
+/// How one group becomes readable, and lets go: the states of unshard_state.hpp. *When* is its root's business.
+///
+/// Not thread-safe: the root's lock guards it.
+class Unsharder {
+ public:
+  /// parts: outlive this.
+  Unsharder(GroupParts& parts, Extensions extensions) : parts_(parts), form_(std::move(extensions)) {}
+
+  UnshardState state() const { return state_; }
+  bool is_held() const { return holds_unsharded(state_); }
+
+  /// How a gather is launched.
+  struct Launch {
+    CommSlot* slot = nullptr;          ///< registered memory to gather into (GatherSlots); null: memory of its own
+    bool may_overlap_copies = false;  ///< the host need not wait for what is copied from it
+  };
+  /// Throws StateError where there is nothing to gather.
+  void check_can_unshard() const;
+  /// Starts the gather unless the group is unsharded or it has started. Never waits. Throws CommError; sharded then.
+  void unshard(const Launch& launch);
+  /// Finishes the gather; operators can read the parameters when this returns. Throws CommError; sharded then.
+  void wait_for_unshard();
+  /// Releases the unsharded parameters, or gives up a gather under way, and drops what `reshard_after_forward` kept.
+  /// Nothing is lost.
+  void reshard();
+  /// Releases after forward. over: the ranks that the next gather is to be over; this rank's piece for it is kept, so
+  /// nothing has been written since. Null: it is over all, and nothing is kept.
+  void reshard_after_forward(const std::shared_ptr<Communicator>& over);
+  /// A gather that is under way goes on without it.
+  void drop_post_forward_piece();
+  /// The group goes: gives up a gather, and what is unsharded goes back to the stream that it was allocated for.
+  void abandon() noexcept;
+  /// Nothing is unsharded and other memory or another device may have come: the state that this is (kAliased, kMeta,
+  /// kSharded). Where nothing is ever released, the unsharded parameters show this rank's memory.
+  void rest();
+
+  /// Null: none, or one that sends nothing.
+  Work* gather_under_way() const { return gather_.work.get(); }
+  GatherForm& form() { return form_; }
+  const GatherForm& form() const { return form_; }
+  /// What travels from now on, of a group that is released; buffers of the old layout go. With a layout and dtypes that
+  /// `form().plan` has been asked for.
+  void set_encoded(std::unique_ptr<EncodedGather> encoded);
+
+  UnshardedMemory& memory() { return memory_; }
+  const UnshardedMemory& memory() const { return memory_; }
+  /// Another group's gather needs the slot that this one may be in: parameters that are unsharded, or being gathered, go
+  /// on in memory of their own. This rank's business: no communication but waiting.
+  void leave_slot();
+
+  /// An operator has written to unsharded parameter `index`: this rank's rows of it go to its shard.
+  void write_back(size_t index);
+
+ private:
+  /// The piece of the unsharded parameters that this rank sends in a gather over fewer ranks.
+  struct PostForward {
+    PieceLayout layout;
+    at::Tensor piece;
+    std::shared_ptr<Communicator> group;
+  };
+
+  UnshardState next(UnshardEvent event) const;
+  void enter(UnshardState state);
+  void release(UnshardEvent event);
+  void give_up_gather() noexcept;
+  void keep_post_forward_piece(const std::shared_ptr<Communicator>& over);
+  void hide();
+  void show(at::Tensor unsharded);
+  AllGather start_gather(const Launch& launch);
+  AllGather start_gather_of_shard(GatherMemory memory, bool may_overlap_copies);
+  AllGather start_encoded_gather(bool may_overlap_copies);
+  AllGather start_gather_of_post_forward_piece();
+  at::Tensor finish_gather(AllGather gather) const;
+  void count_gather(Communicator& comm);
+
+  GroupParts& parts_;
+  GatherForm form_;
+  UnshardState state_ = UnshardState::kSharded;
+  AllGather gather_;
+  PostForward post_forward_;
+  UnshardedMemory memory_;
+  StreamUse stream_use_;           // of the last gather
+  std::vector<at::Tensor> sent_;  // views of the shard, as gathers send it
+};
+
+}  // namespace fsdp

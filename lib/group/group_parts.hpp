@@ -1,0 +1,50 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "group/group_layout.hpp"
+#include "group/group_sanitizer.hpp"
+#include "group/group_spec.hpp"
+#include "group/shard_buffer.hpp"
+#include "param/sharded_param.hpp"
+#include "trace/group_identity.hpp"
+
+namespace fsdp {
+
+struct CommContext;
+
+/// What a group is made of. Whatever gathers a group, releases it or puts it in other memory works on this, and knows
+/// nothing else of it.
+struct GroupParts {
+  GroupIdentity identity;  ///< its number is the root's to give, names are the module layer's
+  GroupConfig config;
+  std::vector<ShardedParam> params = {};
+  GroupLayout layout = {};
+  ShardBuffer shard = {};
+  CommContext* comm_ctx = nullptr;                       ///< the root's; null until there is one
+  std::unique_ptr<GroupSanitizer> sanitizer = nullptr;  ///< null unless the sanitizer mode is on
+  bool is_cast = false;  ///< a parameter is gathered in another dtype than it is kept in
+
+  const std::string& name() const { return identity.name; }
+  Communicator& shard_group() const { return *identity.mesh_info.shard_group; }
+  /// What collectives are launched on: `comm`, or in the sanitizer mode one that is late.
+  Communicator& launched_on(Communicator& comm) const {
+    return sanitizer ? sanitizer->late(comm, identity.name) : comm;
+  }
+  /// One rank and no casts: the unsharded parameters alias the sharded ones for ever.
+  bool is_never_released() const {
+    return identity.mesh_info.shard_size() == 1 && !is_cast && !config.host_memory;
+  }
+  /// Bytes of the unsharded parameters, with padding.
+  int64_t unsharded_bytes() const { return layout.gathered().total_bytes(); }
+  /// Of those, and packed beside them what is too small to travel by itself.
+  int64_t slot_bytes() const { return layout.gathered().gather_bytes(); }
+  /// A sharded parameter has been written, or its storage replaced, since the versions were followed.
+  bool has_writes() const {
+    return std::any_of(params.begin(), params.end(), [](const ShardedParam& param) { return param.was_changed(); });
+  }
+};
+
+}  // namespace fsdp
