@@ -1,5 +1,7 @@
 #include "comm/gloo_backend.hpp"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
@@ -132,11 +134,20 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return parts;
 }
 
+/// gloo writes to sockets as to files: when a rank has gone, SIGPIPE would end this process before it can say so. Whoever
+/// handles the signal himself goes on doing it.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  const bool is_default = sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL;
+  if (is_default) signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     int rank, int size,
                                                     const GlooOptions& options) {
+  ignore_broken_pipes();
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
   gloo->threads = options.threads;
   const bool lazy = c10d::getDefaultGlooLazyInit();

@@ -106,6 +106,26 @@ TEST_CASE("a process that is killed ends the others in an error", "[comm][proces
   std::filesystem::remove(path);
 }
 
+TEST_CASE("a write to a rank that is gone is an error and not the end of the process, unless the program handles it",
+          "[comm][process_group]") {
+  const WorldGuard guard;
+  struct sigaction before {};
+  REQUIRE(sigaction(SIGPIPE, nullptr, &before) == 0);
+  using Handler = void (*)(int);
+  const Handler own = [](int) {};
+  for (const auto& [given, expected] : {std::pair<Handler, Handler>{SIG_DFL, SIG_IGN}, {own, own}, {SIG_IGN, SIG_IGN}}) {
+    signal(SIGPIPE, given);
+    const std::string path = unused_path();
+    init_process_group({.backend = "gloo", .init_method = "file://" + path, .rank = 0, .world_size = 1});
+    struct sigaction now {};
+    CHECK(sigaction(SIGPIPE, nullptr, &now) == 0);
+    CHECK(now.sa_handler == expected);
+    destroy_process_group();
+    std::filesystem::remove(path);
+  }
+  sigaction(SIGPIPE, &before, nullptr);
+}
+
 TEST_CASE("without a launcher the default world is one rank", "[comm][process_group]") {
   const ScopedEnvironment environment(Variables{});
   const WorldGuard guard;
