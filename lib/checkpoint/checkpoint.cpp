@@ -13,7 +13,7 @@ namespace fsdp {
 namespace {
 
 constexpr auto kExtraFile = "extra.json";
-constexpr auto kSave = "save_checkpoint", kLoad = "load_checkpoint";
+constexpr auto kSaveCheckpoint = "save_checkpoint", kLoadCheckpoint = "load_checkpoint";
 
 OptimizerLoad::Saved saved_state(const CheckpointReader& reader) {
   OptimizerLoad::Saved saved{.document = reader.document(kOptimizerFile), .tensors = {}};
@@ -24,12 +24,12 @@ OptimizerLoad::Saved saved_state(const CheckpointReader& reader) {
 }  // namespace
 
 CheckpointParts training_parts(const Checkpoint& checkpoint, const RankGroup& ranks, const SaveCheckpointOptions& options) {
-  require_not_shown(checkpoint.model.get(), kSave);
+  require_not_shown(checkpoint.model.get(), kSaveCheckpoint);
   const auto states = named_states(checkpoint.model.get());
   CheckpointParts parts;
   parts.sections.push_back(model_section(states, options.dtype));
   if (auto* optimizer = checkpoint.optimizer.get()) {
-    const auto params = optimizer_params(states, *optimizer, kSave);
+    const auto params = optimizer_params(states, *optimizer, kSaveCheckpoint);
     parts.documents[kOptimizerFile] = optimizer_document(params, *optimizer);
     parts.sections.push_back(optimizer_section(params, *optimizer));
   }
@@ -54,11 +54,11 @@ LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& chec
   std::optional<OptimizerLoad> optimizer;
   std::optional<CheckpointSection> rng;
   ranks.together([&] {
-    require_not_shown(checkpoint.model.get(), kLoad);
+    require_not_shown(checkpoint.model.get(), kLoadCheckpoint);
     const auto states = named_states(checkpoint.model.get());
     sections.push_back(model_section(states, std::nullopt));
     if (auto* given = checkpoint.optimizer.get()) {
-      optimizer.emplace(optimizer_params(states, *given, kLoad), *given, saved_state(reader), options);
+      optimizer.emplace(optimizer_params(states, *given, kLoadCheckpoint), *given, saved_state(reader), options);
       if (optimizer->is_planned()) sections.push_back(optimizer->section());
     }
     if (!checkpoint.rng_state) return;

@@ -30,7 +30,7 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   comm_ctx_.groups.push_back(group.get());
   groups_by_id_.push_back(group.get());
   comm_ctx_.trace.add(group->identity());
-  group->mark_between_steps(phase_ == Phase::kIdle);
+  group->mark_between_steps(!in_step());
 }
 
 void RootContext::remove(ParamGroup& group) {
@@ -81,7 +81,7 @@ void RootContext::let_go(ParamGroup& group) {
 }
 
 void RootContext::release(ParamGroup& group) {
-  if (phase_ != Phase::kForward) return let_go(group);
+  if (!is_forward(step_.state())) return let_go(group);
   group.mark_not_ready();
   group.holds.end(HoldEvent::kReleased);
   std::erase(held_, &group);
@@ -114,7 +114,7 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
   }
   if (user_hooks > 0) return read_in_hook(used, use);
   enter_phase(torch::autograd::get_current_graph_task_id(), use);
-  if (phase_ == Phase::kIdle)
+  if (!in_step())
     read(used, use);
   else
     follow_step(used);
@@ -137,7 +137,7 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
 }
 
 void RootContext::read_in_hook(std::span<ParamGroup* const> used, const OperatorUse& use) {
-  if (phase_ == Phase::kIdle) return read(used, use);  // another root's hook
+  if (!in_step()) return read(used, use);  // another root's hook
   follow_writes(used);
   make_readable(used);
 }
@@ -160,10 +160,10 @@ void RootContext::end_user_hook() noexcept {
 
 void RootContext::follow_step(std::span<ParamGroup* const> used) {
   for (auto* group : used) {
-    if (phase_ == Phase::kForward) group->check_mode();
+    if (is_forward(step_.state())) group->check_mode();
     if (group == last_used_) continue;
     const bool has_started_over = order_->use(group->identity().id) == ExecOrder::Progress::kStartedOver;
-    if (phase_ == Phase::kForward) {
+    if (is_forward(step_.state())) {
       forwards_ += has_started_over;
       release_ahead_of_backward(used);
     }
@@ -182,11 +182,11 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
     if (group->tally.is_reduced && !group->unsharder().is_held()) group->read_after_reduction = backwards_;
   }
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
-  if (phase_ == Phase::kForward) follow_writes(used);
+  if (is_forward(step_.state())) follow_writes(used);
   make_room(used, nullptr);
   // A user who allows nothing ahead wants the least memory: then a reduction's buffers do not stay
   // beside the next group's parameters either.
-  if (options_.prefetch_distance == 0 && phase_ == Phase::kBackward) free_reduction_inputs();
+  if (options_.prefetch_distance == 0 && is_backward(step_.state())) free_reduction_inputs();
   make_readable(used);
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) group->mark_ready(task);
@@ -205,7 +205,7 @@ bool RootContext::is_kept_on_purpose(const ParamGroup& group) const {
   const auto& policy = group.policy();
   const bool is_planned = policy.is_after_forward_unset && follows_plan();
   const bool kept_after_forward = !policy.after_forward.reshard && !is_planned;
-  if (phase_ == Phase::kForward) return kept_after_forward;
+  if (is_forward(step_.state())) return kept_after_forward;
   return !group.policy().reshard_after_backward || (kept_after_forward && !group.tally.is_reduced);
 }
 
@@ -218,7 +218,7 @@ bool RootContext::follows_plan() const {
 bool RootContext::is_kept_by_plan(const ParamGroup& group) const {
   const auto last = order_->last_use(group.identity().id);
   if (!last || is_unsharding(group.unsharder().state())) return is_used_again(group);
-  return phase_ == Phase::kForward ? budget_.keeps_after_forward_use(*last)
+  return is_forward(step_.state()) ? budget_.keeps_after_forward_use(*last)
                                    : budget_.keeps_after_backward_use(*last);
 }
 
@@ -281,7 +281,7 @@ void RootContext::prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& 
 }
 
 void RootContext::prefetch(std::span<ParamGroup* const> used) {
-  const bool backward = phase_ == Phase::kBackward;
+  const bool backward = is_backward(step_.state());
   bool has_list = false;
   for (auto* group : used) {
     const auto& policy = group->policy();
@@ -310,7 +310,7 @@ ParamGroup* RootContext::prefetch_upcoming(std::span<ParamGroup* const> used) {
       continue;
     }
     if (started >= distance) return first;
-    if (phase_ == Phase::kBackward && !group->policy().prefetch_in_backward) {
+    if (is_backward(step_.state()) && !group->policy().prefetch_in_backward) {
       if (options_.unsharded_byte_budget) return first;  // what is behind it could take the room that it will need
       continue;
     }

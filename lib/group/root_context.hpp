@@ -17,6 +17,7 @@
 #include "group/step_follower.hpp"
 #include "schedule/exec_order.hpp"
 #include "schedule/residency_budget.hpp"
+#include "schedule/step_machine.hpp"
 
 namespace fsdp {
 
@@ -97,14 +98,12 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   /// Between steps calls follow_modes; within one does nothing.
   void take_over_modes();
 
-  bool steps_are_held() const { return steps_held_ > 0; }
-  bool is_in_scope() const { return scope_depth_ > 0; }
-  bool in_step() const { return phase_ != Phase::kIdle; }
+  bool steps_are_held() const { return step_.is_pinned(); }
+  bool is_in_scope() const { return step_.is_in_scope(); }
+  bool in_step() const { return fsdp::in_step(step_.state()); }
   /// The time to change what a step relies on, and to look at what it has left: not in a step or a scope, nor between
   /// a backward that was not the last one (set_is_last_backward), or is not finalized, and the end of that.
-  bool is_quiescent() const {
-    return !in_step() && !is_in_scope() && reductions_.empty() && !finalization_.is_due && !finalization_.is_awaited;
-  }
+  bool is_quiescent() const { return step_.is_quiescent() && reductions_.empty(); }
 
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
@@ -123,12 +122,11 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   ResidencyBudget& budget() { return budget_; }
 
  private:
-  enum class Phase { kIdle, kForward, kBackward };
   class BackwardEnd;
 
   // step boundaries (step.cpp)
   void enter_phase(int64_t task, const OperatorUse& use);
-  void set_phase(Phase phase);
+  void enter(StepEvent event);
   void begin_forward();
   void recheck();
   void begin_backward(int64_t task);
@@ -140,9 +138,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void end_pass();
   void end_step();
   void close_step(bool waits_for_copies = true);
-  void check_can_finalize() const;
   void release_everything();
-  void prepare_step();
+  void prepare_step(StepEvent begins);
   void release_between_steps();
   void tell_of_beginning() const;
   void tell_of_end() const;
@@ -207,11 +204,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   std::vector<ParamGroup*> held_;
   bool has_started_ = false;
 
-  Phase phase_ = Phase::kIdle;
-  std::vector<int64_t> tasks_;  // autograd tasks under way, outermost first
-  int scope_depth_ = 0;
+  StepMachine step_;
   std::vector<ParamGroup*> held_before_hook_;
-  int steps_held_ = 0;
   // Passes of three kinds, each with its own order: a scope without autograd (eval, generation)
   // must not unlearn what training does.
   ExecOrder forward_, backward_, inference_;
@@ -220,7 +214,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   int forwards_ = 0, forwards_before_backward_ = 0;  // of this step; of the last one that had a backward
   int backwards_ = 0;   // begun so far
   int learned_in_ = 1;  // which of them the learned order is of
-  bool records_autograd_ = false;  // something in this step did
   ParamGroup* last_used_ = nullptr;
   std::vector<ParamGroup*> current_;
   std::vector<GradientReduction> reductions_;  // under way, oldest first
@@ -232,12 +225,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   };
   std::deque<Postponed> postponed_;            // packed, oldest first
   bool has_shifted_reductions_ = false;        // in this backward
-  struct {
-    bool is_manual = false;
-    bool is_due = false;       // a backward has ended and is not finalized
-    int64_t ticket = 0;        // of the last finalization
-    bool is_awaited = false;   // it has not been waited for
-  } finalization_;
   /// Roots that count packed gradients together, this one among them; null: this one alone.
   std::shared_ptr<std::vector<std::weak_ptr<RootContext>>> sharers_;
   CommContext comm_ctx_;

@@ -44,21 +44,22 @@ bool has_all_gradients(const ParamGroup& group) {
 
 void RootContext::enter_phase(int64_t task, const OperatorUse& use) {
   if (task != -1) {
-    if (tasks_.empty())
+    if (step_.task_count() == 0)
       begin_backward(task);
-    else if (std::find(tasks_.begin(), tasks_.end(), task) == tasks_.end())
+    else if (!step_.has_task(task))
       watch_end_of(task);  // a backward inside a backward: the outermost one ends the step
     return;
   }
-  if (phase_ == Phase::kIdle && use.records_autograd) begin_forward();
-  records_autograd_ |= use.records_autograd;
+  if (!use.records_autograd) return;
+  if (!in_step()) begin_forward();
+  step_.note_autograd();
 }
 
-void RootContext::set_phase(Phase phase) {
-  const bool is_idle = phase == Phase::kIdle;
-  if (is_idle != (phase_ == Phase::kIdle))
-    for (auto* group : comm_ctx_.groups) group->mark_between_steps(is_idle);
-  phase_ = phase;
+void RootContext::enter(StepEvent event) {
+  const bool was_in_step = in_step();
+  step_.on(event);
+  if (in_step() == was_in_step) return;
+  for (auto* group : comm_ctx_.groups) group->mark_between_steps(was_in_step);
 }
 
 void RootContext::tell_of_beginning() const {
@@ -69,13 +70,8 @@ void RootContext::tell_of_end() const {
   if (const auto shows = follower.lock()) shows->show();
 }
 
-void RootContext::prepare_step() {
-  require_state(!steps_are_held(),
-                "full parameters are shown (fsdp::FullParameters), so no forward that records "
-                "autograd, backward or scope of this module can begin; end that first");
-  require_state(!finalization_.is_awaited,
-                "finalize_backward_async: nobody has waited for its gradients, so no forward, backward or "
-                "scope of this module can begin; call wait() on what it returned");
+void RootContext::prepare_step(StepEvent begins) {
+  step_.check(begins);
   release_between_steps();  // what reads have left behind
   tell_of_beginning();
   recheck();
@@ -107,15 +103,14 @@ void RootContext::recheck() {
 
 /// Not before a backward: what a forward before it saved is in the dtype of that forward.
 void RootContext::take_over_modes() {
-  if (follow_modes && phase_ == Phase::kIdle && !steps_are_held()) follow_modes();
+  if (follow_modes && !in_step() && !steps_are_held()) follow_modes();
 }
 
 void RootContext::begin_forward() {
   take_over_modes();
-  prepare_step();
-  set_phase(Phase::kForward);
+  prepare_step(StepEvent::kForwardBegins);
+  enter(StepEvent::kForwardBegins);
   comm_ctx_.meter.begin_step();
-  records_autograd_ = false;
   order_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
   order_->begin_pass();
   forwards_ = 1;
@@ -125,17 +120,17 @@ void RootContext::begin_forward() {
 }
 
 void RootContext::begin_backward(int64_t task) {
-  if (phase_ == Phase::kIdle) {
+  if (!in_step()) {
     // A second backward over a retained graph: a step of its own, unless the one before is still to be reduced.
     const bool goes_on = !is_quiescent();
-    prepare_step();
+    prepare_step(StepEvent::kBackwardBegins);
     if (!goes_on) comm_ctx_.meter.begin_step();
   } else {
     tell_of_beginning();  // gradients may have been dropped since the forward
     order_->end_pass();
     forwards_before_backward_ = forwards_;
   }
-  set_phase(Phase::kBackward);
+  enter(StepEvent::kBackwardBegins);
   ++backwards_;
   comm_ctx_.trace.begin_phase(CollectiveTrace::Phase::kBackward);
   has_shifted_reductions_ = false;
@@ -151,18 +146,14 @@ void RootContext::begin_backward(int64_t task) {
 }
 
 void RootContext::watch_end_of(int64_t task) {
-  tasks_.push_back(task);
+  step_.begin_task(task);
   auto end = std::make_shared<BackwardEnd>(weak_from_this(), task);
   torch::autograd::Engine::get_default_engine().queue_callback([end] { end->run(); });
 }
 
 void RootContext::end_task(int64_t task) {
   std::lock_guard lock(mutex_);
-  const auto position = std::find(tasks_.begin(), tasks_.end(), task);
-  if (position == tasks_.end()) return;  // given up in the meantime
-  const bool outermost = position == tasks_.begin();
-  tasks_.erase(position, tasks_.end());
-  if (!outermost) return;
+  if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost) return;
   try {
     end_backward();
   } catch (...) {
@@ -174,12 +165,8 @@ void RootContext::end_task(int64_t task) {
 void RootContext::abandon_task(int64_t task) noexcept {
   try {
     std::lock_guard lock(mutex_);
-    const auto position = std::find(tasks_.begin(), tasks_.end(), task);
-    const bool ended_badly = phase_ == Phase::kBackward && tasks_.empty();
-    if (position == tasks_.end() && !ended_badly) return;
-    const bool outermost = ended_badly || position == tasks_.begin();
-    tasks_.erase(position, tasks_.end());
-    if (!outermost) return;
+    const bool has_ended_badly = is_backward(step_.state()) && step_.task_count() == 0;
+    if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost && !has_ended_badly) return;
     postponed_.clear();
     for (auto* group : comm_ctx_.groups) drop_unreduced_gradients(*group);
     release_everything();
@@ -198,7 +185,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   enter_phase(torch::autograd::get_current_graph_task_id(), {});
   group.tally.note(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
-  if (tasks_.size() != 1 || !has_all_gradients(group)) return;
+  if (step_.task_count() != 1 || !has_all_gradients(group)) return;
   comm_ctx_.trace.look_for_listener();
   release_finished(group);
   launch_behind_backward();
@@ -254,14 +241,14 @@ void RootContext::flush_gradients() {
 void RootContext::end_backward() {
   comm_ctx_.trace.look_for_listener();
   launch_all_postponed();
-  if (finalization_.is_manual)
+  if (step_.is_manual())
     leave_for_finalization();
   else
     flush_gradients();
-  if (finalization_.is_manual || !options_.is_last_backward) {
+  if (step_.is_manual() || !options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     end_pass();
-    set_phase(Phase::kIdle);
+    enter(step_.is_manual() ? StepEvent::kIsLeftDue : StepEvent::kStepEnds);
     comm_ctx_.trace.end_step();
     for (auto* group : comm_ctx_.groups) group->holds.end(HoldEvent::kBackwardEnds);
     release_between_steps();
@@ -276,7 +263,7 @@ void RootContext::end_backward() {
 void RootContext::throw_faults() {
   std::lock_guard lock(mutex_);
   // Not in a step: other ranks wait for what this one still has to launch.
-  if (phase_ != Phase::kIdle) return;
+  if (in_step()) return;
   std::vector<std::string> faults;
   for (auto* group : comm_ctx_.groups) {
     if (group->parts().sanitizer == nullptr) continue;
@@ -298,16 +285,17 @@ void RootContext::end_step() {
 }
 
 void RootContext::close_step(bool waits_for_copies) {
-  const bool is_evaluation = phase_ == Phase::kForward;
+  const bool is_evaluation = is_forward(step_.state());
   comm_ctx_.meter.end_step();
-  set_phase(Phase::kIdle);
+  if (in_step()) enter(StepEvent::kStepEnds);
   comm_ctx_.trace.end_step();
   // Of all: groups of one rank are never among those held.
   for (auto* group : comm_ctx_.groups) {
     if (waits_for_copies) group->parts().shard.wait_for_copies();
     group->holds.end(HoldEvent::kStepEnds);
     const auto& policy = group->policy();
-    if (is_evaluation && policy.stays_after_evaluation && !policy.after_forward.reshard && is_unsharded(group->unsharder().state()))
+    const bool is_kept = !policy.after_forward.reshard && is_unsharded(group->unsharder().state());
+    if (is_evaluation && policy.stays_after_evaluation && is_kept)
       group->holds.add(Hold::kAfterEvaluation);
     group->mark_not_ready();
   }
@@ -322,10 +310,8 @@ void RootContext::close_step(bool waits_for_copies) {
 void RootContext::release_everything() {
   postponed_.clear();
   drop_reductions(nullptr);
-  finalization_.is_due = finalization_.is_awaited = false;
-  tasks_.clear();
   for (auto* order : {&forward_, &backward_, &inference_}) order->abandon_pass();
-  set_phase(Phase::kIdle);
+  enter(StepEvent::kGivenUp);
   comm_ctx_.trace.abandon_step();
   for (auto* group : comm_ctx_.groups) {
     group->tally.reset();
@@ -341,14 +327,15 @@ void RootContext::release_everything() {
 
 void RootContext::enter_scope() {
   std::lock_guard lock(mutex_);
-  if (scope_depth_ == 0 && phase_ == Phase::kIdle) begin_forward();
-  ++scope_depth_;  // only now: it may have thrown
+  if (!is_in_scope() && !in_step()) begin_forward();
+  step_.enter_scope();  // only now: it may have thrown
 }
 
 void RootContext::leave_scope() noexcept {
   try {
     std::lock_guard lock(mutex_);
-    if (--scope_depth_ > 0 || phase_ != Phase::kForward || records_autograd_) return;
+    step_.leave_scope();
+    if (is_in_scope() || !is_forward(step_.state()) || step_.records_autograd()) return;
     end_step();
   } catch (const std::exception& error) {
     log().error("leaving a forward scope: {}", error.what());
