@@ -86,7 +86,7 @@ void RootContext::release(ParamGroup& group) {
   group.holds.end(HoldEvent::kReleased);
   std::erase(held_, &group);
   const auto& over = group.policy().after_forward.post_forward_group;
-  group.unsharder().reshard_after_forward(group.is_stale() ? nullptr : over);
+  group.unsharder().reshard_after_forward(over && !group.is_stale() ? over : nullptr);
 }
 
 /// What has been written since it was gathered is gathered again.

@@ -12,16 +12,7 @@
 
 namespace fsdp {
 
-UnshardState Unsharder::next(UnshardEvent event) const {
-  const auto [next, error] = transition(state_, event);
-  require_state(error == nullptr, "{}: {}", parts_.name(), error != nullptr ? error : "");
-  return next;
-}
-
-void Unsharder::enter(UnshardState state) {
-  state_ = state;
-  if (!has_post_forward_piece(state)) post_forward_.piece.reset();
-}
+void Unsharder::refuse(const char* error) const { throw StateError(fmt::format("{}: {}", parts_.name(), error)); }
 
 void Unsharder::check_can_unshard() const {
   (void)next(UnshardEvent::kUnshard);
@@ -138,8 +129,8 @@ at::Tensor Unsharder::finish_gather(AllGather gather) const {
 }
 
 void Unsharder::wait_for_unshard() {
+  if (is_unsharded(state_)) return;
   const auto unsharded = next(UnshardEvent::kWaitForUnshard);
-  if (unsharded == state_) return;
   BelowResidency below;
   auto& comm_ctx = *parts_.comm_ctx;
   try {

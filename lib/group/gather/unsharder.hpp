@@ -74,8 +74,17 @@ class Unsharder {
     std::shared_ptr<Communicator> group;
   };
 
-  UnshardState next(UnshardEvent event) const;
-  void enter(UnshardState state);
+  UnshardState next(UnshardEvent event) const {
+    const auto [next, error] = transition(state_, event);
+    if (error != nullptr) [[unlikely]]
+      refuse(error);
+    return next;
+  }
+  [[noreturn]] void refuse(const char* error) const;
+  void enter(UnshardState state) {
+    state_ = state;
+    if (post_forward_.piece.defined() && !has_post_forward_piece(state)) post_forward_.piece.reset();
+  }
   void release(UnshardEvent event);
   void give_up_gather() noexcept;
   void keep_post_forward_piece(const std::shared_ptr<Communicator>& over);
