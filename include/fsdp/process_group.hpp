@@ -25,8 +25,8 @@ struct ProcessGroupOptions {
   bool gathers_by_copy_engine = false;
 };
 
-/// Starts the process's world and makes it the default one. With gloo, SIGPIPE at its default is ignored.
-/// Without launcher, rank and world size it is a world of one rank, which communicates nothing.
+/// Starts the process's world and makes it the default one. Without launcher, rank and world size it is one rank, which
+/// communicates nothing. With gloo the whole process ignores SIGPIPE from now on, unless it handles it.
 /// Throws UsageError for an unknown backend and for options that contradict each other or that the backend does not
 /// have, StateError if there is a default world already, CommError if the other ranks cannot be reached in `timeout`.
 std::shared_ptr<Communicator> init_process_group(const ProcessGroupOptions& options = {});

@@ -37,8 +37,7 @@ struct ReduceScatter {
   std::vector<at::Tensor> inputs;  ///< packed gradients, or gradients themselves where they travel as they are
   std::shared_ptr<Work> work;   ///< null until it is under way, and where one rank makes the group
   bool poisons_inputs = false;  ///< when they are freed: it was started under GuardedBuffers
-  caffe2::TypeMeta dtype;       ///< that is summed in
-  int64_t itemsize = 1;         ///< of it
+  int64_t itemsize = 1;         ///< bytes of an element that is summed
   bool is_custom = false;       ///< a ReduceScatterComm launched it
   bool is_scaled = false;       ///< the collective has multiplied by what was asked for
 };

@@ -1,12 +1,8 @@
 #include "group/param_group.hpp"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "base/log.hpp"
-#include "base/require.hpp"
-#include "base/side_stream.hpp"
-#include "collectives/buffer.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/gradient_hook.hpp"
 #include "group/root_context.hpp"

@@ -89,6 +89,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void follow_versions();
   /// Returns whether a parameter changed.
   bool sync_requires_grad();
+  /// Anew, after what may have changed it.
   void count_trainable();
   /// Finds what no operator showed: replaced storages, tensors and members (T17). Mends or throws.
   void audit();
@@ -171,6 +172,7 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void make_rows();
   void say_notes();
   void note_mixture() const;
+
   GroupParts parts_;
   Unsharder unsharder_;
   OwnerLink link_ = std::make_shared<ResidencyOwner*>(this);

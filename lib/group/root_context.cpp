@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "param/residency.hpp"
 
 namespace fsdp {
 
@@ -33,22 +34,6 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   group->mark_between_steps(!in_step());
 }
 
-void RootContext::remove(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  std::erase(held_, &group);
-  comm_ctx_.gather_slots.remove(group);
-  drop_reductions(&group);
-  comm_ctx_.trace.remove(group.identity());
-  std::erase(comm_ctx_.groups, &group);
-  std::erase(current_, &group);
-  std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
-  for (auto& postponed : postponed_)
-    if (postponed.until == &group) postponed.waits = Waits::kNot;
-  comm_ctx_.reduction_slots.remove(group);
-  groups_by_id_[static_cast<size_t>(group.identity().id)] = nullptr;
-  if (last_used_ == &group) last_used_ = nullptr;
-}
-
 bool RootContext::has_unreleased_groups() const {
   return std::ranges::any_of(groups(), [](const auto* group) { return group->parts().is_never_released(); });
 }
@@ -57,20 +42,34 @@ bool RootContext::has_unreleased_groups() const {
 void RootContext::start_unshard(ParamGroup& group) {
   auto& unsharder = group.unsharder();
   if (unsharder.is_held()) return;
+  BelowResidency below;
   group.prepare_unshard();
-  const bool has_slot = group.uses_slots() && unsharder.state() != UnshardState::kShardedPostForward;
-  unsharder.unshard({.slot = has_slot ? comm_ctx_.gather_slots.prepare(group, options_.prefetch_distance) : nullptr,
-                     .may_overlap_copies = in_step()});
+  // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
+  unsharder.unshard({.slot = slot_for(group), .may_overlap_copies = in_step()});
   held_.push_back(&group);
+}
+
+CommSlot* RootContext::slot_for(ParamGroup& group) {
+  if (!group.uses_slots() || group.unsharder().state() == UnshardState::kShardedPostForward) return nullptr;
+  try {
+    return comm_ctx_.gather_slots.prepare(group, options_.prefetch_distance);
+  } catch (...) {
+    forget_released();  // the gather of one that had to leave its slot may have failed
+    throw;
+  }
 }
 
 void RootContext::finish_unshard(ParamGroup& group) {
   try {
     group.unsharder().wait_for_unshard();
   } catch (...) {
-    std::erase(held_, &group);
+    forget_released();
     throw;
   }
+}
+
+void RootContext::forget_released() {
+  std::erase_if(held_, [](const auto* group) { return !group->unsharder().is_held(); });
 }
 
 void RootContext::let_go(ParamGroup& group) {
@@ -82,11 +81,11 @@ void RootContext::let_go(ParamGroup& group) {
 
 void RootContext::release(ParamGroup& group) {
   if (!is_forward(step_.state())) return let_go(group);
+  const auto& over = group.policy().after_forward.post_forward_group;
   group.mark_not_ready();
+  group.unsharder().reshard_after_forward(over && !group.is_stale() ? over : nullptr);  // may find no memory
   group.holds.end(HoldEvent::kReleased);
   std::erase(held_, &group);
-  const auto& over = group.policy().after_forward.post_forward_group;
-  group.unsharder().reshard_after_forward(over && !group.is_stale() ? over : nullptr);
 }
 
 /// What has been written since it was gathered is gathered again.

@@ -71,7 +71,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void hold_steps(std::string_view caller);
   void resume_steps() noexcept;
 
-  // --- manual finalization of backwards (finalization.cpp)
+  // --- manual finalization of backwards (root_controls.cpp)
   void set_manual_finalization(bool value);
   /// Reduces what is left of the backwards since the last call and ends the step, but for waiting. Returns
   /// the ticket of what is to be waited for; 0: nothing.
@@ -146,13 +146,13 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   // what is done to one group (root_context.cpp)
   void start_unshard(ParamGroup& group);
+  CommSlot* slot_for(ParamGroup& group);
   void finish_unshard(ParamGroup& group);
+  void forget_released();
   void let_go(ParamGroup& group);
   void release(ParamGroup& group);
   void follow_writes(std::span<ParamGroup* const> used);
   void make_readable(std::span<ParamGroup* const> used);
-
-  // when it is done (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void read_in_hook(std::span<ParamGroup* const> used, const OperatorUse& use);
   void follow_step(std::span<ParamGroup* const> used);

@@ -4,9 +4,25 @@
 #include "group/reduce/unreduced_gradients.hpp"
 #include "group/root_context.hpp"
 
-// What users ask of a root: gathers and releases by hand, no steps for a while, an end to a step that has failed, and
-// backwards that end when the caller says so (set_manual_backward_finalization).
+// What is asked of a root from outside: to let a group go for good, gathers and releases by hand, no steps for a while, an
+// end to a step that has failed, and backwards that end when the caller says so (set_manual_backward_finalization).
 namespace fsdp {
+
+void RootContext::remove(ParamGroup& group) {
+  std::lock_guard lock(mutex_);
+  if (std::ranges::find(held_, &group) != held_.end()) let_go(group);
+  comm_ctx_.gather_slots.remove(group);
+  drop_reductions(&group);
+  comm_ctx_.trace.remove(group.identity());
+  std::erase(comm_ctx_.groups, &group);
+  std::erase(current_, &group);
+  std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
+  for (auto& postponed : postponed_)
+    if (postponed.until == &group) postponed.waits = Waits::kNot;
+  comm_ctx_.reduction_slots.remove(group);
+  groups_by_id_[static_cast<size_t>(group.identity().id)] = nullptr;
+  if (last_used_ == &group) last_used_ = nullptr;
+}
 
 void RootContext::unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
@@ -103,7 +119,7 @@ void RootContext::wait_for_gradients(int64_t ticket) {
   finish_reductions();
   for (auto* group : comm_ctx_.groups) group->parts().shard.wait_for_copies();
   comm_ctx_.meter.end_step();  // what the reductions launched and copied is the step's
-  enter(StepEvent::kWaitedFor);
+  if (step_.state() == StepState::kFinalizing) enter(StepEvent::kWaitedFor);  // else a user's hook has given it up
   tell_of_end();
 }
 

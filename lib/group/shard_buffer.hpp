@@ -27,7 +27,6 @@ class ShardBuffer {
   const std::vector<at::Tensor>& pieces() const { return pieces_; }
   const at::Tensor& piece(size_t index) const { return pieces_[index]; }
 
-  const std::optional<HostMemory>& host_memory() const { return host_memory_; }
   /// Of rows that are used on `device`, and of their gradients.
   c10::Device home_of(c10::Device device) const {
     return host_memory_ && !device.is_meta() ? c10::Device(at::kCPU) : device;

@@ -248,7 +248,7 @@ void RootContext::end_backward() {
   if (step_.is_manual() || !options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     end_pass();
-    enter(step_.is_manual() ? StepEvent::kIsLeftDue : StepEvent::kStepEnds);
+    if (in_step()) enter(step_.is_manual() ? StepEvent::kIsLeftDue : StepEvent::kStepEnds);  // not given up in a hook
     comm_ctx_.trace.end_step();
     for (auto* group : comm_ctx_.groups) group->holds.end(HoldEvent::kBackwardEnds);
     release_between_steps();

@@ -74,7 +74,6 @@ void ModuleState::take_root() {
     state.context = context;
     for (const auto& group : state.live_groups()) {
       const auto before = group->context;  // outlives the call that empties it
-      before->reshard(*group);
       before->remove(*group);
       context->add(group);
     }

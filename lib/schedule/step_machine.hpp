@@ -20,7 +20,7 @@ class StepMachine {
   /// The event has happened. Throws as `check`; nothing has changed then.
   void on(StepEvent event);
 
-  /// A task of autograd, -1 for none: it has begun a backward of this root's, or one inside that.
+  /// Autograd's task is under way: it has begun a backward of this root's, or one inside that.
   bool has_task(int64_t task) const;
   size_t task_count() const { return tasks_.size(); }
   void begin_task(int64_t task) { tasks_.push_back(task); }
@@ -41,7 +41,7 @@ class StepMachine {
   void note_autograd() { records_autograd_ = true; }
   bool records_autograd() const { return records_autograd_; }
 
-  /// Backwards are finalized by hand. Throws StateError unless none is under way or left.
+  /// Backwards are finalized by hand. Throws StateError while one is under way, or not finalized and waited for.
   void set_manual_finalization(bool value);
   bool is_manual() const { return is_manual_; }
   /// Of the last finalization, from 1 on.

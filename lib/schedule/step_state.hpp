@@ -53,7 +53,8 @@ inline constexpr auto kFinalizedTwice = refuse(
 inline constexpr auto kBeforeBackward =
     refuse("finalize_backward between a forward and its backward; call it after backward()");
 inline constexpr auto kInBackward =
-    refuse("finalize_backward inside a backward; call it after backward() has returned");
+    refuse("finalize_backward inside a backward; call it after backward() has returned (after an exception, call "
+           "reset_iter_state() first)");
 inline constexpr auto kDropped = refuse(
     "GradientReductionHandle: reset_iter_state has dropped the gradients that it was to wait for; run the step again");
 

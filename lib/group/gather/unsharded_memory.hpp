@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 
 #include <optional>
+#include <utility>
 
 #include "base/side_stream.hpp"
 

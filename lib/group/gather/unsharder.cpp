@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "base/side_stream.hpp"
@@ -146,7 +148,8 @@ void Unsharder::wait_for_unshard() {
     enter(next(UnshardEvent::kGatherFails));
     throw;
   }
-  // As FSDP2: what is gathered again in this backward comes from the shards.
+  // A piece that was kept after forward goes with this: as FSDP2, what is gathered again in this backward comes from the
+  // shards.
   enter(unsharded);
   stream_use_.wait_before_free();  // of what was sent
 }
@@ -229,12 +232,15 @@ void Unsharder::give_up_gather() noexcept {
 void Unsharder::abandon() noexcept {
   if (!is_held() || state_ == UnshardState::kAliased) return;
   parts_.comm_ctx->meter.remove_unsharded(parts_.unsharded_bytes());
-  if (is_unsharding(state_)) return give_up_gather();
   try {
-    stream_use_.wait_before_free();
+    if (is_unsharding(state_))
+      give_up_gather();
+    else
+      stream_use_.wait_before_free();
   } catch (const std::exception& error) {
     log().error("{}: the end of a sharded module: {}", parts_.name(), error.what());
   }
+  enter(UnshardState::kSharded);
 }
 
 void Unsharder::leave_slot() {

@@ -27,13 +27,15 @@ class Unsharder {
   /// How a gather is launched.
   struct Launch {
     CommSlot* slot = nullptr;          ///< registered memory to gather into (GatherSlots); null: memory of its own
-    bool may_overlap_copies = false;  ///< the host need not wait for what is copied from it
+    bool may_overlap_copies = false;  ///< copies from host memory may go on while the host does
   };
   /// Throws StateError where there is nothing to gather.
   void check_can_unshard() const;
-  /// Starts the gather unless the group is unsharded or it has started. Never waits. Throws CommError; sharded then.
+  /// Starts the gather unless the group is unsharded or it has started. Never waits. Throws CommError; released as before
+  /// then.
   void unshard(const Launch& launch);
-  /// Finishes the gather; operators can read the parameters when this returns. Throws CommError; sharded then.
+  /// Finishes the gather; operators can read the parameters when this returns. Throws CommError; released as before
+  /// `unshard` then.
   void wait_for_unshard();
   /// Releases the unsharded parameters, or gives up a gather under way, and drops what `reshard_after_forward` kept.
   /// Nothing is lost.
@@ -81,6 +83,7 @@ class Unsharder {
     return next;
   }
   [[noreturn]] void refuse(const char* error) const;
+  /// A piece goes with the last state that has one.
   void enter(UnshardState state) {
     state_ = state;
     if (post_forward_.piece.defined() && !has_post_forward_piece(state)) post_forward_.piece.reset();

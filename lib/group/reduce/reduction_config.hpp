@@ -17,7 +17,7 @@ struct ReductionConfig {
   bool forces_sum = false;
   /// Where the policy has no reduce_dtype: in the dtypes that parameters are kept in, instead of those that they are
   /// computed in, and, if the policy casts them or one has a grad_dtype, all in the dtype that these promote to. (FSDP2,
-  /// since torch 2.15.) Followed by `plan_gradient_dtypes`.
+  /// since torch 2.15.) Followed by `GradientDtypes::plan`.
   bool in_own_dtype = false;
   std::optional<double> divide_factor;  ///< none: the data-parallel size
   /// Packed inputs of reduce-scatters that may be alive together, this group's among them.
