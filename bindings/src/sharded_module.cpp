@@ -40,8 +40,7 @@ void for_tensors(const BoundaryCasts& casts, py::handle value, const Visit& visi
     casts.apply(py::cpp_function([&visit](py::object tensor) {
                   visit(tensor_of(tensor));
                   return tensor;
-                }),
-                value);
+                }), value);
   }
 }
 
@@ -82,7 +81,7 @@ void ShardedModule::find_params() {
   by_state()[&controls_.state()] = weak_from_this();
   std::vector<std::shared_ptr<ShownParam>> found;
   for (const auto& group : controls_.state().live_groups()) {
-    group->policy().stays_after_evaluation = true;
+    group->context->set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
     for (const auto& param : group->params())
       if (!param.is_vacant())
         if (auto shown = ShownParam::find(param.registered())) found.push_back(std::move(shown));
@@ -153,7 +152,8 @@ void ShardedModule::set_post_forward_mesh(PostForwardMesh mesh) {
 bool ShardedModule::is_kept() const {
   const auto groups = controls_.state().live_groups();
   return std::ranges::any_of(groups, [](const auto& group) {
-    const bool is_meant_to = group->holds.has(Hold::kByUser) || group->holds.has(Hold::kAfterEvaluation);
+    const auto& holds = group->context->scheduler().groups()[group->identity().id].holds;
+    const bool is_meant_to = holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation);
     return group->unsharder().is_held() && (is_meant_to || !group->policy().reshard_after_backward);
   });
 }

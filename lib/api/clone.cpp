@@ -121,8 +121,7 @@ class Pairs {
     }
   }
 
-  void visit_parameters(const Module& original, const std::shared_ptr<Module>& copy,
-                        const std::string& path) {
+  void visit_parameters(const Module& original, const std::shared_ptr<Module>& copy, const std::string& path) {
     const auto& table = ModuleAccess::parameters(original);
     const auto& copies = ModuleAccess::parameters(*copy);
     for (size_t slot = 0; slot < table.size(); ++slot) {
@@ -242,13 +241,14 @@ class ShardLike {
         if (const auto copy = pairs_.buffers.find(buffer.get()); copy != pairs_.buffers.end())
           to.cast_buffers.emplace_back(copy->second).dtype = cast.dtype;
     to.context->options() = from.context->options();
+    to.context->scheduler().options() = from.context->scheduler().options();
     for (const auto& copy : to.live_groups()) {
       const auto group = find_group(from, copy->identity().mesh_info);
       if (!group) continue;
       copy->reduction() = group->reduction();
       copy->gradient_dtypes().plan();
-      copy->policy().reshard_after_backward = group->policy().reshard_after_backward;
-      copy->policy().prefetch_in_backward = group->policy().prefetch_in_backward;
+      for (const auto option : {&GroupPolicy::reshard_after_backward, &GroupPolicy::prefetch_in_backward})
+        copy->context->set_policy(*copy, option, group->policy().*option);
       copy->unsharder().form().set_custom(copy->parts(), group->unsharder().form().custom());
       copy->set_symmetric_memory(group->has_symmetric_memory());
       copy->unsharder().memory().set_keeps(group->unsharder().memory().keeps());

@@ -70,10 +70,7 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
     for (size_t i = 0; i < plans.size(); ++i)
       state.groups[i].integer_plan = value.is_integer() ? std::optional(plans[i]) : std::nullopt;
     state.apply_reshard_policy();
-    for_own(state, [](ParamGroup& group) {
-      group.unsharder().drop_post_forward_piece();
-      group.context->budget().invalidate();
-    });
+    for_own(state, [](ParamGroup& group) { group.unsharder().drop_post_forward_piece(); });
   };
   if (recurse == Recurse::kNo) {
     check(*state_);
@@ -85,24 +82,22 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
 
 void FSDPModule::set_reshard_after_backward(bool value, Recurse recurse) {
   for_groups(*state_, recurse,
-             [&](ParamGroup& group) {
-               group.policy().reshard_after_backward = value;
-               group.context->budget().invalidate();
-             });
+             [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::reshard_after_backward, value); });
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
-  for_own(*state_, [&](ParamGroup& group) { group.policy().forward_prefetch = groups_of(modules); });
+  for_own(*state_,
+          [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::forward_prefetch, groups_of(modules)); });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
   for_own(*state_,
-            [&](ParamGroup& group) { group.policy().backward_prefetch = groups_of(modules); });
+          [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::backward_prefetch, groups_of(modules)); });
 }
 
 void FSDPModule::set_prefetch_distance(int groups) {
   require(groups >= 0, "set_prefetch_distance: expected 0 or more groups, found {}", groups);
-  root_context(*state_, "set_prefetch_distance").options().prefetch_distance = groups;
+  root_context(*state_, "set_prefetch_distance").scheduler().options().prefetch_distance = groups;
 }
 
 void FSDPModule::set_reduce_scatter_start(ReduceScatterStart start) {
@@ -117,7 +112,7 @@ void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
   require(!bytes || *bytes >= largest,
           "set_unsharded_byte_budget: expected {} bytes or more, the size of the largest group, found {}",
           largest, bytes.value_or(0));
-  context.options().unsharded_byte_budget = bytes;
+  context.scheduler().options().unsharded_byte_budget = bytes;
 }
 
 void set_gradient_divide_factor(ModuleState& state, double factor, Recurse recurse) {
@@ -138,7 +133,7 @@ void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
 }
 
 void FSDPModule::set_unshard_in_backward(bool value) {
-  for_own(*state_, [&](ParamGroup& group) { group.policy().prefetch_in_backward = value; });
+  for_own(*state_, [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::prefetch_in_backward, value); });
 }
 
 void set_reduce_scatter_unused_params(ModuleState& state, bool value, Recurse recurse) {

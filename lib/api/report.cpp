@@ -7,7 +7,6 @@
 #include "api/find_param.hpp"
 #include "comm/work.hpp"
 #include "group/frozen_mixture.hpp"
-#include "group/group_facts.hpp"
 #include "group/root_context.hpp"
 #include "module/module_state.hpp"
 
@@ -111,17 +110,19 @@ Report report(const FSDPModule& module) {
   report.bytes = parameter_bytes(FSDPModule(root));
   report.last_step = context.comm_ctx().meter.last_step();
   report.last_step_peak_bytes = context.comm_ctx().meter.last_step_peak_bytes();
-  report.budget_bytes = context.options().unsharded_byte_budget;
+  auto& scheduler = context.scheduler();
+  const auto& orders = scheduler.orders();
+  report.budget_bytes = scheduler.options().unsharded_byte_budget;
   const auto& groups = context.groups_by_id();
-  report.forward_order = names_of(context.forward_order().learned(), groups);
-  report.backward_order = names_of(context.backward_order().learned(), groups);
+  report.forward_order = names_of(orders.forward().learned(), groups);
+  report.backward_order = names_of(orders.backward().learned(), groups);
   if (report.forward_order.empty() || report.backward_order.empty()) return report;
-  if (context.budget().has_plan()) {
-    report.planned_peak_bytes = context.budget().plan().peak_bytes;
-    report.planned_gathered_bytes = context.budget().plan().gathered_bytes;
+  if (scheduler.budget().has_plan()) {
+    report.planned_peak_bytes = scheduler.budget().plan().peak_bytes;
+    report.planned_gathered_bytes = scheduler.budget().plan().gathered_bytes;
   }
-  report.outlook = outlook_of(residency_problem({.bytes = 0, .prefetch_distance = context.options().prefetch_distance},
-                                                context.forward_order(), context.backward_order(), facts_of(groups)));
+  report.outlook = outlook_of(residency_problem({.bytes = 0, .prefetch_distance = scheduler.options().prefetch_distance},
+                                                orders.forward(), orders.backward(), scheduler.groups().facts()));
   return report;
 }
 

@@ -43,8 +43,8 @@ void ParamGroup::compute_in_own_dtype(bool value) {
       params()[i].set_param_dtype(made.gathered[i], shared_from_this(), config().device);
   parts_.is_cast = made.is_cast;
   gradient_dtypes_.plan();
-  context->budget().invalidate();
   unsharder_.rest();
+  context->facts_changed(*this);
 }
 
 }  // namespace fsdp

@@ -161,9 +161,9 @@ void convert(ParamGroup& group, const GroupConversion& to) {
   group.count_trainable();  // converting took over what had been toggled
   group.gradient_dtypes().plan();
   convert_waiting_gradients(group);
-  root->budget().invalidate();
   refresh_classes(group);
   group.unsharder().rest();
+  root->facts_changed(group);
   group.mark_not_ready();
 }
 

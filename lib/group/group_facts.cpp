@@ -4,27 +4,22 @@
 
 namespace fsdp {
 
-namespace {
-
-KeepRule rule_of(const GroupPolicy& policy) {
-  if (policy.is_after_forward_unset) return KeepRule::kPlanned;
-  return policy.after_forward.reshard ? KeepRule::kReleased : KeepRule::kKept;
-}
-
-}  // namespace
-
-std::vector<GroupFacts> facts_of(std::span<ParamGroup* const> groups) {
-  std::vector<GroupFacts> facts(groups.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (groups[i] == nullptr) continue;
-    const auto& group = *groups[i];
-    const bool is_released = !group.parts().is_never_released();
-    facts[i] = {.name = group.name(),
-                .unsharded_bytes = is_released ? group.parts().unsharded_bytes() : 0,
-                .rule = rule_of(group.policy()),
-                .stays_after_backward = is_released && !group.policy().reshard_after_backward};
-  }
-  return facts;
+GroupFacts facts_of(const ParamGroup& group) {
+  const auto& parts = group.parts();
+  const auto& policy = group.policy();
+  return {.name = group.name(),
+          .unsharded_bytes = parts.unsharded_bytes(),
+          // Without values it is asked for, which says so.
+          .is_never_released = parts.is_never_released() && !parts.config.device.is_meta(),
+          .enter = group.tree.enter,
+          .exit = group.tree.exit,
+          .reshards_after_forward = policy.after_forward.reshard,
+          .is_after_forward_unset = policy.is_after_forward_unset,
+          .reshards_after_backward = policy.reshard_after_backward,
+          .stays_after_evaluation = policy.stays_after_evaluation,
+          .prefetches_in_backward = policy.prefetch_in_backward,
+          .has_forward_list = !policy.forward_prefetch.empty(),
+          .has_backward_list = !policy.backward_prefetch.empty()};
 }
 
 std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> groups) {

@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "schedule/residency_budget.hpp"
+#include "schedule/group_facts.hpp"
 #include "trace/collective_trace.hpp"
 
 namespace fsdp {
@@ -12,8 +12,7 @@ class ParamGroup;
 
 // What plans and records are told of groups.
 
-/// By number. groups: null where one is gone.
-std::vector<GroupFacts> facts_of(std::span<ParamGroup* const> groups);
+GroupFacts facts_of(const ParamGroup& group);
 
 /// Of the groups that have noted any (ParamGroup::note_first_values); they have none from then on.
 std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> groups);

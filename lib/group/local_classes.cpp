@@ -234,6 +234,7 @@ LocalClasses& hand_out_classes(ParamGroup& group, const std::vector<std::string>
   group.set_classes(std::make_unique<LocalClasses>(std::move(classes), labels));
   refresh_classes(group);
   group.unsharder().rest();
+  root->facts_changed(group);
   return *group.classes();
 }
 

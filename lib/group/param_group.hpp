@@ -15,7 +15,6 @@
 #include "group/tied_params.hpp"
 #include "param/left_storage.hpp"
 #include "param/residency_owner.hpp"
-#include "schedule/holds.hpp"
 #include "trace/first_values.hpp"
 
 namespace fsdp {
@@ -56,8 +55,12 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   CommContext* comm_ctx() const { return parts_.comm_ctx; }
   Unsharder& unsharder() { return unsharder_; }
   const Unsharder& unsharder() const { return unsharder_; }
-  GroupPolicy& policy() { return policy_; }
+  /// Its root sets it (RootContext::set_policy).
   const GroupPolicy& policy() const { return policy_; }
+  template <class Value>
+  void set_policy(Value GroupPolicy::*option, Value value) {
+    policy_.*option = std::move(value);
+  }
   ReductionConfig& reduction() { return reduction_; }
   const ReductionConfig& reduction() const { return reduction_; }
   /// How many parameters need a gradient, as of the last `sync_requires_grad`.
@@ -161,8 +164,6 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   struct {
     int enter = 0, exit = 0;
   } tree;  ///< depth-first interval of the owning module
-  Holds holds;                      ///< why it stays where nothing uses it
-  int read_after_reduction = 0;  ///< the last backward that has used it again after its last gradient; 0: none
   /// Its module is around the other's, or the same.
   bool encloses(const ParamGroup& other) const {
     return this != &other && tree.enter <= other.tree.enter && other.tree.exit <= tree.exit;

@@ -20,20 +20,6 @@ const char* name_of(ReduceScatterStart start) {
   return "";
 }
 
-/// What is computed before its use is smaller than it is, so that is likely to be over before the gather. (What the
-/// schedule knows are bytes; times would make ranks differ.)
-bool RootContext::is_urgent(const ParamGroup& gathered) const {
-  int64_t bytes_before = 0;
-  // All before it are held, so it is among these.
-  const auto ids = order_->upcoming(held_.size() + 1);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    // Behind the last gather there are only reductions, and waiting makes them later.
-    if (ids[i] == gathered.identity().id) return i + 1 < ids.size() && bytes_before < gathered.parts().unsharded_bytes();
-    if (const auto* group = find(ids[i])) bytes_before += group->parts().unsharded_bytes();
-  }
-  return false;
-}
-
 /// What the host is to wait for with its launch; a stream may have been told to wait. gathered: in the room that the
 /// reduction's group has left; null: nothing.
 RootContext::Waits RootContext::hold_back(GradientReduction& reduction, const ParamGroup* gathered) {
@@ -44,7 +30,7 @@ RootContext::Waits RootContext::hold_back(GradientReduction& reduction, const Pa
                   [&](const auto* other) { return other->identity().mesh_info.shard_group != ranks; }))
     return Waits::kNot;
   if (options_.reduce_scatter_start == ReduceScatterStart::kBySize)
-    return is_urgent(*gathered) ? Waits::kForUse : Waits::kNot;
+    return is_urgent(gathered->identity().id, scheduler_.groups(), scheduler_.orders().current()) ? Waits::kForUse : Waits::kNot;
   if (std::exchange(has_shifted_reductions_, true)) return Waits::kNot;
   if (options_.reduce_scatter_start == ReduceScatterStart::kFirstAfterNextBackward) return Waits::kForNextBackward;
   return reduction.hold_back_by(*gathered) ? Waits::kNot : Waits::kForUse;

@@ -15,18 +15,13 @@
 #include "group/reduce/gradient_reduction.hpp"
 #include "group/root_mutex.hpp"
 #include "group/step_follower.hpp"
-#include "schedule/exec_order.hpp"
-#include "schedule/residency_budget.hpp"
+#include "schedule/scheduler.hpp"
 #include "schedule/step_machine.hpp"
 
 namespace fsdp {
 
-/// The one scheduler: decides when the groups of one root are gathered, released and reduced.
-///
-/// A step goes idle -> forward -> backward -> idle. Touches that come from the dispatcher drive it;
-/// the learned order of touches (ExecOrder) tells what to gather ahead and what will not be needed
-/// again. What it decides depends on options and uses alone, never on whether a collective has
-/// completed, so that all ranks launch the same sequence (T3).
+/// One root: its groups, its step, and its lock. Touches that come from the dispatcher and gradients that come from autograd
+/// drive it; the scheduler says what is gathered and released with them, and this does it.
 ///
 /// Threads: a root's steps belong to one thread at a time, but operators on several may ask for its groups. So whatever
 /// operators, autograd and the controls call takes the lock. What only looks, or hands out a part of the root, does not: it
@@ -34,9 +29,7 @@ namespace fsdp {
 class RootContext : public std::enable_shared_from_this<RootContext> {
  public:
   struct Options {
-    int prefetch_distance = 1;
     bool is_last_backward = true;
-    std::optional<int64_t> unsharded_byte_budget = {};
     ReduceScatterStart reduce_scatter_start = ReduceScatterStart::kBySize;
   };
 
@@ -48,6 +41,14 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   /// Takes a group over; in the order of use as far as it is known (depth-first).
   void add(const std::shared_ptr<ParamGroup>& group);
   void remove(ParamGroup& group);
+  template <class Value>
+  void set_policy(ParamGroup& group, Value GroupPolicy::*option, Value value) {
+    std::lock_guard lock(mutex_);
+    group.set_policy(option, std::move(value));
+    facts_changed(group);
+  }
+  /// Another layout, dtype or device has come: the scheduler is told.
+  void facts_changed(const ParamGroup& group);
 
   // --- what the dispatcher and autograd report
   /// One operator is about to use `used` (all of this root): they are readable when this returns.
@@ -117,9 +118,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
   bool has_unreleased_groups() const;
 
-  const ExecOrder& forward_order() const { return forward_; }
-  const ExecOrder& backward_order() const { return backward_; }
-  ResidencyBudget& budget() { return budget_; }
+  Scheduler& scheduler() { return scheduler_; }
 
  private:
   class BackwardEnd;
@@ -135,53 +134,35 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void abandon_task(int64_t task) noexcept;
   void end_backward();
   void leave_for_finalization();
-  void end_pass();
   void end_step();
   void close_step(bool waits_for_copies = true);
   void release_everything();
   void prepare_step(StepEvent begins);
-  void release_between_steps();
   void tell_of_beginning() const;
   void tell_of_end() const;
 
-  // what is done to one group (root_context.cpp)
-  void start_unshard(ParamGroup& group);
-  CommSlot* slot_for(ParamGroup& group);
-  void finish_unshard(ParamGroup& group);
-  void forget_released();
-  void let_go(ParamGroup& group);
-  void release(ParamGroup& group);
-  void follow_writes(std::span<ParamGroup* const> used);
-  void make_readable(std::span<ParamGroup* const> used);
-  void read(std::span<ParamGroup* const> used, const OperatorUse& use);
-  void read_in_hook(std::span<ParamGroup* const> used, const OperatorUse& use);
-  void follow_step(std::span<ParamGroup* const> used);
-  void release_unneeded(std::span<ParamGroup* const> used);
-  bool is_needed(const ParamGroup& group, std::span<ParamGroup* const> used) const;
-  bool follows_plan() const;
-  bool is_kept_by_plan(const ParamGroup& group) const;
-  void prefetch(std::span<ParamGroup* const> used);
-  ParamGroup* prefetch_upcoming(std::span<ParamGroup* const> used);
-  void prefetch_for_backward(std::span<ParamGroup* const> used);
-  void release_ahead_of_backward(std::span<ParamGroup* const> used);
-  void take_over_ahead_of_backward();
-  void release_for_plan(std::span<ParamGroup* const> used);
-  ParamGroup* prefetch_past(const ParamGroup& finished);
-  bool make_room(std::span<ParamGroup* const> used, const ParamGroup* candidate);
-  bool counts_for_limit(const ParamGroup& group, std::span<ParamGroup* const> used) const;
-  void prefetch_listed(const std::vector<std::weak_ptr<ParamGroup>>& groups);
-  bool is_kept_on_purpose(const ParamGroup& group) const;
-  bool is_used_again(const ParamGroup& group) const;
+  // what the scheduler wants done (root_context.cpp)
+  void apply(const Actions& actions);
+  void execute(const Action& action);
+  void unshard_now(ParamGroup& group);
+  void reshard_now(ParamGroup& group, bool after_forward);
+  void prefetch_listed(const ParamGroup& group);
+  void report_states();
+  void tell(GroupEvent event, ParamGroup& group) { apply(scheduler_.on(event, group.identity().id)); }
   ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }
 
+  // what uses tell it (root_context.cpp)
+  void read(std::span<ParamGroup* const> used, const OperatorUse& use);
+  void read_beside(std::span<ParamGroup* const> used);
+  void follow_step(std::span<ParamGroup* const> used);
+
   // gradients (step.cpp)
-  void release_finished(ParamGroup& group);
+  const ParamGroup* prefetch_past(const ParamGroup& finished);
   GradientReduction pack_gradients(ParamGroup& group);
   void launch(GradientReduction reduction);
 
   // when reductions begin (reduction_start.cpp)
   enum class Waits { kNot, kForUse, kForNextBackward };
-  bool is_urgent(const ParamGroup& gathered) const;
   Waits hold_back(GradientReduction& reduction, const ParamGroup* gathered);
   void launch_or_postpone(GradientReduction reduction, const ParamGroup* gathered);
   void launch_oldest_postponed();
@@ -201,21 +182,11 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   RootMutex mutex_;
   Options options_;
   std::vector<ParamGroup*> groups_by_id_;
-  std::vector<ParamGroup*> held_;
   bool has_started_ = false;
 
   StepMachine step_;
-  std::vector<ParamGroup*> held_before_hook_;
-  // Passes of three kinds, each with its own order: a scope without autograd (eval, generation)
-  // must not unlearn what training does.
-  ExecOrder forward_, backward_, inference_;
-  ExecOrder* order_ = nullptr;  // of the pass under way
-  ResidencyBudget budget_;
-  int forwards_ = 0, forwards_before_backward_ = 0;  // of this step; of the last one that had a backward
-  int backwards_ = 0;   // begun so far
-  int learned_in_ = 1;  // which of them the learned order is of
-  ParamGroup* last_used_ = nullptr;
-  std::vector<ParamGroup*> current_;
+  Scheduler scheduler_;
+  std::vector<int> held_before_hook_;
   std::vector<GradientReduction> reductions_;  // under way, oldest first
   struct Postponed {
     GradientReduction reduction;

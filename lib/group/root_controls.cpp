@@ -10,45 +10,42 @@ namespace fsdp {
 
 void RootContext::remove(ParamGroup& group) {
   std::lock_guard lock(mutex_);
-  if (std::ranges::find(held_, &group) != held_.end()) let_go(group);
+  if (scheduler_.groups().is_held(group.identity().id)) tell(GroupEvent::kWritten, group);
   comm_ctx_.gather_slots.remove(group);
   drop_reductions(&group);
   comm_ctx_.trace.remove(group.identity());
   std::erase(comm_ctx_.groups, &group);
-  std::erase(current_, &group);
   std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
   for (auto& postponed : postponed_)
     if (postponed.until == &group) postponed.waits = Waits::kNot;
   comm_ctx_.reduction_slots.remove(group);
+  scheduler_.remove(group.identity().id);
   groups_by_id_[static_cast<size_t>(group.identity().id)] = nullptr;
-  if (last_used_ == &group) last_used_ = nullptr;
 }
 
 void RootContext::unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   comm_ctx_.trace.look_for_listener();
   take_over_modes();
-  if (group.is_stale()) let_go(group);
-  group.holds.add(Hold::kByUser);
-  start_unshard(group);
+  if (group.is_stale()) tell(GroupEvent::kWritten, group);
+  tell(GroupEvent::kUserUnshards, group);
 }
 
 void RootContext::wait_for_unshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   comm_ctx_.trace.look_for_listener();
-  if (is_unsharding(group.unsharder().state())) finish_unshard(group);
+  tell(GroupEvent::kUserWaits, group);
 }
 
 void RootContext::end_hold(ParamGroup& group) {
   std::lock_guard lock(mutex_);
-  group.holds.end(HoldEvent::kUserLetsGo);
+  tell(GroupEvent::kUserLetsGo, group);
 }
 
 void RootContext::reshard(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   comm_ctx_.trace.look_for_listener();
-  group.holds.end(HoldEvent::kUserReshards);
-  let_go(group);
+  tell(GroupEvent::kUserReshards, group);
 }
 
 void RootContext::hold_steps(std::string_view caller) {

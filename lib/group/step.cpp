@@ -72,21 +72,13 @@ void RootContext::tell_of_end() const {
 
 void RootContext::prepare_step(StepEvent begins) {
   step_.check(begins);
-  release_between_steps();  // what reads have left behind
+  apply(scheduler_.release_between_steps());  // what reads have left behind
   tell_of_beginning();
   recheck();
   throw_faults();
   has_started_ = true;  // a step that is refused has not begun
   comm_ctx_.all_gather_stream.begin_step();
-  const ResidencyBudget::Options budget = {options_.unsharded_byte_budget, options_.prefetch_distance};
-  if (!budget_.is_current(budget, forward_, backward_))
-    budget_.update(budget, forward_, backward_, facts_of(groups_by_id_));
-}
-
-void RootContext::release_between_steps() {
-  const auto held = held_;
-  for (auto* group : held)
-    if (group->policy().reshard_after_backward && !group->holds.keep_through(HoldSpan::kBetweenSteps)) let_go(*group);
+  scheduler_.plan();
 }
 
 void RootContext::recheck() {
@@ -96,7 +88,7 @@ void RootContext::recheck() {
     group->sync_requires_grad();
     group->say_new_notes();
     if (!group->unsharder().is_held()) continue;
-    if (!group->parts().is_never_released() && group->is_stale()) let_go(*group);
+    if (!group->parts().is_never_released() && group->is_stale()) tell(GroupEvent::kWritten, *group);
     group->follow_versions();
   }
 }
@@ -111,34 +103,28 @@ void RootContext::begin_forward() {
   prepare_step(StepEvent::kForwardBegins);
   enter(StepEvent::kForwardBegins);
   comm_ctx_.meter.begin_step();
-  order_ = at::GradMode::is_enabled() ? &forward_ : &inference_;
-  order_->begin_pass();
-  forwards_ = 1;
-  last_used_ = nullptr;
+  scheduler_.begin_forward(at::GradMode::is_enabled());
   comm_ctx_.trace.note_first_values(take_first_values(comm_ctx_.groups));  // there are none but in the first
   comm_ctx_.trace.begin_phase(CollectiveTrace::Phase::kForward);
 }
 
 void RootContext::begin_backward(int64_t task) {
-  if (!in_step()) {
+  const bool is_of_forward = in_step();
+  if (!is_of_forward) {
     // A second backward over a retained graph: a step of its own, unless the one before is still to be reduced.
     const bool goes_on = !is_quiescent();
     prepare_step(StepEvent::kBackwardBegins);
     if (!goes_on) comm_ctx_.meter.begin_step();
   } else {
     tell_of_beginning();  // gradients may have been dropped since the forward
-    order_->end_pass();
-    forwards_before_backward_ = forwards_;
   }
   enter(StepEvent::kBackwardBegins);
-  ++backwards_;
   comm_ctx_.trace.begin_phase(CollectiveTrace::Phase::kBackward);
   has_shifted_reductions_ = false;
-  order_ = &backward_;
-  order_->begin_pass();
-  last_used_ = nullptr;
-  take_over_ahead_of_backward();
-  for (auto* group : current_) group->mark_not_ready();
+  for (const int id : scheduler_.begin_backward(is_of_forward))
+    if (auto* group = find(id); group != nullptr && group->is_stale()) tell(GroupEvent::kWritten, *group);
+  for (const int id : scheduler_.current())
+    if (auto* group = find(id)) group->mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
   for (auto* group : comm_ctx_.groups)
     if (group->unsharder().is_held()) group->follow_versions();
@@ -187,7 +173,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   // Inside a nested backward (checkpointing) more of the same may follow.
   if (step_.task_count() != 1 || !has_all_gradients(group)) return;
   comm_ctx_.trace.look_for_listener();
-  release_finished(group);
+  tell(GroupEvent::kLastGradient, group);
   launch_behind_backward();
   if (!group.reduction().requires_gradient_sync) return;
   // Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
@@ -197,20 +183,22 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   auto reduction = pack_gradients(group);
   if (!gathers_first) gathered = prefetch_past(group);
   // Packing may have run a user's hooks, which may have read parameters.
-  if (gathered != nullptr && (!order_->follows() || !is_unsharding(gathered->unsharder().state()))) gathered = nullptr;
+  if (gathered != nullptr && (!scheduler_.orders().current().follows() || !is_unsharding(gathered->unsharder().state())))
+    gathered = nullptr;
   launch_or_postpone(std::move(reduction), gathered);
 }
 
-void RootContext::release_finished(ParamGroup& group) {
-  // Before packing, so that parameters, gradients and the packed copy are not all alive at once.
-  if (group.policy().reshard_after_backward && !group.holds.keep_through(HoldSpan::kLastGradient) && !is_used_again(group))
-    let_go(group);
+const ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
+  const auto [actions, first] = scheduler_.prefetch_past(finished.identity().id);
+  apply(actions);
+  return first == -1 ? nullptr : find(first);
 }
 
 GradientReduction RootContext::pack_gradients(ParamGroup& group) {
   comm_ctx_.trace.look_for_listener();
   make_room_for_reduction(group);
   group.tally.is_reduced = true;
+  tell(GroupEvent::kReduced, group);
   group.note_reduction();
   return GradientReduction(group);
 }
@@ -230,7 +218,7 @@ void RootContext::flush_gradients() {
     const bool owes_zeros =
         config.reduces_unused_params && !group->tally.is_reduced && group->trainable_count() > 0;
     if (config.requires_gradient_sync && (owes_zeros || has_unreduced_gradients(*group))) {
-      release_finished(*group);
+      tell(GroupEvent::kLastGradient, *group);
       launch(pack_gradients(*group));
     }
     if (!config.requires_gradient_sync) accumulate_in_reduce_dtype(*group);
@@ -247,11 +235,10 @@ void RootContext::end_backward() {
     flush_gradients();
   if (step_.is_manual() || !options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
-    end_pass();
+    scheduler_.end_pass();
     if (in_step()) enter(step_.is_manual() ? StepEvent::kIsLeftDue : StepEvent::kStepEnds);  // not given up in a hook
     comm_ctx_.trace.end_step();
-    for (auto* group : comm_ctx_.groups) group->holds.end(HoldEvent::kBackwardEnds);
-    release_between_steps();
+    apply(scheduler_.end_step(Scheduler::StepEnd::kMoreBackwards));
     tell_of_end();
   } else {
     finish_reductions();
@@ -273,55 +260,33 @@ void RootContext::throw_faults() {
                 fmt::join(faults, "\n  "));
 }
 
-void RootContext::end_pass() {
-  const int lessons = backward_.lessons();
-  order_->end_pass();
-  if (backward_.lessons() != lessons) learned_in_ = backwards_;
-}
-
 void RootContext::end_step() {
-  end_pass();
+  scheduler_.end_pass();
   close_step();
 }
 
 void RootContext::close_step(bool waits_for_copies) {
-  const bool is_evaluation = is_forward(step_.state());
+  const auto end = is_forward(step_.state()) ? Scheduler::StepEnd::kForward : Scheduler::StepEnd::kBackward;
   comm_ctx_.meter.end_step();
   if (in_step()) enter(StepEvent::kStepEnds);
   comm_ctx_.trace.end_step();
-  // Of all: groups of one rank are never among those held.
   for (auto* group : comm_ctx_.groups) {
     if (waits_for_copies) group->parts().shard.wait_for_copies();
-    group->holds.end(HoldEvent::kStepEnds);
-    const auto& policy = group->policy();
-    const bool is_kept = !policy.after_forward.reshard && is_unsharded(group->unsharder().state());
-    if (is_evaluation && policy.stays_after_evaluation && is_kept)
-      group->holds.add(Hold::kAfterEvaluation);
     group->mark_not_ready();
   }
-  release_between_steps();
+  apply(scheduler_.end_step(end));
   for (auto* group : comm_ctx_.groups) group->unsharder().drop_post_forward_piece();
-  for (auto* group : current_) group->mark_not_ready();
-  current_.clear();
-  last_used_ = nullptr;
   tell_of_end();
 }
 
 void RootContext::release_everything() {
   postponed_.clear();
   drop_reductions(nullptr);
-  for (auto* order : {&forward_, &backward_, &inference_}) order->abandon_pass();
   enter(StepEvent::kGivenUp);
   comm_ctx_.trace.abandon_step();
-  for (auto* group : comm_ctx_.groups) {
-    group->tally.reset();
-    group->read_after_reduction = 0;
-    group->holds.end(HoldEvent::kStepEnds);
-    let_go(*group);
-    group->parts().shard.wait_for_copies();
-  }
-  current_.clear();
-  last_used_ = nullptr;
+  for (auto* group : comm_ctx_.groups) group->tally.reset();
+  apply(scheduler_.abandon());
+  for (auto* group : comm_ctx_.groups) group->parts().shard.wait_for_copies();
   tell_of_end();
 }
 

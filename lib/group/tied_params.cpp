@@ -34,7 +34,7 @@ void release_tied(ParamGroup& group, size_t index) {
   group.unsharder().form().drop_extension(index);
   group.tally.reset();
   group.count_trainable();
-  root->budget().invalidate();
+  root->facts_changed(group);
 }
 
 }  // namespace
@@ -105,6 +105,7 @@ void compact(ParamGroup& group) {
   }
   group.move_rows(std::move(layout), std::move(shard));
   group.unsharder().rest();
+  if (group.context) group.context->facts_changed(group);
 }
 
 }  // namespace fsdp

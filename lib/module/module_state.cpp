@@ -61,9 +61,9 @@ void ModuleState::apply_reshard_policy() {
   for (const auto& owned : groups) {
     const auto group = owned.group.lock();
     if (!group) continue;
-    group->policy().after_forward =
-        owned.integer_plan ? *owned.integer_plan : plan_reshard(requested_reshard, owned.mesh_info);
-    group->policy().is_after_forward_unset = !requested_reshard.is_set();
+    auto plan = owned.integer_plan ? *owned.integer_plan : plan_reshard(requested_reshard, owned.mesh_info);
+    group->context->set_policy(*group, &GroupPolicy::after_forward, std::move(plan));
+    group->context->set_policy(*group, &GroupPolicy::is_after_forward_unset, !requested_reshard.is_set());
   }
 }
 

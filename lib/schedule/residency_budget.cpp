@@ -19,6 +19,11 @@ std::string kept_groups(const ResidencyProblem& problem, std::span<const GroupFa
   return text.empty() ? "none" : text;
 }
 
+KeepRule rule_of(const GroupFacts& group) {
+  if (group.is_after_forward_unset) return KeepRule::kPlanned;
+  return group.reshards_after_forward ? KeepRule::kReleased : KeepRule::kKept;
+}
+
 }  // namespace
 
 ResidencyProblem residency_problem(const ResidencyBudget::Options& options, const ExecOrder& forward,
@@ -31,10 +36,11 @@ ResidencyProblem residency_problem(const ResidencyBudget::Options& options, cons
                            .prefetch_distance = options.prefetch_distance};
   problem.uses.insert(problem.uses.end(), backward.learned().begin(), backward.learned().end());
   for (const auto& group : groups) {
+    const int64_t bytes = group.is_never_released ? 0 : group.unsharded_bytes;
     // Kept between steps as well: its room is taken for good, and it is gathered when somebody writes.
-    if (group.stays_after_backward) problem.budget -= group.unsharded_bytes;
-    problem.bytes.push_back(group.stays_after_backward ? 0 : group.unsharded_bytes);
-    problem.rules.push_back(group.rule);
+    if (!group.reshards_after_backward) problem.budget -= bytes;
+    problem.bytes.push_back(group.reshards_after_backward ? bytes : 0);
+    problem.rules.push_back(rule_of(group));
   }
   return problem;
 }

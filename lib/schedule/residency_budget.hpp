@@ -3,22 +3,14 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "schedule/group_facts.hpp"
 #include "schedule/residency_plan.hpp"
 
 namespace fsdp {
 
 class ExecOrder;
-
-/// What a plan asks of a group.
-struct GroupFacts {
-  std::string name = {};
-  int64_t unsharded_bytes = 0;  ///< that are released at times; 0: never, or there is no such group any more
-  KeepRule rule = KeepRule::kPlanned;
-  bool stays_after_backward = false;  ///< between steps too
-};
 
 /// A root's byte budget (T4): the plan for the order that has been learned, made anew when that changes.
 /// Without a budget, or without an order of both passes, it plans nothing.

@@ -216,8 +216,11 @@ void CollectiveTrace::abandon_step() {
   if (watch_) (*watch_)->set_in_step(false);
 }
 
-void CollectiveTrace::begin_use(const GroupIdentity& group) {
-  if (recorder_) recorder_->begin_use(group.name);
+void CollectiveTrace::show_use(const GroupIdentity* group) {
+  if (group != nullptr)
+    recorder_->begin_use(group->name);
+  else
+    recorder_->end_use();
 }
 
 void CollectiveTrace::start_timeline(int rank, size_t max_events) {

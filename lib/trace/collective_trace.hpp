@@ -61,6 +61,9 @@ class CollectiveTrace {
   void note_bytes(int64_t bytes) {
     if (recorder_) recorder_->set_bytes(bytes);
   }
+  /// A collective beside those launched here has failed: throws what ranks that part, or do not answer, have to do with
+  /// it, else `error`. In its handler.
+  [[noreturn]] void explain(const CommError& error);
   /// Nobody will wait for it.
   void note_given_up(Operation operation, const GroupIdentity& group);
 
@@ -70,10 +73,10 @@ class CollectiveTrace {
   void begin_phase(Phase phase);
   void end_step();
   void abandon_step();
-  /// Between those, operators use the group.
-  void begin_use(const GroupIdentity& group);
-  void end_use() {
-    if (recorder_) recorder_->end_use();
+  /// From now on operators use this group; null: none.
+  void note_use(const GroupIdentity* group) {
+    if (recorder_) [[unlikely]]
+      show_use(group);
   }
 
   /// Looks whether anybody listens to ranges. Where the root is entered: the question costs 140
@@ -93,7 +96,7 @@ class CollectiveTrace {
   class InCollective;
   void begin(const CollectiveCall& call);
   void leave() noexcept;
-  [[noreturn]] void explain(const CommError& error);
+  void show_use(const GroupIdentity* group);
   void start_watch(const CollectiveCall& call);
   void introduce(const GroupIdentity& group);
 

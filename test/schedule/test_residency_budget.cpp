@@ -17,9 +17,9 @@ ExecOrder learned_order(const std::vector<int>& uses) {
   return order;
 }
 
-const std::vector<GroupFacts> kFacts = {{.name = "first", .unsharded_bytes = 10},
-                                         {.name = "second", .unsharded_bytes = 20},
-                                         {.name = "third", .unsharded_bytes = 30}};
+const std::vector<GroupFacts> kFacts = {{.name = "first", .unsharded_bytes = 10, .is_after_forward_unset = true},
+                                         {.name = "second", .unsharded_bytes = 20, .is_after_forward_unset = true},
+                                         {.name = "third", .unsharded_bytes = 30, .is_after_forward_unset = true}};
 /// Of 60: one group may stay beside another in use.
 const ResidencyBudget::Options kBudget = {.bytes = 50, .prefetch_distance = 0};
 
@@ -76,17 +76,23 @@ TEST_CASE("a group that stays between steps takes its room for good", "[group][r
     int64_t left = *kBudget.bytes;
     for (auto& group : groups) {
       group.unsharded_bytes = static_cast<int64_t>(draw() % 20);
-      group.stays_after_backward = draw() % 2 == 0;
-      group.rule = static_cast<KeepRule>(draw() % 3);
-      if (group.stays_after_backward) left -= group.unsharded_bytes;
+      group.reshards_after_backward = draw() % 2 == 0;
+      group.is_after_forward_unset = draw() % 2 == 0;
+      group.reshards_after_forward = draw() % 2 == 0;
+      group.is_never_released = draw() % 4 == 0;
+      if (!group.reshards_after_backward && !group.is_never_released) left -= group.unsharded_bytes;
     }
     const auto problem = residency_problem(kBudget, forward, backward, groups);
     CHECK(problem.uses == std::vector<int>{0, 1, 2, 2, 1, 0});
     CHECK(problem.forward_uses == 3);
     CHECK(problem.budget == left);
     for (size_t i = 0; i < groups.size(); ++i) {
-      CHECK(problem.bytes[i] == (groups[i].stays_after_backward ? 0 : groups[i].unsharded_bytes));
-      CHECK(problem.rules[i] == groups[i].rule);
+      const auto& group = groups[i];
+      const bool comes_and_goes = group.reshards_after_backward && !group.is_never_released;
+      CHECK(problem.bytes[i] == (comes_and_goes ? group.unsharded_bytes : 0));
+      CHECK((problem.rules[i] == KeepRule::kPlanned) == group.is_after_forward_unset);
+      if (!group.is_after_forward_unset)
+        CHECK(problem.rules[i] == (group.reshards_after_forward ? KeepRule::kReleased : KeepRule::kKept));
     }
   }
 }
@@ -94,7 +100,7 @@ TEST_CASE("a group that stays between steps takes its room for good", "[group][r
 TEST_CASE("a budget that is too small names what is kept whatever it is, every time", "[group][residency_budget]") {
   const auto forward = learned_order({0, 1, 2}), backward = learned_order({2, 1, 0});
   auto groups = kFacts;
-  groups[1].rule = KeepRule::kKept;
+  groups[1].is_after_forward_unset = groups[1].reshards_after_forward = false;
   ResidencyBudget budget;
   const ResidencyBudget::Options options = {.bytes = 40, .prefetch_distance = 0};
   for (int step = 0; step < 2; ++step) {

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fsdp {
+
+/// What decisions need to know of a group: its size, its place and its options. All ranks have the same.
+struct GroupFacts {
+  std::string name = {};
+  int64_t unsharded_bytes = 0;
+  /// One rank's parameters that nothing casts are never gathered and never released.
+  bool is_never_released = false;
+  /// Depth-first interval of the group's module among the modules of the root.
+  int enter = 0, exit = 0;
+
+  bool reshards_after_forward = true;
+  bool is_after_forward_unset = false;  ///< that is a default: a byte budget may decide instead
+  bool reshards_after_backward = true;
+  bool stays_after_evaluation = false;  ///< GroupPolicy::stays_after_evaluation
+  bool prefetches_in_backward = true;   ///< it is gathered ahead there
+  bool has_forward_list = false, has_backward_list = false;  ///< a prefetch list says what is gathered with its use
+
+  /// Its module is around the other's, or the same.
+  bool encloses(const GroupFacts& other) const {
+    return this != &other && enter <= other.enter && other.exit <= exit;
+  }
+  bool operator==(const GroupFacts&) const = default;
+};
+
+}  // namespace fsdp

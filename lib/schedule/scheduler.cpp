@@ -1,0 +1,214 @@
+#include "schedule/scheduler.hpp"
+
+#include <algorithm>
+
+namespace fsdp {
+
+void Scheduler::remove(int group) {
+  groups_.remove(group);
+  std::erase(current_, group);
+  if (last_used_ == group) last_used_ = -1;
+}
+
+// --- a step
+
+Actions Scheduler::release_between_steps() {
+  Actions actions;
+  groups_.release_held(
+      [&](int group) {
+        const auto& state = groups_[group];
+        return state.facts.reshards_after_backward && !state.holds.keep_through(HoldSpan::kBetweenSteps);
+      },
+      [&](int group) { groups_.reshard(group, actions); });
+  return actions;
+}
+
+void Scheduler::plan() {
+  const ResidencyBudget::Options options = {options_.unsharded_byte_budget, options_.prefetch_distance};
+  if (!budget_.is_current(options, orders_.forward(), orders_.backward()))
+    budget_.update(options, orders_.forward(), orders_.backward(), groups_.facts());
+}
+
+void Scheduler::begin_forward(bool records_autograd) {
+  orders_.begin_forward(records_autograd);
+  last_used_ = -1;
+}
+
+std::vector<int> Scheduler::begin_backward(bool is_of_forward) {
+  orders_.begin_backward(is_of_forward);
+  last_used_ = -1;
+  std::vector<int> ahead;
+  for (const int group : groups_.held())
+    if (groups_[group].holds.end(HoldEvent::kBackwardBegins)) ahead.push_back(group);
+  return ahead;
+}
+
+Actions Scheduler::end_step(StepEnd end) {
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    auto& [facts, residency, holds, reduced_in, read_again_in] = groups_[static_cast<int>(i)];
+    holds.end(end == StepEnd::kMoreBackwards ? HoldEvent::kBackwardEnds : HoldEvent::kStepEnds);
+    const bool is_kept = !facts.reshards_after_forward && residency == Residency::kUnsharded;
+    if (end == StepEnd::kForward && facts.stays_after_evaluation && is_kept) holds.add(Hold::kAfterEvaluation);
+  }
+  if (end != StepEnd::kMoreBackwards) forget_uses();
+  return release_between_steps();
+}
+
+Actions Scheduler::abandon() {
+  orders_.abandon();
+  Actions actions;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const int group = static_cast<int>(i);
+    groups_[group].read_again_in = 0;
+    groups_[group].holds.end(HoldEvent::kStepEnds);
+    groups_.reshard(group, actions);
+  }
+  forget_uses();
+  return actions;
+}
+
+void Scheduler::forget_uses() {
+  current_.clear();
+  last_used_ = -1;
+}
+
+// --- operators
+
+Scheduler::Noted Scheduler::note_use(Groups used) {
+  Noted noted;
+  for (const int group : used) {
+    if (group == last_used_) continue;
+    noted.has_started_over |= orders_.use(group);
+    if (orders_.is_forward()) release_ahead_of_backward(used, noted.actions);
+    last_used_ = group;
+  }
+  return noted;
+}
+
+Actions Scheduler::use(Groups used, Groups written, bool has_started_over) {
+  Actions actions;
+  if (has_started_over) release_for_plan(used, actions);
+  current_.assign(used.begin(), used.end());
+  release_unneeded(used, actions);
+  for (const int group : used) {
+    auto& state = groups_[group];
+    state.holds.end(HoldEvent::kUsed);
+    if (orders_.is_backward() && is_reduced(group) && !state.is_held()) state.read_again_in = orders_.backwards();
+  }
+  for (const int group : written) groups_.reshard(group, actions);
+  make_room(used, /*candidate=*/-1, actions);
+  keep_budget(used, actions);
+  // A user who allows nothing ahead wants the least memory: then a reduction's buffers do not stay beside the next group's
+  // parameters either.
+  if (options_.prefetch_distance == 0 && orders_.is_backward()) actions.push_back({ActionKind::kFreeReductionInputs, -1});
+  gather(used, {}, actions);
+  prefetch(used, actions);
+  return actions;
+}
+
+Actions Scheduler::read(Groups used, Groups written) {
+  Actions actions;
+  groups_.release_held(
+      [&](int group) {
+        return !contains(used, group) && !groups_[group].holds.keep_through(HoldSpan::kBetweenSteps) &&
+               !groups_.encloses_any(group, used);
+      },
+      [&](int group) { groups_.reshard(group, actions); });
+  for (const int group : used) groups_[group].holds.end(HoldEvent::kUsed);
+  gather(used, written, actions);
+  return actions;
+}
+
+Actions Scheduler::read_beside(Groups used, Groups written) {
+  Actions actions;
+  gather(used, written, actions);
+  return actions;
+}
+
+Actions Scheduler::end_user_hook(Groups before) {
+  Actions actions;
+  groups_.release_held(
+      [&](int group) { return !contains(before, group); }, [&](int group) { groups_.reshard(group, actions); });
+  return actions;
+}
+
+void Scheduler::gather(Groups used, Groups written, Actions& actions) {
+  for (const int group : written) groups_.reshard(group, actions);
+  for (const int group : used) groups_.unshard(group, actions);
+  for (const int group : used) groups_.wait_for_unshard(group, actions);
+}
+
+// --- one group
+
+Actions Scheduler::on(GroupEvent event, int group) {
+  Actions actions;
+  auto& state = groups_[group];
+  switch (event) {
+    case GroupEvent::kUserUnshards:
+      state.holds.add(Hold::kByUser);
+      groups_.unshard(group, actions);
+      break;
+    case GroupEvent::kUserWaits:
+      groups_.wait_for_unshard(group, actions);
+      break;
+    case GroupEvent::kUserReshards:
+      state.holds.end(HoldEvent::kUserReshards);
+      groups_.reshard(group, actions);
+      break;
+    case GroupEvent::kUserLetsGo:
+      state.holds.end(HoldEvent::kUserLetsGo);
+      break;
+    case GroupEvent::kListed:
+      if (state.is_held()) break;
+      state.holds.add(Hold::kListed);
+      groups_.unshard(group, actions);
+      break;
+    case GroupEvent::kWritten:
+      groups_.reshard(group, actions);
+      break;
+    case GroupEvent::kLastGradient:
+      // Before its gradients are packed, so that parameters, gradients and the packed copy are not all alive at once.
+      if (state.facts.reshards_after_backward && !state.holds.keep_through(HoldSpan::kLastGradient) && !is_used_again(group))
+        groups_.reshard(group, actions);
+      break;
+    case GroupEvent::kReduced:
+      state.reduced_in = orders_.backwards();
+      break;
+  }
+  return actions;
+}
+
+std::pair<Actions, int> Scheduler::prefetch_past(int group) {
+  // Else the room is not free yet, or not for long.
+  const bool is_read_again = groups_[group].read_again_in >= orders_.learned_in();
+  const bool has_left = !groups_.is_held(group) && !is_read_again && current_.size() == 1 && current_.front() == group;
+  if (!has_left || options_.prefetch_distance == 0 || !orders_.current().follows()) return {{}, -1};
+  const auto upcoming = orders_.current().upcoming(1);
+  // A list says what that one is to gather ahead, and when.
+  if (upcoming.empty() || groups_[upcoming.front()].facts.has_backward_list) return {{}, -1};
+  const int next = upcoming.front();
+  Actions actions;
+  int first = -1;
+  if (!groups_.is_held(next)) {
+    if (!groups_[next].facts.prefetches_in_backward || !make_room({}, next, actions)) return {std::move(actions), -1};
+    groups_.unshard(next, actions);
+    first = next;
+  }
+  const int behind = prefetch_upcoming({&next, 1}, actions);
+  return {std::move(actions), first != -1 ? first : behind};
+}
+
+bool is_urgent(int gathered, const GroupStates& groups, const ExecOrder& order) {
+  int64_t bytes_before = 0;
+  // All before it are held, so it is among these.
+  const auto upcoming = order.upcoming(groups.held().size() + 1);
+  for (size_t i = 0; i < upcoming.size(); ++i) {
+    const int64_t bytes = groups[upcoming[i]].facts.unsharded_bytes;
+    // Behind the last gather there are only reductions, and waiting makes them later.
+    if (upcoming[i] == gathered) return i + 1 < upcoming.size() && bytes_before < bytes;
+    bytes_before += bytes;
+  }
+  return false;
+}
+
+}  // namespace fsdp

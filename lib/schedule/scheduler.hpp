@@ -1,0 +1,131 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "schedule/action.hpp"
+#include "schedule/group_states.hpp"
+#include "schedule/pass_orders.hpp"
+#include "schedule/residency_budget.hpp"
+
+namespace fsdp {
+
+/// What happens to one group that is no operator's use of it.
+enum class GroupEvent : uint8_t {
+  kUserUnshards,
+  kUserWaits,
+  kUserReshards,
+  kUserLetsGo,    ///< the forward that unshard() was for is over: released as if it had been gathered for that
+  kListed,        ///< a prefetch list, perhaps of another root, names it
+  kWritten,       ///< since it was gathered: gathered again when it is used
+  kLastGradient,  ///< of this backward has arrived
+  kReduced,       ///< its gradients have been packed
+};
+
+/// Decides when the groups of one root are gathered and released: events in, actions out. What it decides depends on
+/// options, on facts and on the sequence of events alone, never on tensors, time or whether a collective has completed;
+/// so all ranks, which have the same of these, launch the same sequence (T3).
+///
+/// Whoever calls does the actions at once, in their order, before the next event. If one fails, or something else changes
+/// where parameters are, `groups().set_residency` says so. Not thread-safe: the root's lock guards it.
+class Scheduler {
+ public:
+  struct Options {
+    int prefetch_distance = 1;  ///< groups that are gathered ahead of their use
+    std::optional<int64_t> unsharded_byte_budget = {};
+  };
+
+  Options& options() { return options_; }
+  GroupStates& groups() { return groups_; }
+  const PassOrders& orders() const { return orders_; }
+  ResidencyBudget& budget() { return budget_; }
+  void remove(int group);
+
+  // --- a step
+  /// Before it: what reads have left behind goes.
+  Actions release_between_steps();
+  /// Behind that, when all facts are up to date. Throws StateError if the byte budget is too small for what must be there.
+  void plan();
+  void begin_forward(bool records_autograd);
+  /// Of the forward under way; else of a graph that was retained. Returns the groups that were gathered ahead of it.
+  std::vector<int> begin_backward(bool is_of_forward);
+  /// The forward or backward is over; gradients may still be under way.
+  void end_pass() { orders_.end(); }
+  enum class StepEnd : uint8_t {
+    kMoreBackwards,  ///< it goes on before its gradients are read
+    kBackward,
+    kForward,        ///< that no backward follows
+  };
+  Actions end_step(StepEnd end);
+  /// An exception, or reset_iter_state: all is released, nothing is learned.
+  Actions abandon();
+
+  // --- operators
+  /// One is about to use `used`, in a step.
+  struct Noted {
+    Actions actions;
+    bool has_started_over = false;  ///< a pass begins again
+  };
+  Noted note_use(std::span<const int> used);
+  /// Then, when those actions are done. written: those of `used` that have been written since they were gathered. Operators
+  /// can read all of `used` behind the actions.
+  Actions use(std::span<const int> used, std::span<const int> written, bool has_started_over);
+  /// One reads `used` between steps.
+  Actions read(std::span<const int> used, std::span<const int> written);
+  /// One reads `used` whose place in a step says nothing: by a thread beside it, or in a user's hook.
+  Actions read_beside(std::span<const int> used, std::span<const int> written);
+  /// A user's hook is over: what it has read goes. before: `groups().held()` then.
+  Actions end_user_hook(std::span<const int> before);
+  /// Those of the last use.
+  const std::vector<int>& current() const { return current_; }
+
+  // --- one group
+  Actions on(GroupEvent event, int group);
+  /// `group` has its last gradient and may have been released: what the next use would gather first thing, in the room that
+  /// it has left. Launched now it does not wait for that group's reduction. Returns the first of them, too; -1: nothing.
+  std::pair<Actions, int> prefetch_past(int group);
+
+ private:
+  using Groups = std::span<const int>;
+
+  void forget_uses();
+  bool is_used_again(int group) const;
+  bool is_reduced(int group) const { return groups_[group].reduced_in == orders_.backwards(); }
+  bool is_kept_on_purpose(int group) const;
+  bool follows_plan() const;
+  bool is_kept_by_plan(int group) const;
+  bool is_needed(int group, Groups used) const;
+  void release(int group, Actions& actions);
+  void release_unneeded(Groups used, Actions& actions);
+  void release_ahead_of_backward(Groups used, Actions& actions);
+  void release_for_plan(Groups used, Actions& actions);
+  bool make_room(Groups used, int candidate, Actions& actions);
+  void keep_budget(Groups used, Actions& actions);
+  /// Held ones that may make room, and the one of them that is used last.
+  struct Others {
+    size_t count = 0, distance = 0;
+    int farthest = -1;
+  };
+  Others others_than(Groups used, bool counts_enclosing) const;
+  size_t distance_to(int group) const;
+  void gather(Groups used, Groups written, Actions& actions);
+  void prefetch(Groups used, Actions& actions);
+  int prefetch_upcoming(Groups used, Actions& actions);
+  void prefetch_for_backward(Groups used, Actions& actions);
+
+  Options options_;
+  GroupStates groups_;
+  PassOrders orders_;
+  ResidencyBudget budget_;
+  std::vector<int> current_;
+  int last_used_ = -1;
+};
+
+/// What is computed before the use of `gathered`, which `order` has next or soon, is smaller than that is: so it is likely
+/// to be over before the gather. (Bytes are what the schedule knows; times would make ranks differ.)
+bool is_urgent(int gathered, const GroupStates& groups, const ExecOrder& order);
+
+}  // namespace fsdp
