@@ -20,8 +20,9 @@ namespace {
 struct NormPart {
   std::vector<std::shared_ptr<Communicator>> groups;  // of several ranks; none: every rank holds them whole
   c10::Device device;  // that they communicate on: gradients may live elsewhere
-  std::vector<at::Tensor> gradients;
-  at::Tensor power;  // over the ranks seen so far
+  std::vector<at::Tensor> gradients = {};
+  at::Tensor power = {};  // over the ranks seen so far
+  std::shared_ptr<ParamGroup> any = {};  // of the parameters' groups; null where every rank holds them whole
 };
 
 /// The ranks that a parameter's gradient is cut over: data-parallel ones first, which are last to be added up.
@@ -39,7 +40,7 @@ NormPart& part_of(std::vector<NormPart>& parts, const std::vector<std::shared_pt
   const auto known = std::find_if(parts.begin(), parts.end(),
                                   [&](const NormPart& part) { return part.groups == groups; });
   return known != parts.end() ? *known
-                              : parts.emplace_back(groups, device, std::vector<at::Tensor>(), at::Tensor());
+                              : parts.emplace_back(groups, device);
 }
 
 std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
@@ -56,6 +57,7 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
     const auto groups = found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>();
     const auto device = groups.empty() ? parameter.device() : found->group->identity().mesh_info.mesh.device();
     auto& part = part_of(parts, groups, device);
+    if (!groups.empty()) part.any = found->group;
     if (parameter.grad().defined()) part.gradients.push_back(parameter.grad());
   }
   return parts;
@@ -76,16 +78,26 @@ at::Tensor local_power(const NormPart& part, double p) {
   return total.to(part.device);
 }
 
-/// The ranks' powers together. A maximum loses a NaN on some backends, so it travels as a flag.
-at::Tensor over_ranks(Communicator& group, const at::Tensor& power, double p) {
-  constexpr auto kSubject = "gradient norm";
-  if (!std::isinf(p)) {
-    group.start_all_reduce(power, ReduceOp::kSum, kSubject)->wait();
-    return power;
+void all_reduce(const NormPart& part, Communicator& group, const at::Tensor& values, ReduceOp op) {
+  try {
+    group.start_all_reduce(values, op, "gradient norm")->wait();
+  } catch (const CommError& error) {
+    std::lock_guard lock(part.any->context->mutex());
+    part.any->comm_ctx()->trace.explain(error);
   }
-  const auto is_nan = power.isnan();
-  const auto both = at::stack({power.masked_fill(is_nan, 0), is_nan.to(power.scalar_type())});
-  group.start_all_reduce(both, ReduceOp::kMax, kSubject)->wait();
+}
+
+/// The ranks' powers together, over the last of the part's groups. A maximum loses a NaN on some backends, so it travels as a
+/// flag.
+at::Tensor over_ranks(const NormPart& part, double p) {
+  auto& group = *part.groups.back();
+  if (!std::isinf(p)) {
+    all_reduce(part, group, part.power, ReduceOp::kSum);
+    return part.power;
+  }
+  const auto is_nan = part.power.isnan();
+  const auto both = at::stack({part.power.masked_fill(is_nan, 0), is_nan.to(part.power.scalar_type())});
+  all_reduce(part, group, both, ReduceOp::kMax);
   return both[0].masked_fill(both[1].gt(0), std::numeric_limits<double>::quiet_NaN());
 }
 
@@ -107,9 +119,11 @@ double total_norm(std::vector<NormPart> parts, double p) {
     for (size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].groups.size() != depth) continue;
       auto groups = parts[i].groups;
-      const auto power = over_ranks(*groups.back(), parts[i].power, p);
+      const auto power = over_ranks(parts[i], p);
       groups.pop_back();
+      const auto any = groups.empty() ? nullptr : parts[i].any;
       auto& joined = part_of(parts, groups, power.device());
+      joined.any = any;
       joined.power = added(joined.power, power.to(joined.device), p);
     }
   auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));

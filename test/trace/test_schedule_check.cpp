@@ -138,6 +138,18 @@ TEST_CASE("ranks whose collectives do not fit are told of the schedule, not of t
                    "rank 1: all_gather of root (144 bytes"});
 }
 
+TEST_CASE("where a gradient norm fails, the ranks are told of the schedule, too", "[group][schedule_check]") {
+  const auto outcome = outcome_of(2, [](const auto& world) {
+    ShardedChain chain(mesh_over(world));
+    set_schedule_check(chain.root[0], soon());
+    chain.model->skipped = {world->rank() == 1 ? size_t{2} : size_t{1}};
+    take_steps(chain, world->rank(), 1);
+    const double norm_type = world->rank() == 1 ? std::numeric_limits<double>::infinity() : 2;
+    clip_grad_norm_(chain.model->parameters(), /*max_norm=*/1, norm_type);
+  });
+  outcome.all_say({"disagree about collective 1", "rank 0: all_gather of layer2", "rank 1: all_gather of layer1"});
+}
+
 TEST_CASE("models of other shapes are told by bytes", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     ShardedChain chain(mesh_over(world), 3, world->rank() == 1 ? 8 : 6);
