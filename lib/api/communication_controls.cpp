@@ -126,13 +126,13 @@ void FSDPModule::set_post_optim_event(c10::Event event) {
 }
 
 void share_comm_ctx(const std::vector<FSDPModule>& roots) {
-  std::vector<std::shared_ptr<RootContext>> contexts;
+  std::vector<std::shared_ptr<ReductionQueue>> queues;
   for (const auto& root : roots) {
     require(root.is_root(), "share_comm_ctx: '{}' is not a root; give the root modules", root.name());
-    const auto& context = root.state().context;
-    if (std::find(contexts.begin(), contexts.end(), context) == contexts.end()) contexts.push_back(context);
+    auto queue = root.state().context->reductions();
+    if (std::find(queues.begin(), queues.end(), queue) == queues.end()) queues.push_back(std::move(queue));
   }
-  RootContext::share_reduction_buffers(contexts);
+  ReductionQueue::share(queues);
 }
 
 }  // namespace fsdp

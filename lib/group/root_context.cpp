@@ -71,7 +71,7 @@ void RootContext::apply(const Actions& actions) {
 }
 
 void RootContext::execute(const Action& action) {
-  if (action.kind == ActionKind::kFreeReductionInputs) return free_reduction_inputs();
+  if (action.kind == ActionKind::kFreeReductionInputs) return reductions_.free_inputs();
   auto* group = find(action.group);
   if (group == nullptr) return;
   switch (action.kind) {
@@ -188,7 +188,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   apply(scheduler_.use(ids, written, noted.has_started_over));
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) group->mark_ready(task);
-  launch_postponed(used);
+  reductions_.launch_behind_use(used);
   comm_ctx_.all_gather_stream.end_wait_for_event();
   comm_ctx_.trace.note_use(&used.front()->identity());
 }

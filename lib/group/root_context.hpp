@@ -1,9 +1,6 @@
 #pragma once
 
-#include <c10/core/Stream.h>
-
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -12,8 +9,7 @@
 #include "fsdp/reduce_scatter_start.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
-#include "group/reduce/gradient_reduction.hpp"
-#include "group/root_mutex.hpp"
+#include "group/reduce/reduction_queue.hpp"
 #include "group/step_follower.hpp"
 #include "schedule/scheduler.hpp"
 #include "schedule/step_machine.hpp"
@@ -79,8 +75,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   int64_t finalize_backward();
   void wait_for_gradients(int64_t ticket);
 
-  /// Counts packed gradients together from now on.
-  static void share_reduction_buffers(std::span<const std::shared_ptr<RootContext>> roots);
+  /// Keeps the root alive.
+  std::shared_ptr<ReductionQueue> reductions() { return {shared_from_this(), &reductions_}; }
 
   // ===== These do not: on the thread that runs the steps, or with the lock held.
 
@@ -104,7 +100,7 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   bool in_step() const { return fsdp::in_step(step_.state()); }
   /// The time to change what a step relies on, and to look at what it has left: not in a step or a scope, nor between
   /// a backward that was not the last one (set_is_last_backward), or is not finalized, and the end of that.
-  bool is_quiescent() const { return step_.is_quiescent() && reductions_.empty(); }
+  bool is_quiescent() const { return step_.is_quiescent() && reductions_.is_empty(); }
 
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
@@ -112,8 +108,6 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   void end_user_hook() noexcept;
 
   CommContext& comm_ctx() { return comm_ctx_; }
-  /// One of this group's is under way that does its part when its turn comes, on the current stream.
-  bool has_reduction_in_turn(const ParamGroup& group) const;
 
   /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
   bool has_unreleased_groups() const;
@@ -159,25 +153,10 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   // gradients (step.cpp)
   const ParamGroup* prefetch_past(const ParamGroup& finished);
   GradientReduction pack_gradients(ParamGroup& group);
-  void launch(GradientReduction reduction);
-
-  // when reductions begin (reduction_start.cpp)
-  enum class Waits { kNot, kForUse, kForNextBackward };
-  Waits hold_back(GradientReduction& reduction, const ParamGroup* gathered);
-  void launch_or_postpone(GradientReduction reduction, const ParamGroup* gathered);
-  void launch_oldest_postponed();
-  void launch_postponed(std::span<ParamGroup* const> used);
-  void launch_behind_backward();
-  void launch_all_postponed();
-
-  // packed gradients (reduction_buffers.cpp)
-  void make_room_for_reduction(const ParamGroup& group);
-  bool free_oldest_reduction_input();
-  size_t reduction_inputs() const;
   void flush_gradients();
-  void free_reduction_inputs();
-  void finish_reductions();
-  void drop_reductions(const ParamGroup* of);
+
+  /// What its launch is to wait for, on the host; a stream may have been told to wait (reduction_start.cpp).
+  ReductionQueue::Waits hold_back(GradientReduction& reduction, const ParamGroup* gathered);
 
   RootMutex mutex_;
   Options options_;
@@ -187,18 +166,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
   StepMachine step_;
   Scheduler scheduler_;
   std::vector<int> held_before_hook_;
-  std::vector<GradientReduction> reductions_;  // under way, oldest first
-  struct Postponed {
-    GradientReduction reduction;
-    Waits waits;              // kNot: but for those before it
-    const ParamGroup* until;  // whose use it waits for
-    c10::Stream stream;       // that it was packed on
-  };
-  std::deque<Postponed> postponed_;            // packed, oldest first
-  bool has_shifted_reductions_ = false;        // in this backward
-  /// Roots that count packed gradients together, this one among them; null: this one alone.
-  std::shared_ptr<std::vector<std::weak_ptr<RootContext>>> sharers_;
   CommContext comm_ctx_;
+  ReductionQueue reductions_{mutex_, comm_ctx_};
 };
 
 }  // namespace fsdp

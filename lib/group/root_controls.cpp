@@ -12,12 +12,9 @@ void RootContext::remove(ParamGroup& group) {
   std::lock_guard lock(mutex_);
   if (scheduler_.groups().is_held(group.identity().id)) tell(GroupEvent::kWritten, group);
   comm_ctx_.gather_slots.remove(group);
-  drop_reductions(&group);
+  reductions_.drop(&group);
   comm_ctx_.trace.remove(group.identity());
   std::erase(comm_ctx_.groups, &group);
-  std::erase_if(postponed_, [&](const auto& postponed) { return &postponed.reduction.group() == &group; });
-  for (auto& postponed : postponed_)
-    if (postponed.until == &group) postponed.waits = Waits::kNot;
   comm_ctx_.reduction_slots.remove(group);
   scheduler_.remove(group.identity().id);
   groups_by_id_[static_cast<size_t>(group.identity().id)] = nullptr;
@@ -98,7 +95,7 @@ int64_t RootContext::finalize_backward() {
                 "set_manual_backward_finalization(true) before backward");
   step_.check(StepEvent::kFinalize);
   // What backwards left that ended by themselves counts too: without synchronisation, or not the last ones.
-  const bool is_left = !reductions_.empty() || std::ranges::any_of(groups(), [](auto* group) {
+  const bool is_left = !reductions_.is_empty() || std::ranges::any_of(groups(), [](auto* group) {
     return group->reduction().requires_gradient_sync && has_unreduced_gradients(*group);
   });
   if (step_.state() != StepState::kDue && !is_left) return 0;
@@ -113,7 +110,7 @@ void RootContext::wait_for_gradients(int64_t ticket) {
   std::lock_guard lock(mutex_);
   step_.check_ticket(ticket);
   comm_ctx_.trace.look_for_listener();
-  finish_reductions();
+  reductions_.finish();
   for (auto* group : comm_ctx_.groups) group->parts().shard.wait_for_copies();
   comm_ctx_.meter.end_step();  // what the reductions launched and copied is the step's
   if (step_.state() == StepState::kFinalizing) enter(StepEvent::kWaitedFor);  // else a user's hook has given it up

@@ -120,7 +120,7 @@ void RootContext::begin_backward(int64_t task) {
   }
   enter(StepEvent::kBackwardBegins);
   comm_ctx_.trace.begin_phase(CollectiveTrace::Phase::kBackward);
-  has_shifted_reductions_ = false;
+  reductions_.begin_backward();
   for (const int id : scheduler_.begin_backward(is_of_forward))
     if (auto* group = find(id); group != nullptr && group->is_stale()) tell(GroupEvent::kWritten, *group);
   for (const int id : scheduler_.current())
@@ -153,7 +153,6 @@ void RootContext::abandon_task(int64_t task) noexcept {
     std::lock_guard lock(mutex_);
     const bool has_ended_badly = is_backward(step_.state()) && step_.task_count() == 0;
     if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost && !has_ended_badly) return;
-    postponed_.clear();
     for (auto* group : comm_ctx_.groups) drop_unreduced_gradients(*group);
     release_everything();
   } catch (const std::exception& error) {
@@ -174,7 +173,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   if (step_.task_count() != 1 || !has_all_gradients(group)) return;
   comm_ctx_.trace.look_for_listener();
   tell(GroupEvent::kLastGradient, group);
-  launch_behind_backward();
+  reductions_.launch_behind_backward();
   if (!group.reduction().requires_gradient_sync) return;
   // Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
   // earlier reductions, and over a communicator of its own the gather need not.
@@ -185,7 +184,9 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   // Packing may have run a user's hooks, which may have read parameters.
   if (gathered != nullptr && (!scheduler_.orders().current().follows() || !is_unsharding(gathered->unsharder().state())))
     gathered = nullptr;
-  launch_or_postpone(std::move(reduction), gathered);
+  const auto waits = hold_back(reduction, gathered);
+  reductions_.launch_or_postpone(std::move(reduction), waits,
+                                 waits == ReductionQueue::Waits::kForUse ? gathered : nullptr);
 }
 
 const ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
@@ -196,20 +197,11 @@ const ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
 
 GradientReduction RootContext::pack_gradients(ParamGroup& group) {
   comm_ctx_.trace.look_for_listener();
-  make_room_for_reduction(group);
+  reductions_.make_room(group);
   group.tally.is_reduced = true;
   tell(GroupEvent::kReduced, group);
   group.note_reduction();
-  return GradientReduction(group);
-}
-
-void RootContext::launch(GradientReduction reduction) {
-  reduction.launch();
-  reductions_.push_back(std::move(reduction));
-}
-
-void RootContext::free_reduction_inputs() {
-  for (auto& reduction : reductions_) reduction.advance();
+  return GradientReduction(group, reductions_.has_in_turn(group));
 }
 
 void RootContext::flush_gradients() {
@@ -219,7 +211,7 @@ void RootContext::flush_gradients() {
         config.reduces_unused_params && !group->tally.is_reduced && group->trainable_count() > 0;
     if (config.requires_gradient_sync && (owes_zeros || has_unreduced_gradients(*group))) {
       tell(GroupEvent::kLastGradient, *group);
-      launch(pack_gradients(*group));
+      reductions_.launch(pack_gradients(*group));
     }
     if (!config.requires_gradient_sync) accumulate_in_reduce_dtype(*group);
     group->tally.end_backward();
@@ -228,7 +220,7 @@ void RootContext::flush_gradients() {
 
 void RootContext::end_backward() {
   comm_ctx_.trace.look_for_listener();
-  launch_all_postponed();
+  reductions_.launch_postponed();
   if (step_.is_manual())
     leave_for_finalization();
   else
@@ -241,7 +233,7 @@ void RootContext::end_backward() {
     apply(scheduler_.end_step(Scheduler::StepEnd::kMoreBackwards));
     tell_of_end();
   } else {
-    finish_reductions();
+    reductions_.finish();
     end_step();
   }
   throw_faults();
@@ -280,8 +272,7 @@ void RootContext::close_step(bool waits_for_copies) {
 }
 
 void RootContext::release_everything() {
-  postponed_.clear();
-  drop_reductions(nullptr);
+  reductions_.drop(nullptr);
   enter(StepEvent::kGivenUp);
   comm_ctx_.trace.abandon_step();
   for (auto* group : comm_ctx_.groups) group->tally.reset();

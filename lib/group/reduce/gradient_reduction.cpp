@@ -9,12 +9,11 @@
 #include "group/param_group.hpp"
 #include "group/reduce/reduced_gradients.hpp"
 #include "group/reduce/unreduced_gradients.hpp"
-#include "group/root_context.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
 
-GradientReduction::GradientReduction(ParamGroup& group) : GradientReduction(&group) {
+GradientReduction::GradientReduction(ParamGroup& group, bool is_behind_one) : GradientReduction(&group) {
   auto& trace = group.comm_ctx()->trace;
   const Range range(trace, "FSDP::post_backward_reduce", group.identity());
   const GroupBuffers buffers(group.parts(), "reduced gradients");
@@ -36,7 +35,7 @@ GradientReduction::GradientReduction(ParamGroup& group) : GradientReduction(&gro
       entry.gradient.reset();
     }
   }
-  is_beside_ = can_be_beside();
+  is_beside_ = !is_behind_one && can_be_beside();
   if (SideStream::exists_on(group.config().device)) packed_on_ = current_stream(group.config().device);
 }
 
@@ -52,7 +51,7 @@ bool GradientReduction::can_be_beside() const {
   if (has_all_reduce(*group_) && !reduction.requires_all_reduce) return false;
   for (size_t i = 0; i < group_->params().size(); ++i)
     if (group_->tally.partial_sum(i).defined()) return false;
-  return !group_->context->has_reduction_in_turn(*group_);
+  return true;
 }
 
 /// What would block the host or run a user's code waits for its turn instead, on the stream that computes.

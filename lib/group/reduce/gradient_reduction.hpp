@@ -24,8 +24,9 @@ class ParamGroup;
 /// each does its part on the current stream, and may block the host.
 class GradientReduction {
  public:
-  /// Takes the unsharded gradients off the handles and packs them.
-  explicit GradientReduction(ParamGroup& group);
+  /// Takes the unsharded gradients off the handles and packs them. is_behind_one: another of the group's is under way that
+  /// does its part in turn, so this one does, too.
+  GradientReduction(ParamGroup& group, bool is_behind_one);
   /// Of the slot that the group's reductions want when all trainable parameters have gradients.
   static int64_t planned_slot_bytes(ParamGroup& group);
   /// Its reduce-scatters begin when the gather of `gathered` has arrived, and neither the host nor the stream that computes
