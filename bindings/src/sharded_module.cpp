@@ -8,9 +8,9 @@
 #include <unordered_map>
 
 #include "base/require.hpp"
-#include "group/find_param.hpp"
-#include "group/group_conversion.hpp"
-#include "group/root_context.hpp"
+#include "root/find_param.hpp"
+#include "root/group_conversion.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp::python {
 
@@ -81,7 +81,7 @@ void ShardedModule::find_params() {
   by_state()[&controls_.state()] = weak_from_this();
   std::vector<std::shared_ptr<ShownParam>> found;
   for (const auto& group : controls_.state().live_groups()) {
-    group->context->set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
+    root_of(*group).set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
     for (const auto& param : group->params())
       if (!param.is_vacant())
         if (auto shown = ShownParam::find(param.registered())) found.push_back(std::move(shown));
@@ -152,7 +152,7 @@ void ShardedModule::set_post_forward_mesh(PostForwardMesh mesh) {
 bool ShardedModule::is_kept() const {
   const auto groups = controls_.state().live_groups();
   return std::ranges::any_of(groups, [](const auto& group) {
-    const auto& holds = group->context->scheduler().groups()[group->identity().id].holds;
+    const auto& holds = root_of(*group).scheduler().groups()[group->identity().id].holds;
     const bool is_meant_to = holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation);
     return group->unsharder().is_held() && (is_meant_to || !group->policy().reshard_after_backward);
   });
@@ -185,7 +185,7 @@ void ShardedModule::use(bool records_autograd) {
   const OutsideTransforms outside;
   std::vector<ResidencyOwner*> owners;
   const auto groups = controls_.state().live_groups();
-  for (const auto& group : groups) owners.push_back(group.get());
+  for (const auto& group : groups) owners.push_back(&group->owner());
   controls_.state().context->enter_scope();
   try {
     if (!owners.empty()) owners[0]->make_resident(owners, {.records_autograd = records_autograd});

@@ -8,8 +8,8 @@
 #include <map>
 
 #include "api/find_param.hpp"
-#include "group/root_context.hpp"
 #include "param/grad_dtype.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp::python {
 
@@ -205,7 +205,7 @@ void ShownParam::take_over_grad_dtype() const {
 void ShownParam::follow_requires_grad() const {
   if (THPVariable_Unpack(sharded_.get()).requires_grad() == registered_.requires_grad()) return;
   const auto param = find_param(registered_);
-  if (!param || param->group->context->in_step()) return;
+  if (!param || root_of(*param->group).in_step()) return;
   take_over_requires_grad();
   param->group->sync_requires_grad();
 }
@@ -304,7 +304,7 @@ void ShownParam::take_autograds_own(const at::Tensor& gradient) {
   const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown.grad()));
   const auto local = tensor_of(maker_.local_gradient(own, sharded_.object().attr("placements")));
   at::NoGradGuard no_grad;
-  if (const auto param = find_param(registered_)) param->group->context->comm_ctx().let_current_wait_for_reductions();
+  if (const auto param = find_param(registered_)) root_of(*param->group).comm_ctx().let_current_wait_for_reductions();
   gradient.add_(local);
   shown.mutable_grad().reset();
 }

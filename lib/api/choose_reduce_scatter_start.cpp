@@ -7,7 +7,7 @@
 
 #include "api/controlled_groups.hpp"
 #include "base/require.hpp"
-#include "group/root_context.hpp"
+#include "root/root_context.hpp"
 
 // Which ReduceScatterStart takes the least time: measured, and the same on all ranks.
 namespace fsdp {

@@ -209,7 +209,7 @@ class ShardLike {
                   original.name());
       });
     for (const auto& param : pairs_.params)
-      require(!param.param || covered_.contains(param.param->group->companion.get()),
+      require(!param.param || covered_.contains(GroupPort::of(*param.param->group).companion().get()),
               "clone: '{}' belongs to a sharded module around {}; clone that one",
               param.places.front().name, original.name());
   }
@@ -248,7 +248,7 @@ class ShardLike {
       copy->reduction() = group->reduction();
       copy->gradient_dtypes().plan();
       for (const auto option : {&GroupPolicy::reshard_after_backward, &GroupPolicy::prefetch_in_backward})
-        copy->context->set_policy(*copy, option, group->policy().*option);
+        root_of(*copy).set_policy(*copy, option, group->policy().*option);
       copy->unsharder().form().set_custom(copy->parts(), group->unsharder().form().custom());
       copy->set_symmetric_memory(group->has_symmetric_memory());
       copy->unsharder().memory().set_keeps(group->unsharder().memory().keeps());
@@ -268,7 +268,7 @@ void copy_shards(const Pairs& pairs) {
     // A flat run that a tied parameter has left keeps its gap; the copy's has none, so its cuts lie elsewhere.
     // On all ranks alike, for gathering is collective.
     if (copy->param().layout() != param.param->param().layout())
-      values = own_values(*copy, gather_values(*param.param, values));
+      values = own_values(*copy, gather_values(*param.param->group, param.param->index, values));
     plain_view(entry).copy_(values);
   }
 }

@@ -4,6 +4,7 @@
 #include "base/require.hpp"
 #include "comm/comm_memory.hpp"
 #include "mesh/separate_group.hpp"
+#include "root/group_port.hpp"
 
 // The controls that say through what a group communicates, and in which memory.
 namespace fsdp {
@@ -12,7 +13,7 @@ namespace {
 
 void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups, const char* control) {
   for (const auto& group : groups)
-    require_state(group->context->is_quiescent(),
+    require_state(root_of(*group).is_quiescent(),
                   "{}: '{}' is in the middle of a step; call it before forward or after backward", control,
                   group->name());
 }
@@ -20,8 +21,8 @@ void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups,
 bool is_own(const Comm* comm) { return comm == nullptr || is_process_group_comm(comm); }
 
 void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
-  std::lock_guard lock(group.context->mutex());
-  group.context->reshard(group);
+  std::lock_guard lock(root_of(group).mutex());
+  root_of(group).reshard(group);
   group.unsharder().form().set_custom(group.parts(), std::move(comm));
 }
 
@@ -88,8 +89,8 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
                   group->name(), comm.backend(), why);
   }
   for (const auto& group : groups) {
-    std::lock_guard lock(group->context->mutex());
-    group->context->reshard(*group);
+    std::lock_guard lock(root_of(*group).mutex());
+    root_of(*group).reshard(*group);
     group->set_symmetric_memory(true);
   }
 }
@@ -112,7 +113,7 @@ void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse)
 
 void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
   for (const auto& group : controlled_groups(*state_, recurse)) {
-    std::lock_guard lock(group->context->mutex());
+    std::lock_guard lock(root_of(*group).mutex());
     group->unsharder().memory().set_keeps(keep);
   }
 }

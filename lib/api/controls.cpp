@@ -1,5 +1,6 @@
 #include "api/controlled_groups.hpp"
 #include "base/require.hpp"
+#include "root/group_port.hpp"
 
 // The controls of a sharded module. Without parameters to shard every one of them does nothing.
 namespace fsdp {
@@ -82,17 +83,17 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
 
 void FSDPModule::set_reshard_after_backward(bool value, Recurse recurse) {
   for_groups(*state_, recurse,
-             [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::reshard_after_backward, value); });
+             [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::reshard_after_backward, value); });
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
   for_own(*state_,
-          [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::forward_prefetch, groups_of(modules)); });
+          [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::forward_prefetch, groups_of(modules)); });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
   for_own(*state_,
-          [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::backward_prefetch, groups_of(modules)); });
+          [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::backward_prefetch, groups_of(modules)); });
 }
 
 void FSDPModule::set_prefetch_distance(int groups) {
@@ -133,7 +134,7 @@ void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
 }
 
 void FSDPModule::set_unshard_in_backward(bool value) {
-  for_own(*state_, [&](ParamGroup& group) { group.context->set_policy(group, &GroupPolicy::prefetch_in_backward, value); });
+  for_own(*state_, [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::prefetch_in_backward, value); });
 }
 
 void set_reduce_scatter_unused_params(ModuleState& state, bool value, Recurse recurse) {

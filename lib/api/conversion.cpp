@@ -4,8 +4,8 @@
 
 #include "api/module_tree.hpp"
 #include "base/require.hpp"
-#include "group/group_conversion.hpp"
 #include "param/replace_tensor.hpp"
+#include "root/group_conversion.hpp"
 
 namespace fsdp {
 

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "fsdp/dtensor.hpp"
-#include "group/find_param.hpp"
+#include "root/find_param.hpp"
 
 namespace fsdp {
 

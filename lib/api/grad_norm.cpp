@@ -8,6 +8,7 @@
 #include "base/require.hpp"
 #include "fsdp/parameters.hpp"
 #include "param/residency.hpp"
+#include "root/group_port.hpp"
 
 // Norms of gradients that are spread over ranks. With p the norm type, the global norm is
 // (sum over all elements of |g|^p)^(1/p), or the largest |g| for p = infinity. Elements that several
@@ -82,7 +83,7 @@ void all_reduce(const NormPart& part, Communicator& group, const at::Tensor& val
   try {
     group.start_all_reduce(values, op, "gradient norm")->wait();
   } catch (const CommError& error) {
-    std::lock_guard lock(part.any->context->mutex());
+    std::lock_guard lock(root_of(*part.any).mutex());
     part.any->comm_ctx()->trace.explain(error);
   }
 }

@@ -6,7 +6,7 @@
 #include "api/find_param.hpp"
 #include "api/whole_values.hpp"
 #include "base/require.hpp"
-#include "group/root_context.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -50,7 +50,7 @@ InitRun::InitRun(ModuleTree tree, const InitOptions& options, Targets targets, c
     const auto& known = entry(i);
     known_[known.tensor.unsafeGetTensorImpl()] = i;
     if (known.group)
-      if (const auto handle = known.group->handle(known.index); handle.defined())
+      if (const auto handle = known.group->params()[known.index].handle(); handle.defined())
         known_[handle.unsafeGetTensorImpl()] = i;
     is_target_.push_back(targets == Targets::kAll || known.tensor.is_meta());
   }
@@ -156,7 +156,7 @@ void InitRun::write_local(const TreeEntry& entry, const at::Tensor& values) cons
     entry.tensor.detach().copy_(values.view(entry.tensor.sizes()));
     return;
   }
-  std::lock_guard lock(entry.group->context->mutex());
+  std::lock_guard lock(root_of(*entry.group).mutex());
   plain_view(entry.tensor).copy_(values.view(entry.tensor.sizes()));
   entry.group->note_registered_write(entry.index);
 }

@@ -1,8 +1,9 @@
 #include "fsdp/local_shards.hpp"
 
 #include "api/find_param.hpp"
-#include "group/root_context.hpp"
 #include "module/module_state.hpp"
+#include "root/group_port.hpp"
+#include "root/hand_out_classes.hpp"
 
 namespace fsdp {
 
@@ -34,12 +35,12 @@ std::optional<FoundParam> find_local_shard(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
   const auto* storage = KeyedStorage::of(tensor.unsafeGetTensorImpl());
   if (storage == nullptr || storage->owner() == nullptr) return std::nullopt;
-  auto& group = static_cast<ParamGroup&>(*storage->owner());
+  auto& group = static_cast<GroupPort&>(*storage->owner()).group();
   const size_t params = group.params().size();
   if (storage->index() < params || !group.classes()) return std::nullopt;
   const auto& one = group.classes()->all()[storage->index() - params];
   if (!one.shard.is_same(tensor)) return std::nullopt;
-  return FoundParam{group.shared_from_this(), one.members.front(), /*is_handle=*/false};
+  return FoundParam{group.share(), one.members.front(), /*is_handle=*/false};
 }
 
 std::vector<LocalShard> local_shards(const torch::nn::Module& module, const ShardLabel& label) {

@@ -5,8 +5,8 @@
 #include "api/init_run.hpp"
 #include "api/named_states.hpp"
 #include "base/require.hpp"
-#include "group/group_conversion.hpp"
 #include "param/replace_tensor.hpp"
+#include "root/group_conversion.hpp"
 
 namespace fsdp {
 

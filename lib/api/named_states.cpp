@@ -6,6 +6,7 @@
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/module_table.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -48,7 +49,7 @@ class Walk {
     state.param = find_param(tensor);
     // The group's module may lie above the part of the tree that is walked.
     if (state.param)
-      if (const auto owner = std::static_pointer_cast<ModuleState>(state.param->group->companion))
+      if (const auto owner = std::static_pointer_cast<ModuleState>(GroupPort::of(*state.param->group).companion()))
         note_dtypes(*owner);
   }
 

@@ -11,6 +11,8 @@
 
 namespace fsdp {
 
+class RootContext;
+
 /// One parameter or buffer of a module tree, with all the names that the plain module has for it.
 struct NamedState {
   /// In depth-first order, a module's parameters before its buffers. The first is the one it is saved under.

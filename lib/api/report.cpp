@@ -7,8 +7,8 @@
 #include "api/find_param.hpp"
 #include "comm/work.hpp"
 #include "group/frozen_mixture.hpp"
-#include "group/root_context.hpp"
 #include "module/module_state.hpp"
+#include "root/root_context.hpp"
 
 namespace fsdp {
 

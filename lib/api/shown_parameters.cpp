@@ -10,6 +10,7 @@
 #include "base/require.hpp"
 #include "module/module_access.hpp"
 #include "module/module_table.hpp"
+#include "root/group_port.hpp"
 #include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {
@@ -140,7 +141,7 @@ void ShownParameters::hold_roots() {
                   kCaller, param.name());
     require_state(!is_shown(shown.found), "{}: {} is shown by another scope already; end that first",
                   kCaller, param.name());
-    const auto& context = shown.found.group->context;
+    const auto& context = GroupPort::of(*shown.found.group).root();
     const auto& held = roots_.contexts;
     if (std::find(held.begin(), held.end(), context) != held.end()) continue;
     context->hold_steps(kCaller);
@@ -163,9 +164,9 @@ void ShownParameters::gather(bool keeps) {
     return options_.offload_to_cpu ? whole.cpu() : whole;
   };
   for (auto& shown : shown_) {
-    shown.whole = settle(gather_values(shown.found, shown.registered));
+    shown.whole = settle(gather_values(*shown.found.group, shown.found.index, shown.registered));
     if (const auto gradient = shown.registered.grad(); options_.with_grads && gradient.defined())
-      shown.whole_gradient = settle(gather_values(shown.found, gradient));
+      shown.whole_gradient = settle(gather_values(*shown.found.group, shown.found.index, gradient));
   }
 }
 

@@ -5,7 +5,7 @@
 namespace fsdp {
 
 at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
-  auto values = gather_values(found, local);
+  auto values = gather_values(*found.group, found.index, local);
   BelowResidency below;
   const auto& part = found.group->spec(found.index).spread.part;
   return part ? part->gather(values) : values;

@@ -6,6 +6,7 @@
 #include "group/gather/gather_slots.hpp"
 #include "group/gather/gather_stream.hpp"
 #include "group/reduce/reduction_slots.hpp"
+#include "group/reduce/user_hooks.hpp"
 #include "trace/collective_trace.hpp"
 #include "trace/step_meter.hpp"
 
@@ -26,6 +27,7 @@ struct CommContext {
   ReductionSlots reduction_slots;
   CollectiveTrace trace;
   StepMeter meter;
+  UserHooks* user_hooks = nullptr;  ///< the root
 
   void let_current_wait_for_reductions() {
     reduce_scatter_stream.let_current_wait();

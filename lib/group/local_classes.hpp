@@ -62,10 +62,6 @@ class LocalClasses {
   std::vector<size_t> class_of_;  // by parameter
 };
 
-/// Parameters of one class lie side by side in this rank's shard from now on, which the classes alias. labels: by
-/// parameter. Handed out already: checks that the labels are the same. Takes the root's lock.
-LocalClasses& hand_out_classes(ParamGroup& group, const std::vector<std::string>& labels);
-
 /// After the shard got other memory: classes that are handed out alias it, gradients that are there included.
 void refresh_classes(ParamGroup& group);
 

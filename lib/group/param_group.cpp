@@ -4,8 +4,7 @@
 
 #include "base/log.hpp"
 #include "group/group_sanitizer.hpp"
-#include "group/reduce/gradient_hook.hpp"
-#include "group/root_context.hpp"
+#include "group/reduce/dense_gradient.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -25,10 +24,23 @@ Extensions extensions_of(const std::vector<GroupParam>& params) {
   return extensions;
 }
 
+/// A gradient that the handle already has moves to the registered parameter: this rank's rows of it.
+void take_over_gradient(ShardedParam& param, int shard_rank) {
+  const auto handle = param.handle();
+  if (!handle.grad().defined()) return;
+  BelowResidency below;
+  auto gradient = dense_gradient(handle.grad());
+  const auto registered = param.registered();
+  if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, shard_rank).clone();
+  registered.mutable_grad() = gradient.to(registered.device());
+  handle.mutable_grad().reset();
+}
+
 }  // namespace
 
-ParamGroup::ParamGroup(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params)
+ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params)
     : tally(params.size()),
+      link_(std::move(link)),
       parts_{.identity = std::move(identity), .config = std::move(config)},
       unsharder_(parts_, extensions_of(params)),
       gradient_dtypes_(parts_, reduction_) {
@@ -50,9 +62,6 @@ ParamGroup::ParamGroup(GroupIdentity identity, GroupConfig config, const std::ve
                       .spread = param.spread});
     parts_.is_cast |= parts_.params.back().is_cast();
   }
-  const auto& policy = parts_.config.mp_policy;
-  set_casts_operands(policy.param_dtype && policy.cast_forward_inputs);
-  set_follows_mode(policy.full_precision_in_eval);
   parts_.shard = ShardBuffer(parts_.config.host_memory);
   make_rows();
   unsharder_.set_encoded(unsharder_.form().plan(parts_, layout(), stored_dtypes(parts_)));
@@ -105,19 +114,6 @@ void ParamGroup::move_rows(GroupLayout layout, at::Tensor shard) {
     if (params()[i].registered().defined()) params()[i].make_registered(link_, i, parts_.shard.piece(i));
 }
 
-ParamGroup::~ParamGroup() {
-  if (context) {
-    std::lock_guard lock(context->mutex());
-    unsharder_.abandon();
-    try {
-      context->remove(*this);
-    } catch (const std::exception& error) {
-      log().error("{}: the end of a sharded module: {}", name(), error.what());
-    }
-  }
-  *link_ = nullptr;
-}
-
 void ParamGroup::note_first_values() {
   if (identity().mesh_info.data_parallel_size() == 1 || config().device.is_meta()) return;
   BelowResidency below;
@@ -127,9 +123,7 @@ void ParamGroup::note_first_values() {
 }
 
 void ParamGroup::attach() {
-  auto self = shared_from_this();
-  const auto all_tied = std::exchange(tied_, {});
-  for (const auto& tied : all_tied) take_tied(parts_, link_, tied);
+  const auto self = owner().shared_from_this();
   for (size_t i = 0; i < params().size(); ++i) {
     auto& param = params()[i];
     const auto& piece = parts_.shard.piece(i);
@@ -139,11 +133,9 @@ void ParamGroup::attach() {
     if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) left_.note(handle, i);
     take_over_gradient(param, identity().mesh_info.shard_rank());
     param.take_over_handle(self, i, config().device);
-    install_gradient_hook(handle, self, i);
   }
   gradient_dtypes_.plan();
   unsharder_.rest();
-  for (const auto& tied : all_tied) compact(*tied.from.group);
 }
 
 void ParamGroup::rename(std::string name, const std::vector<std::string>& param_names) {
@@ -213,7 +205,7 @@ void ParamGroup::audit() {
     params()[i].check_handle();
     if (!config().device.is_meta()) params()[i].reset_sharded_param(parts_.shard.piece(i));
   }
-  if (is_between_steps()) sync_grad_dtypes();
+  if (owner().is_between_steps()) sync_grad_dtypes();
   if (parts_.sanitizer && !config().device.is_meta()) [[unlikely]]
     parts_.sanitizer->check_shards(params(), parts_.shard.pieces());
 }
@@ -229,51 +221,20 @@ void ParamGroup::note_reduction() {
         params()[0].name(), limit));
 }
 
-void ParamGroup::make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) {
-  // One operator may touch groups of several roots; each root sees its own.
-  c10::SmallVector<ParamGroup*, 4> waiting;
-  for (auto* owner : owners) waiting.push_back(static_cast<ParamGroup*>(owner));
-  while (!waiting.empty()) {
-    const auto root = waiting.front()->context;
-    c10::SmallVector<ParamGroup*, 4> mine, others;
-    for (auto* group : waiting) (group->context == root ? mine : others).push_back(group);
-    root->touch({mine.data(), mine.size()}, use);
-    waiting = std::move(others);
-  }
-}
-
 void ParamGroup::note_registered_write(size_t index) {
   if (index < params().size())
     params()[index].bump_version();
   else
     for (const size_t member : classes_->members(index - params().size())) params()[member].bump_version();
-  mark_not_ready();  // the next touch is to see it
 }
 
-void ParamGroup::carry_write(size_t index) {
-  const auto root = context;
-  std::lock_guard lock(root->mutex());
-  BelowResidency below;
-  unsharder_.write_back(index);
-  // Outside a step the ranks may have written different values (each its own random numbers); the
-  // version that moves makes the next touch gather what all of them hold. Within a step
-  // the handle stays as written, or autograd would refuse a legal write before a use.
-  if (root->in_step() || parts_.is_never_released())
-    params()[index].note_own_write();
-  else
-    params()[index].bump_version();
+void ParamGroup::check_mode() const {
+  if (!wants_own_dtype || wants_own_dtype() == computes_in_own_dtype_) return;
+  throw StateError(fmt::format(
+      "'{}' went from {} in the middle of a step, which full_precision_in_eval cannot follow. Run the "
+      "backward of the last forward first, or reset_iter_state(); a forward without backward belongs "
+      "under torch::NoGradGuard or fsdp::forward_scope",
+      name(), computes_in_own_dtype_ ? "eval to training mode" : "training to eval mode"));
 }
-
-void ParamGroup::take_over_requires_grad(size_t index) {
-  const auto root = context;
-  std::lock_guard lock(root->mutex());
-  // Most often nothing has changed: so this one is looked at before all of the group.
-  const bool has_changed = index >= params().size() || params()[index].has_new_requires_grad();
-  if (has_changed && !root->in_step()) sync_requires_grad();
-}
-
-bool ParamGroup::is_in_scope() const { return context->is_in_scope(); }
-
-void ParamGroup::handle_storage_gone(size_t index) noexcept { params()[index].storage_gone(); }
 
 }  // namespace fsdp

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "group/gather/unsharder.hpp"
@@ -19,17 +20,16 @@
 
 namespace fsdp {
 
-class RootContext;
-
 /// The parameters that are gathered and released together: what they are made of, and who does what with them. When they
-/// are gathered, released and reduced is their root's business, to which this passes on every touch. The storages behind
-/// its handles keep it alive; it dies with the module. Not thread-safe: the root's lock guards it.
-class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_this<ParamGroup> {
+/// are gathered, released and reduced is others' business. Not thread-safe: its root's lock guards it.
+class ParamGroup final {
  public:
   /// Copies this rank's rows out of the handles (as they are at one rank, without a copy). Nothing
   /// that the module holds has changed when this returns; `attach` does that.
-  ParamGroup(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
-  ~ParamGroup() override;
+  /// link: to whom operators on its parameters turn, and who it is a part of.
+  ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
+  ParamGroup(const ParamGroup&) = delete;
+  ParamGroup& operator=(const ParamGroup&) = delete;
 
   /// The values of parameters that another group holds and cuts in another way: a collective call where
   /// there are such, between the constructor and `attach`. Changes nothing else.
@@ -38,6 +38,8 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void note_first_values();
   /// Null: nothing was noted, or it has been taken.
   std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
+  /// Those that other groups hold, to be taken from them before `attach`.
+  std::vector<TiedParam> take_ties() { return std::exchange(tied_, {}); }
   /// Turns the tensors into handles. Does not fail halfway: all allocations come before.
   void attach();
 
@@ -107,10 +109,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// that was built before fully_shard and holds handles. Warns once by name.
   void note_reduction();
 
-  /// full_precision_in_eval (compute_dtype.cpp): handles are in the parameters' own dtype, or in the
-  /// policy's. Releases them if that is another one. Nothing else changes; no communication.
-  void compute_in_own_dtype(bool value);
+  /// full_precision_in_eval: handles are in the parameters' own dtype, or in the policy's.
   bool computes_in_own_dtype() const { return computes_in_own_dtype_; }
+  void set_computes_in_own_dtype(bool value) { computes_in_own_dtype_ = value; }
   /// Of the module, now; empty where the policy does not ask for it.
   std::function<bool()> wants_own_dtype;
   /// Throws StateError if the module's mode has changed since the step began.
@@ -120,6 +121,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   LocalClasses* classes() { return classes_.get(); }
   void set_classes(std::unique_ptr<LocalClasses> classes) { classes_ = std::move(classes); }
   const OwnerLink& link() const { return link_; }
+  ResidencyOwner& owner() const { return **link_; }
+  /// Keeps its owner alive, too.
+  std::shared_ptr<ParamGroup> share() { return {owner().shared_from_this(), this}; }
 
   /// What is gathered, and how, follows; of a released group.
   void set_layout(GroupLayout layout);
@@ -131,36 +135,16 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   /// Looks for a `grad_dtype` that a user has changed.
   void sync_grad_dtypes();
 
-  void mark_ready(int64_t task) { set_ready(task); }
-  void mark_not_ready() { set_ready(kNotReady); }
-  void mark_between_steps(bool value) { set_between_steps(value); }
-
-  // --- ResidencyOwner
-  void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) override;
-  void carry_write(size_t index) override;
-  void follow_mode() override;
-  void take_over_requires_grad(size_t index) override;
-  bool is_in_scope() const override;
-  at::Tensor handle(size_t index) const override { return params()[index].handle(); }
-  const at::TensorImpl* registered(size_t index) const override {
-    return index < params().size() ? params()[index].registered_impl() : nullptr;
-  }
-  void handle_storage_gone(size_t index) noexcept override;
-  void note_registered_write(size_t index) override;
-  const std::string& param_name(size_t index) const override {
-    return index < params().size() ? params()[index].name() : name();
-  }
-  bool is_cut() const override { return identity().mesh_info.shard_size() > 1; }
-  std::optional<at::ScalarType> output_dtype(size_t index) const override {
+  /// An operator has written registered parameter `index`, or the local shard behind those.
+  void note_registered_write(size_t index);
+  /// Of what operators on parameter `index` return, where it is not their own choice.
+  std::optional<at::ScalarType> output_dtype(size_t index) const {
     return computes_in_own_dtype_ ? std::nullopt : specs_[index].output_dtype;
   }
 
   GradientTally tally;
   Divisor divisor;
 
-  // --- place in the root, kept by RootContext and the module layer
-  std::shared_ptr<RootContext> context;
-  std::shared_ptr<void> companion;  ///< what is to live as long as the group: its module's state
   struct {
     int enter = 0, exit = 0;
   } tree;  ///< depth-first interval of the owning module
@@ -174,9 +158,9 @@ class ParamGroup final : public ResidencyOwner, public std::enable_shared_from_t
   void say_notes();
   void note_mixture() const;
 
+  OwnerLink link_;
   GroupParts parts_;
   Unsharder unsharder_;
-  OwnerLink link_ = std::make_shared<ResidencyOwner*>(this);
   GroupPolicy policy_;
   ReductionConfig reduction_;
   GradientDtypes gradient_dtypes_;

@@ -8,8 +8,6 @@
 // parameter table stays the same one; the group that gives it up keeps an empty place.
 namespace fsdp {
 
-class ParamGroup;
-
 /// A parameter that another group holds, until the one that takes it is attached.
 struct TiedParam {
   size_t index;  ///< where it is going to
@@ -26,11 +24,5 @@ void copy_tied_rows(GroupParts& parts, std::span<const TiedParam> tied);
 /// The values and gradients of those that the other group cuts in another way: a collective call where there are such.
 /// Changes nothing of the other group.
 void gather_tied(GroupParts& parts, std::span<TiedParam> tied);
-
-/// The registered parameter is this group's from now on. link: to this group.
-void take_tied(GroupParts& parts, const OwnerLink& link, const TiedParam& tied);
-
-/// Memory of what has been taken from a group is given back, where that takes no communication.
-void compact(ParamGroup& group);
 
 }  // namespace fsdp

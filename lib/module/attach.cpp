@@ -17,6 +17,7 @@
 #include "module/sync_states.hpp"
 #include "module/ties.hpp"
 #include "param/residency.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -95,14 +96,14 @@ void replace_registrations(const ManagedStates& states, const PreparedGroup& pre
       if (is_listed)
         owned.registrations.push_back(std::move(place));
       else
-        remember_tied_entry(place, group.shared_from_this());
+        remember_tied_entry(place, group.share());
     }
   }
 }
 
 void attach_group(const ManagedStates& states, const PreparedGroup& prepared, OwnedGroup& owned,
                   RootContext& context) {
-  prepared.group->attach();
+  GroupPort::of(*prepared.group).attach();
   for (const size_t i : prepared.params) owned.params.push_back({states.params[i].name, states.params[i].unit});
   replace_registrations(states, prepared, owned);
   context.add(prepared.group);

@@ -3,6 +3,7 @@
 #include "base/environment.hpp"
 #include "base/require.hpp"
 #include "group/group_sanitizer.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -70,7 +71,7 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
   if (options.offload_policy && (!info.mesh.device().is_cpu() || environment::copies_on_cpu()))
     config.host_memory = HostMemory{.is_pinned = options.offload_policy->pin_memory && !info.mesh.device().is_cpu()};
   if (cut_like != nullptr) config.cut_like = cut_like->layout();
-  return std::make_shared<ParamGroup>(GroupIdentity{.name = name + prepared.suffix, .mesh_info = info}, std::move(config),
+  return make_group(GroupIdentity{.name = name + prepared.suffix, .mesh_info = info}, std::move(config),
                                       params);
 }
 

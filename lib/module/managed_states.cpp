@@ -3,12 +3,12 @@
 #include <unordered_map>
 
 #include "base/require.hpp"
-#include "group/find_param.hpp"
-#include "group/reduce/gradient_hook.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "param/managed_storage.hpp"
 #include "param/residency.hpp"
+#include "root/find_param.hpp"
+#include "root/gradient_hook.hpp"
 
 namespace fsdp {
 

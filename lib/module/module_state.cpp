@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "group/find_param.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
+#include "root/find_param.hpp"
+#include "root/group_conversion.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -62,8 +64,8 @@ void ModuleState::apply_reshard_policy() {
     const auto group = owned.group.lock();
     if (!group) continue;
     auto plan = owned.integer_plan ? *owned.integer_plan : plan_reshard(requested_reshard, owned.mesh_info);
-    group->context->set_policy(*group, &GroupPolicy::after_forward, std::move(plan));
-    group->context->set_policy(*group, &GroupPolicy::is_after_forward_unset, !requested_reshard.is_set());
+    root_of(*group).set_policy(*group, &GroupPolicy::after_forward, std::move(plan));
+    root_of(*group).set_policy(*group, &GroupPolicy::is_after_forward_unset, !requested_reshard.is_set());
   }
 }
 
@@ -73,7 +75,7 @@ void ModuleState::take_root() {
     if (state.context == context) return;
     state.context = context;
     for (const auto& group : state.live_groups()) {
-      const auto before = group->context;  // outlives the call that empties it
+      const auto before = GroupPort::of(*group).root();  // outlives the call that empties it
       before->remove(*group);
       context->add(group);
     }
@@ -139,7 +141,7 @@ bool ModuleState::wants_own_dtype() const {
 void ModuleState::follow_mode() {
   if (!mp_policy.full_precision_in_eval) return;
   const bool own = wants_own_dtype();
-  for (const auto& group : live_groups()) group->compute_in_own_dtype(own);
+  for (const auto& group : live_groups()) compute_in_own_dtype(*group, own);
   computes_in_own_dtype = own;
   torch::NoGradGuard no_grad;
   for (const auto& cast : cast_buffers) {

@@ -10,8 +10,8 @@
 
 #include "fsdp/fully_shard.hpp"
 #include "group/param_group.hpp"
-#include "group/root_context.hpp"
 #include "mesh/mesh_info.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 

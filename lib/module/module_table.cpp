@@ -1,4 +1,5 @@
 #include "module/module_table.hpp"
+#include "root/group_port.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -123,7 +124,7 @@ void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> stat
   std::weak_ptr<const torch::nn::Module> weak = module.weak_from_this();
   const bool is_shared = !weak.expired();
   const auto groups = state->live_groups();
-  for (const auto& group : groups) group->companion = state;
+  for (const auto& group : groups) GroupPort::of(*group).set_companion(state);
   entries[&module] = {std::move(weak), is_shared, state, groups.empty() ? state : nullptr};
 }
 

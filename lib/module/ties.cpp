@@ -5,10 +5,11 @@
 #include <unordered_set>
 
 #include "base/require.hpp"
-#include "group/find_param.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/module_table.hpp"
+#include "root/find_param.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -17,7 +18,7 @@ namespace {
 using torch::nn::Module;
 
 std::shared_ptr<ModuleState> state_of(const ParamGroup& group) {
-  return std::static_pointer_cast<ModuleState>(group.companion);
+  return std::static_pointer_cast<ModuleState>(GroupPort::of(group).companion());
 }
 
 /// The handles of entries in the tree whose owners are in it too, each once.

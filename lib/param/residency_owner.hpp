@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,7 +25,7 @@ struct OperatorUse {
 ///
 /// `param` implements nothing of it and knows nothing more, so that storage and dispatcher stay
 /// below the scheduler.
-class ResidencyOwner {
+class ResidencyOwner : public std::enable_shared_from_this<ResidencyOwner> {
  public:
   static constexpr int64_t kNotReady = -2;
 

@@ -4,9 +4,9 @@
 #include <future>
 #include <thread>
 
-#include "group/find_param.hpp"
-#include "group/root_context.hpp"
 #include "param/host_lock.hpp"
+#include "root/find_param.hpp"
+#include "root/group_port.hpp"
 #include "support/models.hpp"
 
 // A root's lock and the host language's (Python's), which threads may ask for in either order.
@@ -38,7 +38,7 @@ TEST_CASE("an operator that writes a parameter under the host lock does not keep
   CHECK(on_ranks(1, [](Rank& rank) {
     ShardedChain chain(rank.mesh(), 1);
     auto& weight = chain.model->layers[0]->weight;
-    const auto root = find_param(weight)->group->context;
+    const auto root = GroupPort::of(*find_param(weight)->group).root();
     const auto scope = forward_scope(chain.root[0]);
     at::NoGradGuard no_grad;
     weight.sum();  // from here on the operator itself waits for nothing

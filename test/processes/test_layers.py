@@ -29,7 +29,8 @@ class Layers(unittest.TestCase):
         self.assertIn(says, said)
 
     def test_what_is_to_the_left_may_be_included(self):
-        for name, *includes in (("lib/group/a.cpp", "group/b.hpp", "trace/b.hpp", "schedule/b.hpp", "ATen/ATen.h"),
+        for name, *includes in (("lib/group/a.cpp", "group/b.hpp", "trace/b.hpp", "ATen/ATen.h"),
+                                ("lib/root/a.cpp", "group/b.hpp", "schedule/b.hpp"),
                                 ("lib/schedule/a.cpp", "schedule/b.hpp", "base/log.hpp", "vector"),
                                 ("lib/trace/a.hpp", "mesh/mesh_info.hpp", "fsdp/communicator.hpp", "torch/torch.h"),
                                 ("include/fsdp/fully_shard.hpp", "fsdp/policy.hpp")):
@@ -40,6 +41,10 @@ class Layers(unittest.TestCase):
                           "lib/trace/a.cpp", "base/log.hpp", "group/param_group.hpp")
         self.expect_found("layer schedule includes comm/work.hpp", "lib/schedule/a.cpp", "comm/work.hpp")
         self.expect_found("layer param includes trace/step_meter.hpp", "lib/param/a.hpp", "trace/step_meter.hpp")
+
+    def test_what_executes_does_not_know_what_decides(self):
+        self.expect_found("layer group includes schedule/holds.hpp", "lib/group/a.cpp", "schedule/holds.hpp")
+        self.expect_found("layer group includes root/root_context.hpp", "lib/group/a.cpp", "root/root_context.hpp")
 
     def test_what_decides_includes_nothing_of_libtorch(self):
         for header in ("ATen/core/Tensor.h", "c10/core/Stream.h", "torch/csrc/autograd/engine.h"):

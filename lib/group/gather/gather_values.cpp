@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "group/param_group.hpp"
 #include "param/residency.hpp"
 
 namespace fsdp {
@@ -73,10 +74,10 @@ at::Tensor in_memory(const at::Tensor& flat, const ShardedParam& param) {
 
 }  // namespace
 
-at::Tensor gather_values(const FoundParam& found, const at::Tensor& local) {
+at::Tensor gather_values(const ParamGroup& group, size_t index, const at::Tensor& local) {
   BelowResidency below;
-  const auto& info = found.group->identity().mesh_info;
-  const auto& param = found.param();
+  const auto& info = group.identity().mesh_info;
+  const auto& param = group.params()[index];
   const auto options = at::TensorOptions().dtype(local.scalar_type()).device(info.mesh.device());
   const int ranks = info.shard_size();
   if (ranks == 1) {

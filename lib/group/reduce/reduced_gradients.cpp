@@ -8,9 +8,9 @@
 
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
+#include "group/comm_context.hpp"
 #include "group/param_group.hpp"
 #include "group/reduce/gradient_reduction.hpp"
-#include "group/root_context.hpp"
 #include "param/handle_keeper.hpp"
 #include "param/residency.hpp"
 
@@ -42,13 +42,13 @@ bool has_post_accumulate_hook(const at::Tensor& registered) {
 /// hook of a backward.
 class UserHook {
  public:
-  UserHook(RootContext& root, std::optional<BelowResidency>& below) : root_(root), below_(below) {
+  UserHook(UserHooks& told, std::optional<BelowResidency>& below) : told_(told), below_(below) {
     below_.reset();
     no_grad_.emplace();
-    root_.begin_user_hook();
+    told_.begin_user_hook();
   }
   ~UserHook() {
-    root_.end_user_hook();
+    told_.end_user_hook();
     no_grad_.reset();
     below_.emplace();
   }
@@ -56,7 +56,7 @@ class UserHook {
   UserHook& operator=(const UserHook&) = delete;
 
  private:
-  RootContext& root_;
+  UserHooks& told_;
   std::optional<BelowResidency>& below_;
   std::optional<at::NoGradGuard> no_grad_;
 };
@@ -86,7 +86,7 @@ void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indi
     const auto registered = group.params()[index].registered();
     // A hook before this one may have dropped the gradient.
     if (!registered.defined() || !registered.grad().defined()) continue;
-    const UserHook user(*group.context, below);
+    const UserHook user(*group.comm_ctx()->user_hooks, below);
     if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
   }
 }
@@ -175,7 +175,7 @@ void GradientReduction::assign(size_t index, at::Tensor gradient, Settling& sett
                           is_first && classes ? classes->place(*group_, index) : at::Tensor());
   if (has_hooks) {
     if (has_post_accumulate_hook(registered)) settling.hooked.push_back(index);
-    const UserHook hook(*group_->context, settling.below);
+    const UserHook hook(*group_->comm_ctx()->user_hooks, settling.below);
     gradient = run_gradient_hooks(registered, std::move(gradient));
   }
   if (present.defined()) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "group/reduce/gradient_reduction.hpp"
-#include "group/root_mutex.hpp"
+#include "root/root_mutex.hpp"
 
 namespace fsdp {
 

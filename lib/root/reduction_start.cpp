@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "group/root_context.hpp"
+#include "root/root_context.hpp"
 
 // When reductions begin that have a communicator of their own (ReduceScatterStart). Gathers share the network's bandwidth
 // with them; in one queue the one goes first that is launched first.

@@ -9,8 +9,8 @@
 #include "fsdp/reduce_scatter_start.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
-#include "group/reduce/reduction_queue.hpp"
-#include "group/step_follower.hpp"
+#include "root/reduction_queue.hpp"
+#include "root/step_follower.hpp"
 #include "schedule/scheduler.hpp"
 #include "schedule/step_machine.hpp"
 
@@ -22,7 +22,7 @@ namespace fsdp {
 /// Threads: a root's steps belong to one thread at a time, but operators on several may ask for its groups. So whatever
 /// operators, autograd and the controls call takes the lock. What only looks, or hands out a part of the root, does not: it
 /// is for the thread that runs the steps, or to be called with the lock held.
-class RootContext : public std::enable_shared_from_this<RootContext> {
+class RootContext final : public UserHooks, public std::enable_shared_from_this<RootContext> {
  public:
   struct Options {
     bool is_last_backward = true;
@@ -104,8 +104,8 @@ class RootContext : public std::enable_shared_from_this<RootContext> {
 
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
-  void begin_user_hook();
-  void end_user_hook() noexcept;
+  void begin_user_hook() override;
+  void end_user_hook() noexcept override;
 
   CommContext& comm_ctx() { return comm_ctx_; }
 

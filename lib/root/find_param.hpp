@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "group/param_group.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 

@@ -6,18 +6,13 @@
 
 namespace fsdp {
 
-class ParamGroup;
-class ShardedParam;
+class GroupPort;
 
 /// Makes autograd tell the group when the gradient of `handle` (parameter `index`) has been
 /// accumulated. A hook that is there already is kept and runs first.
-void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup> group,
-                           size_t index);
+void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<GroupPort> port, size_t index);
 
 /// True for a handle, even while it is set aside and shows other memory.
 bool has_gradient_hook(const at::Tensor& tensor);
-
-/// A gradient that the handle already has moves to the registered parameter: this rank's rows of it.
-void take_over_gradient(ShardedParam& param, int shard_rank);
 
 }  // namespace fsdp

@@ -29,4 +29,9 @@ void convert(ParamGroup& group, const GroupConversion& to);
 /// Throws what `convert` would throw.
 void check_convertible(const ParamGroup& group, const GroupConversion& to = {});
 
+/// full_precision_in_eval (T8): handles are in the parameters' own dtype, or in the policy's. Releases them if that is
+/// another one. Nothing else changes; no communication. Handles stay the same tensors; only between steps do they change,
+/// so that what autograd saved in a step is of the step's dtype.
+void compute_in_own_dtype(ParamGroup& group, bool value);
+
 }  // namespace fsdp

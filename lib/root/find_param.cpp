@@ -1,4 +1,4 @@
-#include "group/find_param.hpp"
+#include "root/find_param.hpp"
 
 namespace fsdp {
 
@@ -6,14 +6,14 @@ std::optional<FoundParam> find_param(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
   auto* storage = KeyedStorage::of(tensor.unsafeGetTensorImpl());
   if (storage == nullptr || storage->owner() == nullptr) return std::nullopt;
-  auto& group = static_cast<ParamGroup&>(*storage->owner());
+  auto& group = static_cast<GroupPort&>(*storage->owner()).group();
   if (storage->index() >= group.params().size()) return std::nullopt;  // a local shard
   auto& param = group.params()[storage->index()];
   const bool is_handle = storage->kind() == KeyedStorage::Kind::kHandle;
   const auto identity = is_handle ? param.handle() : param.registered();
   // A view of either is neither.
   if (!identity.is_same(tensor)) return std::nullopt;
-  return FoundParam{group.shared_from_this(), storage->index(), is_handle};
+  return FoundParam{group.share(), storage->index(), is_handle};
 }
 
 }  // namespace fsdp

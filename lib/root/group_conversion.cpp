@@ -1,12 +1,13 @@
-#include "group/group_conversion.hpp"
+#include "root/group_conversion.hpp"
 
 #include <ATen/ATen.h>
 
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "group/param_group.hpp"
-#include "group/root_context.hpp"
+#include "group/reduce/unreduced_gradients.hpp"
 #include "param/residency.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -91,7 +92,7 @@ void convert_waiting_gradients(ParamGroup& group) {
 /// Nothing of it fails.
 void set_converted(ParamGroup& group, Converted made) {
   auto& parts = group.parts();
-  const auto owner = group.shared_from_this();
+  const auto owner = group.owner().shared_from_this();
   for (size_t i = 0; i < parts.params.size(); ++i) {
     auto& param = parts.params[i];
     param.convert(made.dtypes.stored[i], made.dtypes.gathered[i], made.pieces[i], owner, made.device);
@@ -124,13 +125,13 @@ ParamDtypes dtypes_in(const ParamGroup& group, std::optional<at::ScalarType> flo
 }
 
 void check_convertible(const ParamGroup& group, const GroupConversion& to) {
-  require_state(!group.context->steps_are_held(),
+  require_state(!root_of(group).steps_are_held(),
                 "'{}' shows full parameters (fsdp::FullParameters); end that scope before changing its dtype "
                 "or device",
                 group.name());
   // Parameters without values take part in no step, though a use of them may have begun one.
   require_state(
-      group.context->is_quiescent() || group.config().device.is_meta(),
+      root_of(group).is_quiescent() || group.config().device.is_meta(),
       "'{}' is in the middle of a step; change its dtype or device before forward or after "
       "backward (after an exception, call reset_iter_state() on the root first)",
       group.name());
@@ -140,7 +141,7 @@ void check_convertible(const ParamGroup& group, const GroupConversion& to) {
 }
 
 void convert(ParamGroup& group, const GroupConversion& to) {
-  const auto root = group.context;
+  const auto root = GroupPort::of(group).root();
   std::lock_guard lock(root->mutex());
   check_convertible(group, to);
   BelowResidency below;
@@ -164,7 +165,30 @@ void convert(ParamGroup& group, const GroupConversion& to) {
   refresh_classes(group);
   group.unsharder().rest();
   root->facts_changed(group);
-  group.mark_not_ready();
+  GroupPort::of(group).mark_not_ready();
+}
+
+void compute_in_own_dtype(ParamGroup& group, bool value) {
+  if (value == group.computes_in_own_dtype()) return;
+  BelowResidency below;
+  const auto made = dtypes_in(group, /*floating=*/std::nullopt, value);
+  GroupPort::of(group).mark_not_ready();
+  group.set_computes_in_own_dtype(value);
+  if (!made.changes) return;
+
+  group.take_changes();
+  root_of(group).reshard(group);
+  // Sums that wait for a reduction stay in the dtype that they are added up in.
+  accumulate_in_reduce_dtype(group);
+  auto& parts = group.parts();
+  group.set_layout(group.layout().with_itemsizes(made.itemsizes, parts.shard_group()));
+  for (size_t i = 0; i < parts.params.size(); ++i)
+    if (made.gathered[i] != parts.params[i].param_dtype())
+      parts.params[i].set_param_dtype(made.gathered[i], group.owner().shared_from_this(), group.config().device);
+  parts.is_cast = made.is_cast;
+  group.gradient_dtypes().plan();
+  group.unsharder().rest();
+  root_of(group).facts_changed(group);
 }
 
 }  // namespace fsdp

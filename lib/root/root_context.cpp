@@ -1,4 +1,3 @@
-#include "group/root_context.hpp"
 
 #include <ATen/Parallel.h>
 #include <c10/util/SmallVector.h>
@@ -8,8 +7,9 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "group/group_facts.hpp"
 #include "param/residency.hpp"
+#include "root/group_facts.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -40,13 +40,15 @@ Ids take_writes(std::span<ParamGroup* const> used) {
 
 void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   std::lock_guard lock(mutex_);
-  group->context = shared_from_this();
+  auto& port = GroupPort::of(*group);
+  port.set_root(shared_from_this());
   group->parts().comm_ctx = &comm_ctx_;
+  comm_ctx_.user_hooks = this;
   group->identity().id = scheduler_.groups().add(facts_of(*group));
   comm_ctx_.groups.push_back(group.get());
   groups_by_id_.push_back(group.get());
   comm_ctx_.trace.add(group->identity());
-  group->mark_between_steps(!in_step());
+  port.mark_between_steps(!in_step());
   scheduler_.budget().invalidate();
 }
 
@@ -103,7 +105,7 @@ void RootContext::unshard_now(ParamGroup& group) {
 }
 
 void RootContext::reshard_now(ParamGroup& group, bool after_forward) {
-  group.mark_not_ready();
+  GroupPort::of(group).mark_not_ready();
   if (!after_forward) return group.unsharder().reshard();
   const auto& over = group.policy().after_forward.post_forward_group;
   group.unsharder().reshard_after_forward(over && !group.is_stale() ? over : nullptr);  // may find no memory
@@ -114,8 +116,9 @@ void RootContext::prefetch_listed(const ParamGroup& group) {
   for (const auto& weak : is_backward(step_.state()) ? policy.backward_prefetch : policy.forward_prefetch) {
     const auto listed = weak.lock();
     if (!listed || listed->unsharder().is_held()) continue;
-    if (listed->context.get() != this) listed->comm_ctx()->trace.look_for_listener();
-    listed->context->tell(GroupEvent::kListed, *listed);
+    auto& root = root_of(*listed);
+    if (&root != this) root.comm_ctx_.trace.look_for_listener();
+    root.tell(GroupEvent::kListed, *listed);
   }
 }
 
@@ -182,12 +185,12 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   if (noted.has_started_over) recheck();
   for (const int id : scheduler_.current())
     if (std::ranges::find(ids, id) == ids.end())
-      if (auto* group = find(id)) group->mark_not_ready();
+      if (auto* group = find(id)) GroupPort::of(*group).mark_not_ready();
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
   const auto written = forward ? take_writes(used) : Ids();
   apply(scheduler_.use(ids, written, noted.has_started_over));
   const int64_t task = torch::autograd::get_current_graph_task_id();
-  for (auto* group : used) group->mark_ready(task);
+  for (auto* group : used) GroupPort::of(*group).mark_ready(task);
   reductions_.launch_behind_use(used);
   comm_ctx_.all_gather_stream.end_wait_for_event();
   comm_ctx_.trace.note_use(&used.front()->identity());

@@ -1,4 +1,4 @@
-#include "group/reduce/reduction_queue.hpp"
+#include "root/reduction_queue.hpp"
 
 #include <c10/core/StreamGuard.h>
 

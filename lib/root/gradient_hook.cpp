@@ -1,13 +1,10 @@
-#include "group/reduce/gradient_hook.hpp"
+#include "root/gradient_hook.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "group/param_group.hpp"
-#include "group/reduce/dense_gradient.hpp"
-#include "group/root_context.hpp"
-#include "param/residency.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -15,14 +12,14 @@ namespace {
 
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  GradientHook(std::shared_ptr<ParamGroup> group, size_t index,
+  GradientHook(std::shared_ptr<GroupPort> port, size_t index,
                std::unique_ptr<torch::autograd::PostAccumulateGradHook> user)
-      : group_(std::move(group)), index_(index), user_(std::move(user)) {}
+      : port_(std::move(port)), index_(index), user_(std::move(user)) {}
 
   void operator()(const at::Tensor& handle) override {
     if (user_) (*user_)(handle);
-    const auto root = group_->context;
-    root->gradient_arrived(*group_, index_, handle);
+    const auto root = port_->root();
+    root->gradient_arrived(port_->group(), index_, handle);
   }
 
  private:
@@ -30,7 +27,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
       std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook);
 
   // The handle keeps its group alive, not the other way round.
-  std::shared_ptr<ParamGroup> group_;
+  std::shared_ptr<GroupPort> port_;
   size_t index_;
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> user_;
 };
@@ -44,31 +41,19 @@ std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
 
 }  // namespace
 
-void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<ParamGroup> group,
-                           size_t index) {
+void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<GroupPort> port, size_t index) {
   namespace autograd_impl = torch::autograd::impl;
   // A parameter that never required a gradient has none yet, and may be unfrozen later.
   autograd_impl::materialize_autograd_meta(handle);
   auto user = users_part(std::move(autograd_impl::post_acc_grad_hooks(handle)));
   autograd_impl::set_post_acc_grad_hooks(
-      handle, std::make_unique<GradientHook>(std::move(group), index, std::move(user)));
+      handle, std::make_unique<GradientHook>(std::move(port), index, std::move(user)));
 }
 
 bool has_gradient_hook(const at::Tensor& tensor) {
   namespace autograd_impl = torch::autograd::impl;
   if (autograd_impl::get_autograd_meta(tensor) == nullptr) return false;
   return dynamic_cast<const GradientHook*>(autograd_impl::post_acc_grad_hooks(tensor).get()) != nullptr;
-}
-
-void take_over_gradient(ShardedParam& param, int shard_rank) {
-  const auto handle = param.handle();
-  if (!handle.grad().defined()) return;
-  BelowResidency below;
-  auto gradient = dense_gradient(handle.grad());
-  const auto registered = param.registered();
-  if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, shard_rank).clone();
-  registered.mutable_grad() = gradient.to(registered.device());
-  handle.mutable_grad().reset();
 }
 
 }  // namespace fsdp

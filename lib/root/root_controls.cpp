@@ -2,7 +2,7 @@
 
 #include "base/require.hpp"
 #include "group/reduce/unreduced_gradients.hpp"
-#include "group/root_context.hpp"
+#include "root/root_context.hpp"
 
 // What is asked of a root from outside: to let a group go for good, gathers and releases by hand, no steps for a while, an
 // end to a step that has failed, and backwards that end when the caller says so (set_manual_backward_finalization).

@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "base/require.hpp"
-#include "group/find_param.hpp"
-#include "group/root_context.hpp"
 #include "param/grad_dtype.hpp"
 #include "param/host_lock.hpp"
 #include "param/residency.hpp"
+#include "root/find_param.hpp"
+#include "root/group_port.hpp"
 
 // Note [Methods of tensors that are no operators]
 // `set_data`, `output_nr` and a few more pass no dispatcher, so the residency fallback does not see them. LibTorch
@@ -58,12 +58,12 @@ class Hooks final : public Interface {
     if (data.is_same(tensor) || data.is_same(found->param().handle())) return;
     const torch::NoGradGuard no_grad;
     next_.set_data(tensor, is_handle_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
-    const auto& context = found->group->context;
+    auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
-    std::lock_guard lock(context->mutex());
-    if (found->group->config().device.is_meta() || context->steps_are_held()) return;  // looked at when that ends
+    std::lock_guard lock(port.root()->mutex());
+    if (found->group->config().device.is_meta() || port.root()->steps_are_held()) return;  // looked at when that ends
     found->group->audit();
-    found->group->mark_not_ready();  // the next touch is to see it
+    port.mark_not_ready();  // the next touch is to see it
   }
 
   /// Of a leaf only autograd asks that, and that for where a gradient is to be led to, or to save it for backward.

@@ -3,11 +3,11 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "group/group_facts.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/unreduced_gradients.hpp"
-#include "group/root_context.hpp"
 #include "param/residency.hpp"
+#include "root/group_facts.hpp"
+#include "root/group_port.hpp"
 
 // The boundaries of a step, and what happens to gradients at them.
 namespace fsdp {
@@ -59,7 +59,7 @@ void RootContext::enter(StepEvent event) {
   const bool was_in_step = in_step();
   step_.on(event);
   if (in_step() == was_in_step) return;
-  for (auto* group : comm_ctx_.groups) group->mark_between_steps(was_in_step);
+  for (auto* group : comm_ctx_.groups) GroupPort::of(*group).mark_between_steps(was_in_step);
 }
 
 void RootContext::tell_of_beginning() const {
@@ -124,7 +124,7 @@ void RootContext::begin_backward(int64_t task) {
   for (const int id : scheduler_.begin_backward(is_of_forward))
     if (auto* group = find(id); group != nullptr && group->is_stale()) tell(GroupEvent::kWritten, *group);
   for (const int id : scheduler_.current())
-    if (auto* group = find(id)) group->mark_not_ready();
+    if (auto* group = find(id)) GroupPort::of(*group).mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
   for (auto* group : comm_ctx_.groups)
     if (group->unsharder().is_held()) group->follow_versions();
@@ -264,7 +264,7 @@ void RootContext::close_step(bool waits_for_copies) {
   comm_ctx_.trace.end_step();
   for (auto* group : comm_ctx_.groups) {
     if (waits_for_copies) group->parts().shard.wait_for_copies();
-    group->mark_not_ready();
+    GroupPort::of(*group).mark_not_ready();
   }
   apply(scheduler_.end_step(end));
   for (auto* group : comm_ctx_.groups) group->unsharder().drop_post_forward_piece();

@@ -1,4 +1,4 @@
-#include "group/group_facts.hpp"
+#include "root/group_facts.hpp"
 
 #include "group/param_group.hpp"
 

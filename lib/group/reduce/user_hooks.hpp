@@ -1,0 +1,16 @@
+#pragma once
+
+namespace fsdp {
+
+/// Who is told that a user's hook runs in the middle of a reduction: what the hook reads is gathered for it and released
+/// behind it.
+class UserHooks {
+ public:
+  virtual void begin_user_hook() = 0;
+  virtual void end_user_hook() noexcept = 0;
+
+ protected:
+  ~UserHooks() = default;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,100 @@
+#include "root/group_port.hpp"
+
+#include <c10/util/SmallVector.h>
+
+#include "base/log.hpp"
+#include "param/residency.hpp"
+#include "root/gradient_hook.hpp"
+#include "root/tied_groups.hpp"
+
+namespace fsdp {
+
+GroupPort::GroupPort(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params)
+    : group_(link_, std::move(identity), std::move(config), params) {
+  const auto& policy = group_.config().mp_policy;
+  set_casts_operands(policy.param_dtype && policy.cast_forward_inputs);
+  set_follows_mode(policy.full_precision_in_eval);
+}
+
+GroupPort::~GroupPort() {
+  if (root_) {
+    std::lock_guard lock(root_->mutex());
+    group_.unsharder().abandon();
+    try {
+      root_->remove(group_);
+    } catch (const std::exception& error) {
+      log().error("{}: the end of a sharded module: {}", group_.name(), error.what());
+    }
+  }
+  *link_ = nullptr;
+}
+
+std::shared_ptr<ParamGroup> make_group(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params) {
+  return std::make_shared<GroupPort>(std::move(identity), std::move(config), params)->group().share();
+}
+
+void GroupPort::attach() {
+  const auto ties = group_.take_ties();
+  for (const auto& tied : ties) take_tied(group_.parts(), link_, tied);
+  group_.attach();
+  const auto self = std::static_pointer_cast<GroupPort>(shared_from_this());
+  for (size_t i = 0; i < group_.params().size(); ++i) install_gradient_hook(group_.params()[i].handle(), self, i);
+  for (const auto& tied : ties) compact(*tied.from.group);
+}
+
+void GroupPort::make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) {
+  // One operator may touch groups of several roots; each root sees its own.
+  c10::SmallVector<GroupPort*, 4> waiting;
+  for (auto* owner : owners) waiting.push_back(static_cast<GroupPort*>(owner));
+  while (!waiting.empty()) {
+    const auto first = waiting.front()->root();
+    c10::SmallVector<ParamGroup*, 4> mine;
+    c10::SmallVector<GroupPort*, 4> others;
+    for (auto* port : waiting)
+      if (port->root_ == first)
+        mine.push_back(&port->group_);
+      else
+        others.push_back(port);
+    first->touch({mine.data(), mine.size()}, use);
+    waiting = std::move(others);
+  }
+}
+
+void GroupPort::note_registered_write(size_t index) {
+  group_.note_registered_write(index);
+  mark_not_ready();  // the next touch is to see it
+}
+
+void GroupPort::carry_write(size_t index) {
+  const auto root = root_;
+  std::lock_guard lock(root->mutex());
+  BelowResidency below;
+  group_.unsharder().write_back(index);
+  // Outside a step the ranks may have written different values (each its own random numbers); the
+  // version that moves makes the next touch gather what all of them hold. Within a step
+  // the handle stays as written, or autograd would refuse a legal write before a use.
+  auto& param = group_.params()[index];
+  if (root->in_step() || group_.parts().is_never_released())
+    param.note_own_write();
+  else
+    param.bump_version();
+}
+
+void GroupPort::follow_mode() {
+  const auto root = root_;
+  std::lock_guard lock(root->mutex());
+  root->take_over_modes();
+}
+
+void GroupPort::take_over_requires_grad(size_t index) {
+  const auto root = root_;
+  std::lock_guard lock(root->mutex());
+  // Most often nothing has changed: so this one is looked at before all of the group.
+  auto& params = group_.params();
+  const bool has_changed = index >= params.size() || params[index].has_new_requires_grad();
+  if (has_changed && !root->in_step()) group_.sync_requires_grad();
+}
+
+bool GroupPort::is_in_scope() const { return root_->is_in_scope(); }
+
+}  // namespace fsdp

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <memory>
+
+#include "group/param_group.hpp"
+#include "root/root_context.hpp"
+
+namespace fsdp {
+
+/// How operators and autograd reach a group: what they do goes to its root, which does with the group what it has to. The
+/// storages behind the group's handles keep it alive; it dies with the module.
+class GroupPort final : public ResidencyOwner {
+ public:
+  /// See ParamGroup's.
+  GroupPort(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
+  ~GroupPort() override;
+  static GroupPort& of(const ParamGroup& group) { return static_cast<GroupPort&>(group.owner()); }
+
+  ParamGroup& group() { return group_; }
+  /// Whose the group is; null before RootContext::add.
+  const std::shared_ptr<RootContext>& root() const { return root_; }
+  void set_root(std::shared_ptr<RootContext> root) { root_ = std::move(root); }
+  /// What is to live as long as the group: its module's state.
+  const std::shared_ptr<void>& companion() const { return companion_; }
+  void set_companion(std::shared_ptr<void> companion) { companion_ = std::move(companion); }
+  /// Turns the tensors into handles, with hooks that tell of their gradients. Does not fail halfway: all allocations that
+  /// matter come before.
+  void attach();
+
+  void mark_ready(int64_t task) { set_ready(task); }
+  void mark_not_ready() { set_ready(kNotReady); }
+  void mark_between_steps(bool value) { set_between_steps(value); }
+
+ private:
+  // --- ResidencyOwner
+  void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) override;
+  void carry_write(size_t index) override;
+  void follow_mode() override;
+  void take_over_requires_grad(size_t index) override;
+  bool is_in_scope() const override;
+  at::Tensor handle(size_t index) const override { return group_.params()[index].handle(); }
+  const at::TensorImpl* registered(size_t index) const override {
+    return index < group_.params().size() ? group_.params()[index].registered_impl() : nullptr;
+  }
+  void handle_storage_gone(size_t index) noexcept override { group_.params()[index].storage_gone(); }
+  void note_registered_write(size_t index) override;
+  const std::string& param_name(size_t index) const override {
+    return index < group_.params().size() ? group_.params()[index].name() : group_.name();
+  }
+  bool is_cut() const override { return group_.identity().mesh_info.shard_size() > 1; }
+  std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.output_dtype(index); }
+
+  OwnerLink link_ = std::make_shared<ResidencyOwner*>(this);
+  std::shared_ptr<RootContext> root_;
+  std::shared_ptr<void> companion_;
+  ParamGroup group_;  // last: it goes before its root does
+};
+
+/// A group that is reached by a port of its own; the port lives as long as this.
+std::shared_ptr<ParamGroup> make_group(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
+
+/// Whose the group is: from RootContext::add on.
+inline RootContext& root_of(const ParamGroup& group) { return *GroupPort::of(group).root(); }
+
+}  // namespace fsdp

@@ -1,0 +1,90 @@
+#include "root/hand_out_classes.hpp"
+
+#include <algorithm>
+
+#include "base/require.hpp"
+#include "param/residency.hpp"
+#include "root/group_conversion.hpp"
+#include "root/group_port.hpp"
+
+namespace fsdp {
+
+namespace {
+
+/// Flat runs cannot be put in another order: every rank would hold other elements.
+void check_adjacent(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+  auto order = group.layout().order();
+  std::erase_if(order, [&](size_t i) { return group.params()[i].is_vacant(); });
+  for (const auto& one : classes) {
+    const auto first = std::find(order.begin(), order.end(), one.members.front());
+    const bool is_run = std::equal(one.members.begin(), one.members.end(), first) &&
+                        group.layout().unit_of(one.members.front()) == group.layout().unit_of(one.members.back());
+    require(is_run,
+            "local_shards: in the flat layout of '{}' the parameters with label '{}' do not follow each other "
+            "in one run; use one label for all, or ParamLayout::kPerParameter",
+            group.name(), one.label);
+  }
+}
+
+std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+  std::vector<size_t> order;
+  for (const auto& one : classes) order.insert(order.end(), one.members.begin(), one.members.end());
+  for (size_t i = 0; i < group.params().size(); ++i)
+    if (group.params()[i].is_vacant()) order.push_back(i);
+  return order;
+}
+
+/// One tensor has one dtype.
+void check_gradients(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+  const auto& dtypes = group.gradient_dtypes();
+  for (const auto& one : classes)
+    for (const size_t i : one.members) {
+      if (!one.is_trainable || dtypes.kept_dtype(i)) continue;
+      const size_t first = one.members[0];
+      require(!dtypes.takes_any(i),
+              "local_shards: '{}' has grad_dtype None, so that its gradients may have any dtype, but one tensor for "
+              "several has one; set its grad_dtype, or reduce_dtype",
+              group.params()[i].name());
+      require(dtypes.reduce_dtype(i) == dtypes.reduce_dtype(first),
+              "local_shards: with keep_low_precision_grads the gradients of '{}' would be {} and that of '{}' {}; "
+              "give them different labels, or set reduce_dtype",
+              group.params()[first].name(), c10::toString(dtypes.reduce_dtype(first)), group.params()[i].name(),
+              c10::toString(dtypes.reduce_dtype(i)));
+    }
+}
+
+}  // namespace
+
+LocalClasses& hand_out_classes(ParamGroup& group, const std::vector<std::string>& labels) {
+  const auto root = GroupPort::of(group).root();
+  std::lock_guard lock(root->mutex());
+  if (auto* classes = group.classes()) {
+    require(classes->labels() == labels,
+            "local_shards: the parameters of '{}' were handed out with other labels before; they stay as they were",
+            group.name());
+    return *classes;
+  }
+  check_convertible(group);
+  group.sync_requires_grad();
+  group.sync_grad_dtypes();
+  auto classes = LocalClasses::plan(group, labels);
+  const bool is_flat = group.config().layout == ParamLayout::kFlat;
+  if (is_flat) check_adjacent(group, classes);
+  check_gradients(group, classes);
+
+  BelowResidency below;
+  group.take_changes();
+  const auto& parts = group.parts();
+  auto layout = is_flat ? parts.layout : parts.layout.reordered(order_of(group, classes), parts.shard_group());
+  auto shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
+  // From here on nothing fails.
+  root->reshard(group);
+  group.move_rows(std::move(layout), std::move(shard));
+  group.set_classes(std::make_unique<LocalClasses>(std::move(classes), labels));
+  refresh_classes(group);
+  group.unsharder().rest();
+  root->facts_changed(group);
+  return *group.classes();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,61 @@
+#include "root/tied_groups.hpp"
+
+#include <ATen/ATen.h>
+
+#include "base/log.hpp"
+#include "param/residency.hpp"
+#include "root/group_port.hpp"
+
+namespace fsdp {
+
+namespace {
+
+/// The group that held it keeps an empty place.
+void release_tied(ParamGroup& group, size_t index) {
+  const auto root = GroupPort::of(group).root();
+  std::lock_guard lock(root->mutex());
+  root->reshard(group);
+  group.params()[index].vacate();
+  group.unsharder().form().drop_extension(index);
+  group.tally.reset();
+  group.count_trainable();
+  root->facts_changed(group);
+}
+
+}  // namespace
+
+void take_tied(GroupParts& parts, const OwnerLink& link, const TiedParam& tied) {
+  BelowResidency below;
+  auto& param = parts.params[tied.index];
+  const auto registered = param.registered();
+  release_tied(*tied.from.group, tied.from.index);
+  // In its new shape a gradient of the old one would be wrong.
+  if (tied.gradient.defined()) registered.mutable_grad().reset();
+  param.make_registered(link, tied.index, parts.shard.piece(tied.index));
+  if (tied.gradient.defined()) registered.mutable_grad() = tied.gradient;
+}
+
+void compact(ParamGroup& group) {
+  const auto& parts = group.parts();
+  // A flat run stays as it is cut: closing its gaps would take communication.
+  if (!parts.shard.bytes().defined() || parts.config.layout == ParamLayout::kFlat) return;
+  std::vector<size_t> vacant;
+  for (size_t i = 0; i < parts.params.size(); ++i)
+    if (parts.params[i].is_vacant() && parts.layout.stored_bytes(i) > 0) vacant.push_back(i);
+  if (vacant.empty()) return;
+  BelowResidency below;
+  auto layout = parts.layout.without(vacant, parts.shard_group());
+  at::Tensor shard;
+  try {
+    shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
+  } catch (const std::exception& error) {
+    log().warn("{}: {} parameters now belong to another group, but their memory stays here: {}", group.name(),
+               vacant.size(), error.what());
+    return;
+  }
+  group.move_rows(std::move(layout), std::move(shard));
+  group.unsharder().rest();
+  root_of(group).facts_changed(group);
+}
+
+}  // namespace fsdp
