@@ -159,7 +159,11 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
     gloo->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1", lazy));
   else
     gloo->devices.push_back(ProcessGroupGloo::createDefaultDevice(lazy));
-  return c10::make_intrusive<PairwiseGloo>(store, rank, size, std::move(gloo));
+  auto backend = c10::make_intrusive<PairwiseGloo>(store, rank, size, std::move(gloo));
+  // A rank that is connected may go on, and soon let go of the group. To one that is still connecting that looks as if the
+  // other had crashed.
+  if (!lazy && size > 1) backend->barrier()->wait();
+  return backend;
 }
 
 }  // namespace fsdp
