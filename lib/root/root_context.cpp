@@ -8,7 +8,7 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "param/residency.hpp"
-#include "root/group_facts.hpp"
+#include "root/facts_of.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {

@@ -6,7 +6,7 @@
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/unreduced_gradients.hpp"
 #include "param/residency.hpp"
-#include "root/group_facts.hpp"
+#include "root/facts_of.hpp"
 #include "root/group_port.hpp"
 
 // The boundaries of a step, and what happens to gradients at them.

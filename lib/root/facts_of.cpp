@@ -1,4 +1,4 @@
-#include "root/group_facts.hpp"
+#include "root/facts_of.hpp"
 
 #include "group/param_group.hpp"
 
