@@ -101,7 +101,7 @@ void RootContext::unshard_now(ParamGroup& group) {
       has_slot ? comm_ctx_.gather_slots.prepare(group, scheduler_.options().prefetch_distance) : nullptr;
   // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
   group.unsharder().unshard({.slot = slot, .may_overlap_copies = in_step()});
-  if (has_slot) report_states();  // a group that had to leave the slot has finished its gather
+  if (has_slot) report_arrivals();
 }
 
 void RootContext::reshard_now(ParamGroup& group, bool after_forward) {
@@ -119,6 +119,17 @@ void RootContext::prefetch_listed(const ParamGroup& group) {
     auto& root = root_of(*listed);
     if (&root != this) root.comm_ctx_.trace.look_for_listener();
     root.tell(GroupEvent::kListed, *listed);
+  }
+}
+
+/// A group that had to leave its slot has finished its gather. No more than that: where others are, the scheduler knows when
+/// the actions behind this one have been done, too.
+void RootContext::report_arrivals() {
+  auto& known = scheduler_.groups();
+  for (const auto* group : comm_ctx_.groups) {
+    const int id = group->identity().id;
+    if (known.is_unsharding(id) && is_unsharded(group->unsharder().state()))
+      known.set_residency(id, Residency::kUnsharded);
   }
 }
 

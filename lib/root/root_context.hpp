@@ -141,6 +141,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void unshard_now(ParamGroup& group);
   void reshard_now(ParamGroup& group, bool after_forward);
   void prefetch_listed(const ParamGroup& group);
+  void report_arrivals();
   void report_states();
   void tell(GroupEvent event, ParamGroup& group) { apply(scheduler_.on(event, group.identity().id)); }
   ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }

@@ -13,7 +13,9 @@ enum class ActionKind : uint8_t {
   kWaitForUnshard,       ///< finish it: operators can read the group's parameters then
   kReshard,              ///< release the unsharded parameters, or give up their all-gather
   kReshardAfterForward,  ///< as kReshard, but keep what a gather over fewer ranks needs
-  kPrefetchListed,       ///< tell the groups of the group's prefetch list, which may be another root's, that they are listed
+  /// Tell the groups of the group's prefetch list, which may be another root's, that they are listed. As that is an event of
+  /// its own, no action of another kind comes behind.
+  kPrefetchListed,
   kFreeReductionInputs,  ///< of no group: finish what keeps packed gradients alive
 };
 

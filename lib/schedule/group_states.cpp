@@ -29,7 +29,10 @@ void GroupStates::set_facts(int group, GroupFacts facts) {
 }
 
 void GroupStates::set_residency(int group, Residency residency) {
-  if (!(*this)[group].facts.is_never_released) enter(group, residency);
+  auto& state = (*this)[group];
+  if (state.facts.is_never_released) return;
+  enter(group, residency);
+  if (residency == Residency::kReleased) state.holds.end(HoldEvent::kBackwardBegins);  // nothing is here ahead of it
 }
 
 void GroupStates::enter(int group, Residency residency) {

@@ -88,7 +88,8 @@ bool Scheduler::make_room(Groups used, int candidate, Actions& actions) {
   return true;
 }
 
-/// An operator that uses several groups takes more room than any plan has for one.
+/// Whatever else would stay: an operator that uses several groups takes more room than a plan has for one, and without a
+/// known order there is no plan.
 void Scheduler::keep_budget(Groups used, Actions& actions) {
   if (!options_.unsharded_byte_budget) return;
   int64_t more = 0;

@@ -2,6 +2,7 @@
 // that is not in the same place of the same window on all ranks.
 #include <catch2/catch.hpp>
 
+#include "module/module_state.hpp"
 #include "nccl_training.hpp"
 
 namespace fsdp::test {
@@ -74,6 +75,48 @@ TEST_CASE("every gather goes to a window, and slots have the bytes of the plan",
   });
   CHECK(errors == no_errors(2));
   CHECK(nccl.misuses().empty());
+}
+
+namespace {
+
+/// What the scheduler believes of each group is so.
+void expect_known(ShardedChain& chain, const std::string& when) {
+  auto& root = *chain.root[0].state().context;
+  for (const auto* group : root.groups()) {
+    const auto state = group->unsharder().state();
+    const auto real = is_unsharded(state)    ? Residency::kUnsharded
+                      : is_unsharding(state) ? Residency::kUnsharding
+                                             : Residency::kReleased;
+    expect(root.scheduler().groups()[group->identity().id].residency == real, when + ": " + group->name());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the scheduler knows where groups are, in slots and beside them", "[group][nccl_slots]") {
+  for (const int distance : {0, 1, 2}) {
+    const NcclSubstitute nccl({.polls = 1});
+    const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+      ShardedChain chain(mesh_of(rank), 5, kWidth);
+      chain.root[0].set_prefetch_distance(distance);
+      chain.root[0].set_symm_mem_for_comm();
+      for (size_t layer = 0; layer < chain.layers.size(); layer += 2) chain.layers[layer].set_symm_mem_for_comm();
+      for (int step = 0; step < 4; ++step) {
+        if (step == 3) chain.model->skipped = {1};
+        const auto loss = chain.loss(rank.world->rank(), step);
+        expect_known(chain, fmt::format("behind forward {}", step));
+        loss.backward();
+        expect_known(chain, fmt::format("behind backward {}", step));
+        at::NoGradGuard no_grad;
+        for (const auto& layer : chain.model->layers) {
+          layer->weight.sum();
+          expect_known(chain, "behind a read");
+        }
+      }
+    });
+    CHECK(errors == no_errors(2));
+    CHECK(nccl.misuses().empty());
+  }
 }
 
 TEST_CASE("in the usual order nothing moves, however many groups are gathered ahead", "[group][nccl_slots]") {
