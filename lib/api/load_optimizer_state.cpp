@@ -31,9 +31,9 @@ struct OptimizerPlan {
   LoadResult result;
 };
 
-class Planner {
+class OptimizerStatePlanner {
  public:
-  Planner(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer,
+  OptimizerStatePlanner(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer,
           const OptimizerStateDict& dict)
       : params_(params), optimizer_(optimizer), dict_(dict) {}
 
@@ -211,7 +211,7 @@ OptimizerPlan unpack_plan(const std::string& text) {
 }
 
 /// The first rank's plan on all ranks, the sources on the first alone.
-OptimizerPlan plan_from_first(Planner planner, const OptimizerStateDict& dict,
+OptimizerPlan plan_from_first(OptimizerStatePlanner planner, const OptimizerStateDict& dict,
                               const std::string& optimizer_class, const DeviceMesh& mesh) {
   require(mesh.defined(), "{}: broadcast_from_rank0 needs a module with sharded parameters", kLoadOptimizerState);
   OptimizerPlan own;
@@ -263,7 +263,7 @@ LoadResult load_optimizer_state_dict(const torch::nn::Module& module,
   const auto leading = leading_mesh(module, named);
   const auto& mesh = leading.all;
   if (options.broadcast_from_rank0) leading.require_all(named, kLoadOptimizerState);
-  Planner planner(params, optimizer, dict);
+  OptimizerStatePlanner planner(params, optimizer, dict);
   const auto plan = options.broadcast_from_rank0
                         ? plan_from_first(std::move(planner), dict, optimizer_class, mesh)
                         : planner.run(optimizer_class);

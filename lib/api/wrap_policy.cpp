@@ -28,9 +28,9 @@ const PlannedUnit* parent_of(const WrapPlan& plan, const PlannedUnit& unit) {
   return nullptr;
 }
 
-class Planner {
+class WrapPlanner {
  public:
-  Planner(const WrapPolicy& policy, const FullyShardOptions& options)
+  WrapPlanner(const WrapPolicy& policy, const FullyShardOptions& options)
       : policy_(policy), options_(options) {
     for (const auto& param : options.ignored_params) ignored_.insert(param.unsafeGetTensorImpl());
     for (const auto& module : options.ignored_modules)
@@ -215,7 +215,7 @@ std::string WrapPlan::to_string() const {
 }
 
 WrapPlan plan_wrapping(Module& root, const WrapPolicy& policy, const FullyShardOptions& options) {
-  return Planner(policy, options).run(root);
+  return WrapPlanner(policy, options).run(root);
 }
 
 FSDPModule apply_wrapping(const WrapPlan& plan) {
