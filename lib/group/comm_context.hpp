@@ -5,6 +5,7 @@
 #include "base/side_stream.hpp"
 #include "group/gather/gather_slots.hpp"
 #include "group/gather/gather_stream.hpp"
+#include "group/reduce/gradient_division.hpp"
 #include "group/reduce/reduction_slots.hpp"
 #include "group/reduce/user_hooks.hpp"
 #include "trace/collective_trace.hpp"
@@ -27,6 +28,7 @@ struct CommContext {
   ReductionSlots reduction_slots;
   CollectiveTrace trace;
   StepMeter meter;
+  Divisor divisor;                  ///< of sums of gradients
   UserHooks* user_hooks = nullptr;  ///< the root
 
   void let_current_wait_for_reductions() {

@@ -1,35 +1,39 @@
+#include "group/group_notes.hpp"
+
 #include "base/log.hpp"
 #include "comm/work.hpp"
 #include "group/frozen_mixture.hpp"
 #include "group/param_group.hpp"
 
-// What a group says in the log when a step begins: not before, as its parameters get their full names, and others give
-// up what they share, only when everything is sharded.
 namespace fsdp {
 
-void ParamGroup::say_notes() {
-  has_notes_ = false;
+namespace {
+
+void note_mixture(const ParamGroup& group) {
+  const auto mixture = mixture_of(group);
+  if (!mixture.is_mixed()) return;
+  const auto text = fmt::format("'{}' mixes frozen and trainable parameters: {}", group.name(), mixture.to_string());
+  // What has been frozen since the flat layout was planned travels with the others.
+  if (mixture.extra_gradient_bytes > 0)
+    warn_once(text + "; freeze them before fully_shard, and nothing is reduced for them");
+  else
+    info_once(text);
+}
+
+}  // namespace
+
+void GroupNotes::say_all(const ParamGroup& group) {
+  is_due_ = false;
   for (const auto& left : left_.take_used()) {
     std::vector<std::string> names;
-    for (const size_t i : left.params) names.push_back(params()[i].name());
+    for (const size_t i : left.params) names.push_back(group.params()[i].name());
     warn_once(fmt::format(
         "{}: before fully_shard this was a view of {} bytes that another tensor still uses. Those stay in memory, and "
         "what is written to the one no longer shows in the other; drop the other tensor, or give the module memory of "
         "its own (clone) before fully_shard",
         listed(names), with_separators(left.bytes)));
   }
-  note_mixture();
-}
-
-void ParamGroup::note_mixture() const {
-  const auto mixture = mixture_of(*this);
-  if (!mixture.is_mixed()) return;
-  const auto text = fmt::format("'{}' mixes frozen and trainable parameters: {}", name(), mixture.to_string());
-  // What has been frozen since the flat layout was planned travels with the others.
-  if (mixture.extra_gradient_bytes > 0)
-    warn_once(text + "; freeze them before fully_shard, and nothing is reduced for them");
-  else
-    info_once(text);
+  note_mixture(group);
 }
 
 }  // namespace fsdp

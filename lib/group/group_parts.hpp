@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/tree_interval.hpp"
 #include "group/group_layout.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/group_spec.hpp"
@@ -21,8 +22,10 @@ struct GroupParts {
   GroupIdentity identity;  ///< its number is the root's to give, names are the module layer's
   GroupConfig config;
   std::vector<ShardedParam> params = {};
+  std::vector<ParamSpec> specs = {};  ///< by parameter
   GroupLayout layout = {};
   ShardBuffer shard = {};
+  TreeInterval tree = {};  ///< of the owning module; the module layer sets it
   CommContext* comm_ctx = nullptr;                       ///< the root's; null until there is one
   std::unique_ptr<GroupSanitizer> sanitizer = nullptr;  ///< null unless the sanitizer mode is on
   bool is_cast = false;  ///< a parameter is gathered in another dtype than it is kept in

@@ -39,11 +39,11 @@ void take_over_gradient(ShardedParam& param, int shard_rank) {
 }  // namespace
 
 ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params)
-    : tally(params.size()),
-      link_(std::move(link)),
+    : link_(std::move(link)),
       parts_{.identity = std::move(identity), .config = std::move(config)},
       unsharder_(parts_, extensions_of(params)),
-      gradient_dtypes_(parts_, reduction_) {
+      gradient_dtypes_(parts_, reduction_),
+      gradients_(parts_.params, params.size()) {
   BelowResidency below;
   const auto& info = parts_.identity.mesh_info;
   std::vector<LayoutParam> laid;
@@ -57,7 +57,7 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
       parts_.params.back().take_identity(param.tied->group->params()[param.tied->index]);
       tied_.push_back({i, *param.tied});
     }
-    specs_.push_back({.param_dtype = param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt,
+    parts_.specs.push_back({.param_dtype = param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt,
                       .output_dtype = param.output_dtype,
                       .spread = param.spread});
     parts_.is_cast |= parts_.params.back().is_cast();
@@ -130,7 +130,7 @@ void ParamGroup::attach() {
     const auto handle = param.handle();
     // One rank's memory may go on as its piece: then nothing was copied out.
     const auto* own = handle.has_storage() ? handle.storage().unsafeGetStorageImpl() : nullptr;
-    if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) left_.note(handle, i);
+    if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) notes_.left().note(handle, i);
     take_over_gradient(param, identity().mesh_info.shard_rank());
     param.take_over_handle(self, i, config().device);
   }
@@ -172,7 +172,7 @@ void ParamGroup::prepare_unshard() {
 
 void ParamGroup::follow_versions() {
   if (!parts_.has_writes()) return;
-  was_written_ |= reductions_before_write_ > 0;  // before, it has got its first values
+  optimizer_check_.note_write();
   is_outdated_ = !parts_.is_never_released();
   for (auto& param : params()) param.follow_version();
 }
@@ -197,7 +197,7 @@ void ParamGroup::sync_grad_dtypes() {
 void ParamGroup::count_trainable() {
   trainable_count_ = static_cast<size_t>(std::count_if(
       params().begin(), params().end(), [](const auto& param) { return param.requires_grad(); }));
-  has_notes_ = true;
+  notes_.trainable_changed();
 }
 
 void ParamGroup::audit() {
@@ -210,31 +210,11 @@ void ParamGroup::audit() {
     parts_.sanitizer->check_shards(params(), parts_.shard.pieces());
 }
 
-void ParamGroup::note_reduction() {
-  const int limit = config().warn_after_reductions;
-  if (was_written_ || reductions_before_write_ >= limit) return;
-  if (++reductions_before_write_ == limit)
-    warn_once(fmt::format(
-        "'{}': gradients were reduced in {} backwards, but no optimizer has written the parameters. One "
-        "that was built before fully_shard holds the wrong tensors; build it afterwards, or call "
-        "fsdp::adopt(optimizer)",
-        params()[0].name(), limit));
-}
-
 void ParamGroup::note_registered_write(size_t index) {
   if (index < params().size())
     params()[index].bump_version();
   else
     for (const size_t member : classes_->members(index - params().size())) params()[member].bump_version();
-}
-
-void ParamGroup::check_mode() const {
-  if (!wants_own_dtype || wants_own_dtype() == computes_in_own_dtype_) return;
-  throw StateError(fmt::format(
-      "'{}' went from {} in the middle of a step, which full_precision_in_eval cannot follow. Run the "
-      "backward of the last forward first, or reset_iter_state(); a forward without backward belongs "
-      "under torch::NoGradGuard or fsdp::forward_scope",
-      name(), computes_in_own_dtype_ ? "eval to training mode" : "training to eval mode"));
 }
 
 }  // namespace fsdp

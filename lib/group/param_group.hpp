@@ -7,14 +7,15 @@
 #include <vector>
 
 #include "group/gather/unsharder.hpp"
+#include "group/eval_precision.hpp"
+#include "group/group_notes.hpp"
 #include "group/group_parts.hpp"
 #include "group/local_classes.hpp"
-#include "group/reduce/gradient_division.hpp"
+#include "group/optimizer_check.hpp"
 #include "group/reduce/gradient_dtypes.hpp"
-#include "group/reduce/gradient_tally.hpp"
+#include "group/reduce/gradient_store.hpp"
 #include "group/reduce/reduction_config.hpp"
 #include "group/tied_params.hpp"
-#include "param/left_storage.hpp"
 #include "param/residency_owner.hpp"
 #include "trace/first_values.hpp"
 
@@ -52,7 +53,7 @@ class ParamGroup final {
   void rename(std::string name, const std::vector<std::string>& param_names);
   std::vector<ShardedParam>& params() { return parts_.params; }
   const std::vector<ShardedParam>& params() const { return parts_.params; }
-  const ParamSpec& spec(size_t index) const { return specs_[index]; }
+  const ParamSpec& spec(size_t index) const { return parts_.specs[index]; }
   const GroupLayout& layout() const { return parts_.layout; }
   CommContext* comm_ctx() const { return parts_.comm_ctx; }
   Unsharder& unsharder() { return unsharder_; }
@@ -99,23 +100,10 @@ class ParamGroup final {
   /// Finds what no operator showed: replaced storages, tensors and members (T17). Mends or throws.
   void audit();
 
-  /// In a step's beginning: what there is to say in the log, once (group_notes.cpp).
-  void say_new_notes() {
-    if (has_notes_) [[unlikely]]
-      say_notes();
-  }
-
-  /// Counts reductions after which nobody has ever written a parameter: the mark of an optimizer
-  /// that was built before fully_shard and holds handles. Warns once by name.
-  void note_reduction();
-
-  /// full_precision_in_eval: handles are in the parameters' own dtype, or in the policy's.
-  bool computes_in_own_dtype() const { return computes_in_own_dtype_; }
-  void set_computes_in_own_dtype(bool value) { computes_in_own_dtype_ = value; }
-  /// Of the module, now; empty where the policy does not ask for it.
-  std::function<bool()> wants_own_dtype;
-  /// Throws StateError if the module's mode has changed since the step began.
-  void check_mode() const;
+  GroupNotes& notes() { return notes_; }
+  OptimizerCheck& optimizer_check() { return optimizer_check_; }
+  EvalPrecision& eval_precision() { return eval_precision_; }
+  const EvalPrecision& eval_precision() const { return eval_precision_; }
 
   /// P5. Null until they are handed out (hand_out_classes).
   LocalClasses* classes() { return classes_.get(); }
@@ -130,6 +118,8 @@ class ParamGroup final {
   /// This rank's rows go to `shard`, which is zero and laid out so, and the registered parameters with them.
   void move_rows(GroupLayout layout, at::Tensor shard);
 
+  GradientStore& gradients() { return gradients_; }
+  const GradientStore& gradients() const { return gradients_; }
   GradientDtypes& gradient_dtypes() { return gradient_dtypes_; }
   const GradientDtypes& gradient_dtypes() const { return gradient_dtypes_; }
   /// Looks for a `grad_dtype` that a user has changed.
@@ -139,24 +129,11 @@ class ParamGroup final {
   void note_registered_write(size_t index);
   /// Of what operators on parameter `index` return, where it is not their own choice.
   std::optional<at::ScalarType> output_dtype(size_t index) const {
-    return computes_in_own_dtype_ ? std::nullopt : specs_[index].output_dtype;
-  }
-
-  GradientTally tally;
-  Divisor divisor;
-
-  struct {
-    int enter = 0, exit = 0;
-  } tree;  ///< depth-first interval of the owning module
-  /// Its module is around the other's, or the same.
-  bool encloses(const ParamGroup& other) const {
-    return this != &other && tree.enter <= other.tree.enter && other.tree.exit <= tree.exit;
+    return eval_precision_.is_own_dtype() ? std::nullopt : parts_.specs[index].output_dtype;
   }
 
  private:
   void make_rows();
-  void say_notes();
-  void note_mixture() const;
 
   OwnerLink link_;
   GroupParts parts_;
@@ -164,17 +141,15 @@ class ParamGroup final {
   GroupPolicy policy_;
   ReductionConfig reduction_;
   GradientDtypes gradient_dtypes_;
+  GradientStore gradients_;
   std::vector<TiedParam> tied_;   // until attach
-  std::vector<ParamSpec> specs_;  // by parameter
   std::unique_ptr<LocalClasses> classes_;
-  bool computes_in_own_dtype_ = false;
+  EvalPrecision eval_precision_;
   bool has_symmetric_memory_ = false;
-  LeftStorages left_;
+  GroupNotes notes_;
+  OptimizerCheck optimizer_check_;
   size_t trainable_count_ = 0;
-  bool has_notes_ = false;
   bool is_outdated_ = false;  // versions have been followed since the last gather, values not
-  bool was_written_ = false;  // by anybody but through a handle, since the first reduction
-  int reductions_before_write_ = 0;
   std::unique_ptr<FirstValues> first_values_;
 };
 

@@ -239,10 +239,10 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested,
   for (size_t i = 0; i < groups.size(); ++i) {
     attach_group(states, groups[i], state->groups[i], *state->context);
     if (options.mp_policy.full_precision_in_eval)
-      groups[i].group->wants_own_dtype = [weak = std::weak_ptr(state)] {
+      groups[i].group->eval_precision().follow([weak = std::weak_ptr(state)] {
         const auto alive = weak.lock();
         return alive && alive->wants_own_dtype();
-      };
+      });
   }
   move_buffers(states, state->mesh_info.mesh.device(), *state);
   adopt_nested(state, walk);

@@ -101,8 +101,7 @@ int ModuleState::number(int next, const std::string& prefix) {
   for (const auto& owned : groups) {
     const auto group = owned.group.lock();
     if (!group) continue;
-    group->tree.enter = enter;
-    group->tree.exit = next;
+    group->parts().tree = {.enter = enter, .exit = next};
     std::vector<std::string> full;
     for (const auto& param : owned.params)
       full.push_back(join_path(join_path(prefix, units[param.unit].path), param.name));

@@ -11,8 +11,7 @@ GroupFacts facts_of(const ParamGroup& group) {
           .unsharded_bytes = parts.unsharded_bytes(),
           // Without values it is asked for, which says so.
           .is_never_released = parts.is_never_released() && !parts.config.device.is_meta(),
-          .enter = group.tree.enter,
-          .exit = group.tree.exit,
+          .tree = parts.tree,
           .reshards_after_forward = policy.after_forward.reshard,
           .is_after_forward_unset = policy.is_after_forward_unset,
           .reshards_after_backward = policy.reshard_after_backward,

@@ -5,7 +5,6 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "group/param_group.hpp"
-#include "group/reduce/unreduced_gradients.hpp"
 #include "param/residency.hpp"
 #include "root/group_port.hpp"
 
@@ -66,7 +65,7 @@ void convert_gradients(const GroupParts& parts, Converted& made) {
 Converted make_converted(const ParamGroup& group, const GroupConversion& to) {
   const auto& parts = group.parts();
   Converted made{.device = to.device.value_or(parts.config.device),
-                 .dtypes = dtypes_in(group, to.dtype, group.computes_in_own_dtype())};
+                 .dtypes = dtypes_in(group, to.dtype, group.eval_precision().is_own_dtype())};
   made.dtypes.changes |= made.device != parts.config.device;
   if (!made.dtypes.changes) return made;
 
@@ -81,7 +80,7 @@ Converted make_converted(const ParamGroup& group, const GroupConversion& to) {
 void convert_waiting_gradients(ParamGroup& group) {
   const auto& dtypes = group.gradient_dtypes();
   for (size_t i = 0; i < group.params().size(); ++i)
-    for (auto* sum : {&group.tally.partial_sum(i), &group.tally.accumulated(i)}) {
+    for (auto* sum : {&group.gradients().partial_sum(i), &group.gradients().accumulated(i)}) {
       if (!sum->defined()) continue;
       const bool follows = !group.config().mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
       *sum = converted(*sum, group.config().device,
@@ -137,7 +136,7 @@ void check_convertible(const ParamGroup& group, const GroupConversion& to) {
       group.name());
   for (const auto& param : group.params()) param.check_handle();
   if (to.dtype)
-    group.unsharder().form().check(group.parts(), dtypes_in(group, to.dtype, group.computes_in_own_dtype()).stored);
+    group.unsharder().form().check(group.parts(), dtypes_in(group, to.dtype, group.eval_precision().is_own_dtype()).stored);
 }
 
 void convert(ParamGroup& group, const GroupConversion& to) {
@@ -169,17 +168,17 @@ void convert(ParamGroup& group, const GroupConversion& to) {
 }
 
 void compute_in_own_dtype(ParamGroup& group, bool value) {
-  if (value == group.computes_in_own_dtype()) return;
+  if (value == group.eval_precision().is_own_dtype()) return;
   BelowResidency below;
   const auto made = dtypes_in(group, /*floating=*/std::nullopt, value);
   GroupPort::of(group).mark_not_ready();
-  group.set_computes_in_own_dtype(value);
+  group.eval_precision().set_own_dtype(value);
   if (!made.changes) return;
 
   group.take_changes();
   root_of(group).reshard(group);
   // Sums that wait for a reduction stay in the dtype that they are added up in.
-  accumulate_in_reduce_dtype(group);
+  group.gradients().accumulate(group.gradient_dtypes());
   auto& parts = group.parts();
   group.set_layout(group.layout().with_itemsizes(made.itemsizes, parts.shard_group()));
   for (size_t i = 0; i < parts.params.size(); ++i)

@@ -7,12 +7,13 @@
 
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/reduce_call.hpp"
 
 namespace fsdp {
 
 bool ReductionQueue::has_in_turn(const ParamGroup& group) const {
   return std::ranges::any_of(
-      under_way_, [&](const auto& reduction) { return &reduction.group() == &group && !reduction.is_beside(); });
+      under_way_, [&](const auto& reduction) { return &reduction.group() == &group && reduction.order() == ReduceOrder::kInTurn; });
 }
 
 /// By default one reduction under way at a time (and one all-reduce behind it): two groups' gradients are never packed
@@ -33,7 +34,7 @@ void ReductionQueue::make_room(const ParamGroup& group) {
   while (inputs() >= limit && free_oldest_input()) {
   }
   // Nothing is to wait for what has just begun to be copied or all-reduced.
-  const bool is_queued = !under_way_.empty() && under_way_.back().is_beside();
+  const bool is_queued = !under_way_.empty() && under_way_.back().order() == ReduceOrder::kOnStreams;
   const size_t stays = limit - 1 + (has_all_reduce(group) || is_queued ? 1 : 0);
   while (under_way_.size() > stays) {
     // Taken out first: hooks on gradients are a user's code.
@@ -43,12 +44,12 @@ void ReductionQueue::make_room(const ParamGroup& group) {
   }
 }
 
-void ReductionQueue::launch(GradientReduction reduction) {
-  reduction.launch();
+void ReductionQueue::launch(ReduceJob reduction) {
+  reduction.start();
   under_way_.push_back(std::move(reduction));
 }
 
-void ReductionQueue::launch_or_postpone(GradientReduction reduction, Waits waits, const ParamGroup* until) {
+void ReductionQueue::launch_or_postpone(ReduceJob reduction, Waits waits, const ParamGroup* until) {
   if (waits == Waits::kNot && postponed_.empty()) return launch(std::move(reduction));
   const auto device = reduction.group().config().device;
   postponed_.push_back(
@@ -91,14 +92,14 @@ bool ReductionQueue::free_oldest_input() {
   if (inputs() > 0 && inputs() == postponed_.size()) launch_oldest_postponed();
   for (auto& reduction : under_way_)
     if (reduction.holds_inputs()) {
-      reduction.advance();
+      reduction.free_inputs();
       return true;
     }
   return false;
 }
 
 void ReductionQueue::free_inputs() {
-  for (auto& reduction : under_way_) reduction.advance();
+  for (auto& reduction : under_way_) reduction.free_inputs();
 }
 
 void ReductionQueue::finish() {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "group/reduce/gradient_reduction.hpp"
+#include "group/reduce/reduce_job.hpp"
 #include "root/root_mutex.hpp"
 
 namespace fsdp {
@@ -31,12 +31,12 @@ class ReductionQueue {
 
   /// For one more of the group's, which is to be packed: finishes what is too much.
   void make_room(const ParamGroup& group);
-  void launch(GradientReduction reduction);
+  void launch(ReduceJob reduction);
 
   /// What a packed reduction's launch waits for.
   enum class Waits { kNot, kForUse, kForNextBackward };
   /// until: the group whose use it waits for; null unless kForUse.
-  void launch_or_postpone(GradientReduction reduction, Waits waits, const ParamGroup* until);
+  void launch_or_postpone(ReduceJob reduction, Waits waits, const ParamGroup* until);
   /// Those that have waited for the use of `used`, and those behind them that wait for nothing else.
   void launch_behind_use(std::span<ParamGroup* const> used);
   /// The backward of another group is over: those that have waited for it.
@@ -61,7 +61,7 @@ class ReductionQueue {
  private:
   using Sharers = std::vector<std::weak_ptr<ReductionQueue>>;
   struct Postponed {
-    GradientReduction reduction;
+    ReduceJob reduction;
     Waits waits;              // kNot: but for those before it
     const ParamGroup* until;  // whose use it waits for
     c10::Stream stream;       // that it was packed on
@@ -73,7 +73,7 @@ class ReductionQueue {
 
   RootMutex& mutex_;
   CommContext& comm_ctx_;
-  std::vector<GradientReduction> under_way_;
+  std::vector<ReduceJob> under_way_;
   std::deque<Postponed> postponed_;
   bool has_shifted_ = false;
   std::shared_ptr<Sharers> sharers_;  // this one among them; null: this one alone

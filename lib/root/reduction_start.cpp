@@ -19,7 +19,7 @@ const char* name_of(ReduceScatterStart start) {
 }
 
 /// gathered: in the room that the reduction's group has left; null: nothing.
-ReductionQueue::Waits RootContext::hold_back(GradientReduction& reduction, const ParamGroup* gathered) {
+ReductionQueue::Waits RootContext::hold_back(ReduceJob& reduction, const ParamGroup* gathered) {
   using Waits = ReductionQueue::Waits;
   if (gathered == nullptr || !reduction.group().reduction().uses_separate_group) return Waits::kNot;
   // Groups over other ranks may have other bytes there, by which these would come to another order.

@@ -190,7 +190,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   const bool forward = is_forward(step_.state());
   const auto ids = ids_of(used);
   if (forward)
-    for (auto* group : used) group->check_mode();
+    for (auto* group : used) group->eval_precision().check(group->name());
   const auto noted = scheduler_.note_use(ids);
   apply(noted.actions);
   if (noted.has_started_over) recheck();

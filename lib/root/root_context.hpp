@@ -153,11 +153,11 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
 
   // gradients (step.cpp)
   const ParamGroup* prefetch_past(const ParamGroup& finished);
-  GradientReduction pack_gradients(ParamGroup& group);
+  ReduceJob pack_gradients(ParamGroup& group);
   void flush_gradients();
 
   /// What its launch is to wait for, on the host; a stream may have been told to wait (reduction_start.cpp).
-  ReductionQueue::Waits hold_back(GradientReduction& reduction, const ParamGroup* gathered);
+  ReductionQueue::Waits hold_back(ReduceJob& reduction, const ParamGroup* gathered);
 
   RootMutex mutex_;
   Options options_;

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "group/reduce/unreduced_gradients.hpp"
+#include "group/reduce/reduce_call.hpp"
 #include "root/root_context.hpp"
 
 // What is asked of a root from outside: to let a group go for good, gathers and releases by hand, no steps for a while, an
@@ -66,7 +66,7 @@ void RootContext::reset_iter_state() {
                                 "has left backward()");
   release_everything();
   for (auto* group : comm_ctx_.groups) {
-    drop_unreduced_gradients(*group);
+    group->gradients().drop();
     for (auto& param : group->params())
       if (const auto registered = param.registered(); registered.defined())
         registered.mutable_grad().reset();
@@ -83,8 +83,8 @@ void RootContext::set_manual_finalization(bool value) {
 /// What is complete has been reduced; the rest waits, with the sums of backwards without synchronisation.
 void RootContext::leave_for_finalization() {
   for (auto* group : comm_ctx_.groups) {
-    if (!group->reduction().requires_gradient_sync) accumulate_in_reduce_dtype(*group);
-    group->tally.end_backward();
+    if (!group->reduction().requires_gradient_sync) group->gradients().accumulate(group->gradient_dtypes());
+    group->gradients().end_backward();
   }
 }
 
@@ -96,7 +96,7 @@ int64_t RootContext::finalize_backward() {
   step_.check(StepEvent::kFinalize);
   // What backwards left that ended by themselves counts too: without synchronisation, or not the last ones.
   const bool is_left = !reductions_.is_empty() || std::ranges::any_of(groups(), [](auto* group) {
-    return group->reduction().requires_gradient_sync && has_unreduced_gradients(*group);
+    return has_gradients_to_reduce(*group);
   });
   if (step_.state() != StepState::kDue && !is_left) return 0;
   comm_ctx_.trace.look_for_listener();

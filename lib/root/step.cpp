@@ -4,7 +4,7 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "group/group_sanitizer.hpp"
-#include "group/reduce/unreduced_gradients.hpp"
+#include "group/reduce/reduce_call.hpp"
 #include "param/residency.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
@@ -37,7 +37,7 @@ namespace {
 bool has_all_gradients(const ParamGroup& group) {
   // Ranks may use different parameters then: no rank may start a reduction because its own are
   // complete, or the order of collectives would depend on the data.
-  return !group.reduction().reduces_unused_params && group.tally.is_complete(group.trainable_count());
+  return !group.reduction().reduces_unused_params && group.gradients().is_complete(group.trainable_count());
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ void RootContext::recheck() {
   for (auto* group : comm_ctx_.groups) {
     group->audit();
     group->sync_requires_grad();
-    group->say_new_notes();
+    group->notes().say(*group);
     if (!group->unsharder().is_held()) continue;
     if (!group->parts().is_never_released() && group->is_stale()) tell(GroupEvent::kWritten, *group);
     group->follow_versions();
@@ -153,7 +153,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     std::lock_guard lock(mutex_);
     const bool has_ended_badly = is_backward(step_.state()) && step_.task_count() == 0;
     if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost && !has_ended_badly) return;
-    for (auto* group : comm_ctx_.groups) drop_unreduced_gradients(*group);
+    for (auto* group : comm_ctx_.groups) group->gradients().drop();
     release_everything();
   } catch (const std::exception& error) {
     log().error("giving up a failed backward: {}", error.what());
@@ -168,7 +168,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
                 "derivatives",
                 group.params()[index].name());
   enter_phase(torch::autograd::get_current_graph_task_id(), {});
-  group.tally.note(index);
+  group.gradients().arrived(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
   if (step_.task_count() != 1 || !has_all_gradients(group)) return;
   comm_ctx_.trace.look_for_listener();
@@ -195,26 +195,26 @@ const ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
   return first == -1 ? nullptr : find(first);
 }
 
-GradientReduction RootContext::pack_gradients(ParamGroup& group) {
+ReduceJob RootContext::pack_gradients(ParamGroup& group) {
   comm_ctx_.trace.look_for_listener();
   reductions_.make_room(group);
-  group.tally.is_reduced = true;
+  group.gradients().note_reduced();
   tell(GroupEvent::kReduced, group);
-  group.note_reduction();
-  return GradientReduction(group, reductions_.has_in_turn(group));
+  group.optimizer_check().note_reduction(group.params()[0].name(), group.config().warn_after_reductions);
+  return ReduceJob(group, reductions_.has_in_turn(group));
 }
 
 void RootContext::flush_gradients() {
   for (auto* group : comm_ctx_.groups) {
     const auto& config = group->reduction();
-    const bool owes_zeros =
-        config.reduces_unused_params && !group->tally.is_reduced && group->trainable_count() > 0;
-    if (config.requires_gradient_sync && (owes_zeros || has_unreduced_gradients(*group))) {
+    const bool owes_zeros = config.requires_gradient_sync && config.reduces_unused_params &&
+                            !group->gradients().is_reduced() && group->trainable_count() > 0;
+    if (owes_zeros || has_gradients_to_reduce(*group)) {
       tell(GroupEvent::kLastGradient, *group);
       reductions_.launch(pack_gradients(*group));
     }
-    if (!config.requires_gradient_sync) accumulate_in_reduce_dtype(*group);
-    group->tally.end_backward();
+    if (!config.requires_gradient_sync) group->gradients().accumulate(group->gradient_dtypes());
+    group->gradients().end_backward();
   }
 }
 
@@ -275,7 +275,7 @@ void RootContext::release_everything() {
   reductions_.drop(nullptr);
   enter(StepEvent::kGivenUp);
   comm_ctx_.trace.abandon_step();
-  for (auto* group : comm_ctx_.groups) group->tally.reset();
+  for (auto* group : comm_ctx_.groups) group->gradients().reset();
   apply(scheduler_.abandon());
   for (auto* group : comm_ctx_.groups) group->parts().shard.wait_for_copies();
   tell_of_end();

@@ -17,7 +17,7 @@ void release_tied(ParamGroup& group, size_t index) {
   root->reshard(group);
   group.params()[index].vacate();
   group.unsharder().form().drop_extension(index);
-  group.tally.reset();
+  group.gradients().reset();
   group.count_trainable();
   root->facts_changed(group);
 }

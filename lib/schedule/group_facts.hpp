@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/tree_interval.hpp"
+
 namespace fsdp {
 
 /// What decisions need to know of a group: its size, its place and its options. All ranks have the same.
@@ -11,8 +13,7 @@ struct GroupFacts {
   int64_t unsharded_bytes = 0;
   /// One rank's parameters that nothing casts are never gathered and never released.
   bool is_never_released = false;
-  /// Depth-first interval of the group's module among the modules of the root.
-  int enter = 0, exit = 0;
+  TreeInterval tree = {};  ///< of the group's module
 
   bool reshards_after_forward = true;
   bool is_after_forward_unset = false;  ///< that is a default: a byte budget may decide instead
@@ -23,7 +24,7 @@ struct GroupFacts {
 
   /// Its module is around the other's, or the same.
   bool encloses(const GroupFacts& other) const {
-    return this != &other && enter <= other.enter && other.exit <= exit;
+    return this != &other && tree.encloses(other.tree);
   }
   bool operator==(const GroupFacts&) const = default;
 };

@@ -124,8 +124,7 @@ void add_chain(Executor& executor, const std::vector<int64_t>& bytes) {
   for (int i = 0; i < static_cast<int>(bytes.size()); ++i)
     executor.add({.name = "chain." + std::to_string(i),
                   .unsharded_bytes = bytes[static_cast<size_t>(i)],
-                  .enter = 1 + i,
-                  .exit = 2 + i,
+                  .tree = {.enter = 1 + i, .exit = 2 + i},
                   .is_after_forward_unset = true});
 }
 
@@ -313,13 +312,13 @@ void draw_tree(std::mt19937_64& draw, std::vector<GroupFacts>& facts) {
   int next = 0;
   for (size_t i = 0; i < facts.size(); ++i) {
     while (!open.empty() && draw() % 2 == 0) {
-      facts[open.back()].exit = next;
+      facts[open.back()].tree.exit = next;
       open.pop_back();
     }
-    facts[i].enter = next++;
+    facts[i].tree.enter = next++;
     open.push_back(i);
   }
-  for (; !open.empty(); open.pop_back()) facts[open.back()].exit = next;
+  for (; !open.empty(); open.pop_back()) facts[open.back()].tree.exit = next;
 }
 
 Drawn draw_schedule(uint64_t seed) {

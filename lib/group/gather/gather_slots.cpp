@@ -15,7 +15,7 @@ bool stays(const ParamGroup& group) {
 
 /// Groups of one module enclose each other; they come and go together.
 bool is_around(const ParamGroup& group, const ParamGroup& other) {
-  return group.encloses(other) && (group.tree.enter < other.tree.enter || other.tree.exit < group.tree.exit);
+  return group.parts().tree.encloses(other.parts().tree) && group.parts().tree != other.parts().tree;
 }
 
 SlotNeed need_of(const ParamGroup& group) {

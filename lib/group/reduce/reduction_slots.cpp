@@ -5,13 +5,20 @@
 #include "base/log.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
-#include "group/reduce/gradient_reduction.hpp"
+#include "group/reduce/collect_gradients.hpp"
+#include "group/reduce/reduce_call.hpp"
 
 namespace fsdp {
 namespace {
 
 bool is_over(const ParamGroup& group, const Communicator* comm) {
   return group.reduces_in_slots() && reduction_comm(group).get() == comm;
+}
+
+/// That the group's reductions want when all trainable parameters have gradients.
+int64_t expected_slot_bytes(ParamGroup& group) {
+  auto parts = expected_parts(group);
+  return measure_slot(group, parts);
 }
 
 }  // namespace
@@ -46,7 +53,7 @@ void ReductionSlots::grow(Ring& ring, const ParamGroup& group, int64_t bytes) {
   for (auto* other : groups) {
     if (!is_over(*other, ring.comm.get())) continue;
     length = std::max(length, static_cast<size_t>(other->reduction().max_input_buffers));
-    most_bytes = std::max(most_bytes, GradientReduction::planned_slot_bytes(*other));
+    most_bytes = std::max(most_bytes, expected_slot_bytes(*other));
   }
   // What is held goes when its reduction lets go of it.
   if (most_bytes > ring.slot_bytes) ring.slots.clear();

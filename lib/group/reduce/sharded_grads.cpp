@@ -1,4 +1,4 @@
-#include "group/reduce/reduced_gradients.hpp"
+#include "group/reduce/sharded_grads.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -7,14 +7,13 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "collectives/raw_view.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
-#include "group/reduce/gradient_reduction.hpp"
+#include "group/reduce/partial_sums.hpp"
+#include "group/reduce/reduce_call.hpp"
 #include "param/handle_keeper.hpp"
 #include "param/residency.hpp"
 
-// What becomes of a group's reduced gradients: partial sums, or the registered parameters' `.grad`.
 namespace fsdp {
 
 namespace {
@@ -91,93 +90,46 @@ void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indi
   }
 }
 
-}  // namespace
+/// One group's gradients on their way to `.grad`.
+class Assignment {
+ public:
+  explicit Assignment(ParamGroup& group) : group_(group) {}
 
-bool has_user_hooks(const at::Tensor& registered) {
-  const auto& hooks = torch::autograd::impl::hooks(registered);
-  return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
-         has_post_accumulate_hook(registered);
-}
+  void assign(size_t index, at::Tensor gradient);
+  /// Behind the group's last gradient.
+  void end() { run_post_accumulate_hooks(group_, std::move(hooked_), below_); }
 
-struct GradientReduction::Settling {
-  std::optional<BelowResidency> below{std::in_place};
-  std::vector<size_t> hooked;  // parameters with hooks that are to run behind the group's gradients
+ private:
+  at::Tensor run_hooks(size_t index, at::Tensor gradient);
+
+  ParamGroup& group_;
+  std::optional<BelowResidency> below_{std::in_place};
+  std::vector<size_t> hooked_;  // parameters with hooks that are to run behind the group's gradients
 };
 
-void GradientReduction::settle() {
-  if (is_partial_) return;
-  Settling settling;
-  if (auto* classes = group_->classes()) {
-    group_->parts().shard.wait_for_copies();
-    classes->take_changes(*group_);
-  }
-  const double factor_alone = division(at::kFloat).after;
-  for (auto& [index, gradient] : alone_) {
-    if (factor_alone != 1) gradient.div_(factor_alone);
-    // Beside the stream that it was made for it is referred to for as long as that goes on without it.
-    assign(index, is_beside_ ? gradient : std::move(gradient), settling);
-  }
-  for (auto& part : parts_) {
-    if (part.all_reduce)
-      group_->comm_ctx()->trace.wait(Operation::kAllReduce, group_->identity(), part.all_reduce);
-    // A division, not a multiplication by the inverse, which would round thirds twice.
-    if (const double factor = division(part.dtype).after; factor != 1 && !part.is_divided)
-      group_->divisor.divide(part.reduce_scatter.output, factor);
-    for (size_t i = 0; i < part.indices.size(); ++i)
-      assign(part.indices[i], local_piece(part, i), settling);
-  }
-  run_post_accumulate_hooks(*group_, std::move(settling.hooked), settling.below);
+at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
+  const auto registered = group_.params()[index].registered();
+  if (has_post_accumulate_hook(registered)) hooked_.push_back(index);
+  const UserHook hook(*group_.comm_ctx()->user_hooks, below_);
+  return run_gradient_hooks(registered, std::move(gradient));
 }
 
-at::Tensor GradientReduction::local_piece(const Part& part, size_t i) const {
-  const size_t index = part.indices[i];
-  const auto& layout = group_->params()[index].layout();
-  const int rank = group_->identity().mesh_info.shard_rank();
-  const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
-  return raw_view(part.reduce_scatter.output, layout.local_sizes(rank), layout.local_strides(rank),
-                  begin + group_->layout().local_start(index));
-}
-
-void GradientReduction::add_partial_sums(Part& part) {
-  for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group_->tally.partial_sum(part.indices[i]);
-    if (sum.defined()) local_piece(part, i).add_(sum);
-    sum.reset();
-  }
-}
-
-void GradientReduction::store_partial_sums(Part& part) {
-  for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group_->tally.partial_sum(part.indices[i]);
-    const auto piece = local_piece(part, i);
-    if (sum.defined() && sum.scalar_type() != piece.scalar_type()) sum = sum.to(piece.scalar_type());
-    if (sum.defined())
-      sum.add_(piece);
-    else
-      sum = piece;
-  }
-}
-
-void GradientReduction::assign(size_t index, at::Tensor gradient, Settling& settling) {
-  const auto& param = group_->params()[index];
+void Assignment::assign(size_t index, at::Tensor gradient) {
+  const auto& param = group_.params()[index];
   const auto registered = param.registered();
   if (!registered.defined()) return;  // nobody is left to use it
-  if (const auto kept = group_->gradient_dtypes().kept_dtype(index); kept && gradient.scalar_type() != *kept)
+  if (const auto kept = group_.gradient_dtypes().kept_dtype(index); kept && gradient.scalar_type() != *kept)
     gradient = gradient.to(*kept);
   auto& present = registered.mutable_grad();
-  auto* classes = group_->classes();
+  auto* classes = group_.classes();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
   const bool has_hooks = has_user_hooks(registered);
   const bool is_first = !present.defined() && !has_hooks;
   // What the host is to read now cannot be on its way.
-  if (!is_first) group_->parts().shard.wait_for_copies();
-  gradient = offload_grad(group_->parts(), gradient, /*may_overlap=*/is_first,
-                          is_first && classes ? classes->place(*group_, index) : at::Tensor());
-  if (has_hooks) {
-    if (has_post_accumulate_hook(registered)) settling.hooked.push_back(index);
-    const UserHook hook(*group_->comm_ctx()->user_hooks, settling.below);
-    gradient = run_gradient_hooks(registered, std::move(gradient));
-  }
+  if (!is_first) group_.parts().shard.wait_for_copies();
+  gradient = offload_grad(group_.parts(), gradient, /*may_overlap=*/is_first,
+                          is_first && classes ? classes->place(group_, index) : at::Tensor());
+  if (has_hooks) gradient = run_hooks(index, std::move(gradient));
   if (present.defined()) {
     require_state(present.sizes() == registered.sizes(),
                   "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
@@ -188,7 +140,38 @@ void GradientReduction::assign(size_t index, at::Tensor gradient, Settling& sett
   } else {
     present = std::move(gradient);
   }
-  if (classes) classes->settle(*group_, index);
+  if (classes) classes->settle(group_, index);
+}
+
+}  // namespace
+
+void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone) {
+  Assignment assignment(group);
+  auto& comm_ctx = *group.comm_ctx();
+  if (auto* classes = group.classes()) {
+    group.parts().shard.wait_for_copies();
+    classes->take_changes(group);
+  }
+  const double factor_alone = division_of(group, at::kFloat).after;
+  for (auto& [index, gradient] : inputs.alone) {
+    if (factor_alone != 1) gradient.div_(factor_alone);
+    assignment.assign(index, keeps_alone == KeepsAlone::kYes ? gradient : std::move(gradient));
+  }
+  for (auto& part : inputs.parts) {
+    if (part.all_reduce) comm_ctx.trace.wait(Operation::kAllReduce, group.identity(), part.all_reduce);
+    // A division, not a multiplication by the inverse, which would round thirds twice.
+    if (const double factor = division_of(group, part.dtype).after; factor != 1 && !part.is_divided)
+      comm_ctx.divisor.divide(part.reduce_scatter.output, factor);
+    for (size_t i = 0; i < part.indices.size(); ++i)
+      assignment.assign(part.indices[i], local_piece(group, part, i));
+  }
+  assignment.end();
+}
+
+bool has_user_hooks(const at::Tensor& registered) {
+  const auto& hooks = torch::autograd::impl::hooks(registered);
+  return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
+         has_post_accumulate_hook(registered);
 }
 
 }  // namespace fsdp

@@ -1,0 +1,91 @@
+#include "group/reduce/gradient_store.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "group/reduce/dense_gradient.hpp"
+#include "group/reduce/gradient_dtypes.hpp"
+#include "param/residency.hpp"
+#include "param/sharded_param.hpp"
+
+namespace fsdp {
+
+void GradientStore::arrived(size_t index) {
+  auto& slot = slots_[index];
+  if (slot.has_arrived) return;
+  slot.has_arrived = true;
+  ++arrived_;
+  as_expected_ += slot.is_expected ? 1 : 0;
+}
+
+bool GradientStore::is_complete(size_t trainable) const {
+  return arrived_ == trainable || (expected_ > 0 && arrived_ == expected_ && as_expected_ == expected_);
+}
+
+void GradientStore::end_backward() {
+  const bool learns = arrived_ > 0;
+  for (auto& slot : slots_) {
+    if (learns) slot.is_expected = slot.has_arrived;
+    slot.has_arrived = false;
+  }
+  if (learns) expected_ = arrived_;
+  arrived_ = as_expected_ = 0;
+  is_reduced_ = false;
+}
+
+void GradientStore::reset() {
+  end_backward();
+  for (auto& slot : slots_) slot.is_expected = false;
+  expected_ = 0;
+}
+
+bool GradientStore::has_partial_sums() const {
+  return std::ranges::any_of(slots_, [](const Slot& slot) { return slot.partial_sum.defined(); });
+}
+
+at::Tensor GradientStore::take(size_t index) {
+  auto& accumulated = slots_[index].accumulated;
+  auto gradient = dense_gradient(std::exchange(params_[index].handle().mutable_grad(), {}));
+  if (!accumulated.defined()) return gradient;
+  if (gradient.defined()) accumulated.add_(gradient);
+  return std::exchange(accumulated, {});
+}
+
+int64_t GradientStore::bytes_to_take(size_t index) const {
+  const auto& sum = slots_[index].accumulated;
+  if (!sum.defined() || !sum.is_cpu()) return 0;
+  const auto handle = params_[index].handle();
+  if (!handle.defined() || !handle.grad().defined()) return 0;
+  return handle.grad().scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
+}
+
+bool GradientStore::has_unreduced(bool counts_partial_sums) const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const auto handle = params_[i].handle();
+    if (handle.defined() && handle.grad().defined()) return true;
+    if (slots_[i].accumulated.defined()) return true;
+    if (counts_partial_sums && slots_[i].partial_sum.defined()) return true;
+  }
+  return false;
+}
+
+void GradientStore::accumulate(const GradientDtypes& dtypes) {
+  BelowResidency below;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const auto dtype = dtypes.reduce_dtype(i);
+    const auto handle = params_[i].handle();
+    if (dtype == params_[i].param_dtype() || !handle.defined() || !handle.grad().defined()) continue;
+    slots_[i].accumulated = take(i).to(dtype);
+  }
+}
+
+void GradientStore::drop() {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (const auto handle = params_[i].handle(); handle.defined()) handle.mutable_grad().reset();
+    slots_[i].partial_sum.reset();
+    slots_[i].accumulated.reset();
+  }
+}
+
+}  // namespace fsdp

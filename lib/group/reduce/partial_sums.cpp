@@ -1,0 +1,39 @@
+#include "group/reduce/partial_sums.hpp"
+
+#include <ATen/ATen.h>
+
+#include "collectives/raw_view.hpp"
+#include "group/param_group.hpp"
+
+namespace fsdp {
+
+at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i) {
+  const size_t index = part.indices[i];
+  const auto& layout = group.params()[index].layout();
+  const int rank = group.identity().mesh_info.shard_rank();
+  const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
+  return raw_view(part.reduce_scatter.output, layout.local_sizes(rank), layout.local_strides(rank),
+                  begin + group.layout().local_start(index));
+}
+
+void add_partial_sums(ParamGroup& group, ReducePart& part) {
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    auto& sum = group.gradients().partial_sum(part.indices[i]);
+    if (sum.defined()) local_piece(group, part, i).add_(sum);
+    sum.reset();
+  }
+}
+
+void store_partial_sums(ParamGroup& group, ReducePart& part) {
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    auto& sum = group.gradients().partial_sum(part.indices[i]);
+    const auto piece = local_piece(group, part, i);
+    if (sum.defined() && sum.scalar_type() != piece.scalar_type()) sum = sum.to(piece.scalar_type());
+    if (sum.defined())
+      sum.add_(piece);
+    else
+      sum = piece;
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "group/reduce/reduce_part.hpp"
+
+// This rank's rows of what reduce-scatters have summed, and those that wait until the replicas are summed too (HSDP without
+// all-reduce).
+namespace fsdp {
+
+class ParamGroup;
+
+/// This rank's rows of the part's entry `i`, in its sum.
+at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i);
+/// Adds to the part's sum what earlier backwards have left.
+void add_partial_sums(ParamGroup& group, ReducePart& part);
+/// Leaves the part's sum for a later backward.
+void store_partial_sums(ParamGroup& group, ReducePart& part);
+
+}  // namespace fsdp

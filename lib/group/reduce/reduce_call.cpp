@@ -1,0 +1,70 @@
+#include "group/reduce/reduce_call.hpp"
+
+#include <algorithm>
+
+#include "group/param_group.hpp"
+
+namespace fsdp {
+
+const std::shared_ptr<Communicator>& reduction_comm(const ParamGroup& group) {
+  const auto& config = group.reduction();
+  return config.uses_separate_group ? config.separate_group : group.identity().mesh_info.shard_group;
+}
+
+bool has_all_reduce(const ParamGroup& group) {
+  return group.identity().mesh_info.replicate_size() > 1 || group.reduction().all_reduce_hook;
+}
+
+bool reduces_alone(const ParamGroup& group) {
+  return group.identity().mesh_info.data_parallel_size() == 1 && !group.reduction().all_reduce_hook;
+}
+
+bool has_gradients_to_reduce(const ParamGroup& group) {
+  const auto& config = group.reduction();
+  return config.requires_gradient_sync && group.gradients().has_unreduced(config.requires_all_reduce);
+}
+
+bool reduces_in_streams(const ParamGroup& group) {
+  const auto& info = group.identity().mesh_info;
+  return (info.shard_size() == 1 || reduction_comm(group)->waits_in_streams()) &&
+         (info.replicate_size() == 1 || info.replicate_group->waits_in_streams());
+}
+
+GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype) {
+  const int ranks = group.identity().mesh_info.data_parallel_size();
+  return gradient_division(group.reduction().divide_factor.value_or(ranks), dtype);
+}
+
+/// One before the last would have to be as often there.
+std::optional<double> scale_in_collective(const ParamGroup& group, const ReducePart& part) {
+  const auto [before, after] = division_of(group, part.dtype);
+  // A division in two parts keeps sums in float16's range, which a product rounded to it does not (T7).
+  if (group.reduction().forces_sum || before != 1 || after == 1) return std::nullopt;
+  return 1 / after;
+}
+
+ReduceScatterOptions options_of(const ParamGroup& group, const ReducePart& part) {
+  return {.sum = at::TensorOptions().dtype(part.dtype).device(group.config().device),
+          .custom = group.reduction().custom_reduce_scatter.get(),
+          .scale = has_all_reduce(group) ? std::nullopt : scale_in_collective(group, part)};
+}
+
+CollectiveCall call_of(const ParamGroup& group, const ReducePart& part, Operation operation, Communicator& comm) {
+  CollectiveCall call{operation, group.identity(), comm, /*bytes=*/0, part.dtype, /*params=*/0};
+  for (const size_t i : part.indices) {
+    call.bytes += c10::multiply_integers(group.params()[i].sizes());
+    call.params |= uint64_t{1} << std::min<size_t>(i, 63);
+  }
+  call.bytes *= static_cast<int64_t>(c10::elementSize(part.dtype));
+  return call;
+}
+
+int64_t measure_slot(const ParamGroup& group, std::span<ReducePart> parts) {
+  const auto& comm = group.parts().launched_on(*reduction_comm(group));
+  int64_t bytes = 0;
+  for (auto& part : parts)
+    bytes += part.slot_bytes = packed_bytes(part.units, part.entries, options_of(group, part), comm);
+  return bytes;
+}
+
+}  // namespace fsdp

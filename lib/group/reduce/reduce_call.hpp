@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "group/reduce/gradient_division.hpp"
+#include "group/reduce/reduce_part.hpp"
+#include "trace/collective_trace.hpp"
+
+// What a group's collectives over gradients are called with.
+namespace fsdp {
+
+class ParamGroup;
+
+/// Over which the group's gradients are reduce-scattered.
+const std::shared_ptr<Communicator>& reduction_comm(const ParamGroup& group);
+/// True if an all-reduce, or a hook in its place, follows the group's reduce-scatters.
+bool has_all_reduce(const ParamGroup& group);
+/// One rank and nobody else to ask: gradients stay where they are.
+bool reduces_alone(const ParamGroup& group);
+/// Gradients wait for a reduction that the group may start: on its handles, or in sums of backwards without one.
+bool has_gradients_to_reduce(const ParamGroup& group);
+/// None of its collectives blocks the host.
+bool reduces_in_streams(const ParamGroup& group);
+
+GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype);
+/// What the part's last collective can multiply by in place of the division behind it; none: it cannot.
+std::optional<double> scale_in_collective(const ParamGroup& group, const ReducePart& part);
+ReduceScatterOptions options_of(const ParamGroup& group, const ReducePart& part);
+/// For the trace.
+CollectiveCall call_of(const ParamGroup& group, const ReducePart& part, Operation operation, Communicator& comm);
+/// Of all their inputs in registered memory; notes each part's own.
+int64_t measure_slot(const ParamGroup& group, std::span<ReducePart> parts);
+
+}  // namespace fsdp

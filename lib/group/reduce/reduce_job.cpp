@@ -1,0 +1,203 @@
+#include "group/reduce/reduce_job.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "base/require.hpp"
+#include "comm/poison.hpp"
+#include "group/comm_context.hpp"
+#include "group/group_sanitizer.hpp"
+#include "group/param_group.hpp"
+#include "group/reduce/all_reduce.hpp"
+#include "group/reduce/collect_gradients.hpp"
+#include "group/reduce/partial_sums.hpp"
+#include "group/reduce/reduce_call.hpp"
+#include "group/reduce/sharded_grads.hpp"
+#include "param/residency.hpp"
+
+namespace fsdp {
+
+ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
+  const Range range(group.comm_ctx()->trace, "FSDP::post_backward_reduce", group.identity());
+  const GroupBuffers buffers(group.parts(), "reduced gradients");
+  BelowResidency below;
+  inputs_ = collect_gradients(group);
+  pack();
+  if (!is_behind_one && can_be_on_streams()) order_ = ReduceOrder::kOnStreams;
+  const auto device = group.config().device;
+  if (SideStream::exists_on(device)) packed_on_ = current_stream(device);
+}
+
+void ReduceJob::enter(ReduceEvent event) {
+  const auto [next, error] = transition(stage_, event);
+  require_state(error == nullptr, "{}: {}", group_->name(), error);
+  stage_ = next;
+}
+
+/// 1-D bytes for the parts one after another; undefined: there is no slot.
+at::Tensor ReduceJob::take_slot() {
+  if (!group_->reduces_in_slots()) return {};
+  const int64_t bytes = measure_slot(*group_, inputs_.parts);
+  slot_ = group_->comm_ctx()->reduction_slots.hold(*group_, bytes);
+  return slot_ ? slot_->take(bytes) : at::Tensor();
+}
+
+void ReduceJob::pack() {
+  auto& comm = group_->parts().launched_on(*reduction_comm(*group_));
+  const auto slot = take_slot();
+  int64_t begin = 0;
+  for (auto& part : inputs_.parts) {
+    // Before it is cast too: what float32 holds need not fit into float16 whole.
+    const double factor = division_of(*group_, part.dtype).before;
+    for (auto& entry : part.entries)
+      if (entry.gradient.defined() && factor != 1) entry.gradient.div_(factor);
+    auto options = options_of(*group_, part);
+    if (slot.defined()) options.memory = slot.narrow(0, std::exchange(begin, begin + part.slot_bytes), part.slot_bytes);
+    part.reduce_scatter = pack_reduce_scatter(part.units, part.entries, options, comm, group_->name());
+    // Free the gradients now, not when the collective is done: where they were packed nothing refers to them any more,
+    // and waiting would keep two groups' gradients alive at once.
+    for (auto& entry : part.entries) {
+      if (group_->parts().sanitizer != nullptr) poison_if_last(entry.gradient);
+      entry.gradient.reset();
+    }
+  }
+}
+
+/// By options alone: with all-reduces it decides the order of launches.
+bool ReduceJob::can_be_on_streams() const {
+  const auto& config = group_->config();
+  const auto& reduction = group_->reduction();
+  if (!SideStream::exists_on(config.device)) return false;
+  if (reduction.all_reduce_hook || reduction.custom_reduce_scatter || !reduces_in_streams(*group_)) return false;
+  // Alone there is nothing to wait for but copies to the host.
+  if (reduces_alone(*group_) && !config.host_memory) return false;
+  // Partial sums go from backward to backward, and with them the stream that they were allocated on.
+  return (!has_all_reduce(*group_) || reduction.requires_all_reduce) && !group_->gradients().has_partial_sums();
+}
+
+/// What would block the host or run a user's code waits for its turn instead, on the stream that computes.
+bool ReduceJob::can_assign_on_streams() const {
+  if (group_->classes() != nullptr) return false;  // they may let go of gradients that are a user's
+  const auto& host_memory = group_->config().host_memory;
+  if (host_memory && !host_memory->is_pinned) return false;
+  return std::ranges::none_of(group_->params(), [&](const ShardedParam& param) {
+    const auto registered = param.registered();
+    return registered.defined() && (has_user_hooks(registered) || (host_memory && registered.grad().defined()));
+  });
+}
+
+bool ReduceJob::hold_back_by(const ParamGroup& gathered) {
+  auto& comm = *reduction_comm(*group_);
+  auto* gather = gathered.unsharder().gather_under_way();
+  // What a user's collective gives may depend on whether it is done, which differs by rank.
+  const bool is_custom = group_->reduction().custom_reduce_scatter || gathered.unsharder().form().custom();
+  const bool is_on_streams = order_ == ReduceOrder::kOnStreams;
+  if (gather == nullptr || inputs_.parts.empty() || is_custom || (comm.waits_in_streams() && !is_on_streams)) return false;
+  const auto beside =
+      is_on_streams ? group_->comm_ctx()->reduce_scatter_stream.enter(group_->config().device) : SideStream::Entered();
+  return gather->hold_back(comm);
+}
+
+void ReduceJob::start() {
+  enter(ReduceEvent::kStart);
+  auto& comm_ctx = *group_->comm_ctx();
+  const GroupBuffers buffers(group_->parts(), "reduced gradients");
+  BelowResidency below;
+  const bool is_on_streams = order_ == ReduceOrder::kOnStreams;
+  const auto beside =
+      is_on_streams ? comm_ctx.reduce_scatter_stream.enter(group_->config().device) : SideStream::Entered();
+  auto& comm = *reduction_comm(*group_);
+  for (auto& part : inputs_.parts) {
+    auto& reduce_scatter = part.reduce_scatter;
+    comm_ctx.trace.launch(call_of(*group_, part, Operation::kReduceScatter, comm), [&] {
+      launch_reduce_scatter(reduce_scatter, options_of(*group_, part), group_->parts().launched_on(comm), group_->name());
+    });
+    if (slot_ && reduce_scatter.work) slot_->under_way.push_back(reduce_scatter.work);
+    part.is_divided = reduce_scatter.is_scaled;
+    comm_ctx.trace.note_bytes(reduce_scatter.layout.total_bytes());
+    auto& statistics = comm_ctx.meter.total();
+    ++statistics.reductions;
+    statistics.reduced_bytes += reduce_scatter.layout.total_bytes();
+    statistics.communicated_bytes += (comm.size() - 1) * reduce_scatter.layout.rank_bytes();
+  }
+  if (is_on_streams) continue_on_streams();
+}
+
+/// On the stream of reduce-scatters, which those that come next wait for anyway; all-reduces, divisions and copies, which
+/// they do not, go on another.
+void ReduceJob::continue_on_streams() {
+  const auto device = group_->config().device;
+  continue_behind_reduce_scatters();
+  record(reduced_, current_stream(device));
+  if (!can_assign_on_streams()) return;
+  enter(ReduceEvent::kAssign);
+  if (!queues_more()) return assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes);
+  const auto behind = group_->comm_ctx()->post_reduce_stream.enter(device);
+  assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes);
+  record(assigned_, current_stream(device));
+}
+
+/// False: what the reduce-scatters gave becomes the gradients as it is.
+bool ReduceJob::queues_more() const {
+  const auto& config = group_->config();
+  if (!inputs_.alone.empty() || config.host_memory) return true;
+  return std::ranges::any_of(inputs_.parts, [&](const ReducePart& part) {
+    if (part.all_reduce || (!part.is_divided && division_of(*group_, part.dtype).after != 1)) return true;
+    return std::ranges::any_of(part.indices, [&](size_t i) {
+      const auto registered = group_->params()[i].registered();
+      return registered.defined() &&
+             (registered.grad().defined() || group_->gradient_dtypes().kept_dtype(i).value_or(part.dtype) != part.dtype);
+    });
+  });
+}
+
+void ReduceJob::free_inputs() {
+  if (std::exchange(has_freed_inputs_, true)) return;
+  BelowResidency below;
+  if (order_ == ReduceOrder::kOnStreams) {
+    reduced_->block(*packed_on_);
+  } else {
+    group_->comm_ctx()->let_current_wait_for_reductions();  // sums that they have left
+    continue_behind_reduce_scatters();
+    if (packed_on_) let_wait_for_current(*packed_on_);
+  }
+  // What is packed next on the same stream takes their memory.
+  const c10::OptionalStreamGuard on_theirs(packed_on_);
+  for (auto& part : inputs_.parts) free_reduce_scatter_inputs(part.reduce_scatter);
+  if (slot_) slot_->under_way.clear();
+  slot_.reset();
+}
+
+void ReduceJob::continue_behind_reduce_scatters() {
+  const bool is_partial = group_->identity().mesh_info.replicate_size() > 1 && !group_->reduction().requires_all_reduce;
+  enter(is_partial ? ReduceEvent::kStorePartialSums : ReduceEvent::kAllReduce);
+  for (auto& part : inputs_.parts) {
+    group_->comm_ctx()->trace.wait(Operation::kReduceScatter, group_->identity(), part.reduce_scatter.work);
+    part.reduce_scatter.work.reset();
+    if (is_partial) {
+      store_partial_sums(*group_, part);
+    } else if (has_all_reduce(*group_)) {
+      add_partial_sums(*group_, part);
+      start_all_reduce(*group_, part);
+    }
+  }
+}
+
+void ReduceJob::finish() {
+  free_inputs();
+  auto& comm_ctx = *group_->comm_ctx();
+  if (stage_ == ReduceStage::kReduceScattered) {
+    comm_ctx.let_current_wait_for_reductions();
+    enter(ReduceEvent::kAssign);
+    assign_sharded_grads(*group_, inputs_, order_ == ReduceOrder::kOnStreams ? KeepsAlone::kYes : KeepsAlone::kNo);
+  }
+  if (!assigned_) return;
+  // What this holds is given back to the stream that it was made for (Note [Streams of a root]).
+  if (group_->identity().mesh_info.shard_size() > 1)
+    comm_ctx.reduce_scatter_stream.wait_for(*assigned_);
+  else
+    assigned_->block(*packed_on_);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <optional>
+
+#include "group/reduce/reduce_part.hpp"
+#include "group/reduce/reduce_stage.hpp"
+#include "group/reduce/reduction_slots.hpp"
+
+namespace fsdp {
+
+class ParamGroup;
+
+/// Who takes a reduction from stage to stage.
+enum class ReduceOrder : uint8_t {
+  kInTurn,     ///< the host, on the current stream, which may block it
+  kOnStreams,  ///< streams beside the one that computes: `start` queues all that is to be done
+};
+
+/// The reduction of one group's gradients, from packing to the sharded parameters' `.grad` (see ReduceStage).
+///
+/// Order of calls: the constructor packs; start, free_inputs, finish. The root's streams are joined behind the last one
+/// (Note [Streams of a root]). The order is kOnStreams where everything waits in streams and nothing of it is the user's code;
+/// then free_inputs and finish only take memory back.
+class ReduceJob {
+ public:
+  /// Takes the unsharded gradients off the handles and packs them. is_behind_one: another of the group's is under way in
+  /// turn, so this one is, too. The group outlives this.
+  ReduceJob(ParamGroup& group, bool is_behind_one);
+
+  const ParamGroup& group() const { return *group_; }
+  ReduceStage stage() const { return stage_; }
+  ReduceOrder order() const { return order_; }
+  /// Packed gradients are here, or on their way.
+  bool holds_inputs() const { return !has_freed_inputs_ && !inputs_.parts.empty(); }
+
+  /// Its reduce-scatters begin when the gather of `gathered` has arrived, and neither the host nor the stream that computes
+  /// waits for that. False: something would have to.
+  bool hold_back_by(const ParamGroup& gathered);
+  /// Starts one reduce-scatter per reduce dtype.
+  void start();
+  /// Waits for the reduce-scatters and frees their inputs; starts the all-reduces where there are replicas.
+  void free_inputs();
+  /// Waits for all of it and puts or adds the result to the sharded parameters' gradients. What it holds may go then.
+  void finish();
+
+ private:
+  void enter(ReduceEvent event);
+  at::Tensor take_slot();
+  void pack();
+  bool can_be_on_streams() const;
+  bool can_assign_on_streams() const;
+  bool queues_more() const;
+  void continue_on_streams();
+  void continue_behind_reduce_scatters();
+
+  ParamGroup* group_;
+  ReduceStage stage_ = ReduceStage::kPacked;  // on streams: of what has been queued
+  ReduceOrder order_ = ReduceOrder::kInTurn;
+  ReduceInputs inputs_;
+  std::unique_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
+  bool has_freed_inputs_ = false;
+  std::optional<c10::Stream> packed_on_;          // where there are streams: the inputs' memory is its
+  std::optional<c10::Event> reduced_, assigned_;  // on streams: behind the reduce-scatters, behind what follows them
+};
+
+}  // namespace fsdp
