@@ -1,4 +1,4 @@
-"""The best schedule of two queues that share a network's bandwidth, as lib/comm/simulated_link.cpp carries them.
+"""The best schedule of two queues that share a network's bandwidth, as lib/comm/simulated/simulated_link.cpp carries them.
 
 Each queue carries one collective at a time. A latency passes first and takes no bandwidth; then those that send share
 it equally. Schedules are those of a scheduler without a clock: it computes, gathers and reduces at the beginning, and

@@ -3,8 +3,8 @@
 #include <pybind11/functional.h>
 
 #include "base/require.hpp"
-#include "checkpoint/rank_group.hpp"
-#include "checkpoint/rng_section.hpp"
+#include "checkpoint/plan/rank_group.hpp"
+#include "checkpoint/sections/rng_section.hpp"
 #include "fsdp/checkpoint_saver.hpp"
 #include "fsdp/process_group.hpp"
 #include "tensor/local_piece.hpp"

@@ -4,8 +4,8 @@
 
 #include <unordered_map>
 
-#include "api/find_param.hpp"
-#include "api/shard_like.hpp"
+#include "api/params/find_param.hpp"
+#include "api/shard/shard_like.hpp"
 #include "fsdp/error.hpp"
 #include "fully_shard.hpp"
 #include "module/module_table.hpp"

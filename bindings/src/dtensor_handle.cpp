@@ -4,9 +4,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "api/find_param.hpp"
+#include "api/params/find_param.hpp"
+#include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp::python {
 

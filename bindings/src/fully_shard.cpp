@@ -4,7 +4,7 @@
 
 #include <unordered_map>
 
-#include "api/find_param.hpp"
+#include "api/params/find_param.hpp"
 #include "options.hpp"
 
 namespace fsdp::python {

@@ -1,7 +1,7 @@
 #include "mirror.hpp"
 
+#include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
-#include "param/residency.hpp"
 #include "shown_param.hpp"
 
 namespace fsdp::python {

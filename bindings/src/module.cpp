@@ -3,13 +3,15 @@
 
 #include <algorithm>
 
-#include "api/controlled_groups.hpp"
-#include "api/shard_like.hpp"
+#include "api/shard/controlled_groups.hpp"
+#include "api/shard/shard_like.hpp"
 #include "base/require.hpp"
 #include "checkpoints.hpp"
-#include "comm/borrowed_group.hpp"
+#include "comm/c10d/borrowed_group.hpp"
 #include "copy_sharded.hpp"
 #include "custom_comms.hpp"
+#include "dispatch/host_lock.hpp"
+#include "dispatch/residency.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/report.hpp"
@@ -17,8 +19,6 @@
 #include "fully_shard.hpp"
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
-#include "param/host_lock.hpp"
-#include "param/residency.hpp"
 
 // What the package's Python files use. They hold the public names, signatures and docstrings.
 namespace fsdp::python {

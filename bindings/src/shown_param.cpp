@@ -7,7 +7,7 @@
 
 #include <map>
 
-#include "api/find_param.hpp"
+#include "api/params/find_param.hpp"
 #include "param/grad_dtype.hpp"
 #include "root/group_port.hpp"
 

@@ -7,9 +7,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "dispatch/dtensor_dispatch.hpp"
 #include "dtensor_handle.hpp"
 #include "mirror.hpp"
-#include "param/stand_in.hpp"
 #include "py_ref.hpp"
 
 namespace fsdp::python {

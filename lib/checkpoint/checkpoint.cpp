@@ -2,11 +2,11 @@
 
 #include <optional>
 
-#include "checkpoint/model_section.hpp"
-#include "checkpoint/optimizer_section.hpp"
-#include "checkpoint/rank_group.hpp"
-#include "checkpoint/rng_section.hpp"
-#include "checkpoint/training_parts.hpp"
+#include "checkpoint/plan/rank_group.hpp"
+#include "checkpoint/sections/model_section.hpp"
+#include "checkpoint/sections/optimizer_section.hpp"
+#include "checkpoint/sections/rng_section.hpp"
+#include "checkpoint/sections/training_parts.hpp"
 
 namespace fsdp {
 

@@ -6,9 +6,9 @@
 
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
-#include "checkpoint/find_damage.hpp"
-#include "checkpoint/load_values.hpp"
-#include "checkpoint/rank_group.hpp"
+#include "checkpoint/io/find_damage.hpp"
+#include "checkpoint/io/load_values.hpp"
+#include "checkpoint/plan/rank_group.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 
 namespace fsdp {

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "base/log.hpp"
-#include "checkpoint/save_folder.hpp"
-#include "checkpoint/training_parts.hpp"
+#include "checkpoint/io/save_folder.hpp"
+#include "checkpoint/sections/training_parts.hpp"
 #include "collectives/buffer.hpp"
 #include "fsdp/process_group.hpp"
 

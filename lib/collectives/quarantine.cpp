@@ -6,7 +6,7 @@
 #include <map>
 
 #include "base/log.hpp"
-#include "comm/poison.hpp"
+#include "comm/debug/poison.hpp"
 
 namespace fsdp {
 

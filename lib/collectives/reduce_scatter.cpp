@@ -6,7 +6,7 @@
 
 #include "collectives/buffer.hpp"
 #include "collectives/raw_view.hpp"
-#include "comm/poison.hpp"
+#include "comm/debug/poison.hpp"
 #include "comm/scaled_sum.hpp"
 
 namespace fsdp {

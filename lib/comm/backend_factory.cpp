@@ -1,6 +1,6 @@
 #include "comm/backend_factory.hpp"
 
-#include "comm/nccl_backend.hpp"
+#include "comm/nccl/nccl_backend.hpp"
 
 namespace fsdp {
 

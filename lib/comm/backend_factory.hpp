@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "comm/c10d_communicator.hpp"
-#include "comm/gloo_backend.hpp"
+#include "comm/c10d/c10d_communicator.hpp"
+#include "comm/gloo/gloo_backend.hpp"
 
 namespace fsdp {
 

@@ -11,11 +11,11 @@
 #include "base/require.hpp"
 #include "comm/backend_factory.hpp"
 #include "comm/default_world.hpp"
-#include "comm/nccl_backend.hpp"
-#include "comm/nccl_communicator.hpp"
+#include "comm/nccl/nccl_backend.hpp"
+#include "comm/nccl/nccl_communicator.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/single_rank.hpp"
-#include "comm/thread_ranks.hpp"
+#include "comm/threads/thread_ranks.hpp"
 
 namespace fsdp {
 namespace {

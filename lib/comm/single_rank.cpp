@@ -4,7 +4,7 @@
 
 #include "comm/checks.hpp"
 #include "comm/failure_flag.hpp"
-#include "comm/local_reduce.hpp"
+#include "comm/threads/local_reduce.hpp"
 #include "comm/work.hpp"
 #include "fsdp/process_group.hpp"
 

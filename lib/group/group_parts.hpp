@@ -9,7 +9,7 @@
 #include "group/group_sanitizer.hpp"
 #include "group/group_spec.hpp"
 #include "group/shard_buffer.hpp"
-#include "param/sharded_param.hpp"
+#include "param/fsdp_param.hpp"
 #include "trace/group_identity.hpp"
 
 namespace fsdp {

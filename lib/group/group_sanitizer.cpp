@@ -5,12 +5,12 @@
 #include "base/environment.hpp"
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
-#include "comm/late_delivery.hpp"
-#include "comm/late_streams.hpp"
-#include "comm/poison.hpp"
+#include "comm/debug/late_delivery.hpp"
+#include "comm/debug/late_streams.hpp"
+#include "comm/debug/poison.hpp"
+#include "dispatch/residency.hpp"
 #include "group/comm_context.hpp"
 #include "group/group_parts.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

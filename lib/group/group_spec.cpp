@@ -1,6 +1,6 @@
 #include "group/group_spec.hpp"
 
-#include "param/sharded_param.hpp"
+#include "param/fsdp_param.hpp"
 
 namespace fsdp {
 

@@ -6,9 +6,9 @@
 
 #include "base/require.hpp"
 #include "collectives/raw_view.hpp"
+#include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
 #include "param/replace_tensor.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

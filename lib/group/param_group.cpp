@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 
 #include "base/log.hpp"
+#include "dispatch/residency.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/dense_gradient.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

@@ -6,8 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "group/gather/unsharder.hpp"
+#include "dispatch/param_owner.hpp"
 #include "group/eval_precision.hpp"
+#include "group/gather/unsharder.hpp"
 #include "group/group_notes.hpp"
 #include "group/group_parts.hpp"
 #include "group/local_classes.hpp"
@@ -16,7 +17,6 @@
 #include "group/reduce/gradient_store.hpp"
 #include "group/reduce/reduction_config.hpp"
 #include "group/tied_params.hpp"
-#include "param/residency_owner.hpp"
 #include "trace/first_values.hpp"
 
 namespace fsdp {

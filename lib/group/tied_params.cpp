@@ -2,9 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "dispatch/residency.hpp"
 #include "group/gather/gather_values.hpp"
 #include "group/param_group.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

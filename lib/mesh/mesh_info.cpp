@@ -6,7 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "comm/left_out.hpp"
+#include "comm/debug/fake_collectives.hpp"
 #include "comm/single_rank.hpp"
 #include "mesh/mesh_state.hpp"
 

@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "dispatch/residency.hpp"
 #include "module/make_groups.hpp"
 #include "module/managed_states.hpp"
 #include "module/module_access.hpp"
@@ -16,7 +17,6 @@
 #include "module/module_walk.hpp"
 #include "module/sync_states.hpp"
 #include "module/ties.hpp"
-#include "param/residency.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {

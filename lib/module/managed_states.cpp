@@ -3,10 +3,10 @@
 #include <unordered_map>
 
 #include "base/require.hpp"
+#include "dispatch/param_storage.hpp"
+#include "dispatch/residency.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "param/managed_storage.hpp"
-#include "param/residency.hpp"
 #include "root/find_param.hpp"
 #include "root/gradient_hook.hpp"
 

@@ -1,11 +1,11 @@
 #include "module/module_walk.hpp"
 
 #include "base/require.hpp"
+#include "dispatch/param_storage.hpp"
+#include "dispatch/residency.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/module_table.hpp"
-#include "param/managed_storage.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

@@ -9,8 +9,8 @@
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "collectives/piece_layout.hpp"
+#include "dispatch/residency.hpp"
 #include "param/replace_tensor.hpp"
-#include "param/residency.hpp"
 #include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {

@@ -4,8 +4,8 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
-#include "param/residency.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {

@@ -3,7 +3,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "base/log.hpp"
-#include "param/residency.hpp"
+#include "dispatch/residency.hpp"
 #include "root/gradient_hook.hpp"
 #include "root/tied_groups.hpp"
 

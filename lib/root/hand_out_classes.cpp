@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "param/residency.hpp"
+#include "dispatch/residency.hpp"
 #include "root/group_conversion.hpp"
 #include "root/group_port.hpp"
 

@@ -7,7 +7,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "param/residency.hpp"
+#include "dispatch/residency.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
 

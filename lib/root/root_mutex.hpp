@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "param/host_lock.hpp"
+#include "dispatch/host_lock.hpp"
 
 namespace fsdp {
 

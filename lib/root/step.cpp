@@ -3,9 +3,9 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "dispatch/residency.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/reduce_call.hpp"
-#include "param/residency.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
 

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "base/log.hpp"
-#include "param/residency.hpp"
+#include "dispatch/residency.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {

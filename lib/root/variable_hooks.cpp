@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "base/require.hpp"
+#include "dispatch/host_lock.hpp"
+#include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
-#include "param/host_lock.hpp"
-#include "param/residency.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 

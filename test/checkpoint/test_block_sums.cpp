@@ -1,4 +1,4 @@
-#include "checkpoint/block_sums.hpp"
+#include "checkpoint/format/block_sums.hpp"
 
 #include <catch2/catch.hpp>
 

@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "checkpoint/manifest.hpp"
-#include "checkpoint/safetensors.hpp"
-#include "checkpoint/weight_index.hpp"
+#include "checkpoint/format/manifest.hpp"
+#include "checkpoint/format/safetensors.hpp"
+#include "checkpoint/format/weight_index.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 
 // Headers, indexes and manifests changed at random: whatever comes, a reader returns or throws CheckpointError, and what

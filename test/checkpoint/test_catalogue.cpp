@@ -1,9 +1,9 @@
-#include "checkpoint/catalogue.hpp"
+#include "checkpoint/format/catalogue.hpp"
 
 #include <catch2/catch.hpp>
 #include <sys/stat.h>
 
-#include "checkpoint/manifest.hpp"
+#include "checkpoint/format/manifest.hpp"
 #include "saved_parts.hpp"
 #include "support/error_of.hpp"
 #include "support/ranks.hpp"

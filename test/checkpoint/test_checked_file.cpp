@@ -1,12 +1,12 @@
-#include "checkpoint/checked_file.hpp"
+#include "checkpoint/io/checked_file.hpp"
 
 #include <catch2/catch.hpp>
 
 #include <algorithm>
 #include <random>
 
-#include "checkpoint/block_sums.hpp"
 #include "checkpoint/checkpoint_error.hpp"
+#include "checkpoint/format/block_sums.hpp"
 #include "temporary_folder.hpp"
 
 namespace fsdp::test {

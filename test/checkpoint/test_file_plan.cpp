@@ -1,8 +1,8 @@
-#include "checkpoint/file_plan.hpp"
+#include "checkpoint/plan/file_plan.hpp"
 
 #include <catch2/catch.hpp>
 
-#include "checkpoint/weight_index.hpp"
+#include "checkpoint/format/weight_index.hpp"
 #include "fsdp/error.hpp"
 #include "support/error_of.hpp"
 

@@ -1,6 +1,6 @@
 #include <catch2/catch.hpp>
 
-#include "checkpoint/file.hpp"
+#include "checkpoint/io/file.hpp"
 #include "recorded_files.hpp"
 #include "saved_parts.hpp"
 #include "support/ranks.hpp"

@@ -1,8 +1,8 @@
-#include "checkpoint/pieces.hpp"
+#include "checkpoint/plan/pieces.hpp"
 
 #include <catch2/catch.hpp>
 
-#include "checkpoint/block_sums.hpp"
+#include "checkpoint/format/block_sums.hpp"
 
 namespace fsdp::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/rank_group.hpp"
+#include "checkpoint/plan/rank_group.hpp"
 
 #include <catch2/catch.hpp>
 

@@ -1,10 +1,10 @@
-#include "checkpoint/safetensors.hpp"
+#include "checkpoint/format/safetensors.hpp"
 
 #include <catch2/catch.hpp>
 
 #include <cstring>
 
-#include "checkpoint/weight_index.hpp"
+#include "checkpoint/format/weight_index.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 #include "support/error_of.hpp"
 #include "temporary_folder.hpp"

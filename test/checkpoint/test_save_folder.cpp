@@ -1,9 +1,9 @@
-#include "checkpoint/save_folder.hpp"
+#include "checkpoint/io/save_folder.hpp"
 
 #include <catch2/catch.hpp>
 
-#include "support/error_of.hpp"
 #include "fsdp/fsdp.hpp"
+#include "support/error_of.hpp"
 #include "temporary_folder.hpp"
 
 namespace fsdp::test {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/comm_streams.hpp"
+#include "comm/nccl/comm_streams.hpp"
 
 namespace fsdp::test {
 

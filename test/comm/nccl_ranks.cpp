@@ -6,7 +6,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/nccl_communicator.hpp"
+#include "comm/nccl/nccl_communicator.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::test {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "comm/local_reduce.hpp"
+#include "comm/threads/local_reduce.hpp"
 
 namespace fsdp::test {
 namespace {

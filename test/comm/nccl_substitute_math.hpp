@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/nccl_api.hpp"
+#include "comm/nccl/nccl_api.hpp"
 
 namespace fsdp::test {
 

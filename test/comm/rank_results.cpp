@@ -9,8 +9,8 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/c10d_communicator.hpp"
-#include "comm/gloo_backend.hpp"
+#include "comm/c10d/c10d_communicator.hpp"
+#include "comm/gloo/gloo_backend.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/process_group.hpp"
 #ifdef FSDP_HAS_NCCL

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "comm/c10d_communicator.hpp"
+#include "comm/c10d/c10d_communicator.hpp"
 #include "comm/scaled_sum.hpp"
 #include "fsdp/error.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "comm/c10d_communicator.hpp"
+#include "comm/c10d/c10d_communicator.hpp"
 #include "comm/comm_memory.hpp"
 #include "fsdp/simulated_network.hpp"
 

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "comm/late_delivery.hpp"
-#include "comm/poison.hpp"
+#include "comm/debug/late_delivery.hpp"
+#include "comm/debug/poison.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
 

@@ -1,6 +1,6 @@
 #include <catch2/catch.hpp>
 
-#include "comm/left_out.hpp"
+#include "comm/debug/fake_collectives.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "rank_results.hpp"

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "comm/nccl_api.hpp"
+#include "comm/nccl/nccl_api.hpp"
 #include "fsdp/error.hpp"
 #include "nccl_substitute.hpp"
 

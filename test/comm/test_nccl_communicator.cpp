@@ -7,8 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "comm/late_delivery.hpp"
-#include "comm/left_out.hpp"
+#include "comm/debug/fake_collectives.hpp"
+#include "comm/debug/late_delivery.hpp"
 #include "comm/scaled_sum.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/simulated_network.hpp"

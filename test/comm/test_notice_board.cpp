@@ -6,8 +6,8 @@
 
 #include <filesystem>
 
-#include "comm/c10d_communicator.hpp"
-#include "comm/left_out.hpp"
+#include "comm/c10d/c10d_communicator.hpp"
+#include "comm/debug/fake_collectives.hpp"
 #include "comm/notice_board.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"

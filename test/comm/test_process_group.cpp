@@ -6,7 +6,7 @@
 #include <csignal>
 #include <filesystem>
 
-#include "comm/nccl_backend.hpp"
+#include "comm/nccl/nccl_backend.hpp"
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
 #include "support/scoped_environment.hpp"

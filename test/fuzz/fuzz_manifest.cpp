@@ -1,10 +1,10 @@
 #include <string_view>
 
 #include "check.hpp"
-#include "checkpoint/block_sums.hpp"
 #include "checkpoint/checkpoint_error.hpp"
-#include "checkpoint/manifest.hpp"
-#include "checkpoint/strict_json.hpp"
+#include "checkpoint/format/block_sums.hpp"
+#include "checkpoint/format/manifest.hpp"
+#include "checkpoint/format/strict_json.hpp"
 #include "fsdp/error.hpp"
 
 // fsdp_manifest.json: the bytes are the part that its sum covers, and get their sum here, or no change would get past it.

@@ -3,7 +3,7 @@
 
 #include "check.hpp"
 #include "checkpoint/checkpoint_error.hpp"
-#include "checkpoint/safetensors.hpp"
+#include "checkpoint/format/safetensors.hpp"
 
 // A whole .safetensors file: whatever it has, its reader returns tensors that fill it, or throws CheckpointError.
 namespace {

@@ -2,7 +2,7 @@
 
 #include "check.hpp"
 #include "checkpoint/checkpoint_error.hpp"
-#include "checkpoint/weight_index.hpp"
+#include "checkpoint/format/weight_index.hpp"
 
 // model.safetensors.index.json: whatever it has, no file outside its folder is named.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t count) {

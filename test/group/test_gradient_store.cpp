@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "group/reduce/gradient_store.hpp"
-#include "param/sharded_param.hpp"
+#include "param/fsdp_param.hpp"
 
 namespace fsdp::test {
 namespace {

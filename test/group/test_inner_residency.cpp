@@ -4,8 +4,8 @@
 
 #include <atomic>
 
-#include "param/host_lock.hpp"
-#include "param/residency.hpp"
+#include "dispatch/host_lock.hpp"
+#include "dispatch/residency.hpp"
 #include "support/models.hpp"
 
 // Handles inside a wrapper subclass, whose operators run below the residency key: see Note [Inner residency key].

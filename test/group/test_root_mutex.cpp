@@ -4,7 +4,7 @@
 #include <future>
 #include <thread>
 
-#include "param/host_lock.hpp"
+#include "dispatch/host_lock.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 #include "support/models.hpp"

@@ -5,7 +5,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/nccl_communicator.hpp"
+#include "comm/nccl/nccl_communicator.hpp"
 #include "comm/nccl_substitute.hpp"
 #include "support/ranks.hpp"
 

@@ -4,8 +4,8 @@
 #include <random>
 #include <thread>
 
-#include "comm/late_streams.hpp"
-#include "comm/stream_stall.hpp"
+#include "comm/debug/late_streams.hpp"
+#include "comm/debug/stream_stall.hpp"
 #include "fsdp/error.hpp"
 #include "late_ranks.hpp"
 #include "late_streams.hpp"

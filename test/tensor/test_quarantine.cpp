@@ -2,7 +2,7 @@
 
 #include "collectives/buffer.hpp"
 #include "collectives/quarantine.hpp"
-#include "comm/poison.hpp"
+#include "comm/debug/poison.hpp"
 
 namespace fsdp::test {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

@@ -9,8 +9,8 @@
 #include "base/side_stream.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/packed_gather.hpp"
+#include "dispatch/residency.hpp"
 #include "group/comm_context.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

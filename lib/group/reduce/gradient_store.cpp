@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "dispatch/residency.hpp"
 #include "group/reduce/dense_gradient.hpp"
 #include "group/reduce/gradient_dtypes.hpp"
-#include "param/residency.hpp"
-#include "param/sharded_param.hpp"
+#include "param/fsdp_param.hpp"
 
 namespace fsdp {
 

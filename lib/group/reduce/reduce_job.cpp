@@ -5,7 +5,8 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "comm/poison.hpp"
+#include "comm/debug/poison.hpp"
+#include "dispatch/residency.hpp"
 #include "group/comm_context.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/param_group.hpp"
@@ -14,7 +15,6 @@
 #include "group/reduce/partial_sums.hpp"
 #include "group/reduce/reduce_call.hpp"
 #include "group/reduce/sharded_grads.hpp"
-#include "param/residency.hpp"
 
 namespace fsdp {
 

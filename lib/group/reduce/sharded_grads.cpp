@@ -7,12 +7,12 @@
 #include <algorithm>
 
 #include "base/require.hpp"
+#include "dispatch/residency.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
 #include "group/reduce/partial_sums.hpp"
 #include "group/reduce/reduce_call.hpp"
-#include "param/handle_keeper.hpp"
-#include "param/residency.hpp"
+#include "param/unsharded_keeper.hpp"
 
 namespace fsdp {
 

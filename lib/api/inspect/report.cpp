@@ -1,0 +1,158 @@
+#include "fsdp/report.hpp"
+
+#include <fmt/ranges.h>
+
+#include <set>
+
+#include "api/params/find_param.hpp"
+#include "comm/work.hpp"
+#include "group/frozen_mixture.hpp"
+#include "module/module_state.hpp"
+#include "root/root_context.hpp"
+
+namespace fsdp {
+
+namespace {
+
+std::string layout_of(const std::shared_ptr<ParamGroup>& group) {
+  if (group->config().layout == ParamLayout::kFlat) return "flat";
+  std::set<std::string> kinds;  // parameters may be cut along different dimensions
+  for (size_t i = 0; i < group->params().size(); ++i) {
+    if (group->params()[i].is_vacant()) continue;
+    std::string text;
+    for (const auto& placement : placements_of({group, i, /*is_handle=*/false}))
+      text += (text.empty() ? "" : ", ") + to_string(placement);
+    kinds.insert(std::move(text));
+  }
+  return fmt::format("{}", fmt::join(kinds, " or "));
+}
+
+std::string reshard_text(const ParamGroup& group) {
+  const auto& policy = group.policy();
+  const auto& plan = policy.after_forward;
+  const std::string value = plan.post_forward_group ? std::to_string(plan.ranks) : plan.reshard ? "true" : "false";
+  return policy.is_after_forward_unset ? "unset (" + value + ")" : value;
+}
+
+size_t parameters_of(const ParamGroup& group) {
+  return static_cast<size_t>(std::count_if(group.params().begin(), group.params().end(),
+                                           [](const ShardedParam& param) { return !param.is_vacant(); }));
+}
+
+void add_groups(ModuleState& state, int depth, Report& report) {
+  const auto groups = state.live_groups();
+  for (const auto& group : groups) {
+    const auto mixture = mixture_of(*group);
+    report.groups.push_back({.name = group->name(),
+                             .depth = depth,
+                             .parameters = parameters_of(*group),
+                             .sharded_bytes = group->layout().stored().rank_bytes(),
+                             .unsharded_bytes = group->parts().unsharded_bytes(),
+                             .layout = layout_of(group),
+                             .reshard_after_forward = reshard_text(*group),
+                             .frozen_parameters = mixture.frozen.names,
+                             .trainable_parameters = mixture.trainable.names,
+                             .frozen_bytes = mixture.frozen.bytes,
+                             .trainable_bytes = mixture.trainable.bytes,
+                             .extra_gradient_bytes = mixture.extra_gradient_bytes});
+  }
+  if (groups.empty())
+    report.groups.push_back({.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}});
+  for (const auto& below : state.nested) add_groups(*below, depth + 1, report);
+}
+
+std::vector<std::string> names_of(const std::vector<int>& uses, std::span<ParamGroup* const> groups) {
+  std::vector<std::string> names;
+  for (const int id : uses) {
+    const auto* group = groups[static_cast<size_t>(id)];
+    names.push_back(group ? group->name() : "(gone)");
+  }
+  return names;
+}
+
+/// "" for a group of one kind.
+std::string note_of(const GroupReport& group) {
+  const FrozenMixture mixture{.frozen = {group.frozen_bytes, group.frozen_parameters},
+                              .trainable = {group.trainable_bytes, group.trainable_parameters},
+                              .extra_gradient_bytes = group.extra_gradient_bytes};
+  if (!mixture.is_mixed()) return "";
+  return fmt::format("  {:{}}  note: {}\n", "", 2 * group.depth, mixture.to_string());
+}
+
+/// Between the smallest budget and the one for everything, as many steps as a table is good for.
+std::vector<BudgetOutlook> outlook_of(ResidencyProblem problem) {
+  constexpr int kRows = 8;
+  problem.budget = 0;
+  const int64_t least = plan_residency(problem).missing_bytes;
+  problem.budget = least;
+  for (const int64_t bytes : problem.bytes) problem.budget += bytes;
+  const int64_t most = plan_residency(problem).peak_bytes;
+  std::vector<BudgetOutlook> outlook;
+  for (int row = 0; row < kRows; ++row) {
+    problem.budget = least + (most - least) * row / (kRows - 1);
+    const auto plan = plan_residency(problem);
+    const BudgetOutlook next{problem.budget, plan.gathered_bytes, plan.all_gathers};
+    if (outlook.empty() || next.budget_bytes > outlook.back().budget_bytes) outlook.push_back(next);
+  }
+  return outlook;
+}
+
+}  // namespace
+
+Report FSDPModule::report() const { return fsdp::report(*this); }
+
+Report report(const FSDPModule& module) {
+  const auto root = module.state().root();
+  auto& context = *root->context;
+  std::lock_guard lock(context.mutex());
+  Report report;
+  add_groups(*root, 0, report);
+  report.bytes = parameter_bytes(FSDPModule(root));
+  report.last_step = context.comm_ctx().meter.last_step();
+  report.last_step_peak_bytes = context.comm_ctx().meter.last_step_peak_bytes();
+  auto& scheduler = context.scheduler();
+  const auto& orders = scheduler.orders();
+  report.budget_bytes = scheduler.options().unsharded_byte_budget;
+  const auto& groups = context.groups_by_id();
+  report.forward_order = names_of(orders.forward().learned(), groups);
+  report.backward_order = names_of(orders.backward().learned(), groups);
+  if (report.forward_order.empty() || report.backward_order.empty()) return report;
+  if (scheduler.budget().has_plan()) {
+    report.planned_peak_bytes = scheduler.budget().plan().peak_bytes;
+    report.planned_gathered_bytes = scheduler.budget().plan().gathered_bytes;
+  }
+  report.outlook = outlook_of(residency_problem({.bytes = 0, .prefetch_distance = scheduler.options().prefetch_distance},
+                                                orders.forward(), orders.backward(), scheduler.groups().facts()));
+  return report;
+}
+
+std::string Report::to_string() const {
+  const auto shown = &with_separators;
+  std::string text = "sharded modules (parameters; bytes sharded, unsharded; placement; reshard_after_forward):\n";
+  for (const auto& group : groups) {
+    text += fmt::format("  {:{}}{}: {}; {}, {}; {}; {}\n", "", 2 * group.depth, group.name, group.parameters,
+                        shown(group.sharded_bytes), shown(group.unsharded_bytes), group.layout,
+                        group.reshard_after_forward);
+    text += note_of(group);
+  }
+  text += fmt::format("bytes on this rank: {} sharded, {} unsharded now, {} at most\n", shown(bytes.sharded),
+                      shown(bytes.unsharded), shown(bytes.peak_unsharded));
+  if (forward_order.empty() || backward_order.empty())
+    return text + "no step has shown the order of use yet\n";
+  text += fmt::format("order of use: forward {}; backward {}\n", fmt::join(forward_order, ", "),
+                      fmt::join(backward_order, ", "));
+  text += fmt::format("last step: {} all-gathers of {} bytes, {} reductions of {} bytes, at most {} bytes unsharded\n",
+                      last_step.all_gathers, shown(last_step.gathered_bytes), last_step.reductions,
+                      shown(last_step.reduced_bytes), shown(last_step_peak_bytes));
+  if (last_step.offloaded_bytes > 0)
+    text += fmt::format("copied between host and device: {} bytes\n", shown(last_step.offloaded_bytes));
+  if (planned_peak_bytes > 0)
+    text += fmt::format("byte budget {}: planned peak {}, planned gathers {} bytes a step\n",
+                        shown(budget_bytes.value_or(0)), shown(planned_peak_bytes), shown(planned_gathered_bytes));
+  text += "under a byte budget of ... a step would do ... all-gathers of ... bytes:\n";
+  for (const auto& [budget, gathered, gathers] : outlook)
+    text += fmt::format("  {}: {}, {}\n", shown(budget), gathers, shown(gathered));
+  return text;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,59 @@
+#include "api/params/find_param.hpp"
+#include "api/params/whole_values.hpp"
+#include "api/state_dict/optimizer_fields.hpp"
+#include "base/require.hpp"
+#include "dispatch/residency.hpp"
+#include "fsdp/parameters.hpp"
+
+// An optimizer built before fully_shard holds handles: the tensors whose gradients end elsewhere.
+namespace fsdp {
+
+namespace {
+
+/// What this rank owns of a state tensor that has the whole parameter's sizes; others stay.
+at::Tensor own_part(const FoundParam& found, const at::Tensor& state) {
+  const bool is_whole = state.defined() && state.sizes() == c10::IntArrayRef(found.param().sizes());
+  if (!is_whole || found.param().layout().is_whole()) return state;
+  return own_values(found, state).clone();
+}
+
+/// Refuses before anything moves: half an optimizer's state must not be cut.
+void check_states(torch::optim::Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      const auto found = find_param(parameter);
+      const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (!found || !found->is_handle || state == optimizer.state().end()) continue;
+      require(fields_of(*state->second).has_value(),
+              "adopt: the optimizer has state for '{}' of a kind that cannot be cut to this rank's "
+              "rows (known: {}); build it after fully_shard",
+              found->param().name(), kKnownOptimizers);
+    }
+}
+
+}  // namespace
+
+int adopt(torch::optim::Optimizer& optimizer) {
+  check_states(optimizer);
+  BelowResidency below;
+  int moved = 0;
+  auto& states = optimizer.state();
+  for (auto& group : optimizer.param_groups())
+    for (auto& parameter : group.params()) {
+      const auto found = find_param(parameter);
+      if (!found || !found->is_handle) continue;
+      const auto registered = found->param().registered();
+      if (const auto state = states.find(parameter.unsafeGetTensorImpl()); state != states.end()) {
+        auto value = std::move(state->second);
+        states.erase(state);
+        const auto fields = *fields_of(*value);
+        for (const auto& [name, tensor] : fields.tensors) *tensor = own_part(*found, *tensor);
+        states[registered.unsafeGetTensorImpl()] = std::move(value);
+      }
+      parameter = registered;
+      ++moved;
+    }
+  return moved;
+}
+
+}  // namespace fsdp

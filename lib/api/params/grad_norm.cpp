@@ -1,0 +1,167 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "api/params/find_param.hpp"
+#include "base/require.hpp"
+#include "dispatch/residency.hpp"
+#include "fsdp/parameters.hpp"
+#include "root/group_port.hpp"
+
+// Norms of gradients that are spread over ranks. With p the norm type, the global norm is
+// (sum over all elements of |g|^p)^(1/p), or the largest |g| for p = infinity. Elements that several
+// ranks hold (replicas, plain parameters) count once.
+namespace fsdp {
+
+namespace {
+
+/// Gradients that are cut over the same ranks: their powers add up there.
+struct NormPart {
+  std::vector<std::shared_ptr<Communicator>> groups;  // of several ranks; none: every rank holds them whole
+  c10::Device device;  // that they communicate on: gradients may live elsewhere
+  std::vector<at::Tensor> gradients = {};
+  at::Tensor power = {};  // over the ranks seen so far
+  std::shared_ptr<ParamGroup> any = {};  // of the parameters' groups; null where every rank holds them whole
+};
+
+/// The ranks that a parameter's gradient is cut over: data-parallel ones first, which are last to be added up.
+std::vector<std::shared_ptr<Communicator>> groups_of(const FoundParam& found) {
+  std::vector<std::shared_ptr<Communicator>> groups;
+  const auto& info = found.group->identity().mesh_info;
+  if (info.shard_size() > 1) groups.push_back(info.shard_group);
+  const auto& more = found.group->spec(found.index).spread.summed_over;
+  groups.insert(groups.end(), more.begin(), more.end());
+  return groups;
+}
+
+NormPart& part_of(std::vector<NormPart>& parts, const std::vector<std::shared_ptr<Communicator>>& groups,
+                  c10::Device device) {
+  const auto known = std::find_if(parts.begin(), parts.end(),
+                                  [&](const NormPart& part) { return part.groups == groups; });
+  return known != parts.end() ? *known
+                              : parts.emplace_back(groups, device);
+}
+
+std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
+                                     const char* caller) {
+  std::vector<NormPart> parts;
+  for (const auto& parameter : parameters) {
+    auto found = find_param(parameter);
+    require(!found || !found->is_handle,
+            "{}: '{}' is the tensor that a module's member holds; its gradient lives on the "
+            "registered parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
+            caller, found ? found->param().name() : "");
+    // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
+    if (!found) found = find_local_shard(parameter);
+    const auto groups = found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>();
+    const auto device = groups.empty() ? parameter.device() : found->group->identity().mesh_info.mesh.device();
+    auto& part = part_of(parts, groups, device);
+    if (!groups.empty()) part.any = found->group;
+    if (parameter.grad().defined()) part.gradients.push_back(parameter.grad());
+  }
+  return parts;
+}
+
+/// |.|_p of all gradients together, to the power of p (of infinity: as it is), in double.
+at::Tensor local_power(const NormPart& part, double p) {
+  const auto device = part.gradients.empty() ? part.device : part.gradients.front().device();
+  auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  for (const auto& gradient : part.gradients) {
+    if (gradient.numel() == 0) continue;
+    const auto norm = at::linalg_vector_norm(gradient, p).to(device, at::kDouble);
+    if (std::isinf(p))
+      total = at::maximum(total, norm);
+    else
+      total += norm.pow(p);
+  }
+  return total.to(part.device);
+}
+
+void all_reduce(const NormPart& part, Communicator& group, const at::Tensor& values, ReduceOp op) {
+  try {
+    group.start_all_reduce(values, op, "gradient norm")->wait();
+  } catch (const CommError& error) {
+    std::lock_guard lock(root_of(*part.any).mutex());
+    part.any->comm_ctx()->trace.explain(error);
+  }
+}
+
+/// The ranks' powers together, over the last of the part's groups. A maximum loses a NaN on some backends, so it travels as a
+/// flag.
+at::Tensor over_ranks(const NormPart& part, double p) {
+  auto& group = *part.groups.back();
+  if (!std::isinf(p)) {
+    all_reduce(part, group, part.power, ReduceOp::kSum);
+    return part.power;
+  }
+  const auto is_nan = part.power.isnan();
+  const auto both = at::stack({part.power.masked_fill(is_nan, 0), is_nan.to(part.power.scalar_type())});
+  all_reduce(part, group, both, ReduceOp::kMax);
+  return both[0].masked_fill(both[1].gt(0), std::numeric_limits<double>::quiet_NaN());
+}
+
+at::Tensor added(const at::Tensor& one, const at::Tensor& other, double p) {
+  if (!one.defined()) return other;
+  return std::isinf(p) ? at::maximum(one, other) : one + other;
+}
+
+double total_norm(std::vector<NormPart> parts, double p) {
+  const auto device = parts.empty() ? c10::Device(at::kCPU) : parts.front().device;
+  size_t depth = 0;
+  for (auto& part : parts) {
+    part.power = local_power(part, p);
+    depth = std::max(depth, part.groups.size());
+  }
+  // Parts cut over the most groups first: after their last one they are as cut as others, and join them. So
+  // each group's all-reduce comes once for all, in one order on all ranks.
+  for (; depth > 0; --depth)
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].groups.size() != depth) continue;
+      auto groups = parts[i].groups;
+      const auto power = over_ranks(parts[i], p);
+      groups.pop_back();
+      const auto any = groups.empty() ? nullptr : parts[i].any;
+      auto& joined = part_of(parts, groups, power.device());
+      joined.any = any;
+      joined.power = added(joined.power, power.to(joined.device), p);
+    }
+  auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  for (const auto& part : parts)
+    if (part.groups.empty()) total = added(total, part.power.to(device), p);
+  return std::isinf(p) ? total.item<double>() : std::pow(total.item<double>(), 1 / p);
+}
+
+void check_norm_type(double norm_type, const char* caller) {
+  require(norm_type > 0, "{}: expected a norm type above 0 (infinity included), found {}", caller,
+          norm_type);
+}
+
+}  // namespace
+
+double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+  check_norm_type(norm_type, "get_total_norm");
+  BelowResidency below;
+  return total_norm(split_by_group(parameters, "get_total_norm"), norm_type);
+}
+
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                       double norm_type, NonFinite nonfinite) {
+  check_norm_type(norm_type, "clip_grad_norm_");
+  require(max_norm >= 0, "clip_grad_norm_: expected a largest norm of 0 or more, found {}", max_norm);
+  BelowResidency below;
+  const auto parts = split_by_group(parameters, "clip_grad_norm_");
+  const double norm = total_norm(parts, norm_type);
+  require_state(nonfinite == NonFinite::kAllow || std::isfinite(norm),
+                "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", norm);
+  // As torch.nn.utils.clip_grad_norm_: the small constant keeps a zero norm from dividing.
+  // A norm that is not a number makes all gradients so, on every rank.
+  const double scale = max_norm / (norm + 1e-6);
+  if (!(scale >= 1.0))
+    for (const auto& part : parts)
+      for (auto gradient : part.gradients) gradient.mul_(scale);
+  return norm;
+}
+
+}  // namespace fsdp

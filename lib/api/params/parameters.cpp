@@ -1,0 +1,113 @@
+#include "fsdp/parameters.hpp"
+
+#include <algorithm>
+
+#include "api/params/find_param.hpp"
+#include "api/params/whole_values.hpp"
+#include "base/require.hpp"
+#include "base/stable_hash.hpp"
+#include "fsdp/local_ranges.hpp"
+
+namespace fsdp {
+
+namespace {
+
+FoundParam expect_param(const at::Tensor& tensor, const char* caller) {
+  auto found = find_param(tensor);
+  require(found.has_value(),
+          "{}: expected a parameter of a sharded module, or the tensor its member holds; found {}",
+          caller, tensor.defined() ? "another tensor of sizes " + c10::str(tensor.sizes())
+                                   : std::string("an undefined tensor"));
+  return *found;
+}
+
+}  // namespace
+
+std::vector<Placement> placements_of(const FoundParam& found) {
+  auto placements = found.group->identity().mesh_info.placements();
+  for (auto& placement : placements)
+    if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = found.param().layout().dim();
+  const auto& part = found.group->spec(found.index).spread.part;
+  return part ? part->with(std::move(placements)) : placements;
+}
+
+const DeviceMesh& mesh_of(const FoundParam& found) {
+  const auto& part = found.group->spec(found.index).spread.part;
+  return part ? part->whole_mesh : found.group->identity().mesh_info.mesh;
+}
+
+c10::IntArrayRef whole_sizes(const FoundParam& found) {
+  const auto& part = found.group->spec(found.index).spread.part;
+  return part ? part->sizes : found.param().sizes();
+}
+
+c10::IntArrayRef whole_strides(const FoundParam& found) {
+  const auto& part = found.group->spec(found.index).spread.part;
+  return part ? part->strides : found.param().strides();
+}
+
+std::vector<ElementRange> ranges_of(const FoundParam& found) {
+  auto ranges = found.param().layout().element_ranges(found.group->identity().mesh_info.shard_rank());
+  const auto& part = found.group->spec(found.index).spread.part;
+  return part ? part->in_whole(ranges) : ranges;
+}
+
+uint64_t cut_of(const FoundParam& found) {
+  uint64_t hash = found.param().layout().cut_hash();
+  const auto& part = found.group->spec(found.index).spread.part;
+  const bool is_cut_further = part && !part->is_whole();
+  if (is_cut_further)
+    for (const auto& placement : part->placements) hash = mixed_hash(hash, stable_hash(to_string(placement)));
+  if (is_cut_further || found.group->identity().mesh_info.shard_size() > 1) {
+    const auto& mesh = mesh_of(found);
+    for (const int64_t size : mesh.shape())
+      if (size > 1) hash = mixed_hash(hash, static_cast<uint64_t>(size));
+    for (const int rank : mesh.ranks()) hash = mixed_hash(hash, static_cast<uint64_t>(rank));
+  }
+  return std::max<uint64_t>(hash, 1);
+}
+
+DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
+  require(!found.param().layout().is_flat(),
+          "{}: is in a flat layout, which cuts no dimension, so it is no DTensor; use full_tensor or full_grad "
+          "for the whole, local_ranges for this rank's elements",
+          found.param().name());
+  return DTensor::from_local(local, mesh_of(found), placements_of(found), whole_sizes(found),
+                             whole_strides(found));
+}
+
+at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().registered(); }
+
+at::Tensor handle_of(const at::Tensor& tensor) {
+  return expect_param(tensor, "handle_of").param().handle();
+}
+
+bool is_fsdp_parameter(const at::Tensor& tensor) { return find_param(tensor).has_value(); }
+
+std::vector<ElementRange> local_ranges(const at::Tensor& tensor) {
+  return ranges_of(expect_param(tensor, "local_ranges"));
+}
+
+DTensor dtensor_of(const at::Tensor& tensor) {
+  const auto found = expect_param(tensor, "dtensor_of");
+  return as_dtensor(found, plain_view(found.param().registered()));
+}
+
+DTensor grad_dtensor_of(const at::Tensor& tensor) {
+  const auto found = expect_param(tensor, "grad_dtensor_of");
+  const auto gradient = found.param().registered().grad();
+  return gradient.defined() ? as_dtensor(found, gradient) : DTensor();
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor) {
+  const auto found = expect_param(tensor, "full_tensor");
+  return gather_whole(found, plain_view(found.param().registered()));
+}
+
+at::Tensor full_grad(const at::Tensor& tensor) {
+  const auto found = expect_param(tensor, "full_grad");
+  const auto gradient = found.param().registered().grad();
+  return gradient.defined() ? gather_whole(found, gradient) : at::Tensor();
+}
+
+}  // namespace fsdp

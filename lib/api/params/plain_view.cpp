@@ -1,0 +1,18 @@
+#include <ATen/ATen.h>
+
+#include "api/params/find_param.hpp"
+#include "dispatch/residency.hpp"
+
+namespace fsdp {
+
+at::Tensor plain_view(const at::Tensor& registered) {
+  BelowResidency below;
+  auto view = registered.detach();
+  remove_residency_key(view);
+  // A write to the view is one to the parameter, and has to be seen as one.
+  view.unsafeGetTensorImpl()->set_version_counter(
+      registered.unsafeGetTensorImpl()->version_counter());
+  return view;
+}
+
+}  // namespace fsdp

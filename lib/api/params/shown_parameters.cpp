@@ -1,0 +1,226 @@
+#include "api/params/shown_parameters.hpp"
+
+#include <ATen/ATen.h>
+
+#include <unordered_set>
+
+#include "api/params/whole_values.hpp"
+#include "api/state_dict/first_rank.hpp"
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "module/module_access.hpp"
+#include "module/module_table.hpp"
+#include "root/group_port.hpp"
+#include "tensor/broadcast_whole.hpp"
+
+namespace fsdp {
+
+namespace {
+
+constexpr auto kCaller = "FullParameters";
+
+bool is_shown(const FoundParam& found) {
+  const auto* storage = found.param().storage();
+  return storage != nullptr && storage->is_set_aside;
+}
+
+/// The handles below the module's roots that are shown already: in the tables they look like any tensor.
+std::unordered_set<const c10::TensorImpl*> shown_handles(const torch::nn::Module& module) {
+  std::unordered_set<const c10::TensorImpl*> handles;
+  for (const auto& root : roots(module)) {
+    const auto& context = *root.state().root()->context;
+    if (!context.steps_are_held()) continue;
+    for (auto* group : context.groups())
+      for (const auto& param : group->params())
+        if (param.storage() != nullptr && param.storage()->is_set_aside)
+          handles.insert(param.handle().unsafeGetTensorImpl());
+  }
+  return handles;
+}
+
+/// Row-major, so that tensors of one shape compare bit for bit: zeros of two signs, NaNs.
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  return tensor.clone(at::MemoryFormat::Contiguous).view({-1}).view(at::kByte);
+}
+
+}  // namespace
+
+ShownParameters::HeldRoots::~HeldRoots() {
+  for (const auto& context : contexts) context->resume_steps();
+}
+
+ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
+                                 const FullParametersOptions& options)
+    : options_(options) {
+  require(!options.rank0_only || !options.writeback,
+          "{}: rank0_only with writeback would leave the ranks with different values; set writeback "
+          "to false",
+          kCaller);
+  for (const auto& root : roots(module))
+    if (auto& context = *root.state().root()->context; !context.steps_are_held()) bring_home(context);
+  collect(module, which, /*is_start=*/true);
+  const auto already = shown_handles(module);
+  for (const auto& param : module.parameters(/*recurse=*/which != ShowWhich::kOwn))
+    require_state(!already.contains(param.unsafeGetTensorImpl()),
+                  "{}: a parameter of sizes {} is shown by another scope already; end that first",
+                  kCaller, fmt::join(param.sizes(), "x"));
+  hold_roots();
+  if (options_.with_grads) check_gradients();
+  const auto mesh = leading_mesh(
+      module, shown_.empty() ? std::nullopt : std::optional(shown_.front().found));
+  const bool keeps = !options_.rank0_only || is_first_rank(mesh);
+  gather(keeps);
+  if (!keeps) {
+    shown_.clear();
+    return;
+  }
+  try {
+    for (auto& shown : shown_) show(shown, options_.with_grads);
+  } catch (...) {
+    for (auto& shown : shown_)
+      if (shown.storage) restore(shown);
+    throw;
+  }
+}
+
+ShownParameters::~ShownParameters() {
+  for (auto& shown : shown_) {
+    if (!shown.storage) continue;
+    try {
+      if (options_.writeback) write_back(shown);
+    } catch (const std::exception& error) {
+      log().error("{}: what was written to the full parameter is lost: {}",
+                  shown.found.param().name(), error.what());
+    }
+    try {
+      restore(shown);
+    } catch (const std::exception& error) {
+      log().error("{}: the end of {} failed: {}", shown.found.param().name(), kCaller, error.what());
+    }
+  }
+}
+
+void ShownParameters::collect(torch::nn::Module& module, ShowWhich which, bool is_start) {
+  if (!is_start && which == ShowWhich::kUnit && find_state(module)) return;
+  auto& table = ModuleAccess::parameters(module);
+  for (size_t slot = 0; slot < table.size(); ++slot) {
+    const auto& entry = table[slot].value();
+    if (auto found = find_param(entry); found && !found->is_handle) {
+      add(std::move(*found), {{&module, module.weak_from_this().lock(), slot}});
+    } else if (!entry.defined()) {
+      // Tied: listed elsewhere, but the member is this module's too.
+      if (auto tied = find_tied_entry(module, slot))
+        add({std::move(tied->group), tied->param, /*is_handle=*/false}, {});
+    }
+  }
+  if (which == ShowWhich::kOwn) return;
+  for (const auto& child : module.named_children())
+    if (child.value()) collect(*child.value(), which, /*is_start=*/false);
+}
+
+void ShownParameters::add(FoundParam found, std::vector<Place> places) {
+  const auto known = std::find_if(shown_.begin(), shown_.end(), [&](const Shown& shown) {
+    return shown.found.group == found.group && shown.found.index == found.index;
+  });
+  if (known != shown_.end()) {
+    for (auto& place : places) known->places.push_back(std::move(place));
+    return;
+  }
+  auto& shown = shown_.emplace_back();
+  shown.found = std::move(found);
+  shown.places = std::move(places);
+  shown.registered = shown.found.param().registered();
+  shown.handle = shown.found.param().handle();
+}
+
+void ShownParameters::hold_roots() {
+  for (const auto& shown : shown_) {
+    const auto& param = shown.found.param();
+    require_state(!shown.found.group->config().device.is_meta(),
+                  "{}: {} is on the meta device and has no values; materialise the module first",
+                  kCaller, param.name());
+    require_state(!is_shown(shown.found), "{}: {} is shown by another scope already; end that first",
+                  kCaller, param.name());
+    const auto& context = GroupPort::of(*shown.found.group).root();
+    const auto& held = roots_.contexts;
+    if (std::find(held.begin(), held.end(), context) != held.end()) continue;
+    context->hold_steps(kCaller);
+    roots_.contexts.push_back(context);
+  }
+}
+
+void ShownParameters::check_gradients() const {
+  std::vector<ParamFact> facts;
+  for (const auto& shown : shown_)
+    facts.push_back({shown.found, shown.registered.grad().defined() ? "1" : "0"});
+  require_same_facts(facts,
+                     "FullParameters: with_grads needs gradients for the same parameters on all "
+                     "ranks, but the ranks differ; see set_reduce_scatter_unused_params");
+}
+
+void ShownParameters::gather(bool keeps) {
+  const auto settle = [&](at::Tensor whole) {
+    if (!keeps) return at::Tensor();
+    return options_.offload_to_cpu ? whole.cpu() : whole;
+  };
+  for (auto& shown : shown_) {
+    shown.whole = settle(gather_values(*shown.found.group, shown.found.index, shown.registered));
+    if (const auto gradient = shown.registered.grad(); options_.with_grads && gradient.defined())
+      shown.whole_gradient = settle(gather_values(*shown.found.group, shown.found.index, gradient));
+  }
+}
+
+void ShownParameters::show(Shown& shown, bool with_gradient) {
+  shown.version = static_cast<int64_t>(shown.registered._version());
+  shown.unreduced_gradient = shown.handle.grad();
+  shown.storage = shown.found.param().set_handle_aside(shown.whole);
+  shown.whole.reset();
+  shown.handle.mutable_grad() = with_gradient ? std::move(shown.whole_gradient) : at::Tensor();
+  for (const auto& place : shown.places)
+    ModuleAccess::parameters(*place.module)[place.slot].value() = shown.handle;
+}
+
+void ShownParameters::write_back(Shown& shown) const {
+  const auto& param = shown.found.param();
+  at::NoGradGuard no_grad;
+  require(shown.handle.sizes() == c10::IntArrayRef(param.sizes()), "its sizes became {}, expected {}",
+          fmt::join(shown.handle.sizes(), "x"), fmt::join(param.sizes(), "x"));
+  if (static_cast<int64_t>(shown.registered._version()) != shown.version)
+    log().warn("{}: its shard was written while the full parameter was shown; the full values win",
+               param.name());
+  const auto registered = plain_view(shown.registered);
+  const auto own = own_values(shown.found, shown.handle).to(registered.options());
+  // A write that changes nothing would have everything gathered again.
+  if (!at::equal(as_bytes(own), as_bytes(registered))) registered.copy_(own);
+  if (!options_.with_grads) return;
+  write_back_gradient(shown);
+  if (auto* classes = shown.found.group->classes()) classes->take_changes(*shown.found.group);
+}
+
+void ShownParameters::write_back_gradient(Shown& shown) {
+  const auto whole = shown.handle.grad();
+  auto& gradient = shown.registered.mutable_grad();
+  if (!whole.defined()) {
+    gradient.reset();
+    return;
+  }
+  const auto own = own_values(shown.found, whole);
+  if (gradient.defined()) {
+    gradient.copy_(own);
+    return;
+  }
+  const auto& asked = shown.found.param().grad_dtype();
+  const auto dtype = asked.is_set ? asked.dtype.value_or(own.scalar_type()) : shown.registered.scalar_type();
+  gradient = own.to(shown.registered.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
+void ShownParameters::restore(Shown& shown) {
+  shown.found.param().restore_handle(std::exchange(shown.storage, {}));
+  shown.handle.mutable_grad() = std::move(shown.unreduced_gradient);
+  for (const auto& place : shown.places) {
+    auto& table = ModuleAccess::parameters(*place.module);
+    if (place.slot < table.size()) table[place.slot].value() = shown.registered;
+  }
+}
+
+}  // namespace fsdp

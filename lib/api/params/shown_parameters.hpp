@@ -1,0 +1,62 @@
+#pragma once
+
+#include <vector>
+
+#include "api/params/find_param.hpp"
+#include "fsdp/full_parameters.hpp"
+
+namespace fsdp {
+
+/// Whose parameters are shown.
+enum class ShowWhich {
+  kTree,  ///< of all modules below
+  kUnit,  ///< without those of sharded modules below
+  kOwn,   ///< of the module itself
+};
+
+/// Handles turned into ordinary tensors with whole values, and put into the parameter tables in the
+/// place of the registered parameters; the destructor takes it all back. See FullParameters.
+class ShownParameters {
+ public:
+  ShownParameters(torch::nn::Module& module, ShowWhich which, const FullParametersOptions& options);
+  ~ShownParameters();
+  ShownParameters(const ShownParameters&) = delete;
+  ShownParameters& operator=(const ShownParameters&) = delete;
+
+ private:
+  struct Place {  // an entry of a parameter table
+    torch::nn::Module* module;
+    std::shared_ptr<torch::nn::Module> keep_alive;  // null: no shared_ptr owns the module
+    size_t slot;
+  };
+  struct Shown {
+    FoundParam found;
+    std::vector<Place> places;
+    at::Tensor registered, handle;
+    at::Tensor whole, whole_gradient;      // between gather and show
+    at::Tensor unreduced_gradient;         // the handle's own, put away
+    c10::Storage storage;                  // defined while it is shown
+    int64_t version = 0;                   // of the registered parameter then
+  };
+  /// Roots in which no step may begin.
+  struct HeldRoots {
+    std::vector<std::shared_ptr<RootContext>> contexts;
+    ~HeldRoots();
+  };
+
+  void collect(torch::nn::Module& module, ShowWhich which, bool is_start);
+  void add(FoundParam found, std::vector<Place> places);
+  void hold_roots();
+  void check_gradients() const;
+  void gather(bool keeps);
+  static void show(Shown& shown, bool with_gradient);
+  void write_back(Shown& shown) const;
+  static void write_back_gradient(Shown& shown);
+  static void restore(Shown& shown);
+
+  FullParametersOptions options_;
+  HeldRoots roots_;  // after which `shown_` is destroyed
+  std::vector<Shown> shown_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,24 @@
+#include "api/params/whole_values.hpp"
+
+#include "dispatch/residency.hpp"
+
+namespace fsdp {
+
+at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
+  auto values = gather_values(*found.group, found.index, local);
+  BelowResidency below;
+  const auto& part = found.group->spec(found.index).spread.part;
+  return part ? part->gather(values) : values;
+}
+
+at::Tensor own_values(const FoundParam& found, const at::Tensor& whole) {
+  BelowResidency below;
+  return found.param().layout().part_of(whole.detach(), found.group->identity().mesh_info.shard_rank());
+}
+
+at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole) {
+  const auto& part = found.group->spec(found.index).spread.part;
+  return own_values(found, part ? part->part_of(whole.detach()) : whole);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,172 @@
+#include "api/shard/controlled_groups.hpp"
+#include "base/require.hpp"
+#include "root/group_port.hpp"
+
+// The controls of a sharded module. Without parameters to shard every one of them does nothing.
+namespace fsdp {
+
+namespace {
+
+template <class Action>
+void for_groups(ModuleState& state, Recurse recurse, Action&& action) {
+  for (const auto& group : controlled_groups(state, recurse)) action(*group);
+}
+
+/// The module's own groups.
+template <class Action>
+void for_own(ModuleState& state, Action&& action) {
+  for_groups(state, Recurse::kNo, action);
+}
+
+std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& modules) {
+  std::vector<std::weak_ptr<ParamGroup>> groups;
+  for (const auto& module : modules)
+    for (const auto& owned : module.state().groups) groups.push_back(owned.group);
+  return groups;
+}
+
+}  // namespace
+
+void UnshardHandle::wait() {
+  if (!state_) return;
+  for_own(*state_, [&](ParamGroup& group) { state_->context->wait_for_unshard(group); });
+  state_.reset();
+}
+
+void FSDPModule::unshard() {
+  for_own(*state_, [&](ParamGroup& group) { state_->context->unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context->wait_for_unshard(group); });
+}
+
+UnshardHandle FSDPModule::unshard_async() {
+  for_own(*state_, [&](ParamGroup& group) { state_->context->unshard(group); });
+  return UnshardHandle(state_);
+}
+
+void FSDPModule::reshard() {
+  for_own(*state_, [&](ParamGroup& group) { state_->context->reshard(group); });
+  state_->context->throw_faults();
+}
+
+void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {
+  // Both parts of the reduction, as in FSDP2: what set_requires_all_reduce said before is over.
+  for_groups(*state_, recurse, [&](ParamGroup& group) {
+    group.reduction().requires_gradient_sync = group.reduction().requires_all_reduce = value;
+  });
+}
+
+void FSDPModule::set_requires_all_reduce(bool value, Recurse recurse) {
+  for_groups(*state_, recurse,
+             [&](ParamGroup& group) { group.reduction().requires_all_reduce = value; });
+}
+
+void FSDPModule::set_is_last_backward(bool value) { state_->context->options().is_last_backward = value; }
+
+void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse recurse) {
+  const auto check = [&](const ModuleState& state) { state.check_reshard(value); };
+  auto apply = [&](ModuleState& state) {
+    std::vector<ReshardPlan> plans;  // all of them before the first change
+    for (const auto& owned : state.groups) plans.push_back(state.plan_reshard(value, owned.mesh_info));
+    state.requested_reshard = value;
+    for (size_t i = 0; i < plans.size(); ++i)
+      state.groups[i].integer_plan = value.is_integer() ? std::optional(plans[i]) : std::nullopt;
+    state.apply_reshard_policy();
+    for_own(state, [](ParamGroup& group) { group.unsharder().drop_post_forward_piece(); });
+  };
+  if (recurse == Recurse::kNo) {
+    check(*state_);
+    return apply(*state_);
+  }
+  state_->visit(check);
+  state_->visit(apply);
+}
+
+void FSDPModule::set_reshard_after_backward(bool value, Recurse recurse) {
+  for_groups(*state_, recurse,
+             [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::reshard_after_backward, value); });
+}
+
+void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
+  for_own(*state_,
+          [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::forward_prefetch, groups_of(modules)); });
+}
+
+void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
+  for_own(*state_,
+          [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::backward_prefetch, groups_of(modules)); });
+}
+
+void FSDPModule::set_prefetch_distance(int groups) {
+  require(groups >= 0, "set_prefetch_distance: expected 0 or more groups, found {}", groups);
+  root_context(*state_, "set_prefetch_distance").scheduler().options().prefetch_distance = groups;
+}
+
+void FSDPModule::set_reduce_scatter_start(ReduceScatterStart start) {
+  root_context(*state_, "set_reduce_scatter_start").options().reduce_scatter_start = start;
+}
+
+void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
+  auto& context = root_context(*state_, "set_unsharded_byte_budget");
+  int64_t largest = 0;
+  for (const auto* group : context.groups())
+    if (!group->parts().is_never_released()) largest = std::max(largest, group->parts().unsharded_bytes());
+  require(!bytes || *bytes >= largest,
+          "set_unsharded_byte_budget: expected {} bytes or more, the size of the largest group, found {}",
+          largest, bytes.value_or(0));
+  context.scheduler().options().unsharded_byte_budget = bytes;
+}
+
+void set_gradient_divide_factor(ModuleState& state, double factor, Recurse recurse) {
+  require(factor > 0, "set_gradient_divide_factor: expected a factor above 0, found {}", factor);
+  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().divide_factor = factor; });
+}
+
+void FSDPModule::set_gradient_divide_factor(double factor) {
+  fsdp::set_gradient_divide_factor(*state_, factor, Recurse::kYes);
+}
+
+void set_force_sum_reduction_for_comms(ModuleState& state, bool value, Recurse recurse) {
+  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().forces_sum = value; });
+}
+
+void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
+  fsdp::set_force_sum_reduction_for_comms(*state_, value, Recurse::kYes);
+}
+
+void FSDPModule::set_unshard_in_backward(bool value) {
+  for_own(*state_, [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::prefetch_in_backward, value); });
+}
+
+void set_reduce_scatter_unused_params(ModuleState& state, bool value, Recurse recurse) {
+  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().reduces_unused_params = value; });
+}
+
+void FSDPModule::set_reduce_scatter_unused_params(bool value) {
+  fsdp::set_reduce_scatter_unused_params(*state_, value, Recurse::kYes);
+}
+
+void FSDPModule::reset_iter_state() {
+  root_context(*state_, "reset_iter_state").reset_iter_state();
+}
+
+bool FSDPModule::is_root() const { return state_->is_root(); }
+
+bool FSDPModule::is_unsharded() const {
+  const auto groups = state_->live_groups();
+  return std::all_of(groups.begin(), groups.end(),
+                     [](const auto& group) { return fsdp::is_unsharded(group->unsharder().state()); });
+}
+
+const std::string& FSDPModule::name() const { return state_->name; }
+
+std::vector<FSDPModule> FSDPModule::sharded_modules() const {
+  std::vector<FSDPModule> modules;
+  state_->visit([&](ModuleState& state) { modules.emplace_back(state.shared_from_this()); });
+  return modules;
+}
+
+std::vector<Placement> FSDPModule::placements() const { return state_->mesh_info.placements(); }
+
+const DeviceMesh& FSDPModule::mesh() const { return state_->mesh_info.mesh; }
+
+}  // namespace fsdp

@@ -1,0 +1,252 @@
+#include "checkpoint/sections/optimizer_section.hpp"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <iterator>
+#include <set>
+
+#include "api/state_dict/optimizer_fields.hpp"
+#include "base/require.hpp"
+#include "checkpoint/checkpoint_error.hpp"
+#include "checkpoint/format/strict_json.hpp"
+#include "checkpoint/plan/load_plan.hpp"
+#include "checkpoint/sections/model_section.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr auto kStep = "step";
+constexpr int kDocumentDepth = 5;
+
+/// State that an optimizer has with some of its options only: amsgrad, momentum, centered.
+bool is_optional(const std::string& field) {
+  return field == "max_exp_avg_sq" || field == "momentum_buffer" || field == "grad_avg";
+}
+
+std::string name_of(const OptimizerParam& param, const std::string& field) { return param.names.front() + "." + field; }
+
+/// JSON has no infinities: they are texts.
+json number_json(double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); }
+
+double number_from(const json& value) {
+  return value.is_string() ? std::strtod(value.get_ref<const std::string&>().c_str(), nullptr) : value.get<double>();
+}
+
+json option_json(const OptimizerOption& option) {
+  if (const auto* flag = std::get_if<bool>(&option)) return *flag;
+  if (const auto* number = std::get_if<double>(&option)) return number_json(*number);
+  auto list = json::array();
+  for (const double value : std::get<std::vector<double>>(option)) list.push_back(number_json(value));
+  return list;
+}
+
+OptimizerOption option_from(const json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (!value.is_array()) return number_from(value);
+  std::vector<double> numbers;
+  for (const auto& item : value) numbers.push_back(number_from(item));
+  return numbers;
+}
+
+/// A plain module's parameters() lists a tied one once for each of its names.
+std::vector<OptimizerParam> distinct(std::vector<OptimizerParam> params) {
+  std::set<const c10::TensorImpl*> known;
+  std::erase_if(params, [&](const auto& param) { return !known.insert(param.tensor.unsafeGetTensorImpl()).second; });
+  return params;
+}
+
+std::optional<StateFields> state_of(const torch::optim::Optimizer& optimizer, const OptimizerParam& param) {
+  const auto state = optimizer.state().find(param.tensor.unsafeGetTensorImpl());
+  if (state == optimizer.state().end()) return std::nullopt;
+  return fields_of(*state->second);
+}
+
+}  // namespace
+
+CheckpointSection optimizer_section(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer) {
+  CheckpointSection section{"optimizer", {}};
+  for (const auto& param : distinct(params)) {
+    const bool has_state = optimizer.state().count(param.tensor.unsafeGetTensorImpl()) > 0;
+    const auto fields = state_of(optimizer, param);
+    require(fields.has_value() || !has_state, "save_checkpoint: '{}' has optimizer state of a class that is not known (known: {})",
+            param.names.front(), kKnownOptimizers);
+    if (!fields) continue;
+    for (const auto& [field, tensor] : fields->tensors) {
+      if (!tensor->defined()) continue;
+      require(tensor->sizes() == param.tensor.sizes(),
+              "save_checkpoint: the state '{}' of '{}' has sizes ({}), expected ({}) like its parameter", field,
+              param.names.front(), fmt::join(tensor->sizes(), ", "), fmt::join(param.tensor.sizes(), ", "));
+      section.tensors.push_back(spread_like(param.param, name_of(param, field), tensor->detach()));
+    }
+    if (fields->step != nullptr)
+      section.tensors.push_back(spread_like({}, name_of(param, kStep), at::full({}, *fields->step, at::kLong)));
+  }
+  return section;
+}
+
+std::string optimizer_document(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer) {
+  json document{{"optimizer", optimizer_class(optimizer, "save_checkpoint")}, {"groups", json::array()}};
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    json options = json::object(), names = json::array();
+    for (const auto& [name, value] : read_options(optimizer.param_groups()[group].options())) options[name] = option_json(value);
+    for (const auto& param : distinct(params))
+      if (param.group == group) names.push_back(param.names.front());
+    document["groups"].push_back({{"options", options}, {"params", names}});
+  }
+  return dump(document, "save_checkpoint: the optimizer");
+}
+
+std::string merge_optimizer_documents(const std::vector<std::string>& texts) {
+  json merged;
+  std::vector<std::set<json>> known;  // by group
+  for (const auto& text : texts) {
+    if (text.empty()) continue;
+    auto document = json::parse(text);
+    if (merged.is_null()) {
+      for (const auto& group : document["groups"]) known.emplace_back(group["params"].begin(), group["params"].end());
+      merged = std::move(document);
+      continue;
+    }
+    require(document["optimizer"] == merged["optimizer"] && document["groups"].size() == known.size(),
+            "save_checkpoint: the optimizer is {} with {} parameter groups on a rank, {} with {} on one before it; expected "
+            "one class and as many groups everywhere",
+            document["optimizer"].dump(), document["groups"].size(), merged["optimizer"].dump(), known.size());
+    for (size_t group = 0; group < known.size(); ++group)
+      for (const auto& name : document["groups"][group]["params"])
+        if (known[group].insert(name).second) merged["groups"][group]["params"].push_back(name);
+    // Python's optimizers may have state that is no tensor.
+    const auto values = document.value("values", json::object());
+    for (const auto& item : values.items())
+      if (!merged["values"].contains(item.key())) merged["values"][item.key()] = item.value();
+  }
+  return dump(merged, "save_checkpoint: the optimizer");
+}
+
+OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const Saved& saved,
+                             const LoadCheckpointOptions& options)
+    : params_(distinct(std::move(params))),
+      optimizer_(optimizer),
+      class_(optimizer_class(optimizer, "load_checkpoint")),
+      is_strict_(options.strict),
+      converts_(options.convert_dtypes) {
+  if (!saved.document) {
+    misfits_.missing.push_back(fmt::format("the optimizer ('{}')", kOptimizerFile));
+    return;
+  }
+  read_document(*saved.document, options.rename);
+  if (!misfits_.none()) return;
+  for (const auto& param : params_) planned_.push_back(plan(param, saved));
+}
+
+void OptimizerLoad::read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename) {
+  const auto document = parse_strict(text, kDocumentDepth, kOptimizerFile);
+  require_checkpoint(document.is_object(), "{}: is not an object", kOptimizerFile);
+  const auto saved_class = string_at(document, "optimizer", kOptimizerFile);
+  if (saved_class != class_)
+    misfits_.wrong.push_back(fmt::format("the optimizer is {}'s, expected {}'s", saved_class, class_));
+  const auto& groups = array_at(document, "groups", kOptimizerFile);
+  if (groups.size() != optimizer_.param_groups().size())
+    misfits_.wrong.push_back(fmt::format("the optimizer has {} parameter groups, expected {}", groups.size(),
+                                         optimizer_.param_groups().size()));
+  if (!misfits_.none()) return;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    require_checkpoint(groups[group].is_object(), "{}: a group is not an object", kOptimizerFile);
+    auto copy = optimizer_.param_groups()[group].options().clone();
+    try {
+      std::map<std::string, OptimizerOption> values;
+      for (const auto& item : object_at(groups[group], "options", kOptimizerFile).items())
+        // Python's optimizers have options that are unset, and some that these here do not have.
+        if (!item.value().is_null()) values[item.key()] = option_from(item.value());
+      write_options(*copy, values);
+    } catch (const std::exception& error) {  // JSON's own among them
+      misfits_.wrong.push_back(fmt::format("optimizer group {}: {}", group, error.what()));
+    }
+    options_.push_back(read_options(*copy));
+    for (const auto& name : array_at(groups[group], "params", kOptimizerFile)) {
+      require_checkpoint(name.is_string(), "{}: a parameter's name is not a string", kOptimizerFile);
+      groups_[rename ? rename(name) : name.get<std::string>()] = group;
+    }
+  }
+}
+
+bool OptimizerLoad::fits(const CheckpointTensor& tensor, const Saved& saved) {
+  const auto found = saved.tensors.find(tensor.name);
+  if (found == saved.tensors.end()) {
+    misfits_.missing.push_back("'" + tensor.name + "'");
+    return false;
+  }
+  const auto wrong = misfit(tensor, found->second.sizes, found->second.dtype, converts_);
+  if (wrong.empty()) return true;
+  misfits_.wrong.push_back("'" + tensor.name + "' " + wrong);
+  return false;
+}
+
+OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const Saved& saved) {
+  Planned planned;
+  planned.state = new_state(class_);
+  const auto fields = *fields_of(*planned.state);
+  // Any of a tied parameter's names may be the one that it was saved under.
+  const auto* name = &param.names.front();
+  const auto has_any = [&](const std::string& candidate) {
+    if (saved.tensors.contains(candidate + "." + kStep)) return true;
+    for (const auto& [field, tensor] : fields.tensors)
+      if (saved.tensors.contains(candidate + "." + field)) return true;
+    return false;
+  };
+  for (const auto& candidate : param.names)
+    if (has_any(candidate)) name = &candidate;
+  if (!has_any(*name)) {
+    bool is_known = false;
+    for (const auto& candidate : param.names) is_known |= groups_.contains(candidate);
+    if (!is_known) misfits_.missing.push_back(fmt::format("the optimizer's '{}'", param.names.front()));
+    return {.state = nullptr, .step = {}, .is_left = !is_known};
+  }
+  if (const auto group = groups_.find(*name); group != groups_.end() && group->second != param.group)
+    misfits_.wrong.push_back(fmt::format("'{}' is in the optimizer's group {}, expected {}", *name, group->second, param.group));
+  const auto current = state_of(optimizer_, param);
+  const auto like = param.param ? plain_view(param.tensor) : param.tensor.detach();
+  std::vector<CheckpointTensor> wanted;
+  for (size_t i = 0; i < fields.tensors.size(); ++i) {
+    const auto& [field, tensor] = fields.tensors[i];
+    if (is_optional(field) && !saved.tensors.contains(*name + "." + field)) continue;
+    // In the memory that is there, so that old and new are not both alive.
+    const bool is_there = current && i < current->tensors.size() && current->tensors[i].first == field &&
+                          current->tensors[i].second->defined() && current->tensors[i].second->sizes() == like.sizes();
+    *tensor = is_there ? *current->tensors[i].second : at::empty_like(like);
+    wanted.push_back(spread_like(param.param, *name + "." + field, tensor->detach()));
+  }
+  if (fields.step != nullptr) {
+    // In whichever dtype it was saved: Python's optimizers count in float32.
+    const auto saved_step = saved.tensors.find(*name + "." + kStep);
+    planned.step = at::zeros({}, saved_step == saved.tensors.end() ? at::kLong : saved_step->second.dtype);
+    wanted.push_back(spread_like({}, *name + "." + kStep, planned.step));
+  }
+  if (!is_strict_) {
+    bool fit = true;
+    for (const auto& tensor : wanted) fit &= fits(tensor, saved);
+    if (!fit) return {.state = nullptr, .step = {}, .is_left = true};
+  }
+  std::move(wanted.begin(), wanted.end(), std::back_inserter(section_.tensors));
+  return planned;
+}
+
+void OptimizerLoad::finish() {
+  if (!is_planned()) return;
+  for (size_t group = 0; group < options_.size(); ++group)
+    write_options(optimizer_.param_groups()[group].options(), options_[group]);
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    auto& planned = planned_[i];
+    if (planned.is_left) continue;
+    auto* key = params_[i].tensor.unsafeGetTensorImpl();
+    optimizer_.state().erase(key);
+    if (!planned.state) continue;
+    if (const auto fields = *fields_of(*planned.state); fields.step != nullptr) *fields.step = planned.step.item<int64_t>();
+    optimizer_.state()[key] = std::move(planned.state);
+  }
+}
+
+}  // namespace fsdp

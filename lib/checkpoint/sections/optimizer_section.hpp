@@ -1,0 +1,66 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/state_dict/optimizer_params.hpp"
+#include "fsdp/checkpoint_parts.hpp"
+
+// An optimizer in a checkpoint: the section "optimizer" has its tensors as "PARAMETER.FIELD", step counters among them;
+// optimizer.json has its class and the options and parameters of its groups.
+namespace fsdp {
+
+inline constexpr auto kOptimizerFile = "optimizer.json";
+
+/// Throws UsageError for a class or state that is not known.
+CheckpointSection optimizer_section(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer);
+std::string optimizer_document(const std::vector<OptimizerParam>& params, const torch::optim::Optimizer& optimizer);
+/// Stages of a pipeline have optimizers of their own, with other parameters: the ranks' documents in one, the first that
+/// names a parameter winning. Empty: a rank has none. Throws UsageError where classes or numbers of groups differ.
+std::string merge_optimizer_documents(const std::vector<std::string>& texts);
+
+/// An optimizer that is loaded: first what it needs from the checkpoint, then, with that in place, the change itself.
+class OptimizerLoad {
+ public:
+  struct Saved {
+    std::optional<std::string> document;                                   // optimizer.json
+    std::map<std::string, CheckpointReader::TensorInfo> tensors = {};  // of the section
+  };
+
+  /// Changes nothing.
+  OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const Saved& saved,
+                const LoadCheckpointOptions& options);
+
+  /// What is to be loaded: all or none of a parameter's state, unless `strict` is set, when all has to fit.
+  const CheckpointSection& section() const { return section_; }
+  /// False: it is another optimizer's, or none, and nothing of it can be loaded.
+  bool is_planned() const { return !planned_.empty(); }
+  const CheckpointMisfits& misfits() const { return misfits_; }
+  /// The section's tensors have been loaded: gives them to the optimizer, with the groups' options.
+  void finish();
+
+ private:
+  struct Planned {
+    std::unique_ptr<torch::optim::OptimizerParamState> state;  // null: the parameter has none afterwards
+    at::Tensor step;
+    bool is_left = false;  // as it is now
+  };
+
+  void read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename);
+  Planned plan(const OptimizerParam& param, const Saved& saved);
+  bool fits(const CheckpointTensor& tensor, const Saved& saved);
+
+  std::vector<OptimizerParam> params_;
+  torch::optim::Optimizer& optimizer_;
+  std::string class_;
+  bool is_strict_, converts_;
+  std::vector<std::map<std::string, OptimizerOption>> options_;  // by group
+  std::map<std::string, size_t> groups_;                         // by parameter
+  std::vector<Planned> planned_;
+  CheckpointSection section_{"optimizer", {}};
+  CheckpointMisfits misfits_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,380 @@
+#include "comm/c10d/c10d_communicator.hpp"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <chrono>
+#include <exception>
+
+#include "base/log.hpp"
+#include "base/require.hpp"
+#include "comm/checks.hpp"
+#include "comm/comm_memory.hpp"
+#include "comm/failure_flag.hpp"
+#include "comm/scaled_sum.hpp"
+#include "comm/threads/local_reduce.hpp"
+#include "comm/total_bytes.hpp"
+#include "comm/work.hpp"
+
+namespace fsdp {
+namespace {
+
+using C10dWorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// How long a wait on the host sleeps before it looks whether the group was aborted. Not of a borrowed group:
+/// the works of a user's own may know no wait that ends before they do.
+constexpr auto kAbortPoll = std::chrono::milliseconds(200);
+
+/// c10d's messages carry a C++ backtrace behind their first line.
+std::string first_line(const char* what) {
+  const std::string_view text(what);
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+class C10dWork final : public Work {
+ public:
+  C10dWork(C10dWorkPtr work, std::shared_ptr<FailureFlag> failure, CollectiveInfo info,
+           bool waits_in_slices)
+      : work_(std::move(work)),
+        failure_(std::move(failure)),
+        info_(std::move(info)),
+        waits_in_slices_(waits_in_slices) {}
+
+  void wait() override {
+    if (!error_.empty()) info_.fail(error_);
+    if (work_ == nullptr) return;
+    try {
+      if (waits_in_slices_)
+        wait_on_host();
+      else if (!work_->wait())
+        throw CommError("aborted");
+    } catch (const std::exception& error) {
+      // An abort ends the wait with whatever the backend says then; its reason says more.
+      error_ = failure_->is_set() ? failure_->reason() : first_line(error.what());
+      failure_->set(error_);
+      info_.fail(error_);
+    }
+    // Lets go of the tensors, which the backend's work holds.
+    work_ = nullptr;
+  }
+
+  bool is_completed() override {
+    return !error_.empty() || work_ == nullptr || failure_->is_set() || work_->isCompleted();
+  }
+
+ private:
+  void wait_on_host() {
+    for (;;) {
+      const auto begin = std::chrono::steady_clock::now();
+      try {
+        if (!work_->wait(kAbortPoll)) throw CommError("aborted");
+        return;
+      } catch (const std::exception&) {
+        // Either the collective failed, or only this slice of time is over; the group's own
+        // timeout is kept by the work. One that completed since says itself how.
+        if (work_->isCompleted()) break;
+        const bool slice_is_over = std::chrono::steady_clock::now() - begin >= kAbortPoll;
+        if (failure_->is_set() || !slice_is_over) throw;
+      }
+    }
+    work_->wait();
+  }
+
+  C10dWorkPtr work_;
+  std::shared_ptr<FailureFlag> failure_;
+  CollectiveInfo info_;
+  bool waits_in_slices_;
+  std::string error_;
+};
+
+c10d::ReduceOp c10d_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+/// NCCL's backend alone knows it.
+c10d::ReduceOp scaled_op(double scale) {
+  c10d::ReduceOp op;
+  op.op_ = c10d::ReduceOp::PREMUL_SUM;
+  op.supplement_ = c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(scale);
+  return op;
+}
+
+/// Bytes need no arithmetic, so a dtype that a backend has no name for can still be sent.
+at::Tensor as_sent(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kDouble:
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+      return tensor;
+    default:
+      return piece_of(tensor, 0, 1).view(at::kByte);
+  }
+}
+
+std::vector<at::Tensor> as_sent(std::span<const at::Tensor> tensors) {
+  std::vector<at::Tensor> sent;
+  sent.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) sent.push_back(as_sent(tensor));
+  return sent;
+}
+
+class C10dCommunicator final : public Communicator,
+                               public HasNoticeBoard,
+                               public HasCommMemory,
+                               public HasScaledSums {
+ public:
+  explicit C10dCommunicator(C10dGroup group)
+      : Communicator(group.backend->getRank(), std::move(group.world_ranks), std::move(group.name)),
+        backend_(std::move(group.backend)),
+        backend_name_(backend_->getBackendName()),
+        launches_batches_(group.launches_batches),
+        packs_below_(group.packs_below),
+        device_type_(group.device_type),
+        store_(std::move(group.store)),
+        make_backend_(std::move(group.make_backend)),
+        is_borrowed_(group.is_borrowed),
+        notices_(std::move(group.notices)) {
+    if (!notices_ && store_) notices_ = store_notice_board(store_);
+  }
+
+  ~C10dCommunicator() override {
+    if (is_borrowed_ && !failure_->is_set()) return;
+    try {
+      // A backend finishes what is pending before it goes. Where the group has failed, or an
+      // exception ends this rank, the peers may never do their part.
+      if (failure_->is_set() || std::uncaught_exceptions() > 0)
+        backend_->abort();
+      else if (backend_name_ == "nccl")
+        backend_->shutdown();
+    } catch (const std::exception& error) {
+      log().warn("leaving group '{}': {}", name(), first_line(error.what()));
+    }
+  }
+
+  c10::DeviceType device_type() const override { return device_type_; }
+  std::string backend() const override { return backend_name_; }
+  bool launches_batches() const override { return launches_batches_; }
+  int64_t packs_below() const override { return packs_below_; }
+  // Of others we do not know it; gloo waits until tensors of a device have come through the host.
+  bool waits_in_streams() const override { return backend_name_ == "nccl" || backend_name_ == "fake"; }
+
+  std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
+                                         std::string_view subject) override {
+    checks::all_gather(*this, output, input, subject);
+    return start("all_gather", subject, output, [&] {
+      at::Tensor to = as_sent(output);
+      at::Tensor from = as_sent(input);
+      return backend_->_allgather_base(to, from, c10d::AllgatherOptions());
+    });
+  }
+
+  std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                             ReduceOp op, std::string_view subject) override {
+    return reduce_scatter(output, input, c10d_op(op), subject);
+  }
+
+  std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op,
+                                         std::string_view subject) override {
+    return all_reduce(tensor, c10d_op(op), subject);
+  }
+
+  bool scales_sums(at::ScalarType dtype) const override {
+    return backend_name_ == "nccl" && nccl_scales_sums(dtype);
+  }
+
+  std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
+                                                    std::span<const at::Tensor> inputs, double scale,
+                                                    std::string_view subject) override {
+    check_scales(inputs, "reduce_scatter", subject);
+    return outputs.size() == 1 ? reduce_scatter(outputs[0], inputs[0], scaled_op(scale), subject)
+                               : reduce_scatter_batch(outputs, inputs, scaled_op(scale), subject);
+  }
+
+  std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
+                                                std::string_view subject) override {
+    check_scales({&tensor, 1}, "all_reduce", subject);
+    return all_reduce(tensor, scaled_op(scale), subject);
+  }
+
+  std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
+                                        std::string_view subject) override {
+    checks::broadcast(*this, tensor, root, subject);
+    return start("broadcast", subject, tensor, [&] {
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      std::vector<at::Tensor> one = {as_sent(tensor)};
+      return backend_->broadcast(one, options);
+    });
+  }
+
+  std::shared_ptr<Work> start_all_gather_batch(std::span<const at::Tensor> outputs,
+                                               std::span<const at::Tensor> inputs,
+                                               std::string_view subject) override {
+    if (!launches_batches()) return Communicator::start_all_gather_batch(outputs, inputs, subject);
+    checks::all_gather_batch(*this, outputs, inputs, subject);
+    return start("all_gather", subject, outputs, [&] {
+      auto to = as_sent(outputs);
+      auto from = as_sent(inputs);
+      return backend_->allgather_into_tensor_coalesced(to, from, c10d::AllgatherOptions());
+    });
+  }
+
+  std::shared_ptr<Work> start_reduce_scatter_batch(std::span<const at::Tensor> outputs,
+                                                   std::span<const at::Tensor> inputs, ReduceOp op,
+                                                   std::string_view subject) override {
+    return reduce_scatter_batch(outputs, inputs, c10d_op(op), subject);
+  }
+
+  std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override;
+
+  std::shared_ptr<NoticeBoard> notice_board() override { return notices_; }
+
+  at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
+    const auto device = options.device();
+    if (!device.has_index() || !backend_->supportsTensorAlloc(device.index())) return {};
+    return backend_->allocateTensor(static_cast<long>(numel), options);
+  }
+
+  void abort(const std::string& reason) override {
+    failure_->set(reason);
+    try {
+      backend_->abort();
+    } catch (const std::exception& error) {
+      log().warn("abort of group '{}': {}", this->name(), first_line(error.what()));
+    }
+  }
+
+ private:
+  std::shared_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+                                       std::string_view subject) {
+    checks::reduce_scatter(*this, output, input, subject);
+    return start("reduce_scatter", subject, input, [&] {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = op;
+      at::Tensor to = output;
+      at::Tensor from = input;
+      return backend_->_reduce_scatter_base(to, from, options);
+    });
+  }
+
+  std::shared_ptr<Work> reduce_scatter_batch(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs,
+                                             const c10d::ReduceOp& op, std::string_view subject) {
+    if (!launches_batches())  // says so
+      return Communicator::start_reduce_scatter_batch(outputs, inputs, ReduceOp::kSum, subject);
+    checks::reduce_scatter_batch(*this, outputs, inputs, subject);
+    return start("reduce_scatter", subject, inputs, [&] {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = op;
+      std::vector<at::Tensor> to(outputs.begin(), outputs.end());
+      std::vector<at::Tensor> from(inputs.begin(), inputs.end());
+      return backend_->reduce_scatter_tensor_coalesced(to, from, options);
+    });
+  }
+
+  std::shared_ptr<Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, std::string_view subject) {
+    checks::all_reduce(*this, tensor, subject);
+    return start("all_reduce", subject, tensor, [&] {
+      c10d::AllreduceOptions options;
+      options.reduceOp = op;
+      std::vector<at::Tensor> one = {tensor};
+      return backend_->allreduce(one, options);
+    });
+  }
+
+  void check_scales(std::span<const at::Tensor> summed, const char* operation, std::string_view subject) const {
+    for (const at::Tensor& tensor : summed)
+      require(scales_sums(tensor.scalar_type()),
+              "{} of '{}' in group '{}': sums of {} over backend {} cannot be scaled; ask scaled_sums_of() first",
+              operation, subject, name(), c10::toString(tensor.scalar_type()), backend_name_);
+  }
+
+  template <class Launch>
+  std::shared_ptr<Work> start(const char* operation, std::string_view subject,
+                              std::span<const at::Tensor> full, const Launch& launch) {
+    failure_->check(operation, subject, *this);
+    const int64_t bytes = total_bytes(full);
+    if (bytes == 0) return completed_work();
+    CollectiveInfo info(operation, subject, *this, bytes);
+    try {
+      const bool waits_in_slices = full.front().is_cpu() && !is_borrowed_;
+      return std::make_shared<C10dWork>(launch(), failure_, std::move(info), waits_in_slices);
+    } catch (const std::exception& error) {
+      failure_->set(first_line(error.what()));
+      CollectiveInfo(operation, subject, *this, bytes).fail(first_line(error.what()));
+    }
+  }
+
+  template <class Launch>
+  std::shared_ptr<Work> start(const char* operation, std::string_view subject,
+                              const at::Tensor& full, const Launch& launch) {
+    return start(operation, subject, std::span<const at::Tensor>(&full, 1), launch);
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::string backend_name_;
+  bool launches_batches_;
+  int64_t packs_below_;
+  c10::DeviceType device_type_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  BackendFactory make_backend_;
+  bool is_borrowed_;
+  std::shared_ptr<NoticeBoard> notices_;
+  std::shared_ptr<FailureFlag> failure_ = std::make_shared<FailureFlag>();
+  int splits_ = 0;
+};
+
+std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks,
+                                                      const std::string& name) {
+  SplitPlan plan = plan_split(*this, ranks, name);
+  require(
+      store_ != nullptr && make_backend_ != nullptr,
+      "split of group '{}' into '{}': the group was made without a store; hand one over with it",
+      this->name(), name);
+  // Counted by members and others alike, so that all ranks know the same key.
+  const std::string key = fmt::format("split_{}", splits_++);
+  if (plan.rank < 0) return nullptr;
+  C10dGroup group{.backend = nullptr,
+                  .world_ranks = plan.world_ranks,
+                  .name = plan.name,
+                  .device_type = device_type_,
+                  .store = c10::make_intrusive<c10d::PrefixStore>(key, store_),
+                  .make_backend = make_backend_,
+                  .launches_batches = launches_batches_,
+                  .packs_below = packs_below_,
+                  .notices = notices_};
+  try {
+    group.backend =
+        make_backend_(group.store, plan.rank, static_cast<int>(plan.world_ranks.size()));
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format("split of group '{}' into '{}' on rank {} of {} failed: {}",
+                                this->name(), plan.name, rank(), size(), first_line(error.what())));
+  }
+  return c10d_communicator(std::move(group));
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> c10d_communicator(C10dGroup group) {
+  require(group.backend != nullptr, "c10d_communicator: expected a backend, found none");
+  require(static_cast<int>(group.world_ranks.size()) == group.backend->getSize(),
+          "c10d_communicator: group '{}' has {} ranks but its backend has {}", group.name,
+          group.world_ranks.size(), group.backend->getSize());
+  return std::make_shared<C10dCommunicator>(std::move(group));
+}
+
+}  // namespace fsdp

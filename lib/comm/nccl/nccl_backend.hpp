@@ -1,0 +1,26 @@
+#pragma once
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/debug/stream_stall.hpp"
+
+namespace fsdp {
+
+/// True if the library was built with NCCL and this process sees `devices` CUDA devices or more.
+bool has_nccl(int devices);
+
+/// Makes the local rank's device the current one (M2) if the process has not chosen another yet.
+void choose_cuda_device(int local_rank);
+
+/// Null in a build without CUDA.
+StreamStall cuda_stream_stall();
+
+/// A NCCL backend. NCCL itself connects at the first collective. Throws UsageError in a build
+/// without.
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    int rank, int size,
+                                                    std::chrono::milliseconds timeout);
+
+}  // namespace fsdp

@@ -1,0 +1,210 @@
+#include "dispatch/dtensor_call.hpp"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <span>
+
+#include "dispatch/deferred_call.hpp"
+#include "dispatch/operator_traits.hpp"
+#include "dispatch/recomputation.hpp"
+#include "dispatch/residency.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using c10::IValue;
+using Arguments = std::span<IValue>;
+
+bool is_written(const OperatorTraits& traits, size_t argument) {
+  return traits.writes >> std::min<size_t>(argument, 63) & 1;
+}
+
+bool is_of_a_kind(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+}
+
+/// Calls `visit(tensor, argument)` for every defined tensor among the operands.
+template <class Visit>
+void for_tensors(Arguments arguments, const Visit& visit) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& value = arguments[i];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) visit(value.toTensor(), i);
+    } else if (value.isList()) {
+      for (const auto& element : value.toListRef())
+        if (element.isTensor() && element.toTensor().defined()) visit(element.toTensor(), i);
+    }
+  }
+}
+
+/// What stands beside the stand-ins.
+struct Company {
+  size_t stand_ins = 0;
+  bool has_own_kind = false;   ///< gradients, optimizer state: no stand-ins themselves
+  bool has_ordinary = false;   ///< tensors with elements of their own, which the kind refuses
+  bool has_scalars = false;    ///< tensors without dimensions, which it takes
+  bool is_of_scalar = false;   ///< a stand-in is a scalar parameter, or made of one
+  bool needs_gradient = false;
+};
+
+Company company_of(Arguments arguments) {
+  Company company;
+  for_tensors(arguments, [&](const at::Tensor& tensor, size_t) {
+    company.needs_gradient |= tensor.requires_grad();
+    if (const auto stand_in = stand_in_of(tensor)) {
+      ++company.stand_ins;
+      company.is_of_scalar |= stand_in->is_of_scalar();
+    } else if (is_of_a_kind(tensor)) {
+      company.has_own_kind = true;
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      return;
+    } else if (has_residency_key(tensor.unsafeGetTensorImpl()) || tensor.dim() > 0) {
+      company.has_ordinary = true;
+    } else {
+      company.has_scalars = true;
+    }
+  });
+  return company;
+}
+
+/// Operators that take sizes or a dtype from another tensor, or only look at operands: no kind refuses them.
+bool takes_any(const OperatorTraits& traits) { return traits.is_view || traits.is_transparent; }
+
+bool needs_handles(const Company& company, const OperatorTraits& traits) {
+  if (company.has_own_kind || takes_any(traits)) return false;
+  return company.has_ordinary ||
+         (company.has_scalars && company.is_of_scalar && traits.is_differentiable && traits.writes == 0);
+}
+
+/// Whether the results can be had again from the handles. A copy is the user's own from then on (EMA).
+bool can_be_repeated(const c10::OperatorHandle& op, const Company& company, const OperatorTraits& traits) {
+  const auto& name = op.schema().name();
+  const bool is_detach = name == "aten::detach" || name == "aten::alias";
+  if (!traits.is_aten || traits.writes != 0 || company.has_own_kind || company.has_ordinary) return false;
+  if (!traits.is_differentiable && !is_detach) return false;
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) return false;
+  const bool returns_one = op.schema().returns().size() == 1;
+  if (returns_one && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType && company.stand_ins > 1)
+    return false;  // foreach
+  return !traits.is_clone || (at::GradMode::is_enabled() && company.needs_gradient);
+}
+
+std::vector<c10::intrusive_ptr<StandIn>> written_stand_ins(Arguments arguments, const OperatorTraits& traits) {
+  std::vector<c10::intrusive_ptr<StandIn>> written;
+  if (traits.writes == 0) return written;
+  for_tensors(arguments, [&](const at::Tensor& tensor, size_t argument) {
+    if (!is_written(traits, argument)) return;
+    if (auto stand_in = stand_in_of(tensor)) written.push_back(std::move(stand_in));
+  });
+  return written;
+}
+
+/// The operands with ordinary tensors in the place of stand-ins.
+class Substitution {
+ public:
+  /// Changes nothing and returns false where a stand-in stands for nothing.
+  bool replace(Arguments arguments, const OperatorTraits& traits) {
+    std::vector<IValue> replaced(arguments.begin(), arguments.end());
+    for (size_t i = 0; i < replaced.size(); ++i) {
+      auto& value = replaced[i];
+      if (value.isTensor()) {
+        if (!replace(value, is_written(traits, i))) return false;
+      } else if (value.isList()) {
+        auto list = value.toList().copy();  // the caller's own may be behind it
+        for (size_t j = 0; j < list.size(); ++j) {
+          IValue element = list.get(j);
+          if (!element.isTensor()) continue;
+          if (!replace(element, is_written(traits, i))) return false;
+          list.set(j, std::move(element));
+        }
+        value = std::move(list);
+      }
+    }
+    std::move(replaced.begin(), replaced.end(), arguments.begin());
+    return true;
+  }
+
+  /// T8, as at a module's boundary.
+  void cast_operands(Arguments arguments, const OperatorTraits& traits) const {
+    const bool is_forward = runs_forward(torch::autograd::get_current_graph_task_id());
+    if (!cast_to_ || !is_forward || traits.writes != 0 || !traits.is_differentiable) return;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      auto& value = arguments[i];
+      if (value.isTensor()) {
+        if (is_cast(value)) value = value.toTensor().to(*cast_to_);
+      } else if (value.isTensorList()) {
+        auto list = value.toTensorList().copy();
+        for (size_t j = 0; j < list.size(); ++j)
+          if (is_cast(IValue(list.get(j)))) list.set(j, list.get(j).to(*cast_to_));
+        value = std::move(list);
+      }
+    }
+  }
+
+  /// An operator that writes returns what it was given.
+  void restore_written(std::span<IValue> results) const {
+    for (auto& result : results)
+      for (const auto& [ordinary, shown] : written_)
+        if (result.isTensor() && result.toTensor().is_same(ordinary)) result = shown;
+  }
+
+ private:
+  bool replace(IValue& value, bool is_written) {
+    const auto& tensor = value.toTensor();
+    const auto stand_in = tensor.defined() ? stand_in_of(tensor) : nullptr;
+    if (!stand_in) return true;
+    auto ordinary = stand_in->ordinary();
+    if (!ordinary.defined()) return false;
+    if (is_written) written_.emplace_back(ordinary, tensor);
+    if (!cast_to_ && stand_in->casts_operands() && at::isFloatingType(ordinary.scalar_type()))
+      cast_to_ = ordinary.scalar_type();
+    value = std::move(ordinary);
+    return true;
+  }
+
+  bool is_cast(const IValue& value) const {
+    const auto& tensor = value.toTensor();
+    return tensor.defined() && at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != *cast_to_ &&
+           !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  }
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // with what is shown of them
+  std::optional<at::ScalarType> cast_to_;
+};
+
+}  // namespace
+
+void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& traits = traits_of(op);
+  const size_t count = op.schema().arguments().size(), results = op.schema().returns().size();
+  const Arguments arguments(stack->data() + (stack->size() - count), count);
+  const auto company = company_of(arguments);
+  if (needs_handles(company, traits)) {
+    Substitution substitution;
+    if (substitution.replace(arguments, traits)) {
+      substitution.cast_operands(arguments, traits);
+      op.callBoxed(stack);
+      substitution.restore_written({stack->data() + (stack->size() - results), results});
+      return;
+    }
+  }
+  std::shared_ptr<RepeatedCall> call;
+  if (can_be_repeated(op, company, traits)) call = std::make_shared<RepeatedCall>(op, arguments);
+  const auto written = written_stand_ins(arguments, traits);
+  const size_t below = stack->size() - count;
+  try {
+    op.redispatchBoxed(keys, stack);
+  } catch (const std::exception& error) {
+    auto repeated = call && call->is_refusal(error) ? call->repeat() : torch::jit::Stack();
+    if (repeated.empty()) throw;
+    stack->resize(below);
+    std::move(repeated.begin(), repeated.end(), std::back_inserter(*stack));
+    return;
+  }
+  // The kind's own operators, below this key, are not seen.
+  for (const auto& stand_in : written) stand_in->note_write();
+  if (call) make_results_stand_in(call, *stack, results, traits.is_view);
+}
+
+}  // namespace fsdp
