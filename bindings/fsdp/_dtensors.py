@@ -1,4 +1,4 @@
-"""DTensors over the memory of the core's registered parameters, gradients and handles."""
+"""DTensors over the memory of the core's sharded parameters, gradients and unsharded parameters."""
 
 import copy
 import weakref
@@ -40,7 +40,7 @@ def make_parameter(local, spec, requires_grad):
 
 
 def copy_parameter(parameter, memo):
-    """Another one over the same memory, until the copy's registered parameter is there."""
+    """Another one over the same memory, until the copy's sharded parameter is there."""
     local = DTensor(parameter._local_tensor.detach(), parameter._spec, requires_grad=False)
     new = nn.Parameter(local, requires_grad=parameter.requires_grad)
     new.__dict__.update(copy.deepcopy(parameter.__dict__, memo))

@@ -231,7 +231,7 @@ class Placer:
         return dims, sizes, self._cores[form.over.mesh].submesh(names)
 
     def sharded(self, local, parameter, dim, geometry, requires_grad):
-        """The DTensor parameter over a registered parameter's memory. geometry: (sizes, strides) of what the module
+        """The DTensor parameter over a sharded parameter's memory. geometry: (sizes, strides) of what the module
         held; dim: None: replicated."""
         sizes, strides = geometry
         spec = self._forms[id(parameter)].spec(dim, TensorMeta(torch.Size(sizes), tuple(strides), local.dtype))

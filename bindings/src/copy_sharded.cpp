@@ -48,7 +48,7 @@ void for_entries(const MirrorList& mirrors, const CopiedParams& params, const Vi
     }
 }
 
-/// By handle, until their modules keep them.
+/// By unsharded parameter, until their modules keep them.
 using Made = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>>;
 
 Made show_copies(const MirrorList& mirrors, const CopiedParams& params) {
@@ -59,7 +59,7 @@ Made show_copies(const MirrorList& mirrors, const CopiedParams& params) {
     if (!shown) {
       const auto param = find_param(handle);
       if (!param) return;
-      shown = std::make_shared<ShownParam>(param->param().registered(), copy.unsharded, copy.sharded,
+      shown = std::make_shared<ShownParam>(param->param().sharded_param(), copy.unsharded, copy.sharded,
                                            python_side().dtensors, copy.original->dtensor_over(handle));
       ShownParam::remember(shown);
       shown->point_home();

@@ -8,7 +8,7 @@ namespace fsdp::python {
 ///
 /// sharded: the module's and those below it. memo: deepcopy's, in which each parameter's two forms (sharded() and
 /// unsharded()) have their copies by id: a DTensor, which the copy's tables hold, and a plain parameter of the whole
-/// size, which becomes its handle. Returns the copy's, in the order of `sharded`.
+/// size, which becomes its unsharded parameter. Returns the copy's, in the order of `sharded`.
 std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& module, const py::object& copy,
                                                          const std::vector<std::shared_ptr<ShardedModule>>& sharded,
                                                          const py::dict& memo);

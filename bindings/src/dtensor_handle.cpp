@@ -39,9 +39,9 @@ class HandsGradientOn final : public torch::autograd::PostAccumulateGradHook {
 
 /// What is reduced over other ranks than the library's first is to be in the dtype of that reduction: cast on arrival.
 GradDtype grad_dtype_before(const at::Tensor& handle) {
-  const auto of_handle = grad_dtype_of(handle);
-  const auto param = of_handle.takes_any() ? find_param(handle) : std::nullopt;
-  if (!param || param->group->gradient_dtypes().takes_any(param->index)) return of_handle;
+  const auto of_unsharded = grad_dtype_of(handle);
+  const auto param = of_unsharded.takes_any() ? find_param(handle) : std::nullopt;
+  if (!param || param->group->gradient_dtypes().takes_any(param->index)) return of_unsharded;
   return {.is_set = true, .dtype = param->group->gradient_dtypes().reduce_dtype(param->index)};
 }
 

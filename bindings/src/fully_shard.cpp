@@ -20,27 +20,27 @@ std::shared_ptr<Originals> originals_of(const std::vector<PlainEntry>& entries) 
   return originals;
 }
 
-std::shared_ptr<ShownParam> make_shown(const ShardedParam& param, const py::object& original,
+std::shared_ptr<ShownParam> make_shown(const FSDPParam& param, const py::object& original,
                                        const py::object& placer) {
   const auto& maker = python_side().dtensors;
   const bool is_cut = !param.sizes().empty();  // what has no dimensions is replicated
   const auto sharded = placer.attr("sharded")(
-      plain_view(param.registered()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
+      plain_view(param.sharded_param()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
       py::make_tuple(c10::IntArrayRef(param.sizes()), c10::IntArrayRef(param.strides())), param.requires_grad());
   std::unique_ptr<DTensorHandle> dtensor;
   if (is_dtensor(original))
-    dtensor = std::make_unique<DTensorHandle>(param.handle(), original, placer.attr("gradient_placements")(original),
+    dtensor = std::make_unique<DTensorHandle>(param.unsharded_param(), original, placer.attr("gradient_placements")(original),
                                               maker);
-  const auto unsharded = dtensor ? py::cast(param.handle()) : original;
-  return std::make_shared<ShownParam>(param.registered(), unsharded, sharded, maker, std::move(dtensor));
+  const auto unsharded = dtensor ? py::cast(param.unsharded_param()) : original;
+  return std::make_shared<ShownParam>(param.sharded_param(), unsharded, sharded, maker, std::move(dtensor));
 }
 
-/// The parameters of a group as Python is to show them, by handle. Those that came from another group keep
+/// The parameters of a group as Python is to show them, by unsharded parameter. Those that came from another group keep
 /// what shows them.
 void show_group(const ParamGroup& group, const Originals& originals, const py::object& placer, Params& params) {
   for (const auto& param : group.params()) {
-    auto shown = ShownParam::find(param.registered());
-    const auto* handle = param.handle().unsafeGetTensorImpl();
+    auto shown = ShownParam::find(param.sharded_param());
+    const auto* handle = param.unsharded_param().unsafeGetTensorImpl();
     if (!shown) {
       shown = make_shown(param, originals.at(handle), placer);
       ShownParam::remember(shown);
@@ -49,7 +49,7 @@ void show_group(const ParamGroup& group, const Originals& originals, const py::o
   }
 }
 
-/// Every entry of the trees that holds one of the handles shows the DTensor from now on.
+/// Every entry of the trees that holds one of the unsharded parameters shows the DTensor from now on.
 void take_places(const std::vector<PlainEntry>& entries, const Params& params) {
   for (const auto& entry : entries)
     if (const auto found = params.find(entry.seen_as); found != params.end()) found->second->add_place(entry.place);

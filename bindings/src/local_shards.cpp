@@ -14,7 +14,7 @@ void for_params(ModuleState& root, const Visit& visit) {
   root.visit([&](ModuleState& state) {
     for (const auto& group : state.live_groups())
       for (const auto& param : group->params())
-        if (const auto shown = param.is_vacant() ? nullptr : ShownParam::find(param.registered())) visit(*shown);
+        if (const auto shown = param.has_moved_away() ? nullptr : ShownParam::find(param.sharded_param())) visit(*shown);
   });
 }
 
@@ -86,7 +86,7 @@ double clip_grad_norm(const py::iterable& parameters, double max_norm, double no
                            "shards or plain tensors, found another DTensor; use torch.nn.utils.clip_grad_norm_ where "
                            "all parameters are DTensors");
     shown->second->take_over();
-    tensors.push_back(shown->second->registered());
+    tensors.push_back(shown->second->sharded_param());
   }
   py::gil_scoped_release no_gil;
   const auto nonfinite = error_if_nonfinite ? NonFinite::kThrow : NonFinite::kAllow;

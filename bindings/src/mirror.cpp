@@ -71,7 +71,7 @@ at::Tensor Mirrors::seen(py::handle parameter) {
   const auto local = tensor_of(parameter.attr("_local_tensor"));
   const auto known = local_tensors_.attr("get")(parameter);
   auto seen = known.is_none() ? at::Tensor() : tensor_of(known);
-  // A handle by now: its memory is the library's.
+  // An unsharded parameter by now: its memory is the library's.
   if (seen.defined() && has_residency_key(seen.unsafeGetTensorImpl())) return seen;
   if (!seen.defined() || !seen.is_alias_of(local) || seen.sizes() != local.sizes()) {
     seen = local.variable_data();

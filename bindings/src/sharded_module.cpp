@@ -83,8 +83,8 @@ void ShardedModule::find_params() {
   for (const auto& group : controls_.state().live_groups()) {
     root_of(*group).set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
     for (const auto& param : group->params())
-      if (!param.is_vacant())
-        if (auto shown = ShownParam::find(param.registered())) found.push_back(std::move(shown));
+      if (!param.has_moved_away())
+        if (auto shown = ShownParam::find(param.sharded_param())) found.push_back(std::move(shown));
   }
   params_ = std::move(found);  // only now: nothing else keeps those that stay
   for (const auto& param : params_) {
@@ -106,7 +106,7 @@ void ShardedModule::follow_root() {
     if (auto shown = of(state)) followed_.push_back(shown);
   });
   root->context->follower = weak_from_this();
-  // Outside a step: inside one, operators on registered parameters mean the handles.
+  // Outside a step: inside one, operators on sharded parameters mean the unsharded parameters.
   for (const auto& weak : followed_)
     if (const auto shown = weak.lock()) shown->take_replaced();
   context_ = root->context.get();  // only now: it may have thrown, and is to be tried again then
@@ -128,7 +128,7 @@ void ShardedModule::throw_partly_on_meta() const {
   const auto on_meta = std::find_if(params_.begin(), params_.end(), [](const auto& param) {
     return tensor_of(param->sharded().attr("_local_tensor")).is_meta();
   });
-  const auto found = find_param((*on_meta)->registered());
+  const auto found = find_param((*on_meta)->sharded_param());
   throw StateError(fmt::format("{}: is on the meta device, but other parameters of its group have been given memory; "
                                "call to_empty(device=...) on its module, too, before using it",
                                found ? found->param().name() : "a parameter"));
@@ -174,7 +174,7 @@ bool ShardedModule::records_autograd(const py::tuple& args) const {
   if (!at::GradMode::is_enabled()) return false;
   const auto needs = [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); };
   for (const auto& param : params_)
-    if (needs(param->registered())) return true;
+    if (needs(param->sharded_param())) return true;
   for (const auto& arg : args)
     if (THPVariable_Check(arg.ptr()) && needs(THPVariable_Unpack(arg.ptr()))) return true;
   return false;
@@ -183,7 +183,7 @@ bool ShardedModule::records_autograd(const py::tuple& args) const {
 /// As an operator on one of its parameters would.
 void ShardedModule::use(bool records_autograd) {
   const OutsideTransforms outside;
-  std::vector<ResidencyOwner*> owners;
+  std::vector<ParamOwner*> owners;
   const auto groups = controls_.state().live_groups();
   for (const auto& group : groups) owners.push_back(&group->owner());
   controls_.state().context->enter_scope();
@@ -243,7 +243,7 @@ void ShardedModule::watch_backward(const py::object& output) {
       py::gil_scoped_acquire gil;
       if (self->form_ == Form::kUnsharded) return;
       self->show_as(Form::kUnsharded);
-      // A backward that needs none of the handles does not reach the core, which would tell of its end.
+      // A backward that needs none of the unsharded parameters does not reach the core, which would tell of its end.
       torch::autograd::Engine::get_default_engine().queue_callback([weak] {
         const auto module = weak.lock();
         if (!module) return;
@@ -338,12 +338,12 @@ void ShardedModule::applied() {
   for (const auto& group : controls_.state().live_groups()) {
     const auto first = std::find_if(params_.begin(), params_.end(), [&](const auto& shown) {
       return std::any_of(group->params().begin(), group->params().end(), [&](const auto& param) {
-        return param.registered_impl() == shown->registered().unsafeGetTensorImpl();
+        return param.sharded_impl() == shown->sharded_param().unsafeGetTensorImpl();
       });
     });
     if (first == params_.end()) continue;
     const auto& like = locals[static_cast<size_t>(first - params_.begin())];
-    const auto& now = (*first)->registered();
+    const auto& now = (*first)->sharded_param();
     py::gil_scoped_release no_gil;
     if (like.device() != now.device()) fsdp::convert(*group, {.device = like.device()});
     if (at::isFloatingType(like.scalar_type()) && like.scalar_type() != now.scalar_type())
@@ -351,7 +351,7 @@ void ShardedModule::applied() {
   }
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < params_.size(); ++i) {
-    const auto& home = params_[i]->registered();
+    const auto& home = params_[i]->sharded_param();
     if (!home.is_meta() && !locals[i].is_alias_of(home)) home.copy_(locals[i]);
     params_[i]->point_home();
   }

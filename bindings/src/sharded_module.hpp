@@ -53,7 +53,7 @@ class ShardedModule final : public StepFollower,
   void reset_iter_state();
   /// The root's next forward waits for it first; None: for nothing.
   void set_post_optim_event(py::object event);
-  /// Before nn.Module._apply on the module: registered parameters are shown, and what it would lose of them is taken over.
+  /// Before nn.Module._apply on the module: sharded parameters are shown, and what it would lose of them is taken over.
   void before_apply();
   /// After nn.Module._apply on the module: takes the parameters' new values, device or dtype over.
   void applied();

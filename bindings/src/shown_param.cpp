@@ -15,7 +15,7 @@ namespace fsdp::python {
 
 namespace {
 
-/// By registered parameter; guarded by the interpreter's lock. Never destroyed: parameters may outlive it.
+/// By sharded parameter; guarded by the interpreter's lock. Never destroyed: parameters may outlive it.
 auto& by_registered() {
   static auto* all = new std::unordered_map<const c10::TensorImpl*, std::weak_ptr<ShownParam>>;
   return *all;
@@ -45,19 +45,19 @@ void check(int status) {
 
 ShownParam::ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker,
                        std::unique_ptr<DTensorHandle> dtensor)
-    : registered_(std::move(registered)),
+    : sharded_param_(std::move(registered)),
       unsharded_(std::move(unsharded)),
       sharded_(std::move(sharded)),
       dtensor_(std::move(dtensor)),
-      home_(registered_.storage().unsafeGetStorageImpl()),
+      home_(sharded_param_.storage().unsafeGetStorageImpl()),
       is_scalar_(tensor_of(unsharded_.object()).dim() == 0),
       maker_(maker) {
-  set_grad_dtype(tensor_of(sharded_.object()), grad_dtype_of(registered_));
+  set_grad_dtype(tensor_of(sharded_.object()), grad_dtype_of(sharded_param_));
 }
 
 ShownParam::~ShownParam() {
   py::gil_scoped_acquire gil;
-  by_registered().erase(registered_.unsafeGetTensorImpl());
+  by_registered().erase(sharded_param_.unsafeGetTensorImpl());
   for (const auto& held : places_) by_place().erase(held.place);
 }
 
@@ -74,12 +74,12 @@ std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> ShownPar
 }
 
 void ShownParam::remember(const std::shared_ptr<ShownParam>& self) {
-  by_registered()[self->registered_.unsafeGetTensorImpl()] = self;
+  by_registered()[self->sharded_param_.unsafeGetTensorImpl()] = self;
   self->self_ = self;
   self->stand_in(self->sharded_);
 }
 
-/// Operators that have ordinary tensors beside the DTensor get the handle.
+/// Operators that have ordinary tensors beside the DTensor get the unsharded parameter.
 class ShownParam::ForOperators final : public StandIn {
  public:
   explicit ForOperators(std::weak_ptr<ShownParam> shown) : shown_(std::move(shown)) {}
@@ -96,7 +96,7 @@ class ShownParam::ForOperators final : public StandIn {
   }
   int64_t version() const override {
     const auto shown = shown_.lock();
-    return shown ? static_cast<int64_t>(shown->registered_._version()) : 0;
+    return shown ? static_cast<int64_t>(shown->sharded_param_._version()) : 0;
   }
   bool is_of_scalar() const override {
     const auto shown = shown_.lock();
@@ -104,8 +104,8 @@ class ShownParam::ForOperators final : public StandIn {
   }
   void note_write() override {
     const auto shown = shown_.lock();
-    const auto* storage = shown ? KeyedStorage::of(shown->registered_.unsafeGetTensorImpl()) : nullptr;
-    if (storage != nullptr && storage->owner() != nullptr) storage->owner()->note_registered_write(storage->index());
+    const auto* storage = shown ? ParamStorage::of(shown->sharded_param_.unsafeGetTensorImpl()) : nullptr;
+    if (storage != nullptr && storage->owner() != nullptr) storage->owner()->note_write(storage->index());
   }
   bool casts_operands() const override {
     const auto shown = shown_.lock();
@@ -164,14 +164,14 @@ bool ShownParam::is_ours(const PyObject* parameter) const {
 }
 
 void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
-  const auto param = find_param(registered_);
+  const auto param = find_param(sharded_param_);
   const bool is_cut = param && !param->param().sizes().empty();
   if (!is_cut || dtensor_) return show_sharded();
   if (!post_forward_) {
     const auto& whole = param->param();
     const int64_t dim = whole.layout().dim();
     const ShardLayout layout(whole.sizes(), whole.strides(), dim, mesh.ranks);
-    // A view of the handle, which is gathered when somebody reads it.
+    // A view of the unsharded parameter, which is gathered when somebody reads it.
     const auto part = layout.part_of(tensor_of(unsharded_.object()).detach(), mesh.rank);
     const auto geometry = py::make_tuple(c10::IntArrayRef(whole.sizes()), c10::IntArrayRef(whole.strides()));
     post_forward_ = PyRef(maker_.make_post_forward(part, mesh.mesh, dim, geometry, whole.requires_grad()));
@@ -187,24 +187,24 @@ void ShownParam::put(const HeldPlace& held, const PyRef& parameter) {
 
 void ShownParam::take_over_requires_grad() const {
   const auto& shown = THPVariable_Unpack(sharded_.get());
-  if (shown.requires_grad() != registered_.requires_grad()) registered_.set_requires_grad(shown.requires_grad());
+  if (shown.requires_grad() != sharded_param_.requires_grad()) sharded_param_.set_requires_grad(shown.requires_grad());
 }
 
 /// One that was set counts; a DTensor without, which may be new, gets the parameter's.
 void ShownParam::take_over_grad_dtype() const {
   const auto& shown = THPVariable_Unpack(sharded_.get());
-  const auto asked = grad_dtype_of(shown), known = grad_dtype_of(registered_);
+  const auto asked = grad_dtype_of(shown), known = grad_dtype_of(sharded_param_);
   if (asked == known) return;
   if (asked.is_set)
-    set_grad_dtype(registered_, asked);
+    set_grad_dtype(sharded_param_, asked);
   else
     set_grad_dtype(shown, known);
 }
 
 /// Between steps an operator is to record what the user has just asked for; in one, the next will.
 void ShownParam::follow_requires_grad() const {
-  if (THPVariable_Unpack(sharded_.get()).requires_grad() == registered_.requires_grad()) return;
-  const auto param = find_param(registered_);
+  if (THPVariable_Unpack(sharded_.get()).requires_grad() == sharded_param_.requires_grad()) return;
+  const auto param = find_param(sharded_param_);
   if (!param || root_of(*param->group).in_step()) return;
   take_over_requires_grad();
   param->group->sync_requires_grad();
@@ -221,7 +221,7 @@ void ShownParam::take_over_gradient() {
   const auto& gradient = THPVariable_Unpack(sharded_.get()).grad();
   if (!gradient.defined()) {
     // Where none was shown, what is there waits for the end of its step.
-    if (shown_gradient_ != nullptr) registered_.mutable_grad().reset();
+    if (shown_gradient_ != nullptr) sharded_param_.mutable_grad().reset();
     forget_gradient();
     return;
   }
@@ -233,11 +233,11 @@ void ShownParam::take_over_gradient() {
                          "': expected its .grad to be a DTensor like the parameter, found an ordinary tensor; make "
                          "one with torch.distributed.tensor.distribute_tensor");
   const auto local = tensor_of(object.attr("_local_tensor"));
-  registered_.mutable_grad() = local;
+  sharded_param_.mutable_grad() = local;
   follow_gradient(gradient, local);
 }
 
-/// Among a gradient's own hooks, which go when it does: the registered parameter's `.grad`, the same memory, is
+/// Among a gradient's own hooks, which go when it does: the sharded parameter's `.grad`, the same memory, is
 /// dropped there and then, and not when the next step begins.
 class ShownParam::GradientEnd final : public torch::autograd::FunctionPreHook {
  public:
@@ -248,8 +248,8 @@ class ShownParam::GradientEnd final : public torch::autograd::FunctionPreHook {
     py::gil_scoped_acquire gil;
     const auto shown = shown_.lock();
     if (!shown || shown->gradient_ != gradient_) return;
-    auto& of_registered = shown->registered_.mutable_grad();
-    if (of_registered.unsafeGetTensorImpl() == shown->shown_gradient_) of_registered.reset();
+    auto& of_sharded = shown->sharded_param_.mutable_grad();
+    if (of_sharded.unsafeGetTensorImpl() == shown->shown_gradient_) of_sharded.reset();
     shown->forget_gradient();
   }
   bool is_told(const ShownParam& shown) const { return shown_.lock().get() == &shown; }
@@ -277,8 +277,8 @@ void ShownParam::forget_gradient() { gradient_ = shown_gradient_ = nullptr; }
 
 void ShownParam::show_gradient() {
   const auto& shown = THPVariable_Unpack(sharded_.get());
-  if (shown.requires_grad() != registered_.requires_grad()) shown.set_requires_grad(registered_.requires_grad());
-  const auto gradient = registered_.grad();
+  if (shown.requires_grad() != sharded_param_.requires_grad()) shown.set_requires_grad(sharded_param_.requires_grad());
+  const auto gradient = sharded_param_.grad();
   if (!gradient.defined()) {
     if (shown_gradient_ != nullptr) shown.mutable_grad().reset();
     forget_gradient();
@@ -304,7 +304,7 @@ void ShownParam::take_autograds_own(const at::Tensor& gradient) {
   const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown.grad()));
   const auto local = tensor_of(maker_.local_gradient(own, sharded_.object().attr("placements")));
   at::NoGradGuard no_grad;
-  if (const auto param = find_param(registered_)) root_of(*param->group).comm_ctx().let_current_wait_for_reductions();
+  if (const auto param = find_param(sharded_param_)) root_of(*param->group).comm_ctx().let_current_wait_for_reductions();
   gradient.add_(local);
   shown.mutable_grad().reset();
 }
@@ -325,7 +325,7 @@ void ShownParam::put_gradient(const at::Tensor& gradient) {
   follow_gradient(shown.grad(), gradient);
 }
 
-/// On a registered parameter: the core calls it when it has put a gradient there or added to it, and so for all that
+/// On a sharded parameter: the core calls it when it has put a gradient there or added to it, and so for all that
 /// have one of the group.
 class ShownParam::GradientWatch final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -341,17 +341,17 @@ class ShownParam::GradientWatch final : public torch::autograd::PostAccumulateGr
 
 void ShownParam::watch_gradient() {
   is_watched_ = true;
-  torch::autograd::impl::materialize_autograd_meta(registered_);
-  torch::autograd::impl::set_post_acc_grad_hooks(registered_, std::make_unique<GradientWatch>(self_));
+  torch::autograd::impl::materialize_autograd_meta(sharded_param_);
+  torch::autograd::impl::set_post_acc_grad_hooks(sharded_param_, std::make_unique<GradientWatch>(self_));
 }
 
 /// A hook may look at other parameters of its group, on their modules too, and step them.
 void ShownParam::run_hooks_in_backward() {
   if (const auto user = user_.lock()) user->before_hook();
-  const bool is_shown = registered_.grad().unsafeGetTensorImpl() == shown_gradient_ && shows_our_gradient();
-  if (const auto found = find_param(registered_); found && !is_shown)
+  const bool is_shown = sharded_param_.grad().unsafeGetTensorImpl() == shown_gradient_ && shows_our_gradient();
+  if (const auto found = find_param(sharded_param_); found && !is_shown)
     for (const auto& param : found->group->params())
-      if (const auto shown = param.is_vacant() ? nullptr : find(param.registered())) shown->show_gradient();
+      if (const auto shown = param.has_moved_away() ? nullptr : find(param.sharded_param())) shown->show_gradient();
   run_hooks();
   take_over_gradient();
 }
@@ -400,7 +400,7 @@ bool ShownParam::is_replaced() const {
   PyObject* now = entry();
   if (now == nullptr || now == Py_None || !THPVariable_Check(now)) return false;
   // `_apply` on a module below swaps the tensor behind the same object.
-  if (now == sharded_.get()) return !tensor_of(sharded_.object().attr("_local_tensor")).is_alias_of(registered_);
+  if (now == sharded_.get()) return !tensor_of(sharded_.object().attr("_local_tensor")).is_alias_of(sharded_param_);
   // A DTensor parameter: torch.func.functional_call puts other tensors there for the length of a call.
   const py::handle parameter(now);
   return is_dtensor(parameter) && py::bool_(parameter.attr("_is_param"));
@@ -409,25 +409,25 @@ bool ShownParam::is_replaced() const {
 void ShownParam::point_home() {
   // An ordinary tensor, which operators inside forward do not take for the whole, and an optimizer's need not
   // be looked at; with the same memory and version counter, so that its writes are seen.
-  py::object local = py::cast(plain_view(registered_));
+  py::object local = py::cast(plain_view(sharded_param_));
   check(PyObject_SetAttr(sharded_.get(), local_tensor_name(), local.ptr()));
   stand_in(sharded_);  // `_apply` may have put another tensor behind the parameter
-  home_ = registered_.storage().unsafeGetStorageImpl();
-  drop_post_forward();  // the handle may have got another dtype or device
+  home_ = sharded_param_.storage().unsafeGetStorageImpl();
+  drop_post_forward();  // the unsharded parameter may have got another dtype or device
   // The gradient goes with the parameter, unless the user has dropped it since it was shown.
   const auto& shown = THPVariable_Unpack(sharded_.get());
   const bool was_shown = shown_gradient_ != nullptr;
   forget_gradient();
   if (!was_shown) return;
-  if (!shown.grad().defined()) registered_.mutable_grad().reset();
-  if (registered_.grad().defined())
-    put_gradient(registered_.grad());
+  if (!shown.grad().defined()) sharded_param_.mutable_grad().reset();
+  if (sharded_param_.grad().defined())
+    put_gradient(sharded_param_.grad());
   else
     shown.mutable_grad().reset();
 }
 
 void ShownParam::follow_home() {
-  if (registered_.storage().unsafeGetStorageImpl() != home_) point_home();
+  if (sharded_param_.storage().unsafeGetStorageImpl() != home_) point_home();
 }
 
 }  // namespace fsdp::python

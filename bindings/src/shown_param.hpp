@@ -32,15 +32,15 @@ class ParamUser {
 };
 
 /// A sharded parameter as Python shows it: its modules' tables hold the DTensor over the registered
-/// parameter's memory, or, inside forward, the parameter that was there before, which is the core's handle.
-/// Gradients of the registered parameter appear as the DTensor parameter's `.grad`.
+/// parameter's memory, or, inside forward, the parameter that was there before, which is the core's unsharded parameter.
+/// Gradients of the sharded parameter appear as the DTensor parameter's `.grad`.
 ///
-/// The DTensor stands in for the handle: see Note [Stand-ins].
+/// The DTensor stands in for the unsharded parameter: see Note [Stand-ins].
 ///
 /// Every function needs the interpreter's lock.
 class ShownParam {
  public:
-  /// sharded: the DTensor parameter. unsharded: the handle, which modules compute with, or, unless it is null, with
+  /// sharded: the DTensor parameter. unsharded: the unsharded parameter, which modules compute with, or, unless it is null, with
   /// what `dtensor` makes of it.
   ShownParam(at::Tensor registered, py::object unsharded, py::object sharded, const DTensorMaker& maker,
              std::unique_ptr<DTensorHandle> dtensor = nullptr);
@@ -48,7 +48,7 @@ class ShownParam {
   ShownParam(const ShownParam&) = delete;
   ShownParam& operator=(const ShownParam&) = delete;
 
-  /// By its registered tensor; null if there is none.
+  /// By its sharded tensor; null if there is none.
   static std::shared_ptr<ShownParam> find(const at::Tensor& registered);
   /// All there are, by the DTensor parameters that stand for them: as much work as there are parameters.
   static std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> all_by_shown();
@@ -71,7 +71,7 @@ class ShownParam {
   void take_over();
   /// Before `nn.Module._apply`, which makes tensors without a grad_dtype and other gradients.
   void before_apply();
-  /// Puts the registered parameter's gradient on the DTensor.
+  /// Puts the sharded parameter's gradient on the DTensor.
   void show_gradient();
   /// After `nn.Module._apply` (to, to_empty, float...): the DTensor parameter that stands in the table now may
   /// have another local tensor, on another device or in another dtype.
@@ -80,15 +80,15 @@ class ShownParam {
   void check_applied() const;
   /// True if a user has put another parameter in the place of the sharded one, which is to be shown now.
   bool is_replaced() const;
-  /// The registered parameter holds the values: the DTensor shows its memory again.
+  /// The sharded parameter holds the values: the DTensor shows its memory again.
   void point_home();
-  /// The same if the registered parameter lies in other memory now than when the DTensor was made.
+  /// The same if the sharded parameter lies in other memory now than when the DTensor was made.
   void follow_home();
 
-  const at::Tensor& registered() const { return registered_; }
+  const at::Tensor& sharded_param() const { return sharded_param_; }
   py::object sharded() const { return sharded_.object(); }
   py::object unsharded() const { return unsharded_.object(); }
-  /// For a copy of the parameter with this handle; null where modules compute with the handle itself.
+  /// For a copy of the parameter with this unsharded parameter; null where modules compute with the unsharded parameter itself.
   std::unique_ptr<DTensorHandle> dtensor_over(at::Tensor handle) const {
     return dtensor_ ? dtensor_->over(std::move(handle)) : nullptr;
   }
@@ -123,7 +123,7 @@ class ShownParam {
   /// What the tables hold inside forward.
   const PyRef& computed() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
 
-  at::Tensor registered_;
+  at::Tensor sharded_param_;
   PyRef unsharded_, sharded_;
   std::unique_ptr<DTensorHandle> dtensor_;
   PyRef post_forward_;  ///< made when it is first shown
@@ -132,7 +132,7 @@ class ShownParam {
   /// The DTensor that was last on sharded_ as its gradient; whoever drops it gives the memory back, so nothing here
   /// keeps it, and GradientEnd tells when it has gone.
   const c10::TensorImpl* gradient_ = nullptr;
-  const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the registered parameter's, which gradient_ shows
+  const c10::TensorImpl* shown_gradient_ = nullptr;  ///< the sharded parameter's, which gradient_ shows
   bool is_watched_ = false;  ///< hooks of the user's are to run when a gradient comes
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
   bool is_scalar_;  ///< without dimensions

@@ -8,22 +8,22 @@
 
 namespace fsdp {
 
-/// How one parameter travels in its group's all-gather in another form than its values: quantised, say
-/// (T15). Chosen by FullyShardOptions::all_gather_extension_fn.
+/// How one parameter travels in its group's all-gather in another form than its values: quantised, say.
+/// Chosen by FullyShardOptions::all_gather_extension_fn.
 ///
 /// Before an all-gather every rank turns what it holds into bytes; afterwards what all ranks sent is
-/// turned into the values that the handle shows. The bytes travel in the group's one collective, beside
+/// turned into the values that the unsharded parameter shows. The bytes travel in the group's one collective, beside
 /// those of its other parameters, and statistics count them as they travel.
 ///
-/// Registered parameters, gradients, optimizer state and checkpoints stay as they are, and so do
-/// fsdp::full_tensor and fsdp::FullParameters: they never see encoded values. A write through a handle
+/// Sharded parameters, gradients, optimizer state and checkpoints stay as they are, and so do
+/// fsdp::full_tensor and fsdp::FullParameters: they never see encoded values. A write through an unsharded parameter
 /// reaches the shards as it was written; elements that still show what the all-gather gave keep the
 /// value that the rank holds. With an integer `reshard_after_forward` the pieces that are kept are cut
 /// from the values shown in forward, and backward gathers them as values. A byte budget weighs a group
 /// by its unsharded bytes, not by what travels.
 ///
 /// Where one rank holds the whole parameter nothing is gathered, so nothing is encoded: results equal the
-/// plain model's bit for bit (M3).
+/// plain model's bit for bit.
 ///
 /// One object may serve many parameters, and is called by one thread of a root at a time, below autograd.
 class AllGatherExtension {
@@ -50,7 +50,7 @@ class AllGatherExtension {
   /// encoded: (ranks, encoded_bytes()) bytes; each rank's are contiguous and aligned to 16, and others
   ///   may lie between them.
   /// dtype: that the piece was kept in.
-  /// values: (ranks, elements of a piece), contiguous, in the dtype of the handle, to be written.
+  /// values: (ranks, elements of a piece), contiguous, in the dtype of the unsharded parameter, to be written.
   virtual void post_all_gather(const at::Tensor& encoded, at::ScalarType dtype,
                                const at::Tensor& values) const = 0;
 };
@@ -59,7 +59,7 @@ class AllGatherExtension {
 /// elements of a piece, which need not be a multiple: 1 + 4 / block_numel bytes an element.
 ///
 /// scale = (largest magnitude of the block) / 127, x' = scale * round(x / scale), computed in float32:
-/// |x - x'| <= scale / 2, but for rounding in float32 and in the handle's dtype. Zeros stay zeros.
+/// |x - x'| <= scale / 2, but for rounding in float32 and in the unsharded parameter's dtype. Zeros stay zeros.
 /// A block whose largest magnitude is below 127 * FLT_MIN (1.5e-36) becomes zeros. A block that holds an
 /// infinity or a NaN, or a double beyond float32, becomes NaN throughout, so that it shows in the loss.
 ///

@@ -18,7 +18,7 @@ struct AllReduceCall {
   /// The ranks to sum over; null where the mesh does not replicate (plain FSDP).
   Communicator* replicate_group = nullptr;
   /// What is left to divide the sum by, and the runtime will not divide by any more: the divide factor, or
-  /// the rest of it where float16 gradients were divided before they were summed (T7).
+  /// the rest of it where float16 gradients were divided before they were summed.
   double divide_factor = 1;
   /// The group's name, for the collective.
   std::string_view subject = {};

@@ -9,7 +9,7 @@
 
 #include "fsdp/checkpoint_parts.hpp"
 
-// Saving and resuming training (A6). The folder is a plain, whole checkpoint: Hugging Face's tools open it, and it is read
+// Saving and resuming training. The folder is a plain, whole checkpoint: Hugging Face's tools open it, and it is read
 // at any other world size, mesh, placement or layout.
 //
 //   fsdp::save_checkpoint("run/step-100", {model, optimizer, R"({"epoch": 2})"}, {.keep_last = 3});

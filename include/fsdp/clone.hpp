@@ -14,7 +14,7 @@ struct CloneOptions {
   std::function<void(torch::nn::Module& copy)> prepare = {};
 };
 
-/// An independent copy of a sharded module (A8), such as the averaged model of EMA: sharded like
+/// An independent copy of a sharded module, such as the averaged model of EMA: sharded like
 /// the original, with groups of its own over the same meshes, and the same values, options, ignored
 /// parameters, ties, frozen parameters, buffers and mode. Gradients, hooks and prefetch lists are not copied.
 ///

@@ -7,9 +7,9 @@
 
 namespace fsdp {
 
-/// Converts a module with sharded parameters (A9): handles, shards, gradients (those that wait for
+/// Converts a module with sharded parameters: unsharded parameters, shards, gradients (those that wait for
 /// a reduction too) and buffers together, and with them the parameters in it that are not sharded.
-/// Use it instead of `module->to(...)`, which would leave a member and its registered parameter in
+/// Use it instead of `module->to(...)`, which would leave a member and its sharded parameter in
 /// different dtypes: it throws StateError, naming the parameter (then `reset_iter_state()` on the root
 /// and this function make good what it did). Where nothing is to be converted, it does nothing.
 ///
@@ -22,7 +22,7 @@ namespace fsdp {
 ///   `param_dtype` and a `buffer_dtype` of the mixed-precision policy stay: then the dtype that is
 ///   kept (and saved) is what changes.
 /// device: the mesh's; the CPU, to park the parameters there; or meta, to give up the values.
-///   Where CPUOffloadPolicy keeps parameters and gradients on the CPU, they stay; handles and buffers move.
+///   Where CPUOffloadPolicy keeps parameters and gradients on the CPU, they stay; unsharded parameters and buffers move.
 ///
 /// `module` holds whole groups: the module that fully_shard was called on, or one around it.
 /// No communication, but all ranks make the same call. Needs memory for one group beside what is

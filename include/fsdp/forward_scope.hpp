@@ -29,7 +29,7 @@ class ForwardScope {
   return ForwardScope(root);
 }
 
-/// The casts at a module's boundary (T8), by its MixedPrecisionPolicy: floating-point inputs to
+/// The casts at a module's boundary, by its MixedPrecisionPolicy: floating-point inputs to
 /// param_dtype if cast_forward_inputs, floating-point outputs to output_dtype. Recorded by autograd.
 at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input);
 at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output);

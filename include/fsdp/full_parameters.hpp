@@ -25,9 +25,9 @@ struct FullParametersOptions {
   bool with_grads = false;
 };
 
-/// While it lives, the module is as it was before `fully_shard` (A2; FSDP1's summon_full_params): its
+/// While it lives, the module is as it was before `fully_shard` (FSDP1's summon_full_params): its
 /// members and its `parameters()` are the same ordinary tensors, each holding a whole parameter in its
-/// original dtype, to be read and written by any code. At the end the registered parameters are back, the same
+/// original dtype, to be read and written by any code. At the end the sharded parameters are back, the same
 /// tensors as before, with the elements that this rank owns taken from the whole ones.
 ///
 /// A tensor-parallel parameter is shown as the local tensor that the module holds, and "first rank" is that of

@@ -15,11 +15,11 @@ struct ElementRange {
   bool operator==(const ElementRange&) const = default;
 };
 
-/// Which elements of a sharded module's parameter this rank holds (P4), whatever its layout: in the
-/// order in which the registered parameter, read row-major, holds them. Ranges of no elements are
+/// Which elements of a sharded module's parameter this rank holds, whatever its layout: in the
+/// order in which the sharded parameter, read row-major, holds them. Ranges of no elements are
 /// left out; none at all where this rank holds nothing. Adjacent ones are joined. Of a tensor-parallel
 /// parameter: elements of the whole tensor, over all its ranks.
 /// No communication. Throws UsageError for any other tensor.
-std::vector<ElementRange> local_ranges(const at::Tensor& handle_or_parameter);
+std::vector<ElementRange> local_ranges(const at::Tensor& parameter);
 
 }  // namespace fsdp

@@ -25,7 +25,7 @@ struct LocalShard {
   std::string module;  ///< the sharded module's name; "" for the root
   struct Part {
     std::string name;      ///< of the parameter
-    at::Tensor parameter;  ///< the registered one
+    at::Tensor parameter;  ///< the sharded one
     int64_t offset = 0;    ///< of its first element in `shard`
     int64_t numel = 0;     ///< that this rank holds
   };
@@ -39,10 +39,10 @@ struct LocalShard {
   }
 };
 
-/// By the parameter's name from the root, and the registered parameter; the same on all ranks.
+/// By the parameter's name from the root, and the sharded parameter; the same on all ranks.
 using ShardLabel = std::function<std::string(const std::string& name, const at::Tensor& parameter)>;
 
-/// The local shards of every sharded module in the tree, in depth-first order (P5). An optimizer takes
+/// The local shards of every sharded module in the tree, in depth-first order. An optimizer takes
 /// either these or the parameters:
 ///
 ///     std::vector<at::Tensor> tensors;

@@ -20,7 +20,7 @@ struct InitOptions {
   std::vector<ModuleInitializer> initializers = {};
 };
 
-/// Gives a module on the meta device (fsdp::MetaDevice) memory and first values (A3): of what is
+/// Gives a module on the meta device (fsdp::MetaDevice) memory and first values: of what is
 /// sharded, this rank's part only, on the mesh's device; the rest as a whole.
 ///
 ///     auto model = [&] { fsdp::MetaDevice meta; return Llama(config); }();
@@ -31,7 +31,7 @@ struct InitOptions {
 /// Modules get their values innermost first, so that an outer class may overrule
 /// (MultiheadAttention, Transformer). The values do not depend on the number of ranks or the layout, and those of
 /// tensor-parallel parameters are the plain module's; the module need not be sharded at all. What is not on meta
-/// keeps its values. Registered parameters stay the same tensors, so an optimizer that was built before is as good
+/// keeps its values. Sharded parameters stay the same tensors, so an optimizer that was built before is as good
 /// as one built afterwards.
 ///
 /// Nothing is communicated; all ranks make the same call. Extra memory: one parameter, this rank's

@@ -18,7 +18,7 @@ struct MeshDimNames {
   std::vector<std::string> names;
 };
 
-/// Which dimensions of a full mesh are data parallel (M7), as FSDP2 says it. Several names for one part are
+/// Which dimensions of a full mesh are data parallel, as FSDP2 says it. Several names for one part are
 /// flattened into one dimension, in the order given. At least one of the two has names; what neither names
 /// (tensor parallelism, say) is left to others: parameters are the same there unless
 /// FullyShardOptions::tensor_parallel_fn says which part of a tensor they are.

@@ -43,10 +43,10 @@ struct OptimizerStateDict {
   std::vector<Group> groups = {};
 };
 
-/// The state of LibTorch's AdamW, Adam, SGD, Adagrad or RMSprop over the module's registered parameters
+/// The state of LibTorch's AdamW, Adam, SGD, Adagrad or RMSprop over the module's sharded parameters
 /// (or a plain module's). kFull gathers one tensor at a time: a collective call.
 ///
-/// Throws UsageError for another optimizer, a parameter that is not the module's, or a handle (see
+/// Throws UsageError for another optimizer, a parameter that is not the module's, or an unsharded parameter (see
 /// fsdp::adopt); StateError if the ranks do not have state for the same parameters.
 OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
                                         const torch::optim::Optimizer& optimizer,

@@ -9,7 +9,7 @@
 
 namespace fsdp {
 
-/// Where one parameter is cut, and over which ranks (M7): what FullyShardOptions::shard_placement_fn returns.
+/// Where one parameter is cut, and over which ranks: what FullyShardOptions::shard_placement_fn returns.
 struct ShardPlacementResult {
   ShardPlacementResult(Shard shard = {}, DeviceMesh own_mesh = {}, DeviceMesh differing_over = {})
       : placement(shard), mesh(std::move(own_mesh)), differs_over(std::move(differing_over)) {}
@@ -24,7 +24,7 @@ struct ShardPlacementResult {
   DeviceMesh differs_over;
 };
 
-/// What the tensor that a module holds is a part of (M6): the result of FullyShardOptions::tensor_parallel_fn.
+/// What the tensor that a module holds is a part of: the result of FullyShardOptions::tensor_parallel_fn.
 struct TensorParallel {
   /// One for each dimension of `mesh`: Shard (in chunks of ceil(n / ranks), so that trailing ranks may hold
   /// less) or Replicate, where ranks hold the same and get the same gradient.

@@ -52,7 +52,7 @@ using Placement = std::variant<Shard, StridedShard, Replicate, Partial>;
 enum class ParamLayout {
   /// Every parameter by itself, along one of its dimensions: Shard(0) unless asked otherwise.
   kPerParameter,
-  /// One after another in one buffer that is cut in equal pieces, wherever that may be in a parameter (P3):
+  /// One after another in one buffer that is cut in equal pieces, wherever that may be in a parameter:
   /// nothing is padded but the end, and nothing is copied around an all-gather.
   kFlat,
 };

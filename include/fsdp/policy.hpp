@@ -12,17 +12,17 @@ namespace fsdp {
 /// True for BatchNorm1d, 2d and 3d.
 bool is_batch_norm(const torch::nn::Module& module);
 
-/// In which dtypes a group computes and communicates (T8). The registered parameters, and with them
+/// In which dtypes a group computes and communicates. The sharded parameters, and with them
 /// the optimizer's state, keep the dtype that the parameters had. Unlike autocast, parameters are
 /// cast once, when they are gathered, and activations are saved for backward in the low precision.
 ///
 /// Only floating-point parameters and operands are cast.
 struct MixedPrecisionPolicy {
-  /// The dtype that parameters are gathered and computed in, and that their handles have from
+  /// The dtype that parameters are gathered and computed in, and that their unsharded parameters have from
   /// `fully_shard` on. None: their own.
   std::optional<at::ScalarType> param_dtype = {};
   /// The dtype that gradients are reduced in, and added up in while reduction is disabled. None: the
-  /// one they are computed in. Sums in float16 are divided in two parts, before and after (T7).
+  /// one they are computed in. Sums in float16 are divided in two parts, before and after.
   ///
   /// A gradient that autograd makes in another dtype than its parameter is computed in (a bfloat16 weight beside a float32
   /// activation) is rounded to that dtype only where it is reduced in it, or in a smaller one.
@@ -46,7 +46,7 @@ struct MixedPrecisionPolicy {
   /// are gathered and computed in their own dtype, its buffers have theirs, and nothing is cast to
   /// param_dtype. output_dtype stays. (FSDP1's FSDP_USE_FULL_PREC_IN_EVAL.)
   ///
-  /// The mode counts as it is when a step, a scope or a read begins; handles have another dtype from
+  /// The mode counts as it is when a step, a scope or a read begins; unsharded parameters have another dtype from
   /// then on. A use in a forward under way whose mode has changed throws StateError; a backward runs in
   /// the dtypes of its forward, and autograd refuses one over a graph retained from before a switch, as
   /// after any write to the parameters. The same mode on all ranks. Needs modules that a shared_ptr owns.
@@ -61,7 +61,7 @@ struct MixedPrecisionPolicy {
   std::function<bool(const torch::nn::Module& module)> is_exempt = &is_batch_norm;
 };
 
-/// Shards, gradients, and with them the optimizer's state, live in the host's memory (T9): registered
+/// Shards, gradients, and with them the optimizer's state, live in the host's memory: registered
 /// parameters and their `.grad` are CPU tensors, the optimizer runs on the CPU.
 ///
 /// A gather first copies this rank's shard to the mesh's device, and reduced gradients are copied back:

@@ -14,8 +14,8 @@ namespace fsdp {
 ///   write to the input, or to the output, of one under way is found. Where waits are streams' (backend nccl), streams
 ///   stall in front of collectives instead: what comes too early, or waits for nothing, has NaN as its result.
 /// - A write that passed no operator (through a raw pointer, by a kernel whose schema does not say that it
-///   writes) is found, to an unsharded handle when it is resharded, to a registered parameter when the
-///   next step begins. Such a write to a handle is lost; to a registered parameter it is kept, but other
+///   writes) is found, to an unsharded parameter when it is resharded, to a sharded parameter when the
+///   next step begins. Such a write to an unsharded parameter is lost; to a sharded parameter it is kept, but other
 ///   ranks and autograd do not know of it.
 ///
 /// Each fault is logged when it is found, by the name of the parameter or of the buffer. The end of the

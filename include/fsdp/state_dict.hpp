@@ -13,7 +13,7 @@
 
 namespace fsdp {
 
-/// In which form a state dict holds what is sharded (A5). What is not (buffers, ignored parameters, a
+/// In which form a state dict holds what is sharded. What is not (buffers, ignored parameters, a
 /// plain module's) is whole in each.
 enum class StateDictKind {
   kFull,     ///< whole tensors, as the plain module has them
@@ -52,7 +52,7 @@ struct StateEntry {
 struct StateDict {
   StateDictKind kind = StateDictKind::kFull;
   torch::OrderedDict<std::string, StateEntry> entries = torch::OrderedDict<std::string, StateEntry>();
-  /// Further names of a tensor that has several (S6), each with the one it is saved under.
+  /// Further names of a tensor that has several, each with the one it is saved under.
   std::map<std::string, std::string> other_names = {};
 
   /// By any of its names; null if there is none.

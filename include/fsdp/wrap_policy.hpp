@@ -18,7 +18,7 @@ struct WrapCandidate {
   bool is_root = false;
 };
 
-/// Which modules of a tree become units of their own (S8): FSDP1's wrap policies for `fully_shard`.
+/// Which modules of a tree become units of their own: FSDP1's wrap policies for `fully_shard`.
 /// The root is always one.
 struct WrapPolicy {
   /// Whether to look below a module. `numel`: of all its parameters. None: always.

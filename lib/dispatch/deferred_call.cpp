@@ -4,7 +4,7 @@ namespace fsdp {
 
 using c10::IValue;
 
-RepeatedCall::RepeatedCall(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments)
+DeferredCall::DeferredCall(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments)
     : op_(op), arguments_(arguments.begin(), arguments.end()), had_grad_mode_(at::GradMode::is_enabled()) {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     auto& value = arguments_[i];
@@ -28,7 +28,7 @@ RepeatedCall::RepeatedCall(const c10::OperatorHandle& op, c10::ArrayRef<IValue> 
   }
 }
 
-torch::jit::Stack RepeatedCall::repeat() const {
+torch::jit::Stack DeferredCall::repeat() const {
   // What was made without a history gets none now.
   at::AutoGradMode mode(had_grad_mode_);
   auto stack = arguments_;
@@ -46,22 +46,22 @@ torch::jit::Stack RepeatedCall::repeat() const {
   return stack;
 }
 
-int64_t RepeatedCall::version() const {
+int64_t DeferredCall::version() const {
   int64_t sum = 0;
   for (const auto& operand : operands_) sum += operand.stand_in->version();
   return sum;
 }
 
-void RepeatedCall::note_write() const {
+void DeferredCall::note_write() const {
   for (const auto& operand : operands_) operand.stand_in->note_write();
 }
 
-bool RepeatedCall::is_of_scalar() const {
+bool DeferredCall::is_of_scalar() const {
   return std::any_of(operands_.begin(), operands_.end(),
                      [](const auto& operand) { return operand.stand_in->is_of_scalar(); });
 }
 
-bool RepeatedCall::casts_operands() const {
+bool DeferredCall::casts_operands() const {
   return std::any_of(operands_.begin(), operands_.end(),
                      [](const auto& operand) { return operand.stand_in->casts_operands(); });
 }
@@ -71,7 +71,7 @@ namespace {
 /// One result of a call.
 class Result final : public StandIn {
  public:
-  Result(std::shared_ptr<RepeatedCall> call, size_t index, std::optional<size_t> element)
+  Result(std::shared_ptr<DeferredCall> call, size_t index, std::optional<size_t> element)
       : call_(std::move(call)), index_(index), element_(element) {}
 
   /// A result with memory of its own: what was written to it, or to its operands, since is not repeated.
@@ -98,7 +98,7 @@ class Result final : public StandIn {
   bool is_refusal(const std::exception& error) const override { return call_->is_refusal(error); }
 
  private:
-  std::shared_ptr<RepeatedCall> call_;
+  std::shared_ptr<DeferredCall> call_;
   size_t index_;
   std::optional<size_t> element_;
   c10::VariableVersion own_version_{c10::VariableVersion::DISABLED};
@@ -107,7 +107,7 @@ class Result final : public StandIn {
 
 }  // namespace
 
-void make_results_stand_in(const std::shared_ptr<RepeatedCall>& call, torch::jit::Stack& stack, size_t results,
+void make_results_stand_in(const std::shared_ptr<DeferredCall>& call, torch::jit::Stack& stack, size_t results,
                            bool is_view) {
   const auto add = [&](const at::Tensor& tensor, size_t index, std::optional<size_t> element) {
     // An operand itself (`to` where nothing changes) stays what it is.

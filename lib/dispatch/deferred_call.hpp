@@ -12,10 +12,10 @@
 namespace fsdp {
 
 /// One operator on stand-ins, to be repeated on what they stand for. Keeps no operand alive but ordinary ones.
-class RepeatedCall {
+class DeferredCall {
  public:
   /// arguments: the operator's, in order.
-  RepeatedCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+  DeferredCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
   /// Whatever the operator returns; empty if an operand stands for nothing.
   torch::jit::Stack repeat() const;
@@ -39,7 +39,7 @@ class RepeatedCall {
 };
 
 /// Makes the results of the call, which are the last ones on the stack, stand-ins.
-void make_results_stand_in(const std::shared_ptr<RepeatedCall>& call, torch::jit::Stack& stack, size_t results,
+void make_results_stand_in(const std::shared_ptr<DeferredCall>& call, torch::jit::Stack& stack, size_t results,
                            bool is_view);
 
 }  // namespace fsdp

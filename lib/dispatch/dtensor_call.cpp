@@ -71,13 +71,13 @@ Company company_of(Arguments arguments) {
 /// Operators that take sizes or a dtype from another tensor, or only look at operands: no kind refuses them.
 bool takes_any(const OperatorTraits& traits) { return traits.is_view || traits.is_transparent; }
 
-bool needs_handles(const Company& company, const OperatorTraits& traits) {
+bool needs_unsharded(const Company& company, const OperatorTraits& traits) {
   if (company.has_own_kind || takes_any(traits)) return false;
   return company.has_ordinary ||
          (company.has_scalars && company.is_of_scalar && traits.is_differentiable && traits.writes == 0);
 }
 
-/// Whether the results can be had again from the handles. A copy is the user's own from then on (EMA).
+/// Whether the results can be had again from the unsharded parameters. A copy is the user's own from then on (EMA).
 bool can_be_repeated(const c10::OperatorHandle& op, const Company& company, const OperatorTraits& traits) {
   const auto& name = op.schema().name();
   const bool is_detach = name == "aten::detach" || name == "aten::alias";
@@ -180,7 +180,7 @@ void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys
   const size_t count = op.schema().arguments().size(), results = op.schema().returns().size();
   const Arguments arguments(stack->data() + (stack->size() - count), count);
   const auto company = company_of(arguments);
-  if (needs_handles(company, traits)) {
+  if (needs_unsharded(company, traits)) {
     Substitution substitution;
     if (substitution.replace(arguments, traits)) {
       substitution.cast_operands(arguments, traits);
@@ -189,8 +189,8 @@ void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys
       return;
     }
   }
-  std::shared_ptr<RepeatedCall> call;
-  if (can_be_repeated(op, company, traits)) call = std::make_shared<RepeatedCall>(op, arguments);
+  std::shared_ptr<DeferredCall> call;
+  if (can_be_repeated(op, company, traits)) call = std::make_shared<DeferredCall>(op, arguments);
   const auto written = written_stand_ins(arguments, traits);
   const size_t below = stack->size() - count;
   try {

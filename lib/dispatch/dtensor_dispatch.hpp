@@ -9,9 +9,9 @@ namespace fsdp {
 /// Note [Stand-ins]
 /// A tensor of another kind, Python's DTensor, that shows a sharded parameter outside forward. It computes with its
 /// own kind alone, and an operator whose operands are all of that kind passes on to it unchanged: optimizers, norms,
-/// state dicts. Where an operator has ordinary tensors beside it, which that kind refuses, the handle takes
+/// state dicts. Where an operator has ordinary tensors beside it, which that kind refuses, the unsharded parameter takes
 /// its place (T20), so that any function may read the parameter. What is computed from stand-ins alone, such as a
-/// view, is a stand-in in turn: the operator is repeated on the handles when its result meets an ordinary
+/// view, is a stand-in in turn: the operator is repeated on the unsharded parameters when its result meets an ordinary
 /// tensor, or where the kind cannot run it. Tensors of the kind that are not stand-ins (gradients, optimizer state)
 /// have nothing in whose place they stand, so operators on them pass on, too.
 ///

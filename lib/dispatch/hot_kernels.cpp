@@ -27,10 +27,10 @@ enum class Needs { kData, kUniformData, kMetadata };
 
 bool is_settled(const c10::TensorImpl* impl, Needs needs) {
   if (!has_residency_key(impl)) return true;
-  const auto* storage = KeyedStorage::of(impl);
-  if (storage == nullptr || storage->kind() != KeyedStorage::Kind::kHandle) return false;
+  const auto* storage = ParamStorage::of(impl);
+  if (storage == nullptr || storage->kind() != ParamStorage::Kind::kUnsharded) return false;
   const auto* owner = storage->owner();
-  // A view is recorded with the requires_grad that its handle has now.
+  // A view is recorded with the requires_grad that its unsharded parameter has now.
   const bool may_have_toggled = owner->is_between_steps() && at::GradMode::is_enabled();
   if (needs == Needs::kMetadata && !owner->follows_mode() && !may_have_toggled) return true;
   const bool may_cast = needs == Needs::kData && owner->casts_operands();
@@ -59,7 +59,7 @@ struct DtypeCheck {
     dtype = tensor.scalar_type();
     const auto* impl = tensor.unsafeGetTensorImpl();
     if (!has_residency_key(impl)) return;
-    const auto* storage = KeyedStorage::of(impl);
+    const auto* storage = ParamStorage::of(impl);
     if (storage != nullptr && storage->owner()->casts_operands())
       is_uniform &= !storage->owner()->output_dtype(storage->index());
   }

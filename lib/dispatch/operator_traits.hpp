@@ -8,9 +8,9 @@ namespace fsdp {
 
 /// What the fallback needs to know of an operator, read off its schema once.
 struct OperatorTraits {
-  /// Implemented by LibTorch: nothing below it can touch another group's handle.
+  /// Implemented by LibTorch: nothing below it can touch another group's unsharded parameter.
   bool is_aten = false;
-  /// Returns what autograd records: then a registered parameter stands for its handle. Not so for
+  /// Returns what autograd records: then a sharded parameter stands for its unsharded parameter. Not so for
   /// detach, comparisons, `zeros_like` and kin, nor where no tensor is returned.
   bool is_differentiable = false;
   /// `clone`.

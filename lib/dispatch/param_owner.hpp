@@ -25,21 +25,21 @@ struct OperatorUse {
 ///
 /// `param` implements nothing of it and knows nothing more, so that storage and dispatcher stay
 /// below the scheduler.
-class ResidencyOwner : public std::enable_shared_from_this<ResidencyOwner> {
+class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
  public:
   static constexpr int64_t kNotReady = -2;
 
-  virtual ~ResidencyOwner() = default;
+  virtual ~ParamOwner() = default;
 
   /// Makes every owner in `owners` (this one among them) readable together, for one operator.
   /// Called for every touch but those for which `is_ready` says yes. Throws what a gather throws.
-  virtual void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) = 0;
+  virtual void make_resident(std::span<ParamOwner* const> owners, const OperatorUse& use) = 0;
 
-  /// Handles take the dtype that their module's mode asks for, if no step is under way. Comes before every
+  /// Unsharded parameters take the dtype that their module's mode asks for, if no step is under way. Comes before every
   /// use where `follows_mode()`, those that only look at sizes or make views too, unless `is_ready`.
   virtual void follow_mode() = 0;
 
-  /// What the user has changed of requires_grad of parameter `index` shows on its handle and its registered parameter
+  /// What the user has changed of requires_grad of parameter `index` shows on its unsharded parameter and its sharded parameter
   /// alike when this returns. Comes before every operator that autograd may record, those that only make views too,
   /// while `is_between_steps()`.
   virtual void take_over_requires_grad(size_t index) = 0;
@@ -47,12 +47,12 @@ class ResidencyOwner : public std::enable_shared_from_this<ResidencyOwner> {
   /// An operator has just written to the unsharded storage of parameter `index`.
   virtual void carry_write(size_t index) = 0;
 
-  /// True inside a scope of the root: operators see handles in place of registered parameters.
+  /// True inside a scope of the root: operators see unsharded parameters in place of sharded parameters.
   virtual bool is_in_scope() const = 0;
 
-  /// An operator has just written to registered parameter `index`, perhaps through `data()`, which
+  /// An operator has just written to sharded parameter `index`, perhaps through `data()`, which
   /// has a version counter of its own.
-  virtual void note_registered_write(size_t index) = 0;
+  virtual void note_write(size_t index) = 0;
 
   /// The dtype of what operators on parameter `index` return, where it is not their own choice.
   /// Asked only where `casts_operands()`.
@@ -60,16 +60,16 @@ class ResidencyOwner : public std::enable_shared_from_this<ResidencyOwner> {
 
   virtual const std::string& param_name(size_t index) const = 0;
 
-  /// True if registered parameters are less than the whole: other ranks hold the rest.
+  /// True if sharded parameters are less than the whole: other ranks hold the rest.
   virtual bool is_cut() const = 0;
 
-  /// The compute handle of parameter `index`; undefined once its module is gone.
-  virtual at::Tensor handle(size_t index) const = 0;
-  /// The registered parameter's identity.
-  virtual const at::TensorImpl* registered(size_t index) const = 0;
+  /// The unsharded parameter of parameter `index`; undefined once its module is gone.
+  virtual at::Tensor unsharded_param(size_t index) const = 0;
+  /// The sharded parameter's identity.
+  virtual const at::TensorImpl* sharded_param(size_t index) const = 0;
 
-  /// The storage behind handle `index` is being destroyed: the module, or its member, is gone.
-  virtual void handle_storage_gone(size_t index) noexcept = 0;
+  /// The storage behind unsharded parameter `index` is being destroyed: the module, or its member, is gone.
+  virtual void unsharded_storage_gone(size_t index) noexcept = 0;
 
   /// True if a touch in autograd task `task` (-1: forward) needs no attention: the group was the
   /// last one used in that task and is still unsharded.
@@ -92,7 +92,7 @@ class ResidencyOwner : public std::enable_shared_from_this<ResidencyOwner> {
   // Read by any thread that runs operators; OpenMP workers among them.
   std::atomic<int64_t> ready_task_{kNotReady};
   std::atomic<bool> is_between_steps_{true};
-  bool casts_operands_ = false, follows_mode_ = false;  // before any handle exists
+  bool casts_operands_ = false, follows_mode_ = false;  // before any unsharded parameter exists
 };
 
 }  // namespace fsdp

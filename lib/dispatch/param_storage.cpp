@@ -35,7 +35,7 @@ void delete_nothing(void*) {}
 
 }  // namespace
 
-KeyedStorage::KeyedStorage(Kind kind, OwnerLink owner, size_t index, int64_t bytes,
+ParamStorage::ParamStorage(Kind kind, OwnerLink owner, size_t index, int64_t bytes,
                            at::DataPtr data)
     : c10::StorageImpl(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &marker(),
                        /*resizable=*/false),
@@ -43,21 +43,21 @@ KeyedStorage::KeyedStorage(Kind kind, OwnerLink owner, size_t index, int64_t byt
       kind_(kind),
       index_(index) {}
 
-KeyedStorage* KeyedStorage::of(const c10::TensorImpl* tensor) {
+ParamStorage* ParamStorage::of(const c10::TensorImpl* tensor) {
   if (!tensor->has_storage()) return nullptr;
   auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-  return storage->allocator() == &marker() ? static_cast<KeyedStorage*>(storage) : nullptr;
+  return storage->allocator() == &marker() ? static_cast<ParamStorage*>(storage) : nullptr;
 }
 
-HandleStorage::HandleStorage(std::shared_ptr<ResidencyOwner> owner, OwnerLink link, size_t index,
+UnshardedStorage::UnshardedStorage(std::shared_ptr<ParamOwner> owner, OwnerLink link, size_t index,
                              int64_t bytes, c10::Device device, const std::string& name)
-    : KeyedStorage(Kind::kHandle, std::move(link), index, bytes, at::DataPtr(nullptr, device)),
+    : ParamStorage(Kind::kUnsharded, std::move(link), index, bytes, at::DataPtr(nullptr, device)),
       keep_alive_(std::move(owner)) {
   set_name(name);
   release();
 }
 
-void HandleStorage::set_name(const std::string& name) {
+void UnshardedStorage::set_name(const std::string& name) {
   // Despite its name this frees nothing: it sets the message and the flag.
   release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
       "fsdp: parameter '{}' is sharded and its storage is released; operators gather it by "
@@ -67,20 +67,20 @@ void HandleStorage::set_name(const std::string& name) {
 }
 
 // In both, the flag comes first: setting the pointer is what refreshes the derived check.
-void HandleStorage::fill(void* data) {
+void UnshardedStorage::fill(void* data) {
   is_filled_ = true;
   throw_flag(*this) = false;
   set_data_ptr_noswap(at::DataPtr(data, nullptr, &delete_nothing, device()));
 }
 
-void HandleStorage::release() {
+void UnshardedStorage::release() {
   is_filled_ = false;
   // An empty tensor has nothing to read, and kernels may still ask for its pointer.
   throw_flag(*this) = nbytes() > 0;
   set_data_ptr_noswap(at::DataPtr(nullptr, device()));
 }
 
-void HandleStorage::retire(const std::string& name) {
+void UnshardedStorage::retire(const std::string& name) {
   is_retired_ = true;
   release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
       "fsdp: this is a view, or was saved by autograd, of parameter '{}' as it was before it got "
@@ -90,9 +90,9 @@ void HandleStorage::retire(const std::string& name) {
   release();
 }
 
-RegisteredStorage::RegisteredStorage(OwnerLink owner, size_t index, int64_t bytes, void* data,
+ShardStorage::ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* data,
                                      c10::Storage memory, c10::Device device)
-    : KeyedStorage(Kind::kRegistered, std::move(owner), index, bytes,
+    : ParamStorage(Kind::kSharded, std::move(owner), index, bytes,
                    at::DataPtr(data, new c10::Storage(std::move(memory)),
                                [](void* kept) { delete static_cast<c10::Storage*>(kept); },
                                device)) {}

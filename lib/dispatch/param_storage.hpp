@@ -11,24 +11,24 @@
 namespace fsdp {
 
 /// A group's address, shared by all who must notice that the group is gone: it is null then.
-using OwnerLink = std::shared_ptr<ResidencyOwner*>;
+using OwnerLink = std::shared_ptr<ParamOwner*>;
 
 /// Storage of a tensor that carries the residency key. Which of the two kinds it is, and whose, is
 /// what the dispatcher fallback asks.
-class KeyedStorage : public c10::StorageImpl {
+class ParamStorage : public c10::StorageImpl {
  public:
-  enum class Kind { kHandle, kRegistered };
+  enum class Kind { kUnsharded, kSharded };
 
   Kind kind() const { return kind_; }
   size_t index() const { return index_; }
-  /// Null once a registered parameter has outlived its group.
-  ResidencyOwner* owner() const { return *owner_; }
+  /// Null once a sharded parameter has outlived its group.
+  ParamOwner* owner() const { return *owner_; }
 
   /// `tensor`'s storage if it is one of ours, else null. Cheap: compares the allocator's address.
-  static KeyedStorage* of(const c10::TensorImpl* tensor);
+  static ParamStorage* of(const c10::TensorImpl* tensor);
 
  protected:
-  KeyedStorage(Kind kind, OwnerLink owner, size_t index, int64_t bytes, at::DataPtr data);
+  ParamStorage(Kind kind, OwnerLink owner, size_t index, int64_t bytes, at::DataPtr data);
 
  private:
   OwnerLink owner_;
@@ -36,17 +36,17 @@ class KeyedStorage : public c10::StorageImpl {
   size_t index_;
 };
 
-/// Storage behind one compute handle. It owns no memory: while its group is unsharded it points
+/// Storage behind one unsharded parameter. It owns no memory: while its group is unsharded it points
 /// into the group's buffer; while it is not, every access throws an error with the parameter's name.
 /// Sizes, bytes and device stay what they are throughout, and refilling moves no version counter.
 ///
 /// It keeps its group alive: a view that autograd saved can always ask for its data.
-class HandleStorage final : public KeyedStorage {
+class UnshardedStorage final : public ParamStorage {
  public:
-  HandleStorage(std::shared_ptr<ResidencyOwner> owner, OwnerLink link, size_t index, int64_t bytes,
+  UnshardedStorage(std::shared_ptr<ParamOwner> owner, OwnerLink link, size_t index, int64_t bytes,
                 c10::Device device, const std::string& name);
-  ~HandleStorage() override {
-    if (!is_retired_) owner()->handle_storage_gone(index());
+  ~UnshardedStorage() override {
+    if (!is_retired_) owner()->unsharded_storage_gone(index());
   }
 
   /// Sets the name that errors show.
@@ -54,22 +54,22 @@ class HandleStorage final : public KeyedStorage {
   /// Points into memory that the group keeps alive.
   void fill(void* data);
   void release();
-  /// The handle gets another storage: this one, behind older views of it, stays empty and says why.
+  /// The unsharded parameter gets another storage: this one, behind older views of it, stays empty and says why.
   void retire(const std::string& name);
 
-  /// True while the handle shows other memory than this: see ShardedParam::set_handle_aside.
+  /// True while the unsharded parameter shows other memory than this: see FSDPParam::set_unsharded_aside.
   bool is_set_aside = false;
 
  private:
-  std::shared_ptr<ResidencyOwner> keep_alive_;
+  std::shared_ptr<ParamOwner> keep_alive_;
   bool is_filled_ = false;
   bool is_retired_ = false;
 };
 
-/// Storage behind one registered parameter: a piece of the group's local shard, which it keeps alive.
-class RegisteredStorage final : public KeyedStorage {
+/// Storage behind one sharded parameter: a piece of the group's local shard, which it keeps alive.
+class ShardStorage final : public ParamStorage {
  public:
-  RegisteredStorage(OwnerLink owner, size_t index, int64_t bytes, void* data, c10::Storage memory,
+  ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* data, c10::Storage memory,
                     c10::Device device);
 };
 

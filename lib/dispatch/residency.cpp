@@ -25,7 +25,7 @@ struct TensorKeys : c10::TensorImpl {
 };
 
 using c10::IValue;
-using Owners = c10::SmallVector<ResidencyOwner*, 2>;
+using Owners = c10::SmallVector<ParamOwner*, 2>;
 
 /// One operator's operands, as the fallback finds them on the stack.
 class Operands {
@@ -38,7 +38,7 @@ class Operands {
     count_ = count;
   }
 
-  /// Finds keyed operands; puts handles in the place of registered parameters where due (T20).
+  /// Finds keyed operands; puts unsharded parameters in the place of sharded parameters where due (T20).
   void examine() {
     for (size_t i = 0; i < count_; ++i) examine(arguments_[i], i);
   }
@@ -61,11 +61,11 @@ class Operands {
     return false;
   }
   const std::string& first_param_name() const { return owners_[0]->param_name(first_index_); }
-  /// T8: the other floating-point operands come in the dtype of the first handle that wants it so.
+  /// T8: the other floating-point operands come in the dtype of the first unsharded parameter that wants it so.
   /// Recorded by autograd like a cast that the user wrote.
   void cast_operands() {
     if (cast_like_ == nullptr) return;
-    // Asked only now: the handle may have got another dtype with this use.
+    // Asked only now: the unsharded parameter may have got another dtype with this use.
     cast_to_ = c10::typeMetaToScalarType(cast_like_->dtype());
     output_dtype_ = cast_owner_->output_dtype(cast_index_);
     for (size_t i = 0; i < count_; ++i)
@@ -89,12 +89,12 @@ class Operands {
 
   void carry_writes() {
     for (auto& written : written_) {
-      auto* storage = static_cast<KeyedStorage*>(written.get());
+      auto* storage = static_cast<ParamStorage*>(written.get());
       if (storage->owner() == nullptr) continue;
-      if (storage->kind() == KeyedStorage::Kind::kHandle)
+      if (storage->kind() == ParamStorage::Kind::kUnsharded)
         storage->owner()->carry_write(storage->index());
       else
-        storage->owner()->note_registered_write(storage->index());
+        storage->owner()->note_write(storage->index());
     }
   }
 
@@ -139,7 +139,7 @@ class Operands {
   }
 
   void examine_tensor(IValue& value, const c10::TensorImpl* impl, size_t argument) {
-    auto* storage = KeyedStorage::of(impl);
+    auto* storage = ParamStorage::of(impl);
     if (storage == nullptr) {
       if (stand_in_of(value.toTensor())) has_stand_ins_ = true;
       if (traits_.is_differentiable) refuse_moved_copy(value.toTensor());
@@ -150,18 +150,18 @@ class Operands {
     if (owner->is_between_steps() && traits_.is_differentiable && at::GradMode::is_enabled())
       owner->take_over_requires_grad(storage->index());
     const bool is_written = traits_.writes >> std::min<size_t>(argument, 63) & 1;
-    if (storage->kind() == KeyedStorage::Kind::kRegistered) {
-      const bool is_registered = impl == owner->registered(storage->index());
-      auto handle = is_registered && stands_for_handle(*owner) ? owner->handle(storage->index())
+    if (storage->kind() == ParamStorage::Kind::kSharded) {
+      const bool is_sharded_param = impl == owner->sharded_param(storage->index());
+      auto unsharded_param = is_sharded_param && stands_for_unsharded(*owner) ? owner->unsharded_param(storage->index())
                                                                : at::Tensor();
-      if (!handle.defined()) {
+      if (!unsharded_param.defined()) {
         if (is_written) note_write(storage);
-        if (traits_.is_clone && is_registered && owner->is_cut())
+        if (traits_.is_clone && is_sharded_param && owner->is_cut())
           cloned_ = &owner->param_name(storage->index());
         return;
       }
-      storage = KeyedStorage::of(handle.unsafeGetTensorImpl());
-      value = std::move(handle);
+      storage = ParamStorage::of(unsharded_param.unsafeGetTensorImpl());
+      value = std::move(unsharded_param);
       if (storage == nullptr) return;
     }
     if (owners_.empty()) first_index_ = storage->index();
@@ -174,23 +174,23 @@ class Operands {
     }
   }
 
-  bool stands_for_handle(const ResidencyOwner& owner) {
+  bool stands_for_unsharded(const ParamOwner& owner) {
     return traits_.is_differentiable && (owner.is_in_scope() || records_autograd());
   }
 
-  void check_write(const KeyedStorage& storage, const IValue& value) const {
+  void check_write(const ParamStorage& storage, const IValue& value) const {
     if (!traits_.changes_metadata) return;
-    const auto handle = storage.owner()->handle(storage.index());
+    const auto unsharded_param = storage.owner()->unsharded_param(storage.index());
     const auto& name = op_.schema().name();
-    const bool is_handle = handle.defined() && handle.unsafeGetTensorImpl() == value.unsafeToTensorImpl();
-    // A detached copy's own sizes may change; the handle's may not, nor may anybody's storage.
-    require(!is_handle && name != "aten::set_" && name != "aten::resize_",
+    const bool is_unsharded_param = unsharded_param.defined() && unsharded_param.unsafeGetTensorImpl() == value.unsafeToTensorImpl();
+    // A detached copy's own sizes may change; the unsharded parameter's may not, nor may anybody's storage.
+    require(!is_unsharded_param && name != "aten::set_" && name != "aten::resize_",
             "{}: {} would change the shape or storage of this sharded parameter; change it before "
             "fully_shard, or write values with copy_",
             storage.owner()->param_name(storage.index()), name);
   }
 
-  void set_cast(const ResidencyOwner& owner, const KeyedStorage& storage, const c10::TensorImpl* like) {
+  void set_cast(const ParamOwner& owner, const ParamStorage& storage, const c10::TensorImpl* like) {
     cast_like_ = like;
     cast_owner_ = &owner;
     cast_index_ = storage.index();
@@ -221,7 +221,7 @@ class Operands {
     }
   }
 
-  void note_write(KeyedStorage* storage) {
+  void note_write(ParamStorage* storage) {
     written_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   }
 
@@ -246,7 +246,7 @@ class Operands {
   bool has_stand_ins_ = false;
   const std::string* cloned_ = nullptr;  // the parameter whose part is cloned
   const c10::TensorImpl* cast_like_ = nullptr;  // whose dtype the others get; on the stack
-  const ResidencyOwner* cast_owner_ = nullptr;
+  const ParamOwner* cast_owner_ = nullptr;
   size_t cast_index_ = 0;
   std::optional<at::ScalarType> cast_to_, output_dtype_;
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;

@@ -7,7 +7,7 @@
 namespace fsdp {
 
 /// Note [Residency key]
-/// Compute handles and registered parameters carry a dispatch key that no LibTorch kernel uses. A
+/// Compute unsharded parameters and sharded parameters carry a dispatch key that no LibTorch kernel uses. A
 /// fallback on that key sees every operator that touches one of them, or a view of one (views copy
 /// key sets and share storage), in forward and in backward, above autograd and autocast. It makes
 /// the groups of all operands readable, and hands on to the operator itself with the key excluded,
@@ -29,11 +29,11 @@ inline bool has_residency_key(const c10::TensorImpl* impl) {
 
 void add_residency_key(const at::Tensor& tensor);
 void remove_residency_key(const at::Tensor& tensor);
-/// For a handle's alias that a wrapper subclass is to hold. Makes the second fallback known the first time.
+/// For an unsharded parameter's alias that a wrapper subclass is to hold. Makes the second fallback known the first time.
 void add_inner_residency_key(const at::Tensor& alias);
 
 /// While it lives, operators on this thread pass the fallback by: for the runtime's own work on
-/// shards and handles. Also turns autograd and inference mode off, and hides that work from Python's
+/// shards and unsharded parameters. Also turns autograd and inference mode off, and hides that work from Python's
 /// dispatch modes: selective checkpointing expects the same operators when it runs a part again, where
 /// other groups may have to be gathered than the first time.
 class BelowResidency {

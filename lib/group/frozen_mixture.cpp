@@ -10,11 +10,11 @@
 namespace fsdp {
 
 namespace {
-/// Of the two sides that may have changed since the last step the registered one wins (T12).
-bool needs_gradient(const ShardedParam& param) {
-  const auto handle = param.handle(), registered = param.registered();
-  if (!handle.defined() || !registered.defined()) return param.requires_grad();
-  return registered.requires_grad() != param.requires_grad() ? registered.requires_grad() : handle.requires_grad();
+/// Of the two sides that may have changed since the last step the sharded one wins (T12).
+bool needs_gradient(const FSDPParam& param) {
+  const auto unsharded_param = param.unsharded_param(), sharded_param = param.sharded_param();
+  if (!unsharded_param.defined() || !sharded_param.defined()) return param.requires_grad();
+  return sharded_param.requires_grad() != param.requires_grad() ? sharded_param.requires_grad() : unsharded_param.requires_grad();
 }
 }  // namespace
 
@@ -35,7 +35,7 @@ FrozenMixture mixture_of(const ParamGroup& group) {
   const auto& params = group.params();
   std::set<size_t> reduced;  // units
   for (size_t i = 0; i < params.size(); ++i) {
-    if (params[i].is_vacant()) continue;
+    if (params[i].has_moved_away()) continue;
     const bool is_trainable = needs_gradient(params[i]);
     if (is_trainable) reduced.insert(group.layout().unit_of(i));
     auto& part = is_trainable ? mixture.trainable : mixture.frozen;
@@ -43,7 +43,7 @@ FrozenMixture mixture_of(const ParamGroup& group) {
     part.names.push_back(params[i].name());
   }
   for (size_t i = 0; i < params.size(); ++i)
-    if (!params[i].is_vacant() && !needs_gradient(params[i]) && reduced.contains(group.layout().unit_of(i)))
+    if (!params[i].has_moved_away() && !needs_gradient(params[i]) && reduced.contains(group.layout().unit_of(i)))
       mixture.extra_gradient_bytes +=
           params[i].layout().numel() * static_cast<int64_t>(c10::elementSize(group.gradient_dtypes().reduce_dtype(i)));
   return mixture;

@@ -77,13 +77,13 @@ void GroupSanitizer::check_shown(const at::Tensor& unsharded) {
   shown_.clear();
 }
 
-void GroupSanitizer::check_shards(std::span<const ShardedParam> params, std::span<const at::Tensor> pieces) {
+void GroupSanitizer::check_shards(std::span<const FSDPParam> params, std::span<const at::Tensor> pieces) {
   BelowResidency below;
   shards_.resize(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
-    const auto registered = params[i].registered();
-    if (!registered.defined()) continue;
-    const auto version = static_cast<int64_t>(registered._version());
+    const auto sharded_param = params[i].sharded_param();
+    if (!sharded_param.defined()) continue;
+    const auto version = static_cast<int64_t>(sharded_param._version());
     const auto hash = content_hash(pieces[i]);
     auto& known = shards_[i];
     if (known.version == version && known.hash != hash)

@@ -15,7 +15,7 @@
 namespace fsdp {
 
 struct GroupParts;
-class ShardedParam;
+class FSDPParam;
 
 /// What FSDP_SANITIZE says; none without it.
 std::optional<SanitizerOptions> sanitizer_of_environment();
@@ -41,7 +41,7 @@ class GroupSanitizer {
   /// They are about to be released: only operators may have written to them.
   void check_shown(const at::Tensor& unsharded);
   /// The same for this rank's parts; each operator's write has moved the parameter's version.
-  void check_shards(std::span<const ShardedParam> params, std::span<const at::Tensor> pieces);
+  void check_shards(std::span<const FSDPParam> params, std::span<const at::Tensor> pieces);
 
   /// Looks at what is in quarantine; gives all faults since the last call.
   std::vector<std::string> take_faults();

@@ -25,7 +25,7 @@ struct GroupConfig {
   ParamLayout layout = ParamLayout::kPerParameter;
   std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
-  /// Where shards live, if that is other memory than `device`, where handles are (T9).
+  /// Where shards live, if that is other memory than `device`, where unsharded parameters are (T9).
   std::optional<HostMemory> host_memory = {};
   int warn_after_reductions = 16;    ///< A7; 0: never
   std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
@@ -40,7 +40,7 @@ struct TiedSource {
 /// One parameter that a group is made of.
 struct GroupParam {
   std::string name;
-  at::Tensor handle;            ///< as the module's member holds it
+  at::Tensor unsharded_param;            ///< as the module's member holds it
   at::ScalarType param_dtype;   ///< that it is gathered and computed in
   /// Operators that use it give their outputs in this dtype (exempt modules); none: as they are.
   std::optional<at::ScalarType> output_dtype = {};

@@ -12,12 +12,12 @@
 
 namespace fsdp {
 
-std::vector<LocalClasses::Class> LocalClasses::plan(const ParamGroup& group,
+std::vector<LocalShards::Class> LocalShards::plan(const ParamGroup& group,
                                                     const std::vector<std::string>& labels) {
   std::vector<Class> classes;
   for (const size_t i : group.layout().order()) {
     const auto& param = group.params()[i];
-    if (param.is_vacant()) continue;
+    if (param.has_moved_away()) continue;
     auto known = std::find_if(classes.begin(), classes.end(), [&](const Class& one) {
       return one.label == labels[i] && one.dtype == param.dtype() &&
              group.params()[one.members.front()].grad_dtype() == param.grad_dtype() && one.is_trainable == param.requires_grad() &&
@@ -31,13 +31,13 @@ std::vector<LocalClasses::Class> LocalClasses::plan(const ParamGroup& group,
   return classes;
 }
 
-LocalClasses::LocalClasses(std::vector<Class> classes, std::vector<std::string> labels)
+LocalShards::LocalShards(std::vector<Class> classes, std::vector<std::string> labels)
     : classes_(std::move(classes)), labels_(std::move(labels)), class_of_(labels_.size()) {
   for (size_t c = 0; c < classes_.size(); ++c)
     for (const size_t i : classes_[c].members) class_of_[i] = c;
 }
 
-void LocalClasses::point_into(ParamGroup& group, const at::Tensor& memory) {
+void LocalShards::point_into(ParamGroup& group, const at::Tensor& memory) {
   BelowResidency below;
   const auto link = group.link();
   for (size_t c = 0; c < classes_.size(); ++c) {
@@ -55,7 +55,7 @@ void LocalClasses::point_into(ParamGroup& group, const at::Tensor& memory) {
     one.numel = end > 0 ? (end - begin) / itemsize : 0;
     auto* data = memory.is_meta() ? nullptr
                                   : static_cast<char*>(memory.mutable_data_ptr()) + one.begin * itemsize;
-    auto storage = c10::make_intrusive<RegisteredStorage>(link, group.params().size() + c, one.numel * itemsize,
+    auto storage = c10::make_intrusive<ShardStorage>(link, group.params().size() + c, one.numel * itemsize,
                                                           data, memory.storage(), memory.device());
     auto shard = at::empty({0}, at::TensorOptions().dtype(one.dtype).device(memory.device()));
     shard.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(std::move(storage)));
@@ -73,7 +73,7 @@ void LocalClasses::point_into(ParamGroup& group, const at::Tensor& memory) {
   }
 }
 
-at::Tensor LocalClasses::place(const ParamGroup& group, size_t param) const {
+at::Tensor LocalShards::place(const ParamGroup& group, size_t param) const {
   const auto& one = class_of(param);
   const auto& layout = group.params()[param].layout();
   const int rank = group.identity().mesh_info.shard_rank();
@@ -82,20 +82,20 @@ at::Tensor LocalClasses::place(const ParamGroup& group, size_t param) const {
   return raw_view(one.gradient, layout.local_sizes(rank), layout.local_strides(rank), is_empty ? 0 : offset - one.begin);
 }
 
-bool LocalClasses::is_in_place(const ParamGroup& group, const Class& one, size_t param) const {
-  const auto gradient = group.params()[param].registered().grad();
+bool LocalShards::is_in_place(const ParamGroup& group, const Class& one, size_t param) const {
+  const auto gradient = group.params()[param].sharded_param().grad();
   return gradient.defined() && one.gradient.defined() && gradient.is_alias_of(one.gradient);
 }
 
-void LocalClasses::settle(ParamGroup& group, size_t param) {
+void LocalShards::settle(ParamGroup& group, size_t param) {
   if (is_in_place(group, class_of(param), param)) return;
   const auto there = place(group, param);
-  auto& gradient = group.params()[param].registered().mutable_grad();
+  auto& gradient = group.params()[param].sharded_param().mutable_grad();
   there.copy_(gradient);
   gradient = there;
 }
 
-void LocalClasses::take_changes(ParamGroup& group) {
+void LocalShards::refresh(ParamGroup& group) {
   BelowResidency below;
   for (auto& one : classes_) {
     if (!one.is_trainable) continue;
@@ -103,9 +103,9 @@ void LocalClasses::take_changes(ParamGroup& group) {
                          one.shard.grad().is_alias_of(one.gradient);
     if (!is_ours) begin_gradient(group, one);
     for (const size_t i : one.members) {
-      const auto registered = group.params()[i].registered();
-      if (!registered.defined()) continue;
-      if (registered.grad().defined())
+      const auto sharded_param = group.params()[i].sharded_param();
+      if (!sharded_param.defined()) continue;
+      if (sharded_param.grad().defined())
         settle(group, i);
       else if (is_ours)
         place(group, i).zero_();  // it was reset
@@ -113,10 +113,10 @@ void LocalClasses::take_changes(ParamGroup& group) {
   }
 }
 
-void LocalClasses::begin_gradient(ParamGroup& group, Class& one) {
+void LocalShards::begin_gradient(ParamGroup& group, Class& one) {
   // Its views go with a gradient that was reset; what the user gave to a parameter himself stays.
   for (const size_t i : one.members)
-    if (is_in_place(group, one, i)) group.params()[i].registered().mutable_grad().reset();
+    if (is_in_place(group, one, i)) group.params()[i].sharded_param().mutable_grad().reset();
   const auto given = one.shard.grad();
   const auto& host_memory = group.config().host_memory;
   auto options = host_memory ? host_memory->options(one.dtype) : one.shard.options().requires_grad(false);
@@ -128,20 +128,20 @@ void LocalClasses::begin_gradient(ParamGroup& group, Class& one) {
   one.shard.mutable_grad() = one.gradient;
 }
 
-void LocalClasses::drop_gradients() {
+void LocalShards::drop_gradients() {
   for (auto& one : classes_) {
     one.shard.mutable_grad().reset();
     one.gradient.reset();
   }
 }
 
-void LocalClasses::check_requires_grad(const ParamGroup& group) const {
+void LocalShards::check_requires_grad(const ParamGroup& group) const {
   for (const auto& one : classes_)
     for (const size_t i : one.members) {
       const auto& param = group.params()[i];
-      const auto handle = param.handle(), registered = param.registered();
-      const bool is_toggled = (handle.defined() && handle.requires_grad() != one.is_trainable) ||
-                              (registered.defined() && registered.requires_grad() != one.is_trainable);
+      const auto unsharded_param = param.unsharded_param(), sharded_param = param.sharded_param();
+      const bool is_toggled = (unsharded_param.defined() && unsharded_param.requires_grad() != one.is_trainable) ||
+                              (sharded_param.defined() && sharded_param.requires_grad() != one.is_trainable);
       require_state(!is_toggled,
                     "{}: its requires_grad was set to {} after fsdp::local_shards handed it out with others as {}; "
                     "set it back, or freeze parameters before local_shards",
@@ -149,7 +149,7 @@ void LocalClasses::check_requires_grad(const ParamGroup& group) const {
     }
 }
 
-void LocalClasses::check_grad_dtypes(const ParamGroup& group) const {
+void LocalShards::check_grad_dtypes(const ParamGroup& group) const {
   for (const auto& one : classes_)
     for (const size_t i : one.members)
       require_state(group.params()[i].grad_dtype() == grad_dtype_of(one.shard),
@@ -164,9 +164,9 @@ void refresh_classes(ParamGroup& group) {
   const auto& shard = group.parts().shard.bytes();
   classes->point_into(group, shard);
   const bool has_gradients = std::any_of(group.params().begin(), group.params().end(), [](const auto& param) {
-    return param.registered().defined() && param.registered().grad().defined();
+    return param.sharded_param().defined() && param.sharded_param().grad().defined();
   });
-  if (has_gradients && !shard.is_meta()) classes->take_changes(group);
+  if (has_gradients && !shard.is_meta()) classes->refresh(group);
 }
 
 }  // namespace fsdp

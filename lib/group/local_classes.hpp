@@ -14,7 +14,7 @@ class ParamGroup;
 ///
 /// Invariant: a class's `shard` aliases its parameters' parts in this rank's shard, and after a reduction
 /// its `.grad` those parts' gradients; what lies between the parts is zero in both.
-class LocalClasses {
+class LocalShards {
  public:
   struct Class {
     std::string label;
@@ -29,7 +29,7 @@ class LocalClasses {
   /// By the layout's order. labels: by parameter.
   static std::vector<Class> plan(const ParamGroup& group, const std::vector<std::string>& labels);
 
-  LocalClasses(std::vector<Class> classes, std::vector<std::string> labels);
+  LocalShards(std::vector<Class> classes, std::vector<std::string> labels);
 
   const std::vector<Class>& all() const { return classes_; }
   const std::vector<size_t>& members(size_t index) const { return classes_[index].members; }
@@ -39,7 +39,7 @@ class LocalClasses {
   void point_into(ParamGroup& group, const at::Tensor& memory);
 
   /// Before gradients are assigned: whoever reset a class's gradient, or a parameter's, has reset both.
-  void take_changes(ParamGroup& group);
+  void refresh(ParamGroup& group);
   /// Where a parameter's part of the class's gradient lies, with the sizes of its rows.
   at::Tensor place(const ParamGroup& group, size_t param) const;
   /// The parameter's gradient, wherever it is, lies there from now on.

@@ -24,16 +24,16 @@ Extensions extensions_of(const std::vector<GroupParam>& params) {
   return extensions;
 }
 
-/// A gradient that the handle already has moves to the registered parameter: this rank's rows of it.
-void take_over_gradient(ShardedParam& param, int shard_rank) {
-  const auto handle = param.handle();
-  if (!handle.grad().defined()) return;
+/// A gradient that the unsharded parameter already has moves to the sharded parameter: this rank's rows of it.
+void take_over_gradient(FSDPParam& param, int shard_rank) {
+  const auto unsharded_param = param.unsharded_param();
+  if (!unsharded_param.grad().defined()) return;
   BelowResidency below;
-  auto gradient = dense_gradient(handle.grad());
-  const auto registered = param.registered();
+  auto gradient = dense_gradient(unsharded_param.grad());
+  const auto sharded_param = param.sharded_param();
   if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, shard_rank).clone();
-  registered.mutable_grad() = gradient.to(registered.device());
-  handle.mutable_grad().reset();
+  sharded_param.mutable_grad() = gradient.to(sharded_param.device());
+  unsharded_param.mutable_grad().reset();
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
     parts_.identity.params.push_back(param.name);
-    parts_.params.emplace_back(param.name, param.handle, param.param_dtype, layout().shard(i), info.shard_rank());
+    parts_.params.emplace_back(param.name, param.unsharded_param, param.param_dtype, layout().shard(i), info.shard_rank());
     if (param.tied) {
       parts_.params.back().take_identity(param.tied->group->params()[param.tied->index]);
       tied_.push_back({i, *param.tied});
@@ -72,7 +72,7 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
         std::make_unique<GroupSanitizer>(*parts_.config.sanitizer, info.world_rank(), info.mesh.device());
 }
 
-/// The shard with this rank's rows, and the registered parameters on top of it.
+/// The shard with this rank's rows, and the sharded parameters on top of it.
 void ParamGroup::make_rows() {
   const auto device = config().device;
   std::vector<at::Tensor> pieces;
@@ -86,9 +86,9 @@ void ParamGroup::make_rows() {
     auto& param = params()[i];
     const bool is_new = !pieces[i].defined();
     if (is_new) pieces[i] = bytes.narrow(0, layout().stored_offset(i), layout().stored_bytes(i));
-    if (param.is_taken()) continue;  // its registered parameter is another group's still
-    if (is_new && !param.handle().is_meta()) param.copy_part_to(pieces[i], param.handle().detach());
-    param.make_registered(link_, i, pieces[i]);
+    if (param.is_taken()) continue;  // its sharded parameter is another group's still
+    if (is_new && !param.unsharded_param().is_meta()) param.copy_part_to(pieces[i], param.unsharded_param().detach());
+    param.make_sharded_param(link_, i, pieces[i]);
   }
   parts_.shard.set(bytes, std::move(pieces));
   copy_tied_rows(parts_, tied_);
@@ -106,12 +106,12 @@ void ParamGroup::move_rows(GroupLayout layout, at::Tensor shard) {
     const auto& before = parts_.shard.piece(i);
     pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
     // What a parameter left behind in a flat run is padding from now on: zero.
-    if (!shard.is_meta() && !params()[i].is_vacant()) pieces[i].narrow(0, 0, before.numel()).copy_(before);
+    if (!shard.is_meta() && !params()[i].has_moved_away()) pieces[i].narrow(0, 0, before.numel()).copy_(before);
   }
   set_layout(std::move(layout));
   parts_.shard.set(std::move(shard), std::move(pieces));
   for (size_t i = 0; i < params().size(); ++i)
-    if (params()[i].registered().defined()) params()[i].make_registered(link_, i, parts_.shard.piece(i));
+    if (params()[i].sharded_param().defined()) params()[i].make_sharded_param(link_, i, parts_.shard.piece(i));
 }
 
 void ParamGroup::note_first_values() {
@@ -119,7 +119,7 @@ void ParamGroup::note_first_values() {
   BelowResidency below;
   first_values_ = std::make_unique<FirstValues>();
   for (const auto& param : params())
-    first_values_->add(param.is_taken() ? at::Tensor() : param.handle(), param.version());
+    first_values_->add(param.is_taken() ? at::Tensor() : param.unsharded_param(), param.version());
 }
 
 void ParamGroup::attach() {
@@ -127,12 +127,12 @@ void ParamGroup::attach() {
   for (size_t i = 0; i < params().size(); ++i) {
     auto& param = params()[i];
     const auto& piece = parts_.shard.piece(i);
-    const auto handle = param.handle();
+    const auto unsharded_param = param.unsharded_param();
     // One rank's memory may go on as its piece: then nothing was copied out.
-    const auto* own = handle.has_storage() ? handle.storage().unsafeGetStorageImpl() : nullptr;
-    if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) notes_.left().note(handle, i);
+    const auto* own = unsharded_param.has_storage() ? unsharded_param.storage().unsafeGetStorageImpl() : nullptr;
+    if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) notes_.left().note(unsharded_param, i);
     take_over_gradient(param, identity().mesh_info.shard_rank());
-    param.take_over_handle(self, i, config().device);
+    param.attach(self, i, config().device);
   }
   gradient_dtypes_.plan();
   unsharder_.rest();
@@ -164,17 +164,17 @@ void ParamGroup::prepare_unshard() {
   unsharder_.check_can_unshard();
   if (is_stale()) {
     BelowResidency below;
-    take_changes();
+    refresh();
     unsharder_.drop_post_forward_piece();  // made of values from before the write
   }
   is_outdated_ = false;
 }
 
-void ParamGroup::follow_versions() {
+void ParamGroup::sync_versions() {
   if (!parts_.has_writes()) return;
   optimizer_check_.note_write();
   is_outdated_ = !parts_.is_never_released();
-  for (auto& param : params()) param.follow_version();
+  for (auto& param : params()) param.sync_version();
 }
 
 bool ParamGroup::sync_requires_grad() {
@@ -200,9 +200,9 @@ void ParamGroup::count_trainable() {
   notes_.trainable_changed();
 }
 
-void ParamGroup::audit() {
+void ParamGroup::validate() {
   for (size_t i = 0; i < params().size(); ++i) {
-    params()[i].check_handle();
+    params()[i].check_unsharded();
     if (!config().device.is_meta()) params()[i].reset_sharded_param(parts_.shard.piece(i));
   }
   if (owner().is_between_steps()) sync_grad_dtypes();
@@ -210,7 +210,7 @@ void ParamGroup::audit() {
     parts_.sanitizer->check_shards(params(), parts_.shard.pieces());
 }
 
-void ParamGroup::note_registered_write(size_t index) {
+void ParamGroup::note_write(size_t index) {
   if (index < params().size())
     params()[index].bump_version();
   else

@@ -25,7 +25,7 @@ namespace fsdp {
 /// are gathered, released and reduced is others' business. Not thread-safe: its root's lock guards it.
 class ParamGroup final {
  public:
-  /// Copies this rank's rows out of the handles (as they are at one rank, without a copy). Nothing
+  /// Copies this rank's rows out of the unsharded parameters (as they are at one rank, without a copy). Nothing
   /// that the module holds has changed when this returns; `attach` does that.
   /// link: to whom operators on its parameters turn, and who it is a part of.
   ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
@@ -41,7 +41,7 @@ class ParamGroup final {
   std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
   /// Those that other groups hold, to be taken from them before `attach`.
   std::vector<TiedParam> take_ties() { return std::exchange(tied_, {}); }
-  /// Turns the tensors into handles. Does not fail halfway: all allocations come before.
+  /// Turns the tensors into unsharded parameters. Does not fail halfway: all allocations come before.
   void attach();
 
   GroupParts& parts() { return parts_; }
@@ -51,8 +51,8 @@ class ParamGroup final {
   const std::string& name() const { return parts_.identity.name; }
   const GroupConfig& config() const { return parts_.config; }
   void rename(std::string name, const std::vector<std::string>& param_names);
-  std::vector<ShardedParam>& params() { return parts_.params; }
-  const std::vector<ShardedParam>& params() const { return parts_.params; }
+  std::vector<FSDPParam>& params() { return parts_.params; }
+  const std::vector<FSDPParam>& params() const { return parts_.params; }
   const ParamSpec& spec(size_t index) const { return parts_.specs[index]; }
   const GroupLayout& layout() const { return parts_.layout; }
   CommContext* comm_ctx() const { return parts_.comm_ctx; }
@@ -80,42 +80,42 @@ class ParamGroup final {
   bool reduces_in_slots() const;
 
   // --- what users write and change
-  /// True if a sharded parameter has been written since the gather that the handles show (or the last one, if they show
+  /// True if a sharded parameter has been written since the gather that the unsharded parameters show (or the last one, if they show
   /// nothing).
   bool is_stale() const { return is_outdated_ || parts_.has_writes(); }
   /// In front of a gather, which takes over what has been written. Throws StateError where there is nothing to gather.
   void prepare_unshard();
   /// Puts replaced storages back and follows versions: before every gather of a stale group, and
   /// instead of it where nothing is ever released.
-  void take_changes() {
-    audit();
-    follow_versions();
+  void refresh() {
+    validate();
+    sync_versions();
   }
-  /// Same values in handles and registered parameters from now on, wherever they came from.
-  void follow_versions();
+  /// Same values in unsharded parameters and sharded parameters from now on, wherever they came from.
+  void sync_versions();
   /// Returns whether a parameter changed.
   bool sync_requires_grad();
   /// Anew, after what may have changed it.
   void count_trainable();
   /// Finds what no operator showed: replaced storages, tensors and members (T17). Mends or throws.
-  void audit();
+  void validate();
 
   GroupNotes& notes() { return notes_; }
   OptimizerCheck& optimizer_check() { return optimizer_check_; }
   EvalPrecision& eval_precision() { return eval_precision_; }
   const EvalPrecision& eval_precision() const { return eval_precision_; }
 
-  /// P5. Null until they are handed out (hand_out_classes).
-  LocalClasses* classes() { return classes_.get(); }
-  void set_classes(std::unique_ptr<LocalClasses> classes) { classes_ = std::move(classes); }
+  /// P5. Null until they are handed out (make_local_shards).
+  LocalShards* classes() { return classes_.get(); }
+  void set_classes(std::unique_ptr<LocalShards> classes) { classes_ = std::move(classes); }
   const OwnerLink& link() const { return link_; }
-  ResidencyOwner& owner() const { return **link_; }
+  ParamOwner& owner() const { return **link_; }
   /// Keeps its owner alive, too.
   std::shared_ptr<ParamGroup> share() { return {owner().shared_from_this(), this}; }
 
   /// What is gathered, and how, follows; of a released group.
   void set_layout(GroupLayout layout);
-  /// This rank's rows go to `shard`, which is zero and laid out so, and the registered parameters with them.
+  /// This rank's rows go to `shard`, which is zero and laid out so, and the sharded parameters with them.
   void move_rows(GroupLayout layout, at::Tensor shard);
 
   GradientStore& gradients() { return gradients_; }
@@ -125,8 +125,8 @@ class ParamGroup final {
   /// Looks for a `grad_dtype` that a user has changed.
   void sync_grad_dtypes();
 
-  /// An operator has written registered parameter `index`, or the local shard behind those.
-  void note_registered_write(size_t index);
+  /// An operator has written sharded parameter `index`, or the local shard behind those.
+  void note_write(size_t index);
   /// Of what operators on parameter `index` return, where it is not their own choice.
   std::optional<at::ScalarType> output_dtype(size_t index) const {
     return eval_precision_.is_own_dtype() ? std::nullopt : parts_.specs[index].output_dtype;
@@ -143,7 +143,7 @@ class ParamGroup final {
   GradientDtypes gradient_dtypes_;
   GradientStore gradients_;
   std::vector<TiedParam> tied_;   // until attach
-  std::unique_ptr<LocalClasses> classes_;
+  std::unique_ptr<LocalShards> classes_;
   EvalPrecision eval_precision_;
   bool has_symmetric_memory_ = false;
   GroupNotes notes_;

@@ -9,7 +9,7 @@
 namespace fsdp {
 
 at::ScalarType GroupParam::dtype() const {
-  return tied ? tied->group->params()[tied->index].dtype() : handle.scalar_type();
+  return tied ? tied->group->params()[tied->index].dtype() : unsharded_param.scalar_type();
 }
 
 namespace {
@@ -51,12 +51,12 @@ void gather_tied(GroupParts& parts, std::span<TiedParam> all) {
     auto& from = *tied.from.group;
     auto& there = from.params()[tied.from.index];
     there.reset_sharded_param(from.parts().shard.piece(tied.from.index));
-    const auto registered = there.registered();
+    const auto sharded_param = there.sharded_param();
     const auto& param = parts.params[tied.index];
-    param.copy_part_to(parts.shard.piece(tied.index), gather_values(from, tied.from.index, registered.detach()));
-    if (registered.grad().defined())
+    param.copy_part_to(parts.shard.piece(tied.index), gather_values(from, tied.from.index, sharded_param.detach()));
+    if (sharded_param.grad().defined())
       tied.gradient = param.layout()
-                          .part_of(gather_values(from, tied.from.index, registered.grad()), parts.identity.mesh_info.shard_rank())
+                          .part_of(gather_values(from, tied.from.index, sharded_param.grad()), parts.identity.mesh_info.shard_rank())
                           .to(parts.shard.home_of(parts.config.device), /*non_blocking=*/false, /*copy=*/true);
   }
 }

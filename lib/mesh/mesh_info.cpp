@@ -23,7 +23,7 @@ MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
   auto& left_out = DeviceMeshAccess::state(mesh).root->left_out;
   auto group = [&](int dim) {
     auto& known = left_out[mesh.group(dim)];
-    if (!known) known = with_collectives_left_out(mesh.group(dim));
+    if (!known) known = with_fake_collectives(mesh.group(dim));
     return known;
   };
   if (use == MeshUse::kReplicateOnly) {

@@ -81,18 +81,18 @@ bool reads_its_table(const Module& module) {
 }
 
 /// A tied parameter stays listed under its first name alone (S6), so that no optimizer steps it
-/// twice; LibTorch skips undefined entries. The modules' members go on sharing the handle.
+/// twice; LibTorch skips undefined entries. The modules' members go on sharing the unsharded parameter.
 void replace_registrations(const ManagedStates& states, const PreparedGroup& prepared, OwnedGroup& owned) {
   auto& group = *prepared.group;
   for (size_t i = 0; i < prepared.params.size(); ++i) {
-    const auto registered = group.params()[i].hand_over_registered();
+    const auto sharded_param = group.params()[i].hand_over_sharded();
     bool is_first = true;
     for (auto place : states.params[prepared.params[i]].registrations) {
       place.param = i;
       const bool is_listed = is_first || reads_its_table(*place.module);
       is_first = false;
       auto& entry = ModuleAccess::parameters(*place.module)[place.slot].value();
-      entry = is_listed ? registered : at::Tensor();
+      entry = is_listed ? sharded_param : at::Tensor();
       if (is_listed)
         owned.registrations.push_back(std::move(place));
       else

@@ -22,7 +22,7 @@ void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecis
   }
   auto asked = policy.param_dtype;
   if (policy.param_dtype_override)
-    if (const auto other = policy.param_dtype_override(param.name, param.handle)) asked = other;
+    if (const auto other = policy.param_dtype_override(param.name, param.unsharded_param)) asked = other;
   result.param_dtype = asked.value_or(own);
   result.has_param_dtype = asked.has_value();
   require(at::isFloatingType(result.param_dtype),
@@ -32,16 +32,16 @@ void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecis
 
 GroupParam group_param(const ManagedParam& param, const ParamPlace& place, const FullyShardOptions& options) {
   GroupParam result{.name = param.name,
-                    .handle = param.handle,
+                    .unsharded_param = param.unsharded_param,
                     .param_dtype = at::kFloat,
                     .dim = place.dim,
                     .spread = place.spread,
                     .tied = param.tied};
   set_dtypes(result, param, options.mp_policy);
-  if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, result.handle);
+  if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, result.unsharded_param);
   require(result.block_numel >= 1, "{}: flat_block_numel gave {}; expected 1 element or more", result.name,
           result.block_numel);
-  if (options.all_gather_extension_fn) result.extension = options.all_gather_extension_fn(result.name, result.handle);
+  if (options.all_gather_extension_fn) result.extension = options.all_gather_extension_fn(result.name, result.unsharded_param);
   return result;
 }
 
@@ -51,13 +51,13 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
   // The values come from the first rank, so it does not matter whether there are any here.
   const bool on_meta = !options.sync_from_rank0 &&
                        std::all_of(params.begin(), params.end(),
-                                   [](const auto& param) { return param.handle.is_meta(); });
+                                   [](const auto& param) { return param.unsharded_param.is_meta(); });
   for (const auto& param : params)
-    require(options.sync_from_rank0 || param.handle.is_meta() == on_meta,
+    require(options.sync_from_rank0 || param.unsharded_param.is_meta() == on_meta,
             "{}: is on {}, but '{}' of the same group is on {}; materialise all parameters before "
             "fully_shard, or none",
-            param.name, param.handle.device().str(), params.front().name,
-            params.front().handle.device().str());
+            param.name, param.unsharded_param.device().str(), params.front().name,
+            params.front().unsharded_param.device().str());
   const auto& info = prepared.mesh_info;
   const bool is_beside = info.use == MeshUse::kReplicateBeside;
   GroupConfig config{.device = on_meta ? c10::Device(at::kMeta) : info.mesh.device(),
@@ -82,7 +82,7 @@ std::shared_ptr<ParamGroup> cut_to_follow(const ModuleState* like, const MeshInf
   auto group = like != nullptr ? find_group(*like, info) : nullptr;
   if (!group || group->params().size() != params.size()) return nullptr;
   for (size_t i = 0; i < params.size(); ++i)
-    if (group->params()[i].is_vacant() || params[i].handle.sizes() != c10::IntArrayRef(group->params()[i].sizes()))
+    if (group->params()[i].has_moved_away() || params[i].unsharded_param.sizes() != c10::IntArrayRef(group->params()[i].sizes()))
       return nullptr;
   return group;
 }

@@ -40,7 +40,7 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
       if (!param.defined() || walk.ignored.contains(param.unsafeGetTensorImpl())) continue;
       const auto name = join_path(walked.path, table[slot].key());
       auto place = registration_at(*walked.module, slot);
-      if (const auto found = find_param(param); found && found->is_handle) {
+      if (const auto found = find_param(param); found && found->is_unsharded_param) {
         states.shared.push_back({std::move(place), name, walked.unit, found->group});
         continue;
       }

@@ -11,7 +11,7 @@ namespace fsdp {
 
 /// One parameter to shard, with every place in the tree that registers it (ties: S6).
 struct ManagedParam {
-  at::Tensor handle;
+  at::Tensor unsharded_param;
   std::string name;  ///< relative to its unit, its first name in depth-first order
   size_t unit;       ///< which of the modules that share the group
   std::vector<Registration> registrations;
@@ -21,7 +21,7 @@ struct ManagedParam {
 /// The states of the managed modules, each tensor once, without what is ignored (S2).
 struct ManagedStates {
   std::vector<ManagedParam> params;
-  std::vector<SharedEntry> shared;  ///< entries that hold another group's handle
+  std::vector<SharedEntry> shared;  ///< entries that hold another group's unsharded parameter
   std::vector<at::Tensor> buffers;
   std::vector<std::string> buffer_names;  ///< as the parameters' names
 };

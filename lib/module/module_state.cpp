@@ -111,7 +111,7 @@ int ModuleState::number(int next, const std::string& prefix) {
   return next;
 }
 
-at::Tensor SharedEntry::handle() const {
+at::Tensor SharedEntry::unsharded_param() const {
   if (place.is_shared && place.alive.expired()) return {};
   const auto& table = ModuleAccess::parameters(*place.module);
   return place.slot < table.size() ? table[place.slot].value() : at::Tensor();
@@ -119,7 +119,7 @@ at::Tensor SharedEntry::handle() const {
 
 void ModuleState::check_ties() const {
   for (const auto& entry : shared_entries) {
-    const auto found = find_param(entry.handle());
+    const auto found = find_param(entry.unsharded_param());
     require_state(!found,
                   "{}: '{}' of {} is the same parameter, but no sharded module contains both; call "
                   "fully_shard on a module around them, or on the list of them",
@@ -164,7 +164,7 @@ void ModuleState::check_entries(const std::vector<Registration>& entries, const 
     auto& table = ModuleAccess::parameters(*entry.module);
     const bool holds = entry.slot < table.size() &&
                        table[entry.slot].value().unsafeGetTensorImpl() ==
-                           group.params()[entry.param].registered_impl();
+                           group.params()[entry.param].sharded_impl();
     require_state(holds,
                   "{}: the module's parameter table holds another tensor than fully_shard put "
                   "there; write values with copy_ instead of replacing the parameter",

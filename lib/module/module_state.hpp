@@ -8,7 +8,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "fsdp/fully_shard.hpp"
+#include "fsdp/fsdp_module.hpp"
+#include "fsdp/fully_shard_options.hpp"
 #include "group/param_group.hpp"
 #include "mesh/mesh_info.hpp"
 #include "root/group_port.hpp"
@@ -47,11 +48,11 @@ struct OwnedGroup {
   MeshInfo mesh_info = {};
   std::string suffix = {};                        ///< of its name, behind the module's
   std::vector<OwnedParam> params = {};            ///< by index in the group
-  std::vector<Registration> registrations = {};   ///< entries that hold a registered parameter
+  std::vector<Registration> registrations = {};   ///< entries that hold a sharded parameter
   std::optional<ReshardPlan> integer_plan = {};   ///< groups of ranks made when an integer was asked for
 };
 
-/// An entry of a module's parameter table that holds the handle of another state's parameter: a tie across
+/// An entry of a module's parameter table that holds the unsharded parameter of another state's parameter: a tie across
 /// groups that no module around both has settled yet (S6).
 struct SharedEntry {
   Registration place;  ///< its `param` means nothing
@@ -59,7 +60,7 @@ struct SharedEntry {
   size_t unit = 0;
   std::weak_ptr<ParamGroup> owner;
   /// Undefined where the module is gone.
-  at::Tensor handle() const;
+  at::Tensor unsharded_param() const;
 };
 
 /// A buffer in another dtype than its module gave it (MixedPrecisionPolicy::buffer_dtype).
@@ -117,7 +118,7 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   bool wants_own_dtype() const;
   void follow_mode();
 
-  /// Throws StateError if an entry of a parameter table no longer holds its registered parameter, or if a
+  /// Throws StateError if an entry of a parameter table no longer holds its sharded parameter, or if a
   /// tie across groups has not been settled.
   void check_registrations();
 

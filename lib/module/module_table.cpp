@@ -15,7 +15,7 @@ struct Entry {
   std::weak_ptr<ModuleState> state;
   std::shared_ptr<ModuleState> without_group;  // else the group owns it, and the module the group
 
-  /// A module that no shared_ptr owns tells nobody when it goes; its groups do, with its handles.
+  /// A module that no shared_ptr owns tells nobody when it goes; its groups do, with its unsharded parameters.
   bool is_alive() const {
     if (is_shared) return !module.expired();
     return without_group ? without_group->has_group_below() : !state.expired();

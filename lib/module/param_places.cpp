@@ -38,7 +38,7 @@ class Placer {
 
   ParamPlace place(const ManagedParam& param) {
     if (param.tied) {
-      require(!replicated_.contains(param.handle.unsafeGetTensorImpl()),
+      require(!replicated_.contains(param.unsharded_param.unsafeGetTensorImpl()),
               "{}: is to be replicated, but '{}' holds it sharded already; name it in replicated_params of that call, "
               "which comes first",
               param.name, param.tied->group->name());
@@ -46,13 +46,13 @@ class Placer {
     }
     ParamPlace result{.mesh_info = own_};
     std::optional<ShardPlacementResult> asked;
-    if (options_.shard_placement_fn) asked = options_.shard_placement_fn(param.name, param.handle);
+    if (options_.shard_placement_fn) asked = options_.shard_placement_fn(param.name, param.unsharded_param);
     if (asked) {
       result.dim = checked_dim(asked->placement, param);
       if (asked->mesh.defined()) result.mesh_info = info_of(asked->mesh, param);
     }
     set_spread(result, param, asked ? asked->differs_over : DeviceMesh());
-    result.is_replicated = replicated_.contains(param.handle.unsafeGetTensorImpl());
+    result.is_replicated = replicated_.contains(param.unsharded_param.unsafeGetTensorImpl());
     return result;
   }
 
@@ -66,10 +66,10 @@ class Placer {
   }
 
   static int64_t checked_dim(Shard shard, const ManagedParam& param) {
-    const int64_t dims = std::max<int64_t>(param.handle.dim(), 1);
+    const int64_t dims = std::max<int64_t>(param.unsharded_param.dim(), 1);
     require(shard.dim >= -dims && shard.dim < dims,
             "{}: shard_placement_fn gave Shard({}) for a parameter of {} dimension(s); expected one in [{}, {})",
-            param.name, shard.dim, param.handle.dim(), -dims, dims);
+            param.name, shard.dim, param.unsharded_param.dim(), -dims, dims);
     return shard.dim < 0 ? shard.dim + dims : shard.dim;
   }
 
@@ -85,7 +85,7 @@ class Placer {
 
   void set_spread(ParamPlace& place, const ManagedParam& param, const DeviceMesh& differs_over) const {
     std::optional<TensorParallel> said;
-    if (options_.tensor_parallel_fn) said = options_.tensor_parallel_fn(param.name, param.handle);
+    if (options_.tensor_parallel_fn) said = options_.tensor_parallel_fn(param.name, param.unsharded_param);
     require(!said || !differs_over.defined(),
             "{}: both tensor_parallel_fn and differs_over of shard_placement_fn speak of it; the first is enough",
             param.name);
@@ -96,7 +96,7 @@ class Placer {
       if (!info.whole.defined() || differs_over.defined()) return;
       said.emplace();
       said->placements.assign(static_cast<size_t>(info.others.ndim()), Replicate{});
-      said->sizes = param.handle.sizes().vec();
+      said->sizes = param.unsharded_param.sizes().vec();
     }
     const bool is_own = !said->mesh.defined() || (info.whole.defined() && said->mesh == info.others);
     require(!is_own || info.whole.defined(),
@@ -105,7 +105,7 @@ class Placer {
             param.name, info.mesh.to_string());
     auto mesh = is_own ? info.others : said->mesh;
     auto whole = is_own ? info.whole : joined_mesh(info.mesh, mesh);
-    auto part = make_tensor_part(param.handle, std::move(mesh), std::move(whole), std::move(said->placements),
+    auto part = make_tensor_part(param.unsharded_param, std::move(mesh), std::move(whole), std::move(said->placements),
                                  std::move(said->sizes), param.name);
     place.spread.summed_over = cut_over(part);
     place.spread.part = std::make_shared<const TensorPart>(std::move(part));

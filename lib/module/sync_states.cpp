@@ -63,7 +63,7 @@ bool is_of(const PreparedGroup& group, const MeshInfo& own) { return group.mesh_
 
 std::vector<std::string> describe(const ManagedStates& states, const PreparedGroup& group) {
   std::vector<std::string> lines;
-  for (const size_t i : group.params) lines.push_back(describe(states.params[i].name, states.params[i].handle));
+  for (const size_t i : group.params) lines.push_back(describe(states.params[i].name, states.params[i].unsharded_param));
   return lines;
 }
 
@@ -151,7 +151,7 @@ void take_value(const at::Tensor& buffer, const at::Tensor& value) {
 void check_source(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info) {
   for (const auto& group : groups)
     for (const size_t i : group.params)
-      require(states.params[i].tied || !states.params[i].handle.is_meta() || !is_first_rank(group.mesh_info.mesh),
+      require(states.params[i].tied || !states.params[i].unsharded_param.is_meta() || !is_first_rank(group.mesh_info.mesh),
               "{}: is on the meta device on the first rank, whose values sync_from_rank0 would give to "
               "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
               states.params[i].name);
@@ -226,9 +226,9 @@ void add_params(const ManagedStates& states, const PreparedGroup& group, std::ve
   for (size_t i = 0; i < group.params.size(); ++i) {
     // What another group held has had its values sent with that one, if it was to have them.
     if (states.params[group.params[i]].tied) continue;
-    all.push_back({states.params[group.params[i]].handle, [&group, i](const at::Tensor& whole) {
+    all.push_back({states.params[group.params[i]].unsharded_param, [&group, i](const at::Tensor& whole) {
                      const auto& param = group.group->params()[i];
-                     param.registered().copy_(param.layout().part_of(whole, group.mesh_info.shard_rank()));
+                     param.sharded_param().copy_(param.layout().part_of(whole, group.mesh_info.shard_rank()));
                    }});
   }
 }

@@ -21,19 +21,19 @@ std::shared_ptr<ModuleState> state_of(const ParamGroup& group) {
   return std::static_pointer_cast<ModuleState>(GroupPort::of(group).companion());
 }
 
-/// The handles of entries in the tree whose owners are in it too, each once.
+/// The unsharded parameters of entries in the tree whose owners are in it too, each once.
 std::vector<FoundParam> shared_inside(const ManagedStates& states, const ModuleWalk& walk) {
   std::vector<FoundParam> inside;
   std::unordered_set<const c10::TensorImpl*> known;
   auto consider = [&](const SharedEntry& entry) {
-    const auto handle = entry.handle();
-    auto found = find_param(handle);
-    if (!found || walk.ignored.contains(handle.unsafeGetTensorImpl())) return;
+    const auto unsharded_param = entry.unsharded_param();
+    auto found = find_param(unsharded_param);
+    if (!found || walk.ignored.contains(unsharded_param.unsafeGetTensorImpl())) return;
     const auto owner = state_of(*found->group);
     const bool is_below = owner && std::any_of(walk.nested.begin(), walk.nested.end(), [&](const auto& nested) {
                             return nested.state->root() == owner->root();
                           });
-    if (is_below && known.insert(handle.unsafeGetTensorImpl()).second) inside.push_back(std::move(*found));
+    if (is_below && known.insert(unsharded_param.unsafeGetTensorImpl()).second) inside.push_back(std::move(*found));
   };
   for (const auto& entry : states.shared) consider(entry);
   for (const auto& nested : walk.nested)
@@ -48,8 +48,8 @@ class Places {
  public:
   explicit Places(const std::vector<FoundParam>& params) : params_(params), found_(params.size()) {
     for (size_t i = 0; i < params.size(); ++i) {
-      by_tensor_[params[i].param().handle().unsafeGetTensorImpl()] = i;
-      by_tensor_[params[i].param().registered_impl()] = i;
+      by_tensor_[params[i].param().unsharded_param().unsafeGetTensorImpl()] = i;
+      by_tensor_[params[i].param().sharded_impl()] = i;
     }
   }
 
@@ -102,31 +102,31 @@ void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const 
   for (size_t i = 0; i < claimed.size(); ++i) {
     const auto& found = claimed[i];
     if (places.of(i).empty()) continue;  // registered beside these modules alone
-    const auto handle = found.param().handle();
+    const auto unsharded_param = found.param().unsharded_param();
     require_state(found.group->classes() == nullptr,
                   "fully_shard: {} is shared with another sharded module, but '{}', which held it, has handed out "
                   "its local shards (fsdp::local_shards); call that after the last fully_shard",
                   found.param().name(), found.group->name());
     const auto& first = places.of(i).front();
-    ManagedParam param{handle, first.name, first.unit, {}, TiedSource{found.group, found.index}};
+    ManagedParam param{unsharded_param, first.name, first.unit, {}, TiedSource{found.group, found.index}};
     for (const auto& place : places.of(i)) param.registrations.push_back(place.entry);
     states.params.push_back(std::move(param));
-    std::erase_if(states.shared, [&](const SharedEntry& entry) { return entry.handle().is_same(handle); });
+    std::erase_if(states.shared, [&](const SharedEntry& entry) { return entry.unsharded_param().is_same(unsharded_param); });
   }
 }
 
 void settle_ties(const std::shared_ptr<ModuleState>& state) {
   state->visit([&](ModuleState& below) {
     if (&below != state.get())
-      // Not settled are those whose table still holds a handle.
+      // Not settled are those whose table still holds an unsharded parameter.
       std::erase_if(below.shared_entries, [](const SharedEntry& entry) {
-        const auto found = find_param(entry.handle());
-        return !found || !found->is_handle;
+        const auto found = find_param(entry.unsharded_param());
+        return !found || !found->is_unsharded_param;
       });
     for (auto& owned : below.groups)
       if (const auto group = owned.group.lock())
         std::erase_if(owned.registrations,
-                      [&](const Registration& entry) { return group->params()[entry.param].is_vacant(); });
+                      [&](const Registration& entry) { return group->params()[entry.param].has_moved_away(); });
   });
   for (const auto& entry : state->shared_entries)
     if (const auto owner = entry.owner.lock())

@@ -7,7 +7,7 @@
 #include "module/module_walk.hpp"
 
 // One parameter that modules of several groups register (S6). Whoever is sharded first holds it; the others
-// note that their tables hold its handle. The first module around them all that is sharded takes it over.
+// note that their tables hold its unsharded parameter. The first module around them all that is sharded takes it over.
 namespace fsdp {
 
 /// Moves what modules in the trees of `units`, or sharded modules below them, share among themselves from

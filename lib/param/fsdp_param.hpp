@@ -12,28 +12,28 @@
 
 namespace fsdp {
 
-/// One parameter with its two identities: the *compute handle*, which the module's member holds and
-/// `forward` reads (full shape), and the *registered parameter*, which `parameters()` and the
-/// optimizer see (this rank's rows). Gradients for the user live on the registered one.
+/// One parameter with its two identities: the *unsharded parameter*, which the module's member holds and
+/// `forward` reads (full shape), and the *sharded parameter*, which `parameters()` and the
+/// optimizer see (this rank's rows). Gradients for the user live on the sharded one.
 ///
-/// The registered parameter has the original dtype, the handle the one that is gathered and computed in.
+/// The sharded parameter has the original dtype, the unsharded parameter the one that is gathered and computed in.
 ///
-/// It keeps neither alive. The module keeps the registered parameter, as before; the registered parameter
-/// keeps the handle (a ParameterList has no member that would); the handle's storage keeps the group. Not thread-safe: its group's lock guards it.
-class ShardedParam {
+/// It keeps neither alive. The module keeps the sharded parameter, as before; the sharded parameter
+/// keeps the unsharded parameter (a ParameterList has no member that would); the unsharded parameter's storage keeps the group. Not thread-safe: its group's lock guards it.
+class FSDPParam {
  public:
-  /// Changes nothing yet. layout: of the handle's sizes, with `kept_strides(handle)`.
-  ShardedParam(std::string name, const at::Tensor& handle, at::ScalarType param_dtype,
+  /// Changes nothing yet. layout: of the unsharded parameter's sizes, with `kept_strides(unsharded_param)`.
+  FSDPParam(std::string name, const at::Tensor& unsharded_param, at::ScalarType param_dtype,
                ShardLayout layout, int rank);
 
-  /// The strides that the handle has from fully_shard on: its own if they leave no gaps or overlaps
+  /// The strides that the unsharded parameter has from fully_shard on: its own if they leave no gaps or overlaps
   /// (channels-last and transposed ones too), else row-major.
-  static std::vector<int64_t> kept_strides(const at::Tensor& handle);
+  static std::vector<int64_t> kept_strides(const at::Tensor& unsharded_param);
 
   const std::string& name() const { return name_; }
   const ShardLayout& layout() const { return layout_; }
-  at::ScalarType dtype() const { return dtype_; }  ///< of the registered parameter
-  at::ScalarType param_dtype() const { return param_dtype_; }  ///< of the handle
+  at::ScalarType dtype() const { return dtype_; }  ///< of the sharded parameter
+  at::ScalarType param_dtype() const { return param_dtype_; }  ///< of the unsharded parameter
   bool is_cast() const { return param_dtype_ != dtype_; }
   /// The whole parameter's sizes and strides in memory.
   const std::vector<int64_t>& sizes() const { return layout_.sizes(); }
@@ -45,41 +45,41 @@ class ShardedParam {
   /// Bytes of this rank's part, without padding.
   int64_t local_bytes() const { return layout_.local_numel(rank_) * itemsize_; }
 
-  /// Becomes what `other`, of another group, is: its registered tensor, dtype and requires_grad. Nothing of
-  /// `other` changes, nor does the tensor before `make_registered`.
-  void take_identity(const ShardedParam& other);
+  /// Becomes what `other`, of another group, is: its sharded tensor, dtype and requires_grad. Nothing of
+  /// `other` changes, nor does the tensor before `make_sharded_param`.
+  void take_identity(const FSDPParam& other);
   /// Between these two.
-  bool is_taken() const { return registered_impl_ != nullptr && expected_storage_ == nullptr; }
+  bool is_taken() const { return sharded_impl_ != nullptr && expected_storage_ == nullptr; }
   /// Another group has taken it over: nothing is left here but the place.
-  void vacate();
-  bool is_vacant() const { return is_vacant_; }
+  void move_away();
+  bool has_moved_away() const { return has_moved_away_; }
 
   /// Copies this rank's part of `whole`, of sizes(), to `piece` (1-D bytes, local_bytes() long or more), then
   /// zeros.
   void copy_part_to(const at::Tensor& piece, const at::Tensor& whole) const;
-  /// The handle's own memory as a piece, if it can serve as one (one rank, nothing to rearrange);
+  /// The unsharded parameter's own memory as a piece, if it can serve as one (one rank, nothing to rearrange);
   /// else undefined.
   at::Tensor own_memory(c10::Device device) const;
-  /// Makes the registered parameter on top of `piece`, whose memory it keeps alive.
-  void make_registered(OwnerLink owner, size_t index, const at::Tensor& piece);
-  /// Turns the tensor into the handle: managed storage, residency key. From here on the parameter is sharded.
-  void take_over_handle(const std::shared_ptr<ResidencyOwner>& owner, size_t index,
+  /// Makes the sharded parameter on top of `piece`, whose memory it keeps alive.
+  void make_sharded_param(OwnerLink owner, size_t index, const at::Tensor& piece);
+  /// Turns the tensor into the unsharded parameter: managed storage, residency key. From here on the parameter is sharded.
+  void attach(const std::shared_ptr<ParamOwner>& owner, size_t index,
                         c10::Device device);
 
-  /// Makes the handle an ordinary tensor that shares `whole`'s memory, dtype and device, for a while: no
-  /// operator on it is looked at. Returns the managed storage, for `restore_handle`. `whole` has sizes().
-  c10::Storage set_handle_aside(const at::Tensor& whole);
-  /// The handle is what `take_over_handle` made of it again; nothing to do once the module is gone.
-  void restore_handle(c10::Storage storage);
+  /// Makes the unsharded parameter an ordinary tensor that shares `whole`'s memory, dtype and device, for a while: no
+  /// operator on it is looked at. Returns the managed storage, for `restore_unsharded`. `whole` has sizes().
+  c10::Storage set_unsharded_aside(const at::Tensor& whole);
+  /// The unsharded parameter is what `attach` made of it again; nothing to do once the module is gone.
+  void restore_unsharded(c10::Storage storage);
 
-  at::Tensor handle() const;  ///< undefined once the module is gone
-  at::Tensor registered() const;  ///< undefined once nobody can use it any more
-  const at::TensorImpl* registered_impl() const { return registered_impl_; }
-  /// Gives up the only strong reference to a new registered parameter: for the module to hold.
-  at::Tensor hand_over_registered() {
-    return initial_registered_.defined() ? std::move(initial_registered_) : registered();
+  at::Tensor unsharded_param() const;  ///< undefined once the module is gone
+  at::Tensor sharded_param() const;  ///< undefined once nobody can use it any more
+  const at::TensorImpl* sharded_impl() const { return sharded_impl_; }
+  /// Gives up the only strong reference to a new sharded parameter: for the module to hold.
+  at::Tensor hand_over_sharded() {
+    return initial_sharded_.defined() ? std::move(initial_sharded_) : sharded_param();
   }
-  HandleStorage* storage() const { return storage_; }
+  UnshardedStorage* storage() const { return storage_; }
   void storage_gone() { storage_ = nullptr; }
   void rename(std::string name);
 
@@ -90,35 +90,35 @@ class ShardedParam {
   /// the piece itself or its cast; elements that still show it keep their value.
   void write_back(const at::Tensor& unsharded, const at::Tensor& piece, const at::Tensor& shown = {}) const;
 
-  /// Once per gather: if the registered parameter has been written since the last one, moves the
-  /// handle's version too, so that autograd refuses a backward through stale values as LibTorch does.
-  void follow_version();
+  /// Once per gather: if the sharded parameter has been written since the last one, moves the
+  /// unsharded parameter's version too, so that autograd refuses a backward through stale values as LibTorch does.
+  void sync_version();
   /// Written, or its storage replaced, since then.
   bool was_changed() const;
-  /// Of the registered parameter, which moves with every write.
+  /// Of the sharded parameter, which moves with every write.
   int64_t version() const { return current_version(); }
-  /// Counts as a write to the registered parameter.
+  /// Counts as a write to the sharded parameter.
   void bump_version();
-  /// After a write through the handle: both hold the same values again.
-  void note_own_write();
+  /// After a write through the unsharded parameter: both hold the same values again.
+  void mark_written();
 
-  /// Throws StateError if the handle no longer is what `take_over_handle` made of it.
-  void check_handle() const;
-  /// A registered parameter whose storage or sizes were replaced (torch::load, set_data): its values go back
+  /// Throws StateError if the unsharded parameter no longer is what `attach` made of it.
+  void check_unsharded() const;
+  /// A sharded parameter whose storage or sizes were replaced (torch::load, set_data): its values go back
   /// to `piece`. Accepts this rank's rows or the whole parameter; throws StateError otherwise.
   void reset_sharded_param(const at::Tensor& piece);
 
-  /// Both identities go on as the same tensors, with other dtypes, on `piece`'s and `handle_device`
+  /// Both identities go on as the same tensors, with other dtypes, on `piece`'s and `unsharded_device`
   /// (param_conversion.cpp).
-  /// piece: this rank's rows in `dtype`, already there. gradient: of the registered parameter, undefined
-  /// if it has none. The handle is released. Values and gradients on the old memory are gone.
+  /// piece: this rank's rows in `dtype`, already there. gradient: of the sharded parameter, undefined
+  /// if it has none. The unsharded parameter is released. Values and gradients on the old memory are gone.
   void convert(at::ScalarType dtype, at::ScalarType param_dtype, const at::Tensor& piece,
-               const std::shared_ptr<ResidencyOwner>& owner, c10::Device handle_device);
-  /// The handle goes on as the same tensor in another dtype, released; its gradient follows.
-  void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ResidencyOwner>& owner,
-                       c10::Device handle_device);
+               const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
+  /// The unsharded parameter goes on as the same tensor in another dtype, released; its gradient follows.
+  void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ParamOwner>& owner,
+                       c10::Device unsharded_device);
 
-  /// Takes what changed since the last call over to the other side; the registered one wins (T12). Returns whether
+  /// Takes what changed since the last call over to the other side; the sharded one wins (T12). Returns whether
   /// anything changed.
   bool sync_requires_grad();
   /// It would change something.
@@ -127,15 +127,15 @@ class ShardedParam {
 
   /// What the user has set on the parameter before it was sharded, or on either side since.
   const GradDtype& grad_dtype() const { return grad_dtype_; }
-  /// Looks whether it has changed, as `sync_requires_grad` does; the registered one wins. Returns that.
+  /// Looks whether it has changed, as `sync_requires_grad` does; the sharded one wins. Returns that.
   bool sync_grad_dtype();
-  /// In which dtype autograd leaves gradients on the handle; nothing before it is one.
-  void set_handle_grad_dtype(const GradDtype& value);
+  /// In which dtype autograd leaves gradients on the unsharded parameter; nothing before it is one.
+  void set_unsharded_grad_dtype(const GradDtype& value);
 
  private:
   int64_t current_version() const;
-  void point_handle_at(const at::Tensor& handle, c10::Storage storage) const;
-  void keep_handle_alive(const at::Tensor& registered);
+  void point_unsharded_at(const at::Tensor& unsharded_param, c10::Storage storage) const;
+  void keep_unsharded_alive(const at::Tensor& sharded_param);
   at::Tensor view_of(const at::Tensor& piece) const;
 
   std::string name_;
@@ -143,16 +143,16 @@ class ShardedParam {
   int rank_;
   at::ScalarType dtype_, param_dtype_;
   int64_t itemsize_;
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> handle_;
-  HandleStorage* storage_ = nullptr;
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> registered_;
-  c10::TensorImpl* registered_impl_ = nullptr;
-  at::Tensor initial_registered_;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> unsharded_param_;
+  UnshardedStorage* storage_ = nullptr;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> sharded_param_;
+  c10::TensorImpl* sharded_impl_ = nullptr;
+  at::Tensor initial_sharded_;
   int64_t seen_version_ = 0;
   bool requires_grad_ = false;
-  GradDtype grad_dtype_, handle_grad_dtype_;  // the user's; what the handle has, by us or by the user
-  bool is_vacant_ = false;
-  const c10::StorageImpl* expected_storage_ = nullptr;  // the storage the registered parameter should have
+  GradDtype grad_dtype_, unsharded_grad_dtype_;  // the user's; what the unsharded parameter has, by us or by the user
+  bool has_moved_away_ = false;
+  const c10::StorageImpl* expected_storage_ = nullptr;  // the storage the sharded parameter should have
   size_t index_ = 0;
   OwnerLink owner_;
 };

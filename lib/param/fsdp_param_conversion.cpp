@@ -6,44 +6,44 @@
 
 namespace fsdp {
 
-void ShardedParam::convert(at::ScalarType dtype, at::ScalarType param_dtype,
-                           const at::Tensor& piece, const std::shared_ptr<ResidencyOwner>& owner,
-                           c10::Device handle_device) {
+void FSDPParam::convert(at::ScalarType dtype, at::ScalarType param_dtype,
+                           const at::Tensor& piece, const std::shared_ptr<ParamOwner>& owner,
+                           c10::Device unsharded_device) {
   BelowResidency below;
-  const auto registered = this->registered();
-  sync_requires_grad();  // making the registered parameter again would undo what nobody has seen
+  const auto sharded_param = this->sharded_param();
+  sync_requires_grad();  // making the sharded parameter again would undo what nobody has seen
                          // yet
   dtype_ = dtype;
   itemsize_ = static_cast<int64_t>(c10::elementSize(dtype));
-  if (registered.defined()) {
-    registered.mutable_grad().reset();
-    make_registered(owner_, index_, piece);
+  if (sharded_param.defined()) {
+    sharded_param.mutable_grad().reset();
+    make_sharded_param(owner_, index_, piece);
     bump_version();
   }
-  if (const auto handle = this->handle(); handle.defined()) handle.mutable_grad().reset();
-  set_param_dtype(param_dtype, owner, handle_device);
+  if (const auto unsharded_param = this->unsharded_param(); unsharded_param.defined()) unsharded_param.mutable_grad().reset();
+  set_param_dtype(param_dtype, owner, unsharded_device);
 }
 
-void ShardedParam::set_param_dtype(at::ScalarType param_dtype,
-                                   const std::shared_ptr<ResidencyOwner>& owner,
-                                   c10::Device handle_device) {
+void FSDPParam::set_param_dtype(at::ScalarType param_dtype,
+                                   const std::shared_ptr<ParamOwner>& owner,
+                                   c10::Device unsharded_device) {
   BelowResidency below;
   param_dtype_ = param_dtype;
   if (storage_ == nullptr) return;
-  const auto handle = this->handle();
+  const auto unsharded_param = this->unsharded_param();
   storage_->retire(name_);
-  if (!handle.defined()) {  // views of it are left, but nobody who could use it
+  if (!unsharded_param.defined()) {  // views of it are left, but nobody who could use it
     storage_ = nullptr;
     return;
   }
-  const auto gradient = std::exchange(handle.mutable_grad(), {});
-  replace_tensor(handle,
-                 at::empty({0}, at::TensorOptions().dtype(param_dtype).device(handle_device)));
-  take_over_handle(owner, index_, handle_device);
-  // A graph that saved the handle itself is out of date, and is to say so.
-  handle.unsafeGetTensorImpl()->bump_version();
+  const auto gradient = std::exchange(unsharded_param.mutable_grad(), {});
+  replace_tensor(unsharded_param,
+                 at::empty({0}, at::TensorOptions().dtype(param_dtype).device(unsharded_device)));
+  attach(owner, index_, unsharded_device);
+  // A graph that saved the unsharded parameter itself is out of date, and is to say so.
+  unsharded_param.unsafeGetTensorImpl()->bump_version();
   if (gradient.defined())
-    handle.mutable_grad() = handle_grad_dtype_.takes_any() ? gradient : gradient.to(param_dtype);
+    unsharded_param.mutable_grad() = unsharded_grad_dtype_.takes_any() ? gradient : gradient.to(param_dtype);
 }
 
 }  // namespace fsdp

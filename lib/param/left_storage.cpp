@@ -4,9 +4,9 @@
 
 namespace fsdp {
 
-void LeftStorages::note(const at::Tensor& handle, size_t index) {
-  if (handle.is_meta() || !handle.has_storage() || handle.storage().nbytes() <= handle.nbytes()) return;
-  const auto& storage = handle.storage();
+void LeftStorages::note(const at::Tensor& unsharded_param, size_t index) {
+  if (unsharded_param.is_meta() || !unsharded_param.has_storage() || unsharded_param.storage().nbytes() <= unsharded_param.nbytes()) return;
+  const auto& storage = unsharded_param.storage();
   for (auto& known : left_)
     if (known.storage._unsafe_get_target() == storage.unsafeGetStorageImpl()) return known.params.push_back(index);
   left_.push_back({storage.getWeakStorageImpl(), static_cast<int64_t>(storage.nbytes()), {index}});

@@ -16,8 +16,8 @@ class LeftStorages {
     std::vector<size_t> params;  ///< by index
   };
 
-  /// handle: about to leave its storage, which its values have been copied out of.
-  void note(const at::Tensor& handle, size_t index);
+  /// unsharded_param: about to leave its storage, which its values have been copied out of.
+  void note(const at::Tensor& unsharded_param, size_t index);
   /// Those that a tensor still uses; all are forgotten.
   std::vector<Left> take_used();
 

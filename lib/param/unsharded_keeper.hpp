@@ -5,14 +5,14 @@
 
 namespace fsdp {
 
-/// Lives in the registered parameter's list of gradient hooks, which outlasts any replacement of
-/// its storage, and does nothing there but hold the handle.
-struct HandleKeeper final : torch::autograd::FunctionPreHook {
-  explicit HandleKeeper(at::Tensor handle) : handle(std::move(handle)) {}
+/// Lives in the sharded parameter's list of gradient hooks, which outlasts any replacement of
+/// its storage, and does nothing there but hold the unsharded parameter.
+struct UnshardedKeeper final : torch::autograd::FunctionPreHook {
+  explicit UnshardedKeeper(at::Tensor unsharded_param) : unsharded_param(std::move(unsharded_param)) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     return grads;
   }
-  at::Tensor handle;
+  at::Tensor unsharded_param;
 };
 
 }  // namespace fsdp

@@ -9,12 +9,12 @@
 
 namespace fsdp {
 
-/// A tensor recognised as a parameter's handle or registered parameter.
+/// A tensor recognised as a parameter's unsharded parameter or sharded parameter.
 struct FoundParam {
   std::shared_ptr<ParamGroup> group;
   size_t index;
-  bool is_handle;
-  ShardedParam& param() const { return group->params()[index]; }
+  bool is_unsharded_param;
+  FSDPParam& param() const { return group->params()[index]; }
 };
 
 /// nullopt for any other tensor, views of parameters among them.

@@ -16,23 +16,23 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
                std::unique_ptr<torch::autograd::PostAccumulateGradHook> user)
       : port_(std::move(port)), index_(index), user_(std::move(user)) {}
 
-  void operator()(const at::Tensor& handle) override {
-    if (user_) (*user_)(handle);
+  void operator()(const at::Tensor& unsharded_param) override {
+    if (user_) (*user_)(unsharded_param);
     const auto root = port_->root();
-    root->gradient_arrived(port_->group(), index_, handle);
+    root->gradient_arrived(port_->group(), index_, unsharded_param);
   }
 
  private:
   friend std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
       std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook);
 
-  // The handle keeps its group alive, not the other way round.
+  // The unsharded parameter keeps its group alive, not the other way round.
   std::shared_ptr<GroupPort> port_;
   size_t index_;
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> user_;
 };
 
-/// What a user has installed: of a hook that is another group's, which has given the handle up, what it wraps.
+/// What a user has installed: of a hook that is another group's, which has given the unsharded parameter up, what it wraps.
 std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
     std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook) {
   auto* ours = dynamic_cast<GradientHook*>(hook.get());
@@ -41,13 +41,13 @@ std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
 
 }  // namespace
 
-void install_gradient_hook(const at::Tensor& handle, std::shared_ptr<GroupPort> port, size_t index) {
+void install_gradient_hook(const at::Tensor& unsharded_param, std::shared_ptr<GroupPort> port, size_t index) {
   namespace autograd_impl = torch::autograd::impl;
   // A parameter that never required a gradient has none yet, and may be unfrozen later.
-  autograd_impl::materialize_autograd_meta(handle);
-  auto user = users_part(std::move(autograd_impl::post_acc_grad_hooks(handle)));
+  autograd_impl::materialize_autograd_meta(unsharded_param);
+  auto user = users_part(std::move(autograd_impl::post_acc_grad_hooks(unsharded_param)));
   autograd_impl::set_post_acc_grad_hooks(
-      handle, std::make_unique<GradientHook>(std::move(port), index, std::move(user)));
+      unsharded_param, std::make_unique<GradientHook>(std::move(port), index, std::move(user)));
 }
 
 bool has_gradient_hook(const at::Tensor& tensor) {

@@ -20,8 +20,8 @@ struct Converted {
   std::unique_ptr<EncodedGather> encoded = {};
   at::Tensor shard = {};
   std::vector<at::Tensor> pieces = {};
-  std::vector<at::Tensor> gradients = {};         // of the registered parameters
-  std::vector<at::Tensor> handle_gradients = {};  // not reduced yet
+  std::vector<at::Tensor> gradients = {};         // of the sharded parameters
+  std::vector<at::Tensor> unsharded_gradients = {};  // not reduced yet
 };
 
 at::Tensor converted(const at::Tensor& tensor, c10::Device device, at::ScalarType dtype) {
@@ -47,17 +47,17 @@ void copy_rows(const GroupParts& parts, Converted& made) {
 void convert_gradients(const GroupParts& parts, Converted& made) {
   for (size_t i = 0; i < parts.params.size(); ++i) {
     const auto& param = parts.params[i];
-    const auto registered = param.registered(), handle = param.handle();
-    const auto gradient = registered.defined() ? registered.grad() : at::Tensor();
+    const auto sharded_param = param.sharded_param(), unsharded_param = param.unsharded_param();
+    const auto gradient = sharded_param.defined() ? sharded_param.grad() : at::Tensor();
     // One that was left in the reduce dtype stays in it, and so does one whose dtype was asked for.
     const bool follows =
         gradient.defined() && gradient.scalar_type() == param.dtype() && !param.grad_dtype().is_set;
     made.gradients.push_back(
         converted(gradient, made.shard.device(),
                   follows || !gradient.defined() ? made.dtypes.stored[i] : gradient.scalar_type()));
-    const auto unreduced = handle.defined() ? handle.grad() : at::Tensor();
-    const bool stays = unreduced.defined() && grad_dtype_of(handle).takes_any();
-    made.handle_gradients.push_back(
+    const auto unreduced = unsharded_param.defined() ? unsharded_param.grad() : at::Tensor();
+    const bool stays = unreduced.defined() && grad_dtype_of(unsharded_param).takes_any();
+    made.unsharded_gradients.push_back(
         converted(unreduced, made.device, stays ? unreduced.scalar_type() : made.dtypes.gathered[i]));
   }
 }
@@ -95,8 +95,8 @@ void set_converted(ParamGroup& group, Converted made) {
   for (size_t i = 0; i < parts.params.size(); ++i) {
     auto& param = parts.params[i];
     param.convert(made.dtypes.stored[i], made.dtypes.gathered[i], made.pieces[i], owner, made.device);
-    if (made.gradients[i].defined()) param.registered().mutable_grad() = made.gradients[i];
-    if (made.handle_gradients[i].defined()) param.handle().mutable_grad() = made.handle_gradients[i];
+    if (made.gradients[i].defined()) param.sharded_param().mutable_grad() = made.gradients[i];
+    if (made.unsharded_gradients[i].defined()) param.unsharded_param().mutable_grad() = made.unsharded_gradients[i];
   }
   parts.config.device = made.device;
   parts.layout = std::move(made.layout);
@@ -134,7 +134,7 @@ void check_convertible(const ParamGroup& group, const GroupConversion& to) {
       "'{}' is in the middle of a step; change its dtype or device before forward or after "
       "backward (after an exception, call reset_iter_state() on the root first)",
       group.name());
-  for (const auto& param : group.params()) param.check_handle();
+  for (const auto& param : group.params()) param.check_unsharded();
   if (to.dtype)
     group.unsharder().form().check(group.parts(), dtypes_in(group, to.dtype, group.eval_precision().is_own_dtype()).stored);
 }
@@ -175,7 +175,7 @@ void compute_in_own_dtype(ParamGroup& group, bool value) {
   group.eval_precision().set_own_dtype(value);
   if (!made.changes) return;
 
-  group.take_changes();
+  group.refresh();
   root_of(group).reshard(group);
   // Sums that wait for a reduction stay in the dtype that they are added up in.
   group.gradients().accumulate(group.gradient_dtypes());

@@ -38,11 +38,11 @@ void GroupPort::attach() {
   for (const auto& tied : ties) take_tied(group_.parts(), link_, tied);
   group_.attach();
   const auto self = std::static_pointer_cast<GroupPort>(shared_from_this());
-  for (size_t i = 0; i < group_.params().size(); ++i) install_gradient_hook(group_.params()[i].handle(), self, i);
+  for (size_t i = 0; i < group_.params().size(); ++i) install_gradient_hook(group_.params()[i].unsharded_param(), self, i);
   for (const auto& tied : ties) compact(*tied.from.group);
 }
 
-void GroupPort::make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) {
+void GroupPort::make_resident(std::span<ParamOwner* const> owners, const OperatorUse& use) {
   // One operator may touch groups of several roots; each root sees its own.
   c10::SmallVector<GroupPort*, 4> waiting;
   for (auto* owner : owners) waiting.push_back(static_cast<GroupPort*>(owner));
@@ -60,8 +60,8 @@ void GroupPort::make_resident(std::span<ResidencyOwner* const> owners, const Ope
   }
 }
 
-void GroupPort::note_registered_write(size_t index) {
-  group_.note_registered_write(index);
+void GroupPort::note_write(size_t index) {
+  group_.note_write(index);
   mark_not_ready();  // the next touch is to see it
 }
 
@@ -72,10 +72,10 @@ void GroupPort::carry_write(size_t index) {
   group_.unsharder().write_back(index);
   // Outside a step the ranks may have written different values (each its own random numbers); the
   // version that moves makes the next touch gather what all of them hold. Within a step
-  // the handle stays as written, or autograd would refuse a legal write before a use.
+  // the unsharded parameter stays as written, or autograd would refuse a legal write before a use.
   auto& param = group_.params()[index];
   if (root->in_step() || group_.parts().is_never_released())
-    param.note_own_write();
+    param.mark_written();
   else
     param.bump_version();
 }

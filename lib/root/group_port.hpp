@@ -8,8 +8,8 @@
 namespace fsdp {
 
 /// How operators and autograd reach a group: what they do goes to its root, which does with the group what it has to. The
-/// storages behind the group's handles keep it alive; it dies with the module.
-class GroupPort final : public ResidencyOwner {
+/// storages behind the group's unsharded parameters keep it alive; it dies with the module.
+class GroupPort final : public ParamOwner {
  public:
   /// See ParamGroup's.
   GroupPort(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
@@ -23,7 +23,7 @@ class GroupPort final : public ResidencyOwner {
   /// What is to live as long as the group: its module's state.
   const std::shared_ptr<void>& companion() const { return companion_; }
   void set_companion(std::shared_ptr<void> companion) { companion_ = std::move(companion); }
-  /// Turns the tensors into handles, with hooks that tell of their gradients. Does not fail halfway: all allocations that
+  /// Turns the tensors into unsharded parameters, with hooks that tell of their gradients. Does not fail halfway: all allocations that
   /// matter come before.
   void attach();
 
@@ -32,25 +32,25 @@ class GroupPort final : public ResidencyOwner {
   void mark_between_steps(bool value) { set_between_steps(value); }
 
  private:
-  // --- ResidencyOwner
-  void make_resident(std::span<ResidencyOwner* const> owners, const OperatorUse& use) override;
+  // --- ParamOwner
+  void make_resident(std::span<ParamOwner* const> owners, const OperatorUse& use) override;
   void carry_write(size_t index) override;
   void follow_mode() override;
   void take_over_requires_grad(size_t index) override;
   bool is_in_scope() const override;
-  at::Tensor handle(size_t index) const override { return group_.params()[index].handle(); }
-  const at::TensorImpl* registered(size_t index) const override {
-    return index < group_.params().size() ? group_.params()[index].registered_impl() : nullptr;
+  at::Tensor unsharded_param(size_t index) const override { return group_.params()[index].unsharded_param(); }
+  const at::TensorImpl* sharded_param(size_t index) const override {
+    return index < group_.params().size() ? group_.params()[index].sharded_impl() : nullptr;
   }
-  void handle_storage_gone(size_t index) noexcept override { group_.params()[index].storage_gone(); }
-  void note_registered_write(size_t index) override;
+  void unsharded_storage_gone(size_t index) noexcept override { group_.params()[index].storage_gone(); }
+  void note_write(size_t index) override;
   const std::string& param_name(size_t index) const override {
     return index < group_.params().size() ? group_.params()[index].name() : group_.name();
   }
   bool is_cut() const override { return group_.identity().mesh_info.shard_size() > 1; }
   std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.output_dtype(index); }
 
-  OwnerLink link_ = std::make_shared<ResidencyOwner*>(this);
+  OwnerLink link_ = std::make_shared<ParamOwner*>(this);
   std::shared_ptr<RootContext> root_;
   std::shared_ptr<void> companion_;
   ParamGroup group_;  // last: it goes before its root does

@@ -12,9 +12,9 @@ namespace fsdp {
 namespace {
 
 /// Flat runs cannot be put in another order: every rank would hold other elements.
-void check_adjacent(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+void check_adjacent(const ParamGroup& group, const std::vector<LocalShards::Class>& classes) {
   auto order = group.layout().order();
-  std::erase_if(order, [&](size_t i) { return group.params()[i].is_vacant(); });
+  std::erase_if(order, [&](size_t i) { return group.params()[i].has_moved_away(); });
   for (const auto& one : classes) {
     const auto first = std::find(order.begin(), order.end(), one.members.front());
     const bool is_run = std::equal(one.members.begin(), one.members.end(), first) &&
@@ -26,16 +26,16 @@ void check_adjacent(const ParamGroup& group, const std::vector<LocalClasses::Cla
   }
 }
 
-std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalShards::Class>& classes) {
   std::vector<size_t> order;
   for (const auto& one : classes) order.insert(order.end(), one.members.begin(), one.members.end());
   for (size_t i = 0; i < group.params().size(); ++i)
-    if (group.params()[i].is_vacant()) order.push_back(i);
+    if (group.params()[i].has_moved_away()) order.push_back(i);
   return order;
 }
 
 /// One tensor has one dtype.
-void check_gradients(const ParamGroup& group, const std::vector<LocalClasses::Class>& classes) {
+void check_gradients(const ParamGroup& group, const std::vector<LocalShards::Class>& classes) {
   const auto& dtypes = group.gradient_dtypes();
   for (const auto& one : classes)
     for (const size_t i : one.members) {
@@ -55,7 +55,7 @@ void check_gradients(const ParamGroup& group, const std::vector<LocalClasses::Cl
 
 }  // namespace
 
-LocalClasses& hand_out_classes(ParamGroup& group, const std::vector<std::string>& labels) {
+LocalShards& make_local_shards(ParamGroup& group, const std::vector<std::string>& labels) {
   const auto root = GroupPort::of(group).root();
   std::lock_guard lock(root->mutex());
   if (auto* classes = group.classes()) {
@@ -67,20 +67,20 @@ LocalClasses& hand_out_classes(ParamGroup& group, const std::vector<std::string>
   check_convertible(group);
   group.sync_requires_grad();
   group.sync_grad_dtypes();
-  auto classes = LocalClasses::plan(group, labels);
+  auto classes = LocalShards::plan(group, labels);
   const bool is_flat = group.config().layout == ParamLayout::kFlat;
   if (is_flat) check_adjacent(group, classes);
   check_gradients(group, classes);
 
   BelowResidency below;
-  group.take_changes();
+  group.refresh();
   const auto& parts = group.parts();
   auto layout = is_flat ? parts.layout : parts.layout.reordered(order_of(group, classes), parts.shard_group());
   auto shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
   // From here on nothing fails.
   root->reshard(group);
   group.move_rows(std::move(layout), std::move(shard));
-  group.set_classes(std::make_unique<LocalClasses>(std::move(classes), labels));
+  group.set_classes(std::make_unique<LocalShards>(std::move(classes), labels));
   refresh_classes(group);
   group.unsharder().rest();
   root->facts_changed(group);

@@ -9,6 +9,6 @@ namespace fsdp {
 
 /// Parameters of one class lie side by side in this rank's shard from now on, which the classes alias. labels: by
 /// parameter. Handed out already: checks that the labels are the same. Takes the root's lock.
-LocalClasses& hand_out_classes(ParamGroup& group, const std::vector<std::string>& labels);
+LocalShards& make_local_shards(ParamGroup& group, const std::vector<std::string>& labels);
 
 }  // namespace fsdp

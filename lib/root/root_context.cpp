@@ -31,7 +31,7 @@ Ids take_writes(std::span<ParamGroup* const> used) {
   for (auto* group : used) {
     if (!group->is_stale()) continue;
     written.push_back(group->identity().id);
-    if (group->parts().is_never_released()) group->take_changes();
+    if (group->parts().is_never_released()) group->refresh();
   }
   return written;
 }

@@ -49,7 +49,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   // --- what the dispatcher and autograd report
   /// One operator is about to use `used` (all of this root): they are readable when this returns.
   void touch(std::span<ParamGroup* const> used, const OperatorUse& use);
-  void gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& handle);
+  void gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& unsharded_param);
 
   // --- controls
   void unshard(ParamGroup& group);
@@ -63,7 +63,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   /// Between steps: throws StateError if the sanitizer mode has found something since the last call.
   void throw_faults();
 
-  /// No step may begin until `resume_steps`: the handles show other memory for a while. Counts.
+  /// No step may begin until `resume_steps`: the unsharded parameters show other memory for a while. Counts.
   /// Throws StateError, beginning with `caller`, unless `is_quiescent()`.
   void hold_steps(std::string_view caller);
   void resume_steps() noexcept;
@@ -152,7 +152,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void follow_step(std::span<ParamGroup* const> used);
 
   // gradients (step.cpp)
-  const ParamGroup* prefetch_past(const ParamGroup& finished);
+  const ParamGroup* gather_before_reduce(const ParamGroup& finished);
   ReduceJob pack_gradients(ParamGroup& group);
   void flush_gradients();
 

@@ -68,8 +68,8 @@ void RootContext::reset_iter_state() {
   for (auto* group : comm_ctx_.groups) {
     group->gradients().drop();
     for (auto& param : group->params())
-      if (const auto registered = param.registered(); registered.defined())
-        registered.mutable_grad().reset();
+      if (const auto sharded_param = param.sharded_param(); sharded_param.defined())
+        sharded_param.mutable_grad().reset();
     if (auto* classes = group->classes()) classes->drop_gradients();
   }
   tell_of_end();

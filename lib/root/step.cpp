@@ -84,12 +84,12 @@ void RootContext::prepare_step(StepEvent begins) {
 void RootContext::recheck() {
   if (on_step) on_step();
   for (auto* group : comm_ctx_.groups) {
-    group->audit();
+    group->validate();
     group->sync_requires_grad();
     group->notes().say(*group);
     if (!group->unsharder().is_held()) continue;
     if (!group->parts().is_never_released() && group->is_stale()) tell(GroupEvent::kWritten, *group);
-    group->follow_versions();
+    group->sync_versions();
   }
 }
 
@@ -127,7 +127,7 @@ void RootContext::begin_backward(int64_t task) {
     if (auto* group = find(id)) GroupPort::of(*group).mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
   for (auto* group : comm_ctx_.groups)
-    if (group->unsharder().is_held()) group->follow_versions();
+    if (group->unsharder().is_held()) group->sync_versions();
   watch_end_of(task);
 }
 
@@ -160,9 +160,9 @@ void RootContext::abandon_task(int64_t task) noexcept {
   }
 }
 
-void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& handle) {
+void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& unsharded_param) {
   std::lock_guard lock(mutex_);
-  require_state(!handle.grad().defined() || !handle.grad().requires_grad(),
+  require_state(!unsharded_param.grad().defined() || !unsharded_param.grad().requires_grad(),
                 "{}: backward with create_graph leaves gradients with a history, which cannot be "
                 "reduced over ranks; use torch::autograd::grad on the module's own weight for higher "
                 "derivatives",
@@ -178,9 +178,9 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   // Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
   // earlier reductions, and over a communicator of its own the gather need not.
   const bool gathers_first = group.reduction().uses_separate_group;
-  const auto* gathered = gathers_first ? prefetch_past(group) : nullptr;
+  const auto* gathered = gathers_first ? gather_before_reduce(group) : nullptr;
   auto reduction = pack_gradients(group);
-  if (!gathers_first) gathered = prefetch_past(group);
+  if (!gathers_first) gathered = gather_before_reduce(group);
   // Packing may have run a user's hooks, which may have read parameters.
   if (gathered != nullptr && (!scheduler_.orders().current().follows() || !is_unsharding(gathered->unsharder().state())))
     gathered = nullptr;
@@ -189,8 +189,8 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
                                  waits == ReductionQueue::Waits::kForUse ? gathered : nullptr);
 }
 
-const ParamGroup* RootContext::prefetch_past(const ParamGroup& finished) {
-  const auto [actions, first] = scheduler_.prefetch_past(finished.identity().id);
+const ParamGroup* RootContext::gather_before_reduce(const ParamGroup& finished) {
+  const auto [actions, first] = scheduler_.gather_before_reduce(finished.identity().id);
   apply(actions);
   return first == -1 ? nullptr : find(first);
 }

@@ -15,7 +15,7 @@ void release_tied(ParamGroup& group, size_t index) {
   const auto root = GroupPort::of(group).root();
   std::lock_guard lock(root->mutex());
   root->reshard(group);
-  group.params()[index].vacate();
+  group.params()[index].move_away();
   group.unsharder().form().drop_extension(index);
   group.gradients().reset();
   group.count_trainable();
@@ -27,12 +27,12 @@ void release_tied(ParamGroup& group, size_t index) {
 void take_tied(GroupParts& parts, const OwnerLink& link, const TiedParam& tied) {
   BelowResidency below;
   auto& param = parts.params[tied.index];
-  const auto registered = param.registered();
+  const auto sharded_param = param.sharded_param();
   release_tied(*tied.from.group, tied.from.index);
   // In its new shape a gradient of the old one would be wrong.
-  if (tied.gradient.defined()) registered.mutable_grad().reset();
-  param.make_registered(link, tied.index, parts.shard.piece(tied.index));
-  if (tied.gradient.defined()) registered.mutable_grad() = tied.gradient;
+  if (tied.gradient.defined()) sharded_param.mutable_grad().reset();
+  param.make_sharded_param(link, tied.index, parts.shard.piece(tied.index));
+  if (tied.gradient.defined()) sharded_param.mutable_grad() = tied.gradient;
 }
 
 void compact(ParamGroup& group) {
@@ -41,7 +41,7 @@ void compact(ParamGroup& group) {
   if (!parts.shard.bytes().defined() || parts.config.layout == ParamLayout::kFlat) return;
   std::vector<size_t> vacant;
   for (size_t i = 0; i < parts.params.size(); ++i)
-    if (parts.params[i].is_vacant() && parts.layout.stored_bytes(i) > 0) vacant.push_back(i);
+    if (parts.params[i].has_moved_away() && parts.layout.stored_bytes(i) > 0) vacant.push_back(i);
   if (vacant.empty()) return;
   BelowResidency below;
   auto layout = parts.layout.without(vacant, parts.shard_group());

@@ -5,7 +5,7 @@
 // The two groups of a parameter that goes from one to the other (tied_params.hpp), each of its own root.
 namespace fsdp {
 
-/// The registered parameter is this group's from now on. link: to this group.
+/// The sharded parameter is this group's from now on. link: to this group.
 void take_tied(GroupParts& parts, const OwnerLink& link, const TiedParam& tied);
 
 /// Memory of what has been taken from a group is given back, where that takes no communication.

@@ -21,18 +21,18 @@ namespace {
 using at::TensorBase;
 using Interface = at::impl::VariableHooksInterface;
 
-/// `tensor` as a registered parameter; none in the runtime's own work, or below an operator.
-std::optional<FoundParam> find_registered(const TensorBase& tensor) {
+/// `tensor` as a sharded parameter; none in the runtime's own work, or below an operator.
+std::optional<FoundParam> find_sharded(const TensorBase& tensor) {
   if (!tensor.defined() || !has_residency_key(tensor.unsafeGetTensorImpl()) ||
       c10::impl::tls_is_dispatch_key_excluded(kResidencyKey))
     return std::nullopt;
   auto found = find_param(at::Tensor(tensor));
-  return found && !found->is_handle ? found : std::nullopt;
+  return found && !found->is_unsharded_param ? found : std::nullopt;
 }
 
-bool is_handle_storage(const TensorBase& tensor) {
-  const auto* storage = tensor.defined() ? KeyedStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
-  return storage != nullptr && storage->kind() == KeyedStorage::Kind::kHandle;
+bool is_unsharded_storage(const TensorBase& tensor) {
+  const auto* storage = tensor.defined() ? ParamStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
+  return storage != nullptr && storage->kind() == ParamStorage::Kind::kUnsharded;
 }
 
 /// Where LibTorch has them.
@@ -50,29 +50,29 @@ class Hooks final : public Interface {
  public:
   explicit Hooks(const Interface& next) : next_(next) {}
 
-  /// What replaces a registered parameter's tensor is a write, from now on and not from the next step on.
+  /// What replaces a sharded parameter's tensor is a write, from now on and not from the next step on.
   void set_data(const TensorBase& tensor, const TensorBase& data) const override {
-    const auto found = find_registered(tensor);
+    const auto found = find_sharded(tensor);
     if (!found) return next_.set_data(tensor, data);
-    // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the handle.
-    if (data.is_same(tensor) || data.is_same(found->param().handle())) return;
+    // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the unsharded parameter.
+    if (data.is_same(tensor) || data.is_same(found->param().unsharded_param())) return;
     const torch::NoGradGuard no_grad;
-    next_.set_data(tensor, is_handle_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
+    next_.set_data(tensor, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
     std::lock_guard lock(port.root()->mutex());
     if (found->group->config().device.is_meta() || port.root()->steps_are_held()) return;  // looked at when that ends
-    found->group->audit();
+    found->group->validate();
     port.mark_not_ready();  // the next touch is to see it
   }
 
   /// Of a leaf only autograd asks that, and that for where a gradient is to be led to, or to save it for backward.
   int64_t output_nr(const TensorBase& tensor) const override {
-    if (const auto found = find_registered(tensor))
+    if (const auto found = find_sharded(tensor))
       throw UsageError(fmt::format(
-          "{}: torch::autograd::grad, backward({{...}}, inputs) and save_for_backward were given a registered "
+          "{}: torch::autograd::grad, backward({{...}}, inputs) and save_for_backward were given a sharded "
           "parameter, which is this rank's part; gradients lead to the tensor that the module's member holds. Use "
-          "fsdp::handle_of(parameter) for this rank's gradient of the whole parameter, not reduced; or "
+          "fsdp::unsharded(parameter) for this rank's gradient of the whole parameter, not reduced; or "
           "loss.backward(), which reduces it, and parameter.grad()",
           found->param().name()));
     return next_.output_nr(tensor);

@@ -42,7 +42,7 @@ class ExecOrder {
 
   const std::vector<int>& learned() const { return learned_; }
   /// How many times an order has been learned: another number, another order.
-  int lessons() const { return lessons_; }
+  int generation() const { return lessons_; }
 
  private:
   void learn(std::vector<int> uses);

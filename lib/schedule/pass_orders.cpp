@@ -23,9 +23,9 @@ void PassOrders::begin(Pass pass) {
 }
 
 void PassOrders::end() {
-  const int lessons = backward_.lessons();
+  const int generation = backward_.generation();
   order_->end_pass();
-  if (backward_.lessons() != lessons) learned_in_ = backwards_;
+  if (backward_.generation() != generation) learned_in_ = backwards_;
   pass_ = Pass::kNone;
 }
 

@@ -46,15 +46,15 @@ ResidencyProblem residency_problem(const ResidencyBudget::Options& options, cons
 }
 
 bool ResidencyBudget::is_current(const Options& options, const ExecOrder& forward, const ExecOrder& backward) const {
-  return is_current_ && options == options_ && forward.lessons() == forward_lessons_ &&
-         backward.lessons() == backward_lessons_;
+  return is_current_ && options == options_ && forward.generation() == forward_lessons_ &&
+         backward.generation() == backward_lessons_;
 }
 
 void ResidencyBudget::update(const Options& options, const ExecOrder& forward, const ExecOrder& backward,
                              std::span<const GroupFacts> groups) {
   options_ = options;
-  forward_lessons_ = forward.lessons();
-  backward_lessons_ = backward.lessons();
+  forward_lessons_ = forward.generation();
+  backward_lessons_ = backward.generation();
   is_current_ = true;
   plan_.reset();
   if (!options.bytes || forward.learned().empty() || backward.learned().empty()) return;

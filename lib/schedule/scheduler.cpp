@@ -178,7 +178,7 @@ Actions Scheduler::on(GroupEvent event, int group) {
   return actions;
 }
 
-std::pair<Actions, int> Scheduler::prefetch_past(int group) {
+std::pair<Actions, int> Scheduler::gather_before_reduce(int group) {
   // Else the room is not free yet, or not for long.
   const bool is_read_again = groups_[group].read_again_in >= orders_.learned_in();
   const bool has_left = !groups_.is_held(group) && !is_read_again && current_.size() == 1 && current_.front() == group;

@@ -86,7 +86,7 @@ class Scheduler {
   Actions on(GroupEvent event, int group);
   /// `group` has its last gradient and may have been released: what the next use would gather first thing, in the room that
   /// it has left. Launched now it does not wait for that group's reduction. Returns the first of them, too; -1: nothing.
-  std::pair<Actions, int> prefetch_past(int group);
+  std::pair<Actions, int> gather_before_reduce(int group);
 
  private:
   using Groups = std::span<const int>;

@@ -34,7 +34,7 @@ struct CollectiveCall {
 struct FirstValuesOfGroup {
   const GroupIdentity& group;
   std::unique_ptr<FirstValues> values;
-  std::vector<int64_t> versions;  ///< of the registered parameters, now
+  std::vector<int64_t> versions;  ///< of the sharded parameters, now
 };
 
 /// Is told all that a root does and decides nothing: it keeps a log of the collectives, has it compared with the other

@@ -17,7 +17,7 @@ class FirstValues {
  public:
   /// One for each parameter, in their order. whole: undefined where nothing is to be compared (it
   /// was on meta, or its values come from elsewhere). What is not on the host stays where it is
-  /// until `hashes_of`. version: of the registered parameter.
+  /// until `hashes_of`. version: of the sharded parameter.
   void add(const at::Tensor& whole, int64_t version);
 
   /// For each parameter of each; nullopt where there is none to compare. Waits for devices, once

@@ -12,7 +12,7 @@ namespace {
 /// What is left of one all-gather, reduce-scatter, all-reduce and broadcast.
 std::vector<std::string> calls_that_remain() {
   const auto log = std::make_shared<CallLog>();
-  const auto group = with_collectives_left_out(recording(simulated_network({.world_size = 2}), log));
+  const auto group = with_fake_collectives(recording(simulated_network({.world_size = 2}), log));
   const at::Tensor whole = at::zeros({4}), piece = at::ones({2});
   all_gather(*group, whole, piece);
   CHECK(at::equal(whole, at::tensor({1.F, 1.F, 0.F, 0.F})));  // its own bytes are there in any case
@@ -27,7 +27,7 @@ std::vector<std::string> calls_that_remain() {
 TEST_CASE("nothing is left out unless it is asked for", "[comm][left_out]") {
   CHECK(calls_that_remain().size() == 4);
   const auto group = simulated_network({.world_size = 2});
-  CHECK(with_collectives_left_out(group) == group);
+  CHECK(with_fake_collectives(group) == group);
 }
 
 TEST_CASE("FSDP_FAKE_ALL_GATHER leaves out the all-gathers alone", "[comm][left_out]") {
@@ -44,7 +44,7 @@ TEST_CASE("FSDP_FAKE_REDUCE leaves out what reduces", "[comm][left_out]") {
 TEST_CASE("a group that was split from one goes on leaving out", "[comm][left_out]") {
   const ScopedEnvironment set(Variables{{"FSDP_FAKE_REDUCE", "1"}});
   const auto log = std::make_shared<CallLog>();
-  const auto group = with_collectives_left_out(recording(simulated_network({.world_size = 4}), log));
+  const auto group = with_fake_collectives(recording(simulated_network({.world_size = 4}), log));
   const auto half = group->split(std::vector<int>{0, 1}, "half");
   all_reduce(*half, at::ones({2}));
   CHECK(log->calls.empty());

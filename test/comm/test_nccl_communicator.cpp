@@ -131,7 +131,7 @@ TEST_CASE("scaled sums pass through what wraps a communicator: written down, lat
     written[index] = log->names();
     if (scaled_sums_of(*late, at::kLong) != nullptr) throw std::logic_error("it scales integers");
     if (index == 0) launches = nccl.counts().launches;
-    const auto left_out = with_collectives_left_out(rank.world);
+    const auto left_out = with_fake_collectives(rank.world);
     scaled_sums_of(*left_out, at::kFloat)->start_scaled_all_reduce(at::ones({1}), 0.5, "left out")->wait();
     scaled_sums_of(*left_out, at::kFloat)
         ->start_scaled_reduce_scatter({&pieces[index], 1}, {&input, 1}, 0.5, "left out");

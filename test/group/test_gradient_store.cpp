@@ -13,7 +13,7 @@
 namespace fsdp::test {
 namespace {
 
-/// Parameters of one rank, each of three elements, and the handles that a module would hold.
+/// Parameters of one rank, each of three elements, and the unsharded parameters that a module would hold.
 struct Params {
   explicit Params(size_t count, at::ScalarType dtype = at::kFloat) {
     for (size_t i = 0; i < count; ++i) {
@@ -22,7 +22,7 @@ struct Params {
     }
   }
   std::vector<at::Tensor> handles;
-  std::vector<ShardedParam> list;
+  std::vector<FSDPParam> list;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "dispatch/residency.hpp"
 #include "support/models.hpp"
 
-// Handles inside a wrapper subclass, whose operators run below the residency key: see Note [Inner residency key].
+// Unsharded parameters inside a wrapper subclass, whose operators run below the residency key: see Note [Inner residency key].
 
 namespace fsdp::test {
 namespace {

@@ -33,7 +33,7 @@ GradDtypes::GradDtypes(const RandomTree& tree, const torch::nn::Module& body, co
   for (const auto& [name, parameter] : unique_parameters(body)) {
     if (name.ends_with(kWidenedWeight)) widened_.push_back(parameter);
     if (!draw.chance(tree.grad_dtype_probability) || is_among(parameter, ignored)) continue;
-    DrawnGradDtype one{.by = draw.chance(0.5) ? By::kRegistered : By::kMember,
+    DrawnGradDtype one{.by = draw.chance(0.5) ? By::kSharded : By::kMember,
                        .name = name,
                        .member = parameter,
                        .is_before = draw.chance(0.5),

@@ -15,7 +15,7 @@ struct GradDtype {
   bool operator==(const GradDtype&) const = default;
 };
 
-/// What a user sets on one parameter, on the registered one or on the module's own member.
+/// What a user sets on one parameter, on the sharded one or on the module's own member.
 struct DrawnGradDtype {
   By by;
   std::string name;

@@ -23,7 +23,7 @@ struct Model : nn::Module {
 };
 
 bool may_be_frozen(const RandomTree& tree, const std::string& name) {
-  // What a list or dict hands out is the registered parameter: frozen, and with a batch that needs
+  // What a list or dict hands out is the sharded parameter: frozen, and with a batch that needs
   // no gradient, no operator records autograd on it, so it is the shard (T20).
   const bool in_container = name.find("list.") != std::string::npos || name.find("dict.") != std::string::npos;
   // Where ranks choose differently, a frozen choice would cut the graph on some ranks only, and with
@@ -69,7 +69,7 @@ std::vector<Toggle> draw_toggles(const RandomTree& tree, const nn::Module& body)
   std::vector<at::Tensor> taken;
   const auto all = unique_parameters(body);
   const auto add = [&](const std::vector<at::Tensor>& together) {
-    Toggle toggle{.by = draw.chance(0.7) ? By::kRegistered : By::kMember};
+    Toggle toggle{.by = draw.chance(0.7) ? By::kSharded : By::kMember};
     for (const auto& [name, parameter] : all) {
       if (!is_among(parameter, together) || is_among(parameter, taken)) continue;
       if (!may_be_frozen(tree, name) || !parameter.requires_grad()) continue;
@@ -87,7 +87,7 @@ std::vector<Toggle> draw_toggles(const RandomTree& tree, const nn::Module& body)
   return toggles;
 }
 
-/// A user's gradient hook on a registered parameter: gradients are scaled by a number, or by one that comes of the
+/// A user's gradient hook on a sharded parameter: gradients are scaled by a number, or by one that comes of the
 /// whole parameter, which the hook reads.
 struct Hook {
   std::string name;
@@ -157,7 +157,7 @@ void check_local_ranges(const Rank& rank, const nn::Module& model, const Unshard
                         const std::vector<PlainGroup>& groups) {
   for (const auto& [name, parameter] : unique_parameters(model)) {
     if (!is_fsdp_parameter(parameter)) continue;
-    const auto handle = handle_of(parameter);
+    const auto handle = fsdp::unsharded(parameter);
     const auto* slice = unsharded.find_slice(handle);
     const auto sizes = slice != nullptr ? at::IntArrayRef(slice->sizes) : handle.sizes();
     const auto places = at::arange(c10::multiply_integers(sizes)).view(sizes);
@@ -224,7 +224,7 @@ Workload build(const RandomTree& tree) {
                   dtypes->set_for_step(registered);
                   for (const auto& [name, parameter] : unique_parameters(*model))
                     if (is_fsdp_parameter(parameter))
-                      note_gradient_dtypes(**log, *groups, handle_of(parameter), dtypes->of(handle_of(parameter)));
+                      note_gradient_dtypes(**log, *groups, fsdp::unsharded(parameter), dtypes->of(fsdp::unsharded(parameter)));
                 }
                 for (const auto& toggle : toggles) {
                   const bool is_trainable = toggle.is_trainable[static_cast<size_t>(step)];
@@ -248,7 +248,7 @@ Workload build(const RandomTree& tree) {
               },
           .own_part =
               [unsharded, groups](const Rank& rank, const at::Tensor& parameter, const at::Tensor& whole) {
-                return own_part(rank, *unsharded, *groups, handle_of(parameter), whole);
+                return own_part(rank, *unsharded, *groups, fsdp::unsharded(parameter), whole);
               },
           .gradient_dtypes = [dtypes](const at::Tensor& parameter) { return dtypes->of(parameter); }};
 }

@@ -137,7 +137,7 @@ void draw_placements(Draw& draw, RandomTree& tree) {
 void draw_interventions(RandomTree& tree) {
   Draw draw(tree.seed * 104729 + 7);
   if (draw.chance(0.35)) tree.toggled_probability = draw.one_of<double>({0.2, 0.6, 1.0});
-  // A step may begin with a view of a handle, which alone reads nothing.
+  // A step may begin with a view of an unsharded parameter, which alone reads nothing.
   if (draw.chance(tree.toggled_probability > 0 ? 0.7 : 0.15)) {
     Part part{.kind = kViewed, .width = tree.root.width, .inner = draw.number(1, 9)};
     tree.root.parts.insert(tree.root.parts.begin(), std::move(part));

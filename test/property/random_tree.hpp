@@ -59,7 +59,7 @@ struct RandomTree {
   bool experts_differ = false;        ///< said by differs_over; else by tensor_parallel_fn
   double replicated_probability = 0;  ///< of a parameter
   double toggled_probability = 0;     ///< of a parameter, or of a module's, to be frozen in some steps
-  double hooked_probability = 0;      ///< of a registered parameter to have a gradient hook of the user's
+  double hooked_probability = 0;      ///< of a sharded parameter to have a gradient hook of the user's
   double grad_dtype_probability = 0;  ///< of a parameter to have a grad_dtype
   uint64_t seed = 0;  ///< of what is decided while building
 };
@@ -73,13 +73,13 @@ inline bool is_among(const at::Tensor& tensor, const std::vector<at::Tensor>& te
 bool contains(const Part& part, const std::function<bool(const Part&)>& wanted);
 std::string describe(const RandomTree& tree);
 
-/// What a user sets something on: the registered parameter, or what the module's member holds.
-enum class By { kRegistered, kMember };
+/// What a user sets something on: the sharded parameter, or what the module's member holds.
+enum class By { kSharded, kMember };
 inline at::Tensor chosen(By by, const NamedTensors& registered, const std::string& name, const at::Tensor& member) {
   if (by == By::kMember) return member;
   for (const auto& [known, parameter] : registered)
     if (known == name) return parameter;
-  throw std::logic_error("no registered parameter is called " + name);
+  throw std::logic_error("no sharded parameter is called " + name);
 }
 
 /// The model of `tree` with its loss and the calls of fully_shard.

@@ -12,7 +12,7 @@ namespace fsdp::test {
 namespace {
 
 using Groups = std::vector<PlainGroup>;
-// In the log, besides the collectives: a micro-batch begins, a gradient has arrived at a handle, a group begins to
+// In the log, besides the collectives: a micro-batch begins, a gradient has arrived at an unsharded parameter, a group begins to
 // reduce, or to gather, a parameter has been thawed, or frozen, or its gradient's dtypes are these.
 constexpr auto kMicroBatch = "micro-batch", kGradient = "gradient", kReduction = "reduction", kGather = "gather",
                kThawed = "thawed", kFrozen = "frozen", kReducedIn = "reduced in", kKeptIn = "kept in";
@@ -205,7 +205,7 @@ class Replay {
     }
   }
 
-  /// The gradients that arrive on this rank's registered parameters.
+  /// The gradients that arrive on this rank's sharded parameters.
   void note_assigned(const Reduction& reduction) {
     const auto& group = groups_[reduction.group];
     for (const int p : reduction.params) {

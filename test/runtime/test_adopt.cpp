@@ -77,7 +77,7 @@ TEST_CASE("adopt keeps parameter groups and their options", "[runtime][adopt]") 
     rank.check(!at::equal(sharded(model->layers[0]->weight).detach(), layer), "learning rate 0.5");
     for (auto& group : sgd.param_groups())
       for (auto& parameter : group.params())
-        rank.check(sharded(parameter).is_same(parameter), "holds registered parameters");
+        rank.check(sharded(parameter).is_same(parameter), "holds sharded parameters");
   });
 }
 

@@ -303,7 +303,7 @@ TEST_CASE("frozen and unused parameters under checkpoints", "[runtime][activatio
 }
 
 TEST_CASE("a scope that was open in forward is open in the recomputation", "[runtime][activation_checkpoint]") {
-  // A frozen ParameterList under an operator that records nothing: the handle in a scope only (T20).
+  // A frozen ParameterList under an operator that records nothing: the unsharded parameter in a scope only (T20).
   struct List : torch::nn::Module {
     List() {
       frozen->append(torch::randn({6, 3}, torch::kDouble).requires_grad_(false));

@@ -65,13 +65,13 @@ TEST_CASE("LibTorch's own clip would clip by the local norm in silence", "[runti
   });
 }
 
-TEST_CASE("handles given to clip_grad_norm_ are an error that says what to give", "[runtime][clip_grad_norm]") {
+TEST_CASE("unsharded parameters given to clip_grad_norm_ are an error that says what to give", "[runtime][clip_grad_norm]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh());
     chain.loss(rank.index(), 0).backward();
     rank.log().clear();
     rank.check_throws<UsageError>([&] { clip_grad_norm_({chain.model->layers[0]->weight}, 1.0); },
-                                  {"layer0.weight", "parameters()"}, "a handle");
+                                  {"layer0.weight", "parameters()"}, "an unsharded parameter");
     rank.check_throws<UsageError>([&] { get_total_norm({chain.model->layers[0]->weight}); }, {"layer0.weight"}, "norm");
     rank.check(rank.log().calls.empty(), "nothing was communicated");
   });

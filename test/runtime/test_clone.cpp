@@ -118,7 +118,7 @@ TEST_CASE("a clone trains, and its original too", "[runtime][clone]") {
   });
 }
 
-TEST_CASE("EMA over registered parameters equals the plain averaged model", "[runtime][clone]") {
+TEST_CASE("EMA over sharded parameters equals the plain averaged model", "[runtime][clone]") {
   on_odd_cases([](Rank& rank, const OddCase& odd) {
     auto plain = plain_odd(), plain_ema = plain_odd(), model = plain_odd();
     shard_odd(model, rank, odd);
@@ -237,7 +237,7 @@ TEST_CASE("what LibTorch's clone() leaves is reported by name at its first use",
   });
 }
 
-TEST_CASE("a copy of a registered parameter is an ordinary tensor", "[runtime][clone]") {
+TEST_CASE("a copy of a sharded parameter is an ordinary tensor", "[runtime][clone]") {
   for (int ranks : {1, 2})
     on_ranks(ranks, [](Rank& rank) {
       auto model = plain_chain(1);

@@ -70,7 +70,7 @@ void check_states(const Rank& rank, const nn::Module& module, const nn::Module& 
     const auto& [name, parameter] = found[i];
     rank.check_equal(name, expected[i].first, what);
     rank.check(parameter.scalar_type() == expected[i].second.scalar_type(), what + ": dtype of " + name);
-    rank.check(handle_of(parameter).scalar_type() == expected[i].second.scalar_type(), what + ": the member's of " + name);
+    rank.check(fsdp::unsharded(parameter).scalar_type() == expected[i].second.scalar_type(), what + ": the member's of " + name);
     rank.check_equal(parameter.requires_grad(), expected[i].second.requires_grad(), what + ": requires_grad of " + name);
     rank.check_close(dtensor_of(parameter).full_tensor().detach(), expected[i].second.detach(), what + ": " + name, relative);
     const auto gradient = grad_dtensor_of(parameter);
@@ -175,9 +175,9 @@ TEST_CASE("a policy's dtypes stay, the dtype that is kept changes", "[runtime][c
     auto root = fully_shard(model, {.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kBFloat16}});
     to(model, at::kDouble);
     const auto named = model->named_parameters();
-    rank.check(named["first.weight"].scalar_type() == at::kDouble, "the registered parameter");
-    rank.check(model->first->weight.scalar_type() == at::kBFloat16, "the handle keeps param_dtype");
-    rank.check(model->norm->weight.scalar_type() == at::kDouble, "an exempt module's handle follows");
+    rank.check(named["first.weight"].scalar_type() == at::kDouble, "the sharded parameter");
+    rank.check(model->first->weight.scalar_type() == at::kBFloat16, "the unsharded parameter keeps param_dtype");
+    rank.check(model->norm->weight.scalar_type() == at::kDouble, "an exempt module's unsharded parameter follows");
     rank.check(named["steps"].scalar_type() == at::kLong, "integers stay");
     rank.check(model->norm->running_mean.scalar_type() == at::kDouble, "so do its buffers");
     nn::BatchNorm1d norm(3);

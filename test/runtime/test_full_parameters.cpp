@@ -87,11 +87,11 @@ TEST_CASE("in the scope the module is the plain one, and afterwards the sharded 
       auto after = model->parameters();
       rank.check_equal(after.size(), before.size(), "as many as before");
       for (size_t i = 0; i < after.size(); ++i) {
-        rank.check(after[i].is_same(before[i]), odd.name + ": the same registered tensors");
+        rank.check(after[i].is_same(before[i]), odd.name + ": the same sharded tensors");
         rank.check_identical(after[i].detach(), values[i], odd.name + ": the same values");
         rank.check_equal(int64_t(after[i]._version()), versions[i], odd.name + ": nothing was written");
       }
-      rank.check(model->lin->weight.scalar_type() == (casts ? at::kBFloat16 : at::kFloat), "the handle's dtype is back");
+      rank.check(model->lin->weight.scalar_type() == (casts ? at::kBFloat16 : at::kFloat), "the unsharded parameter's dtype is back");
     });
 }
 
@@ -225,7 +225,7 @@ TEST_CASE("with_grads shows averaged gradients, and takes them back", "[runtime]
       rank.check(at::equal(found[1].second.grad(), torch::ones_like(found[1].second)), "replaced");
       for (size_t i = 2; i < found.size(); ++i)
         rank.check_close(grad_dtensor_of(found[i].second).full_tensor(), 2 * expected[i].second, found[i].first + " doubled");
-      rank.check(!handle_of(found[2].second).grad().defined(), "none on the handle");
+      rank.check(!fsdp::unsharded(found[2].second).grad().defined(), "none on the unsharded parameter");
     });
 }
 
@@ -289,7 +289,7 @@ TEST_CASE("a step cannot begin in the scope, and can after it", "[runtime][full_
       rank.check_throws<StateError>([&] { chain.model->forward(x).sum().backward(); }, {"full parameters"}, "a backward");
       rank.check_throws<StateError>([&] { auto inner = forward_scope(chain.root[0]); }, {"full parameters"}, "a scope");
     }
-    for (auto& parameter : chain.model->parameters()) handle_of(parameter).mutable_grad().reset();
+    for (auto& parameter : chain.model->parameters()) fsdp::unsharded(parameter).mutable_grad().reset();
     for (int step = 0; step < 2; ++step) {
       chain.model->zero_grad();
       chain.loss(rank.index(), step).backward();
@@ -343,7 +343,7 @@ TEST_CASE("without recursion the parameters of sharded modules below stay sharde
     rank.check_identical(chain.model->head->parameters()[0].detach(), plain->head->weight.detach(), "its own");
     rank.check(is_fsdp_parameter(chain.model->layers[0]->parameters()[0]), "not that of a unit below");
     at::NoGradGuard no_grad;
-    rank.check_identical(chain.model->layers[0]->weight.clone(), plain->layers[0]->weight.detach(), "whose handle still gathers");
+    rank.check_identical(chain.model->layers[0]->weight.clone(), plain->layers[0]->weight.detach(), "whose unsharded parameter still gathers");
   });
 }
 

@@ -51,7 +51,7 @@ TEST_CASE("in eval mode parameters are gathered and computed in their own dtype"
           for (int round = 0; round < 2; ++round) {
             model->train();
             auto loss = step_loss(model, rank.index(), round);
-            rank.check_equal(dtype_of(model->head->weight), std::string("BFloat16"), "the handle in training");
+            rank.check_equal(dtype_of(model->head->weight), std::string("BFloat16"), "the unsharded parameter in training");
             optimizer.zero_grad();
             loss.backward();
             optimizer.step();
@@ -62,7 +62,7 @@ TEST_CASE("in eval mode parameters are gathered and computed in their own dtype"
             const auto x = input_of(7, round);
             const auto output = evaluate(model, x, style);
             rank.check_equal(dtype_of(output), std::string("Float"), "the output's dtype");
-            rank.check_equal(dtype_of(model->head->weight), std::string("Float"), "the handle in eval");
+            rank.check_equal(dtype_of(model->head->weight), std::string("Float"), "the unsharded parameter in eval");
             rank.check_identical(output, plain->forward(x), "the output, bit for bit");
           }
         }));
@@ -80,7 +80,7 @@ TEST_CASE("training is the same with evaluations between its steps", "[full_prec
         for (auto& [model, optimizer] : {std::pair<Chain&, torch::optim::Adam&>{with, ours}, {without, theirs}}) {
           optimizer.zero_grad();
           const auto loss = step_loss(model, rank.index(), step);
-          rank.check_equal(dtype_of(model->layers[0]->weight), std::string("BFloat16"), "the handle");
+          rank.check_equal(dtype_of(model->layers[0]->weight), std::string("BFloat16"), "the unsharded parameter");
           loss.backward();
           optimizer.step();
         }

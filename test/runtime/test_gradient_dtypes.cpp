@@ -155,13 +155,13 @@ TEST_CASE("a grad_dtype that changes counts from the next step on, whichever sid
       check_scalar_type(rank, parameter.grad(), expected, what);
     };
     parameter.set_grad_dtype(at::kFloat);  // before the first forward
-    step(at::kFloat, "set on the registered parameter");
+    step(at::kFloat, "set on the sharded parameter");
     rank.check_close(parameter.grad(), rows_of(average_gradient(2).to(at::kFloat), rank.index(), 2),
                      "float32", 1e-6);
     parameter.mutable_grad() = at::Tensor();
     model->weight.set_grad_dtype(at::kBFloat16);
     step(at::kBFloat16, "set on the module's own member");
-    rank.check(parameter.grad_dtype() == at::kBFloat16, "the registered parameter followed");
+    rank.check(parameter.grad_dtype() == at::kBFloat16, "the sharded parameter followed");
     parameter.mutable_grad() = at::Tensor();
     parameter.set_grad_dtype(at::kDouble);
     step(at::kDouble, "changed again");
@@ -201,7 +201,7 @@ TEST_CASE("a grad_dtype of none counts on the module's own member whatever was s
       model->forward(activations_of(rank.index()).to(at::kBFloat16)).sum().backward();
       check_scalar_type(rank, parameter.grad(), expected, asked ? c10::toString(*asked) : "none");
     };
-    step(at::kFloat, at::kFloat);  // so gradients reach the handle as they are made
+    step(at::kFloat, at::kFloat);  // so gradients reach the unsharded parameter as they are made
     step(std::nullopt, at::kBFloat16);
     step(at::kDouble, at::kDouble);
     step(std::nullopt, at::kBFloat16);

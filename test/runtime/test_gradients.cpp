@@ -19,7 +19,7 @@ class PostAccumulate final : public torch::autograd::PostAccumulateGradHook {
   std::function<void(const Tensor&)> hook_;
 };
 
-TEST_CASE("gradients live on the registered parameter; grad_dtensor_of gives the whole", "[runtime][gradients]") {
+TEST_CASE("gradients live on the sharded parameter; grad_dtensor_of gives the whole", "[runtime][gradients]") {
   on_ranks(3, [](Rank& rank) {
     auto plain = plain_chain(2, 5);
     ShardedChain chain(rank.mesh(), 2, 5);
@@ -28,11 +28,11 @@ TEST_CASE("gradients live on the registered parameter; grad_dtensor_of gives the
     auto parameters = unique_parameters(*chain.model);
     for (size_t i = 0; i < parameters.size(); ++i) {
       auto& [name, parameter] = parameters[i];
-      rank.check(!handle_of(parameter).grad().defined(), name + ": none on the handle");
+      rank.check(!fsdp::unsharded(parameter).grad().defined(), name + ": none on the unsharded parameter");
       auto whole = grad_dtensor_of(parameter);
       rank.check(whole.to_local().data_ptr() == parameter.grad().data_ptr(), name + ": shares memory");
       rank.check_close(whole.full_tensor(), expected[i].second, name);
-      rank.check_close(grad_dtensor_of(handle_of(parameter)).full_tensor(), expected[i].second, name + " by handle");
+      rank.check_close(grad_dtensor_of(fsdp::unsharded(parameter)).full_tensor(), expected[i].second, name + " by unsharded parameter");
     }
   });
 }
@@ -114,7 +114,7 @@ TEST_CASE("a tensor hook on a member sees and may change this rank's full gradie
   });
 }
 
-TEST_CASE("a hook on a registered parameter reads parameters as any hook of a backward does", "[runtime][gradients]") {
+TEST_CASE("a hook on a sharded parameter reads parameters as any hook of a backward does", "[runtime][gradients]") {
   for (const int ranks : {1, 2, 3})
     CHECK(on_ranks(ranks, [](Rank& rank) {
       auto plain = plain_chain();
@@ -151,7 +151,7 @@ TEST_CASE("a hook on a registered parameter reads parameters as any hook of a ba
     }));
 }
 
-TEST_CASE("what a hook on a registered parameter writes counts: the next forward has it", "[runtime][gradients]") {
+TEST_CASE("what a hook on a sharded parameter writes counts: the next forward has it", "[runtime][gradients]") {
   for (const int ranks : {1, 2})
     for (const bool after_accumulation : {false, true})
       CHECK(on_ranks(ranks, [after_accumulation](Rank& rank) {
@@ -199,7 +199,7 @@ TEST_CASE("a parameter that is a view gets its gradient through views that were 
       model->weight.register_hook([&](const Tensor&) { ++hooked; });
       fully_shard(*model, {.mesh = rank.mesh()});
       const auto weight = model->parameters()[0];
-      rank.check(!model->weight.is_view(), "the handle is a view of nothing");
+      rank.check(!model->weight.is_view(), "the unsharded parameter is a view of nothing");
       torch::optim::SGD sgd({weight}, 0.1);
       for (int step = 0; step < 3; ++step) {
         sgd.zero_grad();

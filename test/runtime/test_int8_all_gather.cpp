@@ -87,7 +87,7 @@ TEST_CASE("int8 shows a block with an infinity or a NaN as NaN, and only that bl
   CHECK(round_trip(*int8_all_gather(4), beyond_float, at::kDouble).isnan().all().item<bool>());
 }
 
-TEST_CASE("handles show each rank's piece within half a scale; whole parameters are exact",
+TEST_CASE("unsharded parameters show each rank's piece within half a scale; whole parameters are exact",
           "[runtime][int8_all_gather]") {
   for (int world_size : {2, 3, 4})
     CHECK(on_ranks(world_size, [](Rank& rank) {

@@ -218,7 +218,7 @@ TEST_CASE("an unused parameter of a flat run keeps an undefined gradient", "[run
   });
 }
 
-TEST_CASE("writes through handles reach columns and flat pieces", "[runtime][layouts]") {
+TEST_CASE("writes through unsharded parameters reach columns and flat pieces", "[runtime][layouts]") {
   for (bool is_flat : {false, true})
     on_ranks(3, [is_flat](Rank& rank) {
       auto net = seeded(3, [] { return Mixture(); });

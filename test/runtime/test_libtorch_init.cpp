@@ -3,7 +3,7 @@
 #include "fsdp/parameters.hpp"
 #include "support/models.hpp"
 
-// torch::nn::init and Tensor::new_* on registered parameters, which are this rank's rows.
+// torch::nn::init and Tensor::new_* on sharded parameters, which are this rank's rows.
 
 namespace fsdp::test {
 namespace {
@@ -50,7 +50,7 @@ std::string filled(const std::function<Tensor(Tensor)>& fill, Tensor tensor) {
   });
 }
 
-TEST_CASE("every function of torch::nn::init fills a registered parameter as it fills a tensor of its rows",
+TEST_CASE("every function of torch::nn::init fills a sharded parameter as it fills a tensor of its rows",
           "[runtime][libtorch_init]") {
   on_ranks(2, [](Rank& rank) {
     FourShapes model = seeded(5, [] { return FourShapes(); });
@@ -67,7 +67,7 @@ TEST_CASE("every function of torch::nn::init fills a registered parameter as it 
   });
 }
 
-TEST_CASE("what torch::nn::init writes to a registered parameter is gathered next", "[runtime][libtorch_init]") {
+TEST_CASE("what torch::nn::init writes to a sharded parameter is gathered next", "[runtime][libtorch_init]") {
   on_ranks(2, [](Rank& rank) {
     FourShapes model = seeded(5, [] { return FourShapes(); });
     fully_shard(model, {.mesh = rank.mesh()});
@@ -75,12 +75,12 @@ TEST_CASE("what torch::nn::init writes to a registered parameter is gathered nex
       init::constant_(model->named_parameters()["of2"], rank.index() + round);
       const auto expected = torch::cat({torch::full({3, 4}, round), torch::full({3, 4}, round + 1)}).to(at::kFloat);
       torch::NoGradGuard no_grad;
-      rank.check_identical(model->handles[1] + 0, expected, "the handle");
+      rank.check_identical(model->handles[1] + 0, expected, "the unsharded parameter");
     }
   });
 }
 
-TEST_CASE("Tensor::new_* of a registered parameter, of its handle and of views make plain tensors",
+TEST_CASE("Tensor::new_* of a sharded parameter, of its unsharded parameter and of views make plain tensors",
           "[runtime][libtorch_init]") {
   on_ranks(2, [](Rank& rank) {
     FourShapes model = seeded(5, [] { return FourShapes(); });

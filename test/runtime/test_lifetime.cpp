@@ -96,7 +96,7 @@ TEST_CASE("when the module goes its tensors go with it, and its state by the nex
       for (auto& module : chain.root[0].sharded_modules()) states.push_back(module.shared_state());
       for (auto& parameter : chain.model->parameters()) {
         memory.emplace_back(parameter.storage().getWeakStorageImpl());
-        memory.emplace_back(handle_of(parameter).storage().getWeakStorageImpl());
+        memory.emplace_back(fsdp::unsharded(parameter).storage().getWeakStorageImpl());
       }
     }
     rank.check_equal(memory.size(), size_t{16}, "tensors");
@@ -123,7 +123,7 @@ TEST_CASE("tensors that the user kept beyond the module's life stay safe", "[run
       at::NoGradGuard no_grad;
       rank.check(std::isfinite(parameter.norm().item<float>()), "and is readable");
     }
-    // The group lives on with its handles: they are gathered as ever.
+    // The group lives on with its unsharded parameters: they are gathered as ever.
     for (auto& tensor : {handle, view}) {
       at::NoGradGuard no_grad;
       rank.check_identical(tensor + 0, plain_chain()->layers[0]->weight, "the whole values");

@@ -221,7 +221,7 @@ TEST_CASE("writes to a local shard are seen by the next forward, and refused by 
       loss_of(model, rank.index(), 0).backward();
       torch::NoGradGuard no_grad;
       for (auto local : shards) local.shard.fill_(0.25);
-      rank.check_identical(model->late->weight.detach(), torch::full({3, 7}, 0.25F), "through the handle");
+      rank.check_identical(model->late->weight.detach(), torch::full({3, 7}, 0.25F), "through the unsharded parameter");
       torch::AutoGradMode with_grad(true);
       auto loss = loss_of(model, rank.index(), 0);
       {

@@ -39,30 +39,30 @@ TEST_CASE("names, order and requires_grad of parameters() stay; values become th
   });
 }
 
-TEST_CASE("handles, registered parameters and DTensors know each other", "[runtime][managed_states]") {
+TEST_CASE("unsharded parameters, sharded parameters and DTensors know each other", "[runtime][managed_states]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain(1, 5);
     ShardedChain chain(rank.mesh(), 1, 5);
     auto handle = chain.model->layers[0]->weight;
     auto parameter = chain.model->layers[0]->named_parameters()["weight"];
-    rank.check(sharded(handle).is_same(parameter), "sharded(handle)");
+    rank.check(sharded(handle).is_same(parameter), "sharded(unsharded parameter)");
     rank.check(sharded(parameter).is_same(parameter), "sharded(parameter)");
-    rank.check(handle_of(parameter).is_same(handle), "handle_of(parameter)");
-    rank.check(handle_of(handle).is_same(handle), "handle_of(handle)");
+    rank.check(fsdp::unsharded(parameter).is_same(handle), "fsdp::unsharded(parameter)");
+    rank.check(fsdp::unsharded(handle).is_same(handle), "fsdp::unsharded(unsharded parameter)");
     rank.check(is_fsdp_parameter(handle) && is_fsdp_parameter(parameter), "both are known");
     auto other = torch::ones({2});
     rank.check(!is_fsdp_parameter(other), "another tensor is not");
     rank.check_throws<UsageError>([&] { sharded(other); }, {"sharded: expected a parameter", "sizes [2]"},
                                   "sharded(another tensor)");
-    rank.check_throws<UsageError>([&] { handle_of(other); }, {"handle_of: expected a parameter", "sizes [2]"},
-                                  "handle_of(another tensor)");
+    rank.check_throws<UsageError>([&] { fsdp::unsharded(other); }, {"unsharded: expected a parameter", "sizes [2]"},
+                                  "fsdp::unsharded(another tensor)");
 
     auto whole = dtensor_of(parameter);
     rank.check_equal(whole.sizes().vec(), std::vector<int64_t>{5, 5}, "global sizes");
     rank.check(whole.placements() == std::vector<Placement>{Shard{0}}, "placements");
     rank.check(whole.to_local().data_ptr() == parameter.data_ptr(), "shares memory");
     rank.check_identical(whole.full_tensor().detach(), plain->layers[0]->weight.detach(), "full_tensor");
-    rank.check_identical(dtensor_of(handle).full_tensor().detach(), plain->layers[0]->weight.detach(), "by handle");
+    rank.check_identical(dtensor_of(handle).full_tensor().detach(), plain->layers[0]->weight.detach(), "by unsharded parameter");
     rank.check(!grad_dtensor_of(parameter).defined(), "no gradient yet");
   });
 }

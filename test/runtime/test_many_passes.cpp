@@ -182,7 +182,7 @@ TEST_CASE("fsdp::call on a plain module is its forward", "[runtime][many_passes]
   CHECK(at::equal(fsdp::call(plain, x), plain->forward(x)));
 }
 
-TEST_CASE("autograd::grad to a handle gives the full gradient of this rank", "[runtime][many_passes]") {
+TEST_CASE("autograd::grad to an unsharded parameter gives the full gradient of this rank", "[runtime][many_passes]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
@@ -202,7 +202,7 @@ TEST_CASE("autograd::grad to a handle gives the full gradient of this rank", "[r
   });
 }
 
-TEST_CASE("autograd::grad to a registered parameter is refused with the way to do it", "[runtime][many_passes]") {
+TEST_CASE("autograd::grad to a sharded parameter is refused with the way to do it", "[runtime][many_passes]") {
   for (int world_size : {1, 2})
     on_ranks(world_size, [](Rank& rank) {
       auto plain = plain_chain();
@@ -215,10 +215,10 @@ TEST_CASE("autograd::grad to a registered parameter is refused with the way to d
           rank.check_throws<UsageError>(
               [&] { torch::autograd::grad({loss}, registered, {}, /*retain_graph=*/true, /*create_graph=*/false,
                                           allow_unused); },
-              {"layer0", "fsdp::handle_of(parameter)"}, "autograd::grad");
+              {"layer0", "fsdp::unsharded(parameter)"}, "autograd::grad");
         rank.check_throws<UsageError>(
             [&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/false, registered); },
-            {"layer0", "fsdp::handle_of(parameter)"}, "backward with inputs");
+            {"layer0", "fsdp::unsharded(parameter)"}, "backward with inputs");
         loss.backward();
         check_gradients(rank, *chain.model, averaged_gradients(plain, rank.size(), 0), "training afterwards");
         chain.model->zero_grad();
@@ -261,7 +261,7 @@ TEST_CASE("backward with create_graph is refused by name, and training goes on a
   });
 }
 
-TEST_CASE("backward to chosen handles reduces those", "[runtime][many_passes]") {
+TEST_CASE("backward to chosen unsharded parameters reduces those", "[runtime][many_passes]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());

@@ -268,7 +268,7 @@ TEST_CASE("an optimizer built before materialisation trains the model like any o
       torch::optim::AdamW optimizer(model->parameters(), 1e-2), plain_optimizer(plain->parameters(), 1e-2);
       materialize(model, {.seed = 21});
       const auto after = model->parameters();
-      for (size_t i = 0; i < after.size(); ++i) rank.check(after[i].is_same(before[i]), "the same registered tensors");
+      for (size_t i = 0; i < after.size(); ++i) rank.check(after[i].is_same(before[i]), "the same sharded tensors");
       rank.check(weight.is_same(model->layers[0]->weight) && !weight.is_meta(), "the same member");
       for (int step = 0; step < 3; ++step) {
         const auto gradients = averaged_gradients(plain, rank.size(), step);
@@ -291,7 +291,7 @@ TEST_CASE("a mixed-precision group on meta computes like one with values from th
     fully_shard(late, options);
     fully_shard(early, options);
     materialize(late, {.seed = 2});
-    rank.check(late->head->weight.scalar_type() == at::kBFloat16, "the handle's dtype");
+    rank.check(late->head->weight.scalar_type() == at::kBFloat16, "the unsharded parameter's dtype");
     Inputs inputs(rank.index(), 0);
     const auto x = inputs.normal({4, 6});
     for (auto& model : {late, early}) {

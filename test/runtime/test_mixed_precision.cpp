@@ -93,11 +93,11 @@ TEST_CASE("computing in bfloat16 trains float32 shards", "[mixed_precision]") {
     }
 }
 
-TEST_CASE("handles have param_dtype, and that is what is gathered and reduced", "[mixed_precision]") {
+TEST_CASE("unsharded parameters have param_dtype, and that is what is gathered and reduced", "[mixed_precision]") {
   CHECK(on_ranks(2, [](Rank& rank) {
     Sharded sharded(rank.mesh(), {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
-    check_dtype(rank, sharded.model->layers[0]->weight, at::kBFloat16, "the handle");
-    check_dtype(rank, sharded.model->layers[0]->parameters()[0], at::kFloat, "the registered one");
+    check_dtype(rank, sharded.model->layers[0]->weight, at::kBFloat16, "the unsharded parameter");
+    check_dtype(rank, sharded.model->layers[0]->parameters()[0], at::kFloat, "the sharded one");
     rank.log().clear();
     sharded.loss(rank.index(), 0).backward();
     // 6 x 6 weights and 6 biases; pieces are aligned to 16 bytes.
@@ -109,7 +109,7 @@ TEST_CASE("handles have param_dtype, and that is what is gathered and reduced", 
   }));
 }
 
-TEST_CASE("operators get their other operands in the handle's dtype", "[mixed_precision]") {
+TEST_CASE("operators get their other operands in the unsharded parameter's dtype", "[mixed_precision]") {
   namespace nn = torch::nn;
   const Policy policy{.param_dtype = at::kBFloat16};
   CHECK(on_ranks(2, [&](Rank& rank) {
@@ -251,7 +251,7 @@ TEST_CASE("floating-point buffers take buffer_dtype", "[mixed_precision]") {
   }));
 }
 
-TEST_CASE("a write through a cast handle reaches the float32 shards", "[mixed_precision]") {
+TEST_CASE("a write through a cast unsharded parameter reaches the float32 shards", "[mixed_precision]") {
   for (const int ranks : {1, 3})
     CHECK(on_ranks(ranks, [ranks](Rank& rank) {
       auto linear = seeded(1, [] { return torch::nn::Linear(6, 5); });
@@ -262,7 +262,7 @@ TEST_CASE("a write through a cast handle reaches the float32 shards", "[mixed_pr
         linear->weight.copy_(values);
       }
       rank.check_identical(linear->parameters()[0].detach(), rows_of(values, rank.index(), ranks), "the rows");
-      rank.check_identical(linear->weight.detach().to(at::kFloat), values, "the handle");
+      rank.check_identical(linear->weight.detach().to(at::kFloat), values, "the unsharded parameter");
     }));
 }
 

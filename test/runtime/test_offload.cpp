@@ -144,7 +144,7 @@ TEST_CASE("an offloaded group gathers and reduces as often, and holds as little"
   }));
 }
 
-TEST_CASE("writes through handles reach offloaded shards", "[offload]") {
+TEST_CASE("writes through unsharded parameters reach offloaded shards", "[offload]") {
   const Copies copies;
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const int ranks : {1, 2})

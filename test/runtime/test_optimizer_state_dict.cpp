@@ -286,12 +286,12 @@ TEST_CASE("an optimizer state that does not fit is named, and nothing changes", 
     });
 }
 
-TEST_CASE("another optimizer, a handle and a stranger's parameter are refused by name", "[runtime][optimizer_state_dict]") {
+TEST_CASE("another optimizer, an unsharded parameter and a stranger's parameter are refused by name", "[runtime][optimizer_state_dict]") {
   on_ranks(2, [](Rank& rank) {
     auto model = plain_odd();
     optim::SGD early(model->lin->parameters(), 0.1);
     shard_odd(model, rank, {});
-    rank.check_throws<UsageError>([&] { optimizer_state_dict(*model, early); }, {"lin.weight", "adopt"}, "handles");
+    rank.check_throws<UsageError>([&] { optimizer_state_dict(*model, early); }, {"lin.weight", "adopt"}, "unsharded parameters");
     adopt(early);
     auto sgd = optimizer_state_dict(*model, early);
     auto adamw = make_optimizer(kinds()[0], model);

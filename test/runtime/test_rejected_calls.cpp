@@ -176,7 +176,7 @@ TEST_CASE("an empty list of modules is an error", "[runtime][rejected_calls]") {
   });
 }
 
-TEST_CASE("a handle among the ignored parameters that a unit below has sharded stays sharded, and is trained",
+TEST_CASE("an unsharded parameter among the ignored parameters that a unit below has sharded stays sharded, and is trained",
           "[runtime][rejected_calls]") {
   on_ranks(2, [](Rank& rank) {
     nn::Sequential net(nn::Linear(3, 3), nn::Linear(3, 3));

@@ -31,7 +31,7 @@ TEST_CASE("frozen and trainable parameters share a group; the frozen take no par
   });
 }
 
-TEST_CASE("requires_grad toggled on the handle or on the registered parameter takes effect in the next step",
+TEST_CASE("requires_grad toggled on the unsharded parameter or on the sharded parameter takes effect in the next step",
           "[runtime][requires_grad]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
@@ -43,17 +43,17 @@ TEST_CASE("requires_grad toggled on the handle or on the registered parameter ta
       chain.loss(rank.index(), 0).backward();
       check_gradients(rank, *chain.model, expected, what);
       for (auto& [name, parameter] : unique_parameters(*chain.model))
-        rank.check(parameter.requires_grad() == handle_of(parameter).requires_grad(), what + ": both sides agree: " + name);
+        rank.check(parameter.requires_grad() == fsdp::unsharded(parameter).requires_grad(), what + ": both sides agree: " + name);
       for (auto& parameter : plain->parameters()) parameter.mutable_grad() = at::Tensor();
     };
     run("all trainable");
     chain.model->layers[1]->weight.set_requires_grad(false);
     plain->layers[1]->weight.set_requires_grad(false);
-    run("weight of layer1 frozen through the handle");
-    rank.check(!sharded(chain.model->layers[1]->weight).requires_grad(), "the registered one followed");
+    run("weight of layer1 frozen through the unsharded parameter");
+    rank.check(!sharded(chain.model->layers[1]->weight).requires_grad(), "the sharded one followed");
     sharded(chain.model->layers[0]->bias).set_requires_grad(false);
     plain->layers[0]->bias.set_requires_grad(false);
-    run("bias of layer0 frozen through the registered parameter");
+    run("bias of layer0 frozen through the sharded parameter");
     sharded(chain.model->layers[1]->weight).set_requires_grad(true);
     plain->layers[1]->weight.set_requires_grad(true);
     chain.model->layers[0]->bias.set_requires_grad(true);
@@ -97,14 +97,14 @@ TEST_CASE("a view that begins a step sees that its parameter was frozen or thawe
           for (size_t i = 0; i < plain->weights.size(); ++i) {
             const auto expected = plain->weights[i].grad(), found = model->parameters()[i].grad();
             rank.check_close(found, expected.defined() ? rows_of(expected, rank.index(), rank.size()) : expected, what);
-            rank.check_equal(model->weights[i].requires_grad(), trainable, what + ": on the handle");
+            rank.check_equal(model->weights[i].requires_grad(), trainable, what + ": on the unsharded parameter");
           }
         };
         check(true, "at first");
         for (auto& parameter : model->parameters()) parameter.set_requires_grad(false);
-        check(false, "frozen by registered parameter");
+        check(false, "frozen by sharded parameter");
         for (auto& parameter : model->parameters()) parameter.set_requires_grad(true);
-        check(true, "thawed by registered parameter");
+        check(true, "thawed by sharded parameter");
         for (auto& weight : model->weights) weight.set_requires_grad(false);
         check(false, "frozen by member");
         for (auto& weight : model->weights) weight.set_requires_grad(true);
@@ -148,7 +148,7 @@ TEST_CASE("a forward with everything frozen begins no step: what comes between s
   }));
 }
 
-TEST_CASE("if both sides changed, the registered parameter wins", "[runtime][requires_grad]") {
+TEST_CASE("if both sides changed, the sharded parameter wins", "[runtime][requires_grad]") {
   on_ranks(2, [](Rank& rank) {
     auto model = plain_chain(1);
     model->head->bias.set_requires_grad(false);
@@ -165,7 +165,7 @@ TEST_CASE("if both sides changed, the registered parameter wins", "[runtime][req
     model->zero_grad();
     for (auto& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
     step();
-    rank.check(!handle.requires_grad() && !sharded(handle).grad().defined(), "frozen, as the registered one says");
+    rank.check(!handle.requires_grad() && !sharded(handle).grad().defined(), "frozen, as the sharded one says");
   });
 }
 

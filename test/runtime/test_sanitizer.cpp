@@ -127,7 +127,7 @@ TEST_CASE("a write to an unsharded parameter that passes no operator is found by
       Sanitized sanitized(rank);
       auto& layer = sanitized.layers[1];
       const std::vector<std::string> said{"parameter 'layer1.weight'", "no operator"};
-      // With one rank the handle is the shard, which is looked at when the next step begins.
+      // With one rank the unsharded parameter is the shard, which is looked at when the next step begins.
       const auto look = [&] {
         if (ranks == 1)
           sanitized.loss().backward();
@@ -171,7 +171,7 @@ TEST_CASE("a raw write within a step is found at its end", "[sanitizer]") {
   }));
 }
 
-TEST_CASE("a raw write to a registered parameter is found when the next step begins", "[sanitizer]") {
+TEST_CASE("a raw write to a sharded parameter is found when the next step begins", "[sanitizer]") {
   for (const int ranks : {1, 2}) {
     CAPTURE(ranks);
     CHECK(on_ranks(ranks, [](Rank& rank) {

@@ -30,7 +30,7 @@ TEST_CASE("an optimizer step between forward and backward raises LibTorch's vers
   });
 }
 
-TEST_CASE("a write to a handle between forward and backward raises it too", "[runtime][stale_weights]") {
+TEST_CASE("a write to an unsharded parameter between forward and backward raises it too", "[runtime][stale_weights]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh());
     auto loss = chain.loss(rank.index(), 0);
@@ -54,7 +54,7 @@ TEST_CASE("releasing and gathering again is no modification", "[runtime][stale_w
       }
       loss.backward();
     }
-    rank.check_equal(chain.model->layers[0]->weight._version(), version, "the handle's version");
+    rank.check_equal(chain.model->layers[0]->weight._version(), version, "the unsharded parameter's version");
   });
 }
 

@@ -44,7 +44,7 @@ void check_same(const Rank& rank, const nn::Module& module, const nn::Module& pl
     const auto& [name, parameter] = found[i];
     rank.check_identical(dtensor_of(parameter).full_tensor().detach(), expected[i].second.detach(), what + ": " + name);
     rank.check_equal(parameter.requires_grad(), expected[i].second.requires_grad(), what + ": requires_grad of " + name);
-    rank.check_identical(handle_of(parameter).detach().clone(), expected[i].second.detach(), what + ": the member of " + name);
+    rank.check_identical(fsdp::unsharded(parameter).detach().clone(), expected[i].second.detach(), what + ": the member of " + name);
   }
   for (const auto& buffer : plain.named_buffers())
     rank.check_identical(module.named_buffers()[buffer.key()], buffer.value(), what + ": buffer " + buffer.key());

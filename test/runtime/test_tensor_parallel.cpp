@@ -90,8 +90,8 @@ TEST_CASE("placements join both: strided where both cut one dimension", "[runtim
     rank.check_equal(to_string(whole.placements()), to_string(Placements{Replicate{}, StridedShard{0, 2}, Shard{0}}), "by columns");
     rank.check_equal(to_string(dtensor_of(layer->down->weight).placements()), to_string(Placements{Replicate{}, Shard{0}, Shard{1}}), "by rows");
     rank.check_equal(to_string(dtensor_of(layer->bias).placements()), to_string(Placements{Replicate{}, Shard{0}, Replicate{}}), "whole");
-    rank.check_equal(layer->up->weight.sizes().vec(), std::vector<int64_t>{4, 6}, "the handle is local");
-    rank.check(root.mesh() == tp.mesh.submesh({"replicate", "shard"}), "the handle's mesh is the data-parallel one");
+    rank.check_equal(layer->up->weight.sizes().vec(), std::vector<int64_t>{4, 6}, "the unsharded parameter is local");
+    rank.check(root.mesh() == tp.mesh.submesh({"replicate", "shard"}), "the unsharded parameter's mesh is the data-parallel one");
     rank.check(report(root).to_string().find("StridedShard(dim=0, split_factor=2)") != std::string::npos, "report");
   });
 }

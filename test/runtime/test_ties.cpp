@@ -201,7 +201,7 @@ TEST_CASE("mixed precision keeps a tied parameter's own values", "[runtime][ties
     fully_shard(model->output, options);
     fully_shard(model, options);
     rank.check_identical(full_tensor(model->input->table->weight), before, "not rounded on the way");
-    rank.check(model->output->tied.scalar_type() == at::kBFloat16, "the handle has the gathered dtype");
+    rank.check(model->output->tied.scalar_type() == at::kBFloat16, "the unsharded parameter has the gathered dtype");
     model->forward(torch::ones({1, 2}, at::kLong)).sum().backward();
     rank.check(sharded(model->output->tied).grad().scalar_type() == at::kFloat, "reduced to its own dtype");
   }));

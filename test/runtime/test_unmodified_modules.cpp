@@ -248,7 +248,7 @@ struct Lists : nn::Module {
   nn::ParameterDict dict;
 };
 
-TEST_CASE("ParameterList and ParameterDict, which hand out registered parameters, train like plain",
+TEST_CASE("ParameterList and ParameterDict, which hand out sharded parameters, train like plain",
           "[runtime][unmodified_modules]") {
   trains_in_worlds_of_2_and_3([] {
     auto net = std::make_shared<Lists>();

@@ -4,7 +4,7 @@
 
 #include "support/models.hpp"
 
-// Writes to handles and replaced tensors reach the shards or are refused by name (T17).
+// Writes to unsharded parameters and replaced tensors reach the shards or are refused by name (T17).
 
 namespace fsdp::test {
 namespace {
@@ -55,7 +55,7 @@ void check_write(Rank& rank, const std::string& what, const std::function<void(T
   rank.check_identical(subject.weight().clone(), expected, what + ": read back");
 }
 
-TEST_CASE("every write through an operator to a handle reaches the shards", "[runtime][writes]") {
+TEST_CASE("every write through an operator to an unsharded parameter reaches the shards", "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     auto values = torch::arange(25.).view({5, 5});
     std::vector<std::pair<std::string, std::function<void(Tensor&)>>> writes = {
@@ -115,14 +115,14 @@ TEST_CASE("reset_parameters and apply on a sharded module reach the shards", "[r
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < plain.size(); ++i) {
       auto whole = dtensor_of(found[i].second).full_tensor();
-      rank.check_identical(handle_of(found[i].second).clone(), whole, plain[i].first + ": handle and shards agree");
+      rank.check_identical(fsdp::unsharded(found[i].second).clone(), whole, plain[i].first + ": unsharded parameter and shards agree");
       rank.check(!at::allclose(whole, plain[i].second), plain[i].first + " has changed");
       rank.check(whole.abs().max().item<float>() <= 1 / std::sqrt(5.f) + 1e-6, plain[i].first + ": in Linear's bounds");
     }
   });
 }
 
-TEST_CASE("a write to the registered parameter is what the next forward gathers", "[runtime][writes]") {
+TEST_CASE("a write to the sharded parameter is what the next forward gathers", "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     Subject subject(rank.mesh());
     auto x = torch::ones({1, 5});
@@ -138,7 +138,7 @@ TEST_CASE("a write to the registered parameter is what the next forward gathers"
   });
 }
 
-TEST_CASE("a registered parameter whose tensor was replaced is written back, this rank's part or the whole",
+TEST_CASE("a sharded parameter whose tensor was replaced is written back, this rank's part or the whole",
           "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     auto x = torch::ones({1, 5});
@@ -167,7 +167,7 @@ TEST_CASE("a registered parameter whose tensor was replaced is written back, thi
   });
 }
 
-TEST_CASE("a registered parameter that was replaced by what does not fit is refused by name, and keeps its values",
+TEST_CASE("a sharded parameter that was replaced by what does not fit is refused by name, and keeps its values",
           "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     auto x = torch::ones({1, 5});
@@ -191,7 +191,7 @@ TEST_CASE("a registered parameter that was replaced by what does not fit is refu
   });
 }
 
-TEST_CASE("what replaces a registered parameter's tensor counts at once", "[runtime][writes]") {
+TEST_CASE("what replaces a sharded parameter's tensor counts at once", "[runtime][writes]") {
   for (int world_size : {1, 2})
     on_ranks(world_size, [](Rank& rank) {
       Subject subject(rank.mesh());
@@ -248,7 +248,7 @@ TEST_CASE("torch::load of a rank's own file into a sharded module is seen", "[ru
   });
 }
 
-TEST_CASE("a replaced gradient of a registered parameter is what the optimizer and the next backward see",
+TEST_CASE("a replaced gradient of a sharded parameter is what the optimizer and the next backward see",
           "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     Subject subject(rank.mesh());
@@ -262,7 +262,7 @@ TEST_CASE("a replaced gradient of a registered parameter is what the optimizer a
   });
 }
 
-TEST_CASE("what would take a handle's storage or shape away is refused by name", "[runtime][writes]") {
+TEST_CASE("what would take an unsharded parameter's storage or shape away is refused by name", "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     std::vector<std::pair<std::string, std::function<void(Tensor&)>>> writes = {
         {"set_", [](Tensor& w) { at::NoGradGuard g; w.set_(torch::ones({5, 5})); }},
@@ -281,7 +281,7 @@ TEST_CASE("what would take a handle's storage or shape away is refused by name",
 }
 
 // No operator runs here, so nothing can be seen at once; but a model must not train on like this for long.
-TEST_CASE("set_data on a handle is noticed by name at the next step", "[runtime][writes]") {
+TEST_CASE("set_data on an unsharded parameter is noticed by name at the next step", "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     Subject subject(rank.mesh());
     auto x = torch::ones({1, 5});

@@ -87,7 +87,7 @@ void for_learned_passes(const std::function<void(std::mt19937_64&, const Uses&, 
 TEST_CASE("a pass that goes as the last one did is followed, and told what comes", "[group][exec_order]") {
   for_learned_passes([](std::mt19937_64&, const Uses& uses, ExecOrder& order) {
     REQUIRE(order.learned() == uses);
-    REQUIRE(order.lessons() == 1);
+    REQUIRE(order.generation() == 1);
     for (int pass = 0; pass < 2; ++pass) {
       order.begin_pass();
       for (size_t position = 0; position < uses.size(); ++position) {
@@ -99,7 +99,7 @@ TEST_CASE("a pass that goes as the last one did is followed, and told what comes
       order.end_pass();
       CHECK_FALSE(order.follows());
       CHECK(order.learned() == uses);
-      CHECK(order.lessons() == 1);
+      CHECK(order.generation() == 1);
     }
   });
 }
@@ -118,7 +118,7 @@ TEST_CASE("a pass that goes another way is not followed from there on, and learn
     CHECK(order.learned() == uses);  // until the pass is over
     order.end_pass();
     CHECK(order.learned() == other);
-    CHECK(order.lessons() == 2);
+    CHECK(order.generation() == 2);
   });
 }
 
@@ -126,14 +126,14 @@ TEST_CASE("a pass that ends early is learned, as one that never reaches the end 
   auto order = learned_from({0, 1, 2, 3});
   run_pass(order, {0, 1});
   CHECK(order.learned() == Uses{0, 1});
-  CHECK(order.lessons() == 2);
+  CHECK(order.generation() == 2);
 }
 
 TEST_CASE("a pass without uses teaches nothing", "[group][exec_order]") {
   auto order = learned_from({0, 1});
   run_pass(order, {});
   CHECK(order.learned() == Uses{0, 1});
-  CHECK(order.lessons() == 1);
+  CHECK(order.generation() == 1);
 }
 
 TEST_CASE("a pass that starts over is followed from its beginning, and says so", "[group][exec_order]") {
@@ -147,7 +147,7 @@ TEST_CASE("a pass that starts over is followed from its beginning, and says so",
       }
     order.end_pass();
     CHECK(order.learned() == uses);
-    CHECK(order.lessons() == 1);
+    CHECK(order.generation() == 1);
   });
 }
 
@@ -159,7 +159,7 @@ TEST_CASE("a pass that is given up teaches nothing, whatever it had used", "[gro
     order.abandon_pass();
     CHECK_FALSE(order.follows());
     CHECK(order.learned() == Uses{0, 1, 2});
-    CHECK(order.lessons() == 1);
+    CHECK(order.generation() == 1);
   }
   order.begin_pass();
   CHECK(order.follows());
@@ -192,7 +192,7 @@ TEST_CASE("what is forgotten is learned anew", "[group][exec_order]") {
   order.use(1);
   order.end_pass();
   CHECK(order.learned() == Uses{1});
-  CHECK(order.lessons() == 3);  // forgetting is a lesson: what was planned for the old order goes
+  CHECK(order.generation() == 3);  // forgetting is a lesson: what was planned for the old order goes
 }
 
 TEST_CASE("a loop that never runs backward fills no memory, and leaves no order", "[group][exec_order]") {

@@ -112,7 +112,7 @@ inline NamedTensors summed_gradients(Chain& plain, int ranks, const std::vector<
   return sum;
 }
 
-/// Compares the registered parameters' gradients with this rank's rows of `expected` times `factor`.
+/// Compares the sharded parameters' gradients with this rank's rows of `expected` times `factor`.
 inline void check_gradients(const Rank& rank, const torch::nn::Module& module, const NamedTensors& expected,
                             const std::string& what, double factor = 1) {
   auto parameters = unique_parameters(module);

@@ -308,7 +308,7 @@ void compare_gradients(const Rank& rank, const Workload& workload, const Trainin
     const auto& full = expected.gradients[i].second;
     const auto part = part_of(rank, workload, parameter, full);
     const bool is_sharded = is_fsdp_parameter(parameter);
-    const auto dtypes = gradient_dtypes(workload, training, is_sharded ? handle_of(parameter) : parameter);
+    const auto dtypes = gradient_dtypes(workload, training, is_sharded ? fsdp::unsharded(parameter) : parameter);
     auto gradient = parameter.grad();
     if (gradient.defined() && is_sharded) {
       rank.check_equal(std::string(c10::toString(gradient.scalar_type())), std::string(c10::toString(dtypes.kept_in)),

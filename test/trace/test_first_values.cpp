@@ -116,7 +116,7 @@ TEST_CASE("what is written before the first step is not compared", "[group][firs
         sharded_in_one(chain, {.mesh = rank.mesh()});
         torch::NoGradGuard no_grad;
         sharded(chain->layers[0]->weight).fill_(0.5);
-        chain->layers[0]->bias.fill_(0.5);  // through the handle
+        chain->layers[0]->bias.fill_(0.5);  // through the unsharded parameter
         torch::AutoGradMode grad(true);
         step_until_warned(chain, rank, warnings);
         rank.check(true, "no error");

@@ -20,7 +20,7 @@ uint64_t stream_of(const std::string& name) {
 }
 
 /// Of an entry that belongs to a group.
-FoundParam param_of(const TreeEntry& entry) { return {entry.group, entry.index, /*is_handle=*/false}; }
+FoundParam param_of(const TreeEntry& entry) { return {entry.group, entry.index, /*is_unsharded_param=*/false}; }
 
 at::ScalarType draw_dtype(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -50,8 +50,8 @@ InitRun::InitRun(ModuleTree tree, const InitOptions& options, Targets targets, c
     const auto& known = entry(i);
     known_[known.tensor.unsafeGetTensorImpl()] = i;
     if (known.group)
-      if (const auto handle = known.group->params()[known.index].handle(); handle.defined())
-        known_[handle.unsafeGetTensorImpl()] = i;
+      if (const auto unsharded_param = known.group->params()[known.index].unsharded_param(); unsharded_param.defined())
+        known_[unsharded_param.unsafeGetTensorImpl()] = i;
     is_target_.push_back(targets == Targets::kAll || known.tensor.is_meta());
   }
   is_covered_.resize(count);
@@ -158,7 +158,7 @@ void InitRun::write_local(const TreeEntry& entry, const at::Tensor& values) cons
   }
   std::lock_guard lock(root_of(*entry.group).mutex());
   plain_view(entry.tensor).copy_(values.view(entry.tensor.sizes()));
-  entry.group->note_registered_write(entry.index);
+  entry.group->note_write(entry.index);
 }
 
 void InitRun::write_whole(const TreeEntry& entry, const at::Tensor& whole) const {

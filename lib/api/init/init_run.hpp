@@ -56,7 +56,7 @@ class InitRun {
   const InitOptions& options_;
   Targets targets_;
   const char* caller_;
-  std::unordered_map<const c10::TensorImpl*, size_t> known_;  // handles too
+  std::unordered_map<const c10::TensorImpl*, size_t> known_;  // unsharded parameters too
   std::vector<bool> is_target_, is_covered_;                  // parameters, then buffers
   bool rehearses_ = false;
 };

@@ -18,9 +18,9 @@ std::string layout_of(const std::shared_ptr<ParamGroup>& group) {
   if (group->config().layout == ParamLayout::kFlat) return "flat";
   std::set<std::string> kinds;  // parameters may be cut along different dimensions
   for (size_t i = 0; i < group->params().size(); ++i) {
-    if (group->params()[i].is_vacant()) continue;
+    if (group->params()[i].has_moved_away()) continue;
     std::string text;
-    for (const auto& placement : placements_of({group, i, /*is_handle=*/false}))
+    for (const auto& placement : placements_of({group, i, /*is_unsharded_param=*/false}))
       text += (text.empty() ? "" : ", ") + to_string(placement);
     kinds.insert(std::move(text));
   }
@@ -36,7 +36,7 @@ std::string reshard_text(const ParamGroup& group) {
 
 size_t parameters_of(const ParamGroup& group) {
   return static_cast<size_t>(std::count_if(group.params().begin(), group.params().end(),
-                                           [](const ShardedParam& param) { return !param.is_vacant(); }));
+                                           [](const FSDPParam& param) { return !param.has_moved_away(); }));
 }
 
 void add_groups(ModuleState& state, int depth, Report& report) {

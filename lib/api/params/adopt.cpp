@@ -5,7 +5,7 @@
 #include "dispatch/residency.hpp"
 #include "fsdp/parameters.hpp"
 
-// An optimizer built before fully_shard holds handles: the tensors whose gradients end elsewhere.
+// An optimizer built before fully_shard holds unsharded parameters: the tensors whose gradients end elsewhere.
 namespace fsdp {
 
 namespace {
@@ -23,7 +23,7 @@ void check_states(torch::optim::Optimizer& optimizer) {
     for (const auto& parameter : group.params()) {
       const auto found = find_param(parameter);
       const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (!found || !found->is_handle || state == optimizer.state().end()) continue;
+      if (!found || !found->is_unsharded_param || state == optimizer.state().end()) continue;
       require(fields_of(*state->second).has_value(),
               "adopt: the optimizer has state for '{}' of a kind that cannot be cut to this rank's "
               "rows (known: {}); build it after fully_shard",
@@ -41,16 +41,16 @@ int adopt(torch::optim::Optimizer& optimizer) {
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params()) {
       const auto found = find_param(parameter);
-      if (!found || !found->is_handle) continue;
-      const auto registered = found->param().registered();
+      if (!found || !found->is_unsharded_param) continue;
+      const auto sharded_param = found->param().sharded_param();
       if (const auto state = states.find(parameter.unsafeGetTensorImpl()); state != states.end()) {
         auto value = std::move(state->second);
         states.erase(state);
         const auto fields = *fields_of(*value);
         for (const auto& [name, tensor] : fields.tensors) *tensor = own_part(*found, *tensor);
-        states[registered.unsafeGetTensorImpl()] = std::move(value);
+        states[sharded_param.unsafeGetTensorImpl()] = std::move(value);
       }
-      parameter = registered;
+      parameter = sharded_param;
       ++moved;
     }
   return moved;

@@ -15,20 +15,20 @@ const DeviceMesh& mesh_of(const FoundParam& found);
 /// The placements on it of a parameter that is not in a flat layout.
 std::vector<Placement> placements_of(const FoundParam& found);
 
-/// Sizes and strides of the whole tensor; the handle's but for a tensor-parallel parameter.
+/// Sizes and strides of the whole tensor; the unsharded parameter's but for a tensor-parallel parameter.
 c10::IntArrayRef whole_sizes(const FoundParam& found);
 c10::IntArrayRef whole_strides(const FoundParam& found);
-/// The elements of the whole tensor that the registered parameter holds; see fsdp::local_ranges.
+/// The elements of the whole tensor that the sharded parameter holds; see fsdp::local_ranges.
 std::vector<ElementRange> ranges_of(const FoundParam& found);
 
 /// Which rank holds which elements, as a number that all ranks of `mesh_of` share: the ranges of one rank may be
 /// the same in two layouts, those of all are not. Never 0.
 uint64_t cut_of(const FoundParam& found);
 
-/// `local`, spread over the ranks as the registered parameter is, joined with its mesh.
+/// `local`, spread over the ranks as the sharded parameter is, joined with its mesh.
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local);
 
 /// The same memory as an ordinary tensor, which operators treat as such.
-at::Tensor plain_view(const at::Tensor& registered);
+at::Tensor plain_view(const at::Tensor& sharded_param);
 
 }  // namespace fsdp

@@ -49,9 +49,9 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
   std::vector<NormPart> parts;
   for (const auto& parameter : parameters) {
     auto found = find_param(parameter);
-    require(!found || !found->is_handle,
+    require(!found || !found->is_unsharded_param,
             "{}: '{}' is the tensor that a module's member holds; its gradient lives on the "
-            "registered parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
+            "sharded parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
             caller, found ? found->param().name() : "");
     // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
     if (!found) found = find_local_shard(parameter);

@@ -12,11 +12,11 @@ namespace {
 std::vector<std::string> labels_of(const ParamGroup& group, const ShardLabel& label) {
   std::vector<std::string> labels;
   for (const auto& param : group.params())
-    labels.push_back(label && !param.is_vacant() ? label(param.name(), param.registered()) : std::string());
+    labels.push_back(label && !param.has_moved_away() ? label(param.name(), param.sharded_param()) : std::string());
   return labels;
 }
 
-LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const LocalClasses::Class& one) {
+LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const LocalShards::Class& one) {
   LocalShard local{.shard = one.shard, .label = one.label, .module = state.name, .parts = {}};
   const int rank = group.identity().mesh_info.shard_rank();
   const auto itemsize = static_cast<int64_t>(c10::elementSize(one.dtype));
@@ -24,7 +24,7 @@ LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const 
     const auto& param = group.params()[i];
     const int64_t numel = param.layout().local_numel(rank);
     const int64_t offset = numel > 0 ? group.layout().stored_offset(i) / itemsize - one.begin : 0;
-    local.parts.push_back({param.name(), param.registered(), offset, numel});
+    local.parts.push_back({param.name(), param.sharded_param(), offset, numel});
   }
   return local;
 }
@@ -33,14 +33,14 @@ LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const 
 
 std::optional<FoundParam> find_local_shard(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
-  const auto* storage = KeyedStorage::of(tensor.unsafeGetTensorImpl());
+  const auto* storage = ParamStorage::of(tensor.unsafeGetTensorImpl());
   if (storage == nullptr || storage->owner() == nullptr) return std::nullopt;
   auto& group = static_cast<GroupPort&>(*storage->owner()).group();
   const size_t params = group.params().size();
   if (storage->index() < params || !group.classes()) return std::nullopt;
   const auto& one = group.classes()->all()[storage->index() - params];
   if (!one.shard.is_same(tensor)) return std::nullopt;
-  return FoundParam{group.share(), one.members.front(), /*is_handle=*/false};
+  return FoundParam{group.share(), one.members.front(), /*is_unsharded_param=*/false};
 }
 
 std::vector<LocalShard> local_shards(const torch::nn::Module& module, const ShardLabel& label) {
@@ -48,7 +48,7 @@ std::vector<LocalShard> local_shards(const torch::nn::Module& module, const Shar
   for (const auto& root : roots(module))
     root.state().visit([&](ModuleState& state) {
       for (const auto& group : state.live_groups())
-        for (const auto& one : hand_out_classes(*group, labels_of(*group, label)).all())
+        for (const auto& one : make_local_shards(*group, labels_of(*group, label)).all())
           shards.push_back(local_shard(state, *group, one));
     });
   return shards;

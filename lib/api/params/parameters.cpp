@@ -76,10 +76,10 @@ DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
                              whole_strides(found));
 }
 
-at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().registered(); }
+at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().sharded_param(); }
 
-at::Tensor handle_of(const at::Tensor& tensor) {
-  return expect_param(tensor, "handle_of").param().handle();
+at::Tensor unsharded(const at::Tensor& tensor) {
+  return expect_param(tensor, "unsharded").param().unsharded_param();
 }
 
 bool is_fsdp_parameter(const at::Tensor& tensor) { return find_param(tensor).has_value(); }
@@ -90,23 +90,23 @@ std::vector<ElementRange> local_ranges(const at::Tensor& tensor) {
 
 DTensor dtensor_of(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "dtensor_of");
-  return as_dtensor(found, plain_view(found.param().registered()));
+  return as_dtensor(found, plain_view(found.param().sharded_param()));
 }
 
 DTensor grad_dtensor_of(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "grad_dtensor_of");
-  const auto gradient = found.param().registered().grad();
+  const auto gradient = found.param().sharded_param().grad();
   return gradient.defined() ? as_dtensor(found, gradient) : DTensor();
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_tensor");
-  return gather_whole(found, plain_view(found.param().registered()));
+  return gather_whole(found, plain_view(found.param().sharded_param()));
 }
 
 at::Tensor full_grad(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_grad");
-  const auto gradient = found.param().registered().grad();
+  const auto gradient = found.param().sharded_param().grad();
   return gradient.defined() ? gather_whole(found, gradient) : at::Tensor();
 }
 

@@ -24,18 +24,18 @@ bool is_shown(const FoundParam& found) {
   return storage != nullptr && storage->is_set_aside;
 }
 
-/// The handles below the module's roots that are shown already: in the tables they look like any tensor.
-std::unordered_set<const c10::TensorImpl*> shown_handles(const torch::nn::Module& module) {
-  std::unordered_set<const c10::TensorImpl*> handles;
+/// The unsharded parameters below the module's roots that are shown already: in the tables they look like any tensor.
+std::unordered_set<const c10::TensorImpl*> shown_unsharded(const torch::nn::Module& module) {
+  std::unordered_set<const c10::TensorImpl*> unsharded_params;
   for (const auto& root : roots(module)) {
     const auto& context = *root.state().root()->context;
     if (!context.steps_are_held()) continue;
     for (auto* group : context.groups())
       for (const auto& param : group->params())
         if (param.storage() != nullptr && param.storage()->is_set_aside)
-          handles.insert(param.handle().unsafeGetTensorImpl());
+          unsharded_params.insert(param.unsharded_param().unsafeGetTensorImpl());
   }
-  return handles;
+  return unsharded_params;
 }
 
 /// Row-major, so that tensors of one shape compare bit for bit: zeros of two signs, NaNs.
@@ -59,7 +59,7 @@ ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
   for (const auto& root : roots(module))
     if (auto& context = *root.state().root()->context; !context.steps_are_held()) bring_home(context);
   collect(module, which, /*is_start=*/true);
-  const auto already = shown_handles(module);
+  const auto already = shown_unsharded(module);
   for (const auto& param : module.parameters(/*recurse=*/which != ShowWhich::kOwn))
     require_state(!already.contains(param.unsafeGetTensorImpl()),
                   "{}: a parameter of sizes {} is shown by another scope already; end that first",
@@ -105,12 +105,12 @@ void ShownParameters::collect(torch::nn::Module& module, ShowWhich which, bool i
   auto& table = ModuleAccess::parameters(module);
   for (size_t slot = 0; slot < table.size(); ++slot) {
     const auto& entry = table[slot].value();
-    if (auto found = find_param(entry); found && !found->is_handle) {
+    if (auto found = find_param(entry); found && !found->is_unsharded_param) {
       add(std::move(*found), {{&module, module.weak_from_this().lock(), slot}});
     } else if (!entry.defined()) {
       // Tied: listed elsewhere, but the member is this module's too.
       if (auto tied = find_tied_entry(module, slot))
-        add({std::move(tied->group), tied->param, /*is_handle=*/false}, {});
+        add({std::move(tied->group), tied->param, /*is_unsharded_param=*/false}, {});
     }
   }
   if (which == ShowWhich::kOwn) return;
@@ -129,8 +129,8 @@ void ShownParameters::add(FoundParam found, std::vector<Place> places) {
   auto& shown = shown_.emplace_back();
   shown.found = std::move(found);
   shown.places = std::move(places);
-  shown.registered = shown.found.param().registered();
-  shown.handle = shown.found.param().handle();
+  shown.sharded_param = shown.found.param().sharded_param();
+  shown.unsharded_param = shown.found.param().unsharded_param();
 }
 
 void ShownParameters::hold_roots() {
@@ -152,7 +152,7 @@ void ShownParameters::hold_roots() {
 void ShownParameters::check_gradients() const {
   std::vector<ParamFact> facts;
   for (const auto& shown : shown_)
-    facts.push_back({shown.found, shown.registered.grad().defined() ? "1" : "0"});
+    facts.push_back({shown.found, shown.sharded_param.grad().defined() ? "1" : "0"});
   require_same_facts(facts,
                      "FullParameters: with_grads needs gradients for the same parameters on all "
                      "ranks, but the ranks differ; see set_reduce_scatter_unused_params");
@@ -164,42 +164,42 @@ void ShownParameters::gather(bool keeps) {
     return options_.offload_to_cpu ? whole.cpu() : whole;
   };
   for (auto& shown : shown_) {
-    shown.whole = settle(gather_values(*shown.found.group, shown.found.index, shown.registered));
-    if (const auto gradient = shown.registered.grad(); options_.with_grads && gradient.defined())
+    shown.whole = settle(gather_values(*shown.found.group, shown.found.index, shown.sharded_param));
+    if (const auto gradient = shown.sharded_param.grad(); options_.with_grads && gradient.defined())
       shown.whole_gradient = settle(gather_values(*shown.found.group, shown.found.index, gradient));
   }
 }
 
 void ShownParameters::show(Shown& shown, bool with_gradient) {
-  shown.version = static_cast<int64_t>(shown.registered._version());
-  shown.unreduced_gradient = shown.handle.grad();
-  shown.storage = shown.found.param().set_handle_aside(shown.whole);
+  shown.version = static_cast<int64_t>(shown.sharded_param._version());
+  shown.unreduced_gradient = shown.unsharded_param.grad();
+  shown.storage = shown.found.param().set_unsharded_aside(shown.whole);
   shown.whole.reset();
-  shown.handle.mutable_grad() = with_gradient ? std::move(shown.whole_gradient) : at::Tensor();
+  shown.unsharded_param.mutable_grad() = with_gradient ? std::move(shown.whole_gradient) : at::Tensor();
   for (const auto& place : shown.places)
-    ModuleAccess::parameters(*place.module)[place.slot].value() = shown.handle;
+    ModuleAccess::parameters(*place.module)[place.slot].value() = shown.unsharded_param;
 }
 
 void ShownParameters::write_back(Shown& shown) const {
   const auto& param = shown.found.param();
   at::NoGradGuard no_grad;
-  require(shown.handle.sizes() == c10::IntArrayRef(param.sizes()), "its sizes became {}, expected {}",
-          fmt::join(shown.handle.sizes(), "x"), fmt::join(param.sizes(), "x"));
-  if (static_cast<int64_t>(shown.registered._version()) != shown.version)
+  require(shown.unsharded_param.sizes() == c10::IntArrayRef(param.sizes()), "its sizes became {}, expected {}",
+          fmt::join(shown.unsharded_param.sizes(), "x"), fmt::join(param.sizes(), "x"));
+  if (static_cast<int64_t>(shown.sharded_param._version()) != shown.version)
     log().warn("{}: its shard was written while the full parameter was shown; the full values win",
                param.name());
-  const auto registered = plain_view(shown.registered);
-  const auto own = own_values(shown.found, shown.handle).to(registered.options());
+  const auto sharded_param = plain_view(shown.sharded_param);
+  const auto own = own_values(shown.found, shown.unsharded_param).to(sharded_param.options());
   // A write that changes nothing would have everything gathered again.
-  if (!at::equal(as_bytes(own), as_bytes(registered))) registered.copy_(own);
+  if (!at::equal(as_bytes(own), as_bytes(sharded_param))) sharded_param.copy_(own);
   if (!options_.with_grads) return;
   write_back_gradient(shown);
-  if (auto* classes = shown.found.group->classes()) classes->take_changes(*shown.found.group);
+  if (auto* classes = shown.found.group->classes()) classes->refresh(*shown.found.group);
 }
 
 void ShownParameters::write_back_gradient(Shown& shown) {
-  const auto whole = shown.handle.grad();
-  auto& gradient = shown.registered.mutable_grad();
+  const auto whole = shown.unsharded_param.grad();
+  auto& gradient = shown.sharded_param.mutable_grad();
   if (!whole.defined()) {
     gradient.reset();
     return;
@@ -210,16 +210,16 @@ void ShownParameters::write_back_gradient(Shown& shown) {
     return;
   }
   const auto& asked = shown.found.param().grad_dtype();
-  const auto dtype = asked.is_set ? asked.dtype.value_or(own.scalar_type()) : shown.registered.scalar_type();
-  gradient = own.to(shown.registered.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+  const auto dtype = asked.is_set ? asked.dtype.value_or(own.scalar_type()) : shown.sharded_param.scalar_type();
+  gradient = own.to(shown.sharded_param.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void ShownParameters::restore(Shown& shown) {
-  shown.found.param().restore_handle(std::exchange(shown.storage, {}));
-  shown.handle.mutable_grad() = std::move(shown.unreduced_gradient);
+  shown.found.param().restore_unsharded(std::exchange(shown.storage, {}));
+  shown.unsharded_param.mutable_grad() = std::move(shown.unreduced_gradient);
   for (const auto& place : shown.places) {
     auto& table = ModuleAccess::parameters(*place.module);
-    if (place.slot < table.size()) table[place.slot].value() = shown.registered;
+    if (place.slot < table.size()) table[place.slot].value() = shown.sharded_param;
   }
 }
 

@@ -14,8 +14,8 @@ enum class ShowWhich {
   kOwn,   ///< of the module itself
 };
 
-/// Handles turned into ordinary tensors with whole values, and put into the parameter tables in the
-/// place of the registered parameters; the destructor takes it all back. See FullParameters.
+/// Unsharded parameters turned into ordinary tensors with whole values, and put into the parameter tables in the
+/// place of the sharded parameters; the destructor takes it all back. See FullParameters.
 class ShownParameters {
  public:
   ShownParameters(torch::nn::Module& module, ShowWhich which, const FullParametersOptions& options);
@@ -32,11 +32,11 @@ class ShownParameters {
   struct Shown {
     FoundParam found;
     std::vector<Place> places;
-    at::Tensor registered, handle;
+    at::Tensor sharded_param, unsharded_param;
     at::Tensor whole, whole_gradient;      // between gather and show
-    at::Tensor unreduced_gradient;         // the handle's own, put away
+    at::Tensor unreduced_gradient;         // the unsharded parameter's own, put away
     c10::Storage storage;                  // defined while it is shown
-    int64_t version = 0;                   // of the registered parameter then
+    int64_t version = 0;                   // of the sharded parameter then
   };
   /// Roots in which no step may begin.
   struct HeldRoots {

@@ -12,7 +12,7 @@ namespace fsdp {
 /// As gather_values, but of the whole tensor, over the ranks of tensor parallelism too: `whole_sizes`.
 at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local);
 
-/// The elements of `whole`, sized as the handle, that this rank owns, shaped like the registered parameter,
+/// The elements of `whole`, sized as the unsharded parameter, that this rank owns, shaped like the sharded parameter,
 /// outside autograd. May share memory with `whole`, on whose device it is.
 at::Tensor own_values(const FoundParam& found, const at::Tensor& whole);
 /// The same of a tensor of `whole_sizes`.

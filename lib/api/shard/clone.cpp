@@ -27,13 +27,13 @@ namespace {
 using torch::nn::Module;
 
 /// While it lives, the tables of the tree hold tensors of the full sizes, of one element each, in the
-/// place of registered parameters.
+/// place of sharded parameters.
 class StandIns {
  public:
   explicit StandIns(Module& module) { visit(module); }
   ~StandIns() {
-    for (auto& [module, slot, registered] : replaced_)
-      ModuleAccess::parameters(*module)[slot].value() = registered;
+    for (auto& [module, slot, sharded_param] : replaced_)
+      ModuleAccess::parameters(*module)[slot].value() = sharded_param;
   }
   StandIns(const StandIns&) = delete;
   StandIns& operator=(const StandIns&) = delete;
@@ -42,7 +42,7 @@ class StandIns {
   struct Replaced {
     Module* module;
     size_t slot;
-    at::Tensor registered;
+    at::Tensor sharded_param;
   };
   void visit(Module& module) {
     auto& table = ModuleAccess::parameters(module);
@@ -133,8 +133,8 @@ class Pairs {
       if (!tensor.defined()) {
         const auto tied = find_tied_entry(original, slot);
         if (!tied) continue;
-        param = FoundParam{tied->group, tied->param, /*is_handle=*/false};
-        tensor = param->param().registered();
+        param = FoundParam{tied->group, tied->param, /*is_unsharded_param=*/false};
+        tensor = param->param().sharded_param();
       }
       require(copies[slot].value().defined(), "clone: the copy has no parameter '{}'", name);
       auto& paired = param_of(tensor);

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "fsdp/fully_shard.hpp"
+#include "fsdp/fsdp_module.hpp"
 #include "module/module_state.hpp"
 
 // What a control of a module acts on.

@@ -41,7 +41,7 @@ class Walk {
     if (!tensor.defined()) {
       const auto tied = find_tied_entry(module, slot);
       if (!tied) return;  // as Linear(bias=false) registers it
-      tensor = tied->group->params()[tied->param].registered();
+      tensor = tied->group->params()[tied->param].sharded_param();
       if (!tensor.defined()) return;
     }
     auto& state = add(tensor, std::move(name));
@@ -88,7 +88,7 @@ void require_not_shown(const Module& module, std::string_view caller) {
 
 void bring_home(RootContext& context) {
   std::lock_guard lock(context.mutex());
-  for (auto* group : context.groups()) group->audit();
+  for (auto* group : context.groups()) group->validate();
 }
 
 }  // namespace fsdp

@@ -17,7 +17,7 @@ class RootContext;
 struct NamedState {
   /// In depth-first order, a module's parameters before its buffers. The first is the one it is saved under.
   std::vector<std::string> names;
-  at::Tensor tensor;                ///< the registered parameter, another parameter, or the buffer
+  at::Tensor tensor;                ///< the sharded parameter, another parameter, or the buffer
   std::optional<FoundParam> param;  ///< none: whole on this rank
   std::optional<at::ScalarType> dtype_before_cast;  ///< of a buffer that a policy has cast
 };
@@ -25,7 +25,7 @@ struct NamedState {
 /// Each tensor once, tied ones with their names in modules whose table no longer lists them.
 std::vector<NamedState> named_states(const torch::nn::Module& module);
 
-/// Registered parameters whose storage was replaced since the last step (torch::load, set_data) are
+/// Sharded parameters whose storage was replaced since the last step (torch::load, set_data) are
 /// recognised again: their values go where they belong. Throws StateError, naming the parameter, where
 /// that cannot be.
 void bring_home(RootContext& context);

@@ -18,9 +18,9 @@ std::vector<OptimizerParam> optimizer_params(const std::vector<NamedState>& stat
       const auto found = known.find(tensor.unsafeGetTensorImpl());
       if (found == known.end()) {
         const auto param = find_param(tensor);
-        require(!param || !param->is_handle,
+        require(!param || !param->is_unsharded_param,
                 "{}: the optimizer holds what a member of the module holds for '{}', instead of the "
-                "registered parameter; call fsdp::adopt(optimizer)",
+                "sharded parameter; call fsdp::adopt(optimizer)",
                 caller, param ? param->param().name() : "");
         throw UsageError(fmt::format(
             "{}: parameter {} of the optimizer, of sizes ({}), is not one of the module's", caller,

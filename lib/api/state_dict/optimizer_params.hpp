@@ -19,7 +19,7 @@ struct OptimizerParam {
 };
 
 /// The optimizer's parameters by position. Throws UsageError, beginning with `caller`, for one that is not
-/// the module's, or is a handle.
+/// the module's, or is an unsharded parameter.
 std::vector<OptimizerParam> optimizer_params(const std::vector<NamedState>& states,
                                              const torch::optim::Optimizer& optimizer,
                                              std::string_view caller);

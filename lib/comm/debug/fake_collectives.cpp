@@ -71,7 +71,7 @@ class LeftOutCommunicator final : public ForwardingCommunicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> with_collectives_left_out(std::shared_ptr<Communicator> group) {
+std::shared_ptr<Communicator> with_fake_collectives(std::shared_ptr<Communicator> group) {
   const bool gathers = environment::fakes_all_gather(), reduces = environment::fakes_reduce();
   if (!group || group->size() == 1 || (!gathers && !reduces)) return group;
   warn_once(fmt::format("{}{}{} set: collectives are left out to show what they cost; results are "

@@ -9,6 +9,6 @@ namespace fsdp {
 /// `group`, or with FSDP_FAKE_ALL_GATHER or FSDP_FAKE_REDUCE set (A10) a group of the same ranks
 /// that leaves out its all-gathers, or its reduce-scatters and all-reduces: they return at once with
 /// this rank's own bytes, and the others' are whatever the buffer held. Says so once in the log.
-std::shared_ptr<Communicator> with_collectives_left_out(std::shared_ptr<Communicator> group);
+std::shared_ptr<Communicator> with_fake_collectives(std::shared_ptr<Communicator> group);
 
 }  // namespace fsdp

@@ -68,7 +68,7 @@ at::Tensor assemble(const at::Tensor& gathered, const std::vector<std::vector<El
 }
 
 /// A flat part of one rank, all elements in the order of memory, as the parameter.
-at::Tensor in_memory(const at::Tensor& flat, const ShardedParam& param) {
+at::Tensor in_memory(const at::Tensor& flat, const FSDPParam& param) {
   return flat.as_strided(param.sizes(), param.strides(), flat.storage_offset());
 }
 

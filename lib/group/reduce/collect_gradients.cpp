@@ -26,8 +26,8 @@ std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
             "gradient reduce; set MixedPrecisionPolicy::reduce_dtype, or a grad_dtype",
             param.name());
     if (!dtypes.promotes()) continue;
-    const auto handle = param.handle();
-    for (const auto& gradient : {handle.defined() ? handle.grad() : at::Tensor(), group.gradients().accumulated(i),
+    const auto unsharded_param = param.unsharded_param();
+    for (const auto& gradient : {unsharded_param.defined() ? unsharded_param.grad() : at::Tensor(), group.gradients().accumulated(i),
                                  group.gradients().partial_sum(i)})
       if (gradient.defined()) joint = at::promote_types(joint.value_or(gradient.scalar_type()), gradient.scalar_type());
   }
@@ -88,7 +88,7 @@ void Collection::add_alone(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
   auto& buffer_bytes = group_.comm_ctx()->meter.total().buffer_bytes;
   if (!gradient.defined()) {
-    gradient = at::zeros(param.sizes(), param.handle().options().requires_grad(false));
+    gradient = at::zeros(param.sizes(), param.unsharded_param().options().requires_grad(false));
     buffer_bytes += static_cast<int64_t>(gradient.nbytes());
   }
   if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);
@@ -109,8 +109,8 @@ ReduceInputs collect_gradients(ParamGroup& group) {
   for (const size_t i : group.layout().order()) {
     const auto& param = group.params()[i];
     group.comm_ctx()->meter.total().buffer_bytes += gradients.bytes_to_take(i);
-    const auto handle = param.handle();
-    if (!handle.defined()) continue;
+    const auto unsharded_param = param.unsharded_param();
+    if (!unsharded_param.defined()) continue;
     auto gradient = gradients.take(i);
     const bool takes_part = gradient.defined() || gradients.partial_sum(i).defined() ||
                             (group.reduction().reduces_unused_params && param.requires_grad());
@@ -127,7 +127,7 @@ std::vector<ReducePart> expected_parts(ParamGroup& group) {
   Collection collection(group, std::nullopt);
   for (const size_t i : group.layout().order()) {
     const auto& param = group.params()[i];
-    if (param.handle().defined() && param.requires_grad()) collection.add(i, {});
+    if (param.unsharded_param().defined() && param.requires_grad()) collection.add(i, {});
   }
   return std::move(collection.inputs.parts);
 }

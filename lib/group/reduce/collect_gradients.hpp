@@ -6,7 +6,7 @@ namespace fsdp {
 
 class ParamGroup;
 
-/// Takes the group's unsharded gradients off the handles, with the sums that wait, and sorts them by the dtype that they are
+/// Takes the group's unsharded gradients off the unsharded parameters, with the sums that wait, and sorts them by the dtype that they are
 /// summed in. Nothing is packed yet. Throws ArgumentError where ranks could not agree on a dtype.
 ReduceInputs collect_gradients(ParamGroup& group);
 

@@ -38,7 +38,7 @@ bool GradientDtypes::promotes() const {
   if (policy.reduce_dtype || !reduction_.in_own_dtype) return false;
   return policy.param_dtype ||
          std::any_of(parts_.params.begin(), parts_.params.end(),
-                     [](const ShardedParam& param) { return param.grad_dtype().is_set; });
+                     [](const FSDPParam& param) { return param.grad_dtype().is_set; });
 }
 
 /// Before promotion: nullopt where any gradient is taken.
@@ -68,10 +68,10 @@ void GradientDtypes::plan() {
     reduce_dtypes_.push_back(joins ? *joint : own.value_or(param.param_dtype()));
     // Autograd rounds each gradient to the leaf's own dtype. What is reduced in a wider one arrives
     // as it was made; the rest is cast when it is packed, unless a dtype was asked for.
-    GradDtype of_handle = parts_.config.mp_policy.reduce_dtype ? GradDtype() : param.grad_dtype();
+    GradDtype of_unsharded = parts_.config.mp_policy.reduce_dtype ? GradDtype() : param.grad_dtype();
     if (own && is_wider(*own, param.param_dtype()))
-      of_handle = {.is_set = true, .is_by_library = true};
-    param.set_handle_grad_dtype(of_handle);
+      of_unsharded = {.is_set = true, .is_by_library = true};
+    param.set_unsharded_grad_dtype(of_unsharded);
   }
 }
 

@@ -27,7 +27,7 @@ class GradientDtypes {
   bool takes_any() const { return takes_any_; }
   /// All gradients that are reduced together are in the dtype that theirs promote to.
   bool promotes() const;
-  /// That a reduced gradient has on the registered parameter; none: the one that it was reduced in.
+  /// That a reduced gradient has on the sharded parameter; none: the one that it was reduced in.
   std::optional<at::ScalarType> kept_dtype(size_t index) const;
 
  private:

@@ -46,7 +46,7 @@ bool GradientStore::has_partial_sums() const {
 
 at::Tensor GradientStore::take(size_t index) {
   auto& accumulated = slots_[index].accumulated;
-  auto gradient = dense_gradient(std::exchange(params_[index].handle().mutable_grad(), {}));
+  auto gradient = dense_gradient(std::exchange(params_[index].unsharded_param().mutable_grad(), {}));
   if (!accumulated.defined()) return gradient;
   if (gradient.defined()) accumulated.add_(gradient);
   return std::exchange(accumulated, {});
@@ -55,15 +55,15 @@ at::Tensor GradientStore::take(size_t index) {
 int64_t GradientStore::bytes_to_take(size_t index) const {
   const auto& sum = slots_[index].accumulated;
   if (!sum.defined() || !sum.is_cpu()) return 0;
-  const auto handle = params_[index].handle();
-  if (!handle.defined() || !handle.grad().defined()) return 0;
-  return handle.grad().scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
+  const auto unsharded_param = params_[index].unsharded_param();
+  if (!unsharded_param.defined() || !unsharded_param.grad().defined()) return 0;
+  return unsharded_param.grad().scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
 }
 
 bool GradientStore::has_unreduced(bool counts_partial_sums) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const auto handle = params_[i].handle();
-    if (handle.defined() && handle.grad().defined()) return true;
+    const auto unsharded_param = params_[i].unsharded_param();
+    if (unsharded_param.defined() && unsharded_param.grad().defined()) return true;
     if (slots_[i].accumulated.defined()) return true;
     if (counts_partial_sums && slots_[i].partial_sum.defined()) return true;
   }
@@ -74,15 +74,15 @@ void GradientStore::accumulate(const GradientDtypes& dtypes) {
   BelowResidency below;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const auto dtype = dtypes.reduce_dtype(i);
-    const auto handle = params_[i].handle();
-    if (dtype == params_[i].param_dtype() || !handle.defined() || !handle.grad().defined()) continue;
+    const auto unsharded_param = params_[i].unsharded_param();
+    if (dtype == params_[i].param_dtype() || !unsharded_param.defined() || !unsharded_param.grad().defined()) continue;
     slots_[i].accumulated = take(i).to(dtype);
   }
 }
 
 void GradientStore::drop() {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (const auto handle = params_[i].handle(); handle.defined()) handle.mutable_grad().reset();
+    if (const auto unsharded_param = params_[i].unsharded_param(); unsharded_param.defined()) unsharded_param.mutable_grad().reset();
     slots_[i].partial_sum.reset();
     slots_[i].accumulated.reset();
   }

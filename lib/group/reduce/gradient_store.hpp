@@ -8,16 +8,16 @@
 namespace fsdp {
 
 class GradientDtypes;
-class ShardedParam;
+class FSDPParam;
 
 /// The gradients of one group until a reduction takes them: which have arrived in the backward under way, and what waits for a
-/// later one, on the handles and as sums. Whole gradients have the parameter's sizes.
+/// later one, on the unsharded parameters and as sums. Whole gradients have the parameter's sizes.
 ///
 /// Not thread-safe: the root's lock guards it.
 class GradientStore {
  public:
   /// params: the group's, `count` of them when the group is made. They outlive this.
-  GradientStore(std::vector<ShardedParam>& params, size_t count) : params_(params), slots_(count) {}
+  GradientStore(std::vector<FSDPParam>& params, size_t count) : params_(params), slots_(count) {}
 
   // --- the backward under way
   /// Autograd has accumulated the gradient of parameter `index`.
@@ -36,17 +36,17 @@ class GradientStore {
   // --- what no reduction has taken
   /// HSDP without all-reduce: this rank's rows, summed within the shard group so far, in the reduce dtype; undefined if none.
   at::Tensor& partial_sum(size_t index) { return slots_[index].partial_sum; }
-  /// Sum of whole gradients of backwards without reduction, in the reduce dtype where that is not the handle's; undefined
+  /// Sum of whole gradients of backwards without reduction, in the reduce dtype where that is not the unsharded parameter's; undefined
   /// if there is none.
   at::Tensor& accumulated(size_t index) { return slots_[index].accumulated; }
   bool has_partial_sums() const;
-  /// The whole gradient since the last reduction, taken off the handle and the sum; undefined if there is none.
+  /// The whole gradient since the last reduction, taken off the unsharded parameter and the sum; undefined if there is none.
   at::Tensor take(size_t index);
   /// What `take` allocates: before the CPU's kernel adds a gradient to a sum of another dtype, it casts all of it.
   int64_t bytes_to_take(size_t index) const;
-  /// A handle holds a gradient, or a sum waits.
+  /// An unsharded parameter holds a gradient, or a sum waits.
   bool has_unreduced(bool counts_partial_sums) const;
-  /// After a backward without reduction: adds the handles' gradients up in the reduce dtype, if that is another one than
+  /// After a backward without reduction: adds the unsharded parameters' gradients up in the reduce dtype, if that is another one than
   /// theirs. Else they stay where autograd adds to them.
   void accumulate(const GradientDtypes& dtypes);
   /// Drops all of it.
@@ -59,7 +59,7 @@ class GradientStore {
     at::Tensor partial_sum = {}, accumulated = {};
   };
 
-  std::vector<ShardedParam>& params_;
+  std::vector<FSDPParam>& params_;
   std::vector<Slot> slots_;
   size_t arrived_ = 0;       // parameters
   size_t expected_ = 0;      // parameters; 0: not learned yet

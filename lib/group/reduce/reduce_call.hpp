@@ -19,7 +19,7 @@ const std::shared_ptr<Communicator>& reduction_comm(const ParamGroup& group);
 bool has_all_reduce(const ParamGroup& group);
 /// One rank and nobody else to ask: gradients stay where they are.
 bool reduces_alone(const ParamGroup& group);
-/// Gradients wait for a reduction that the group may start: on its handles, or in sums of backwards without one.
+/// Gradients wait for a reduction that the group may start: on its unsharded parameters, or in sums of backwards without one.
 bool has_gradients_to_reduce(const ParamGroup& group);
 /// None of its collectives blocks the host.
 bool reduces_in_streams(const ParamGroup& group);

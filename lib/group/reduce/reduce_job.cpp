@@ -81,9 +81,9 @@ bool ReduceJob::can_assign_on_streams() const {
   if (group_->classes() != nullptr) return false;  // they may let go of gradients that are a user's
   const auto& host_memory = group_->config().host_memory;
   if (host_memory && !host_memory->is_pinned) return false;
-  return std::ranges::none_of(group_->params(), [&](const ShardedParam& param) {
-    const auto registered = param.registered();
-    return registered.defined() && (has_user_hooks(registered) || (host_memory && registered.grad().defined()));
+  return std::ranges::none_of(group_->params(), [&](const FSDPParam& param) {
+    const auto sharded_param = param.sharded_param();
+    return sharded_param.defined() && (has_user_hooks(sharded_param) || (host_memory && sharded_param.grad().defined()));
   });
 }
 
@@ -145,9 +145,9 @@ bool ReduceJob::queues_more() const {
   return std::ranges::any_of(inputs_.parts, [&](const ReducePart& part) {
     if (part.all_reduce || (!part.is_divided && division_of(*group_, part.dtype).after != 1)) return true;
     return std::ranges::any_of(part.indices, [&](size_t i) {
-      const auto registered = group_->params()[i].registered();
-      return registered.defined() &&
-             (registered.grad().defined() || group_->gradient_dtypes().kept_dtype(i).value_or(part.dtype) != part.dtype);
+      const auto sharded_param = group_->params()[i].sharded_param();
+      return sharded_param.defined() &&
+             (sharded_param.grad().defined() || group_->gradient_dtypes().kept_dtype(i).value_or(part.dtype) != part.dtype);
     });
   });
 }

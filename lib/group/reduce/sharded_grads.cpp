@@ -20,12 +20,12 @@ namespace {
 
 /// LibTorch puts a user's first hook in the place of what was there, so counting them says nothing.
 bool is_user_hook(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
-  return dynamic_cast<const HandleKeeper*>(hook.get()) == nullptr;
+  return dynamic_cast<const UnshardedKeeper*>(hook.get()) == nullptr;
 }
 
-/// User hooks on a registered parameter, which autograd itself never reaches: they see the reduced gradient.
-at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient) {
-  for (auto& hook : torch::autograd::impl::hooks(registered)) {
+/// User hooks on a sharded parameter, which autograd itself never reaches: they see the reduced gradient.
+at::Tensor run_gradient_hooks(const at::Tensor& sharded_param, at::Tensor gradient) {
+  for (auto& hook : torch::autograd::impl::hooks(sharded_param)) {
     if (!is_user_hook(hook)) continue;
     auto result = (*hook)({gradient});
     if (!result.empty() && result[0].defined()) gradient = result[0];
@@ -33,8 +33,8 @@ at::Tensor run_gradient_hooks(const at::Tensor& registered, at::Tensor gradient)
   return gradient;
 }
 
-bool has_post_accumulate_hook(const at::Tensor& registered) {
-  return torch::autograd::impl::post_acc_grad_hooks(registered) != nullptr;
+bool has_post_accumulate_hook(const at::Tensor& sharded_param) {
+  return torch::autograd::impl::post_acc_grad_hooks(sharded_param) != nullptr;
 }
 
 /// A user's hook in the middle of the runtime's work: what it reads is gathered, what it writes is seen, as in any other
@@ -82,11 +82,11 @@ void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indi
                                std::optional<BelowResidency>& below) {
   std::sort(indices.begin(), indices.end());
   for (const size_t index : indices) {
-    const auto registered = group.params()[index].registered();
+    const auto sharded_param = group.params()[index].sharded_param();
     // A hook before this one may have dropped the gradient.
-    if (!registered.defined() || !registered.grad().defined()) continue;
+    if (!sharded_param.defined() || !sharded_param.grad().defined()) continue;
     const UserHook user(*group.comm_ctx()->user_hooks, below);
-    if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(registered)) (*hook)(registered);
+    if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_param)) (*hook)(sharded_param);
   }
 }
 
@@ -108,22 +108,22 @@ class Assignment {
 };
 
 at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
-  const auto registered = group_.params()[index].registered();
-  if (has_post_accumulate_hook(registered)) hooked_.push_back(index);
+  const auto sharded_param = group_.params()[index].sharded_param();
+  if (has_post_accumulate_hook(sharded_param)) hooked_.push_back(index);
   const UserHook hook(*group_.comm_ctx()->user_hooks, below_);
-  return run_gradient_hooks(registered, std::move(gradient));
+  return run_gradient_hooks(sharded_param, std::move(gradient));
 }
 
 void Assignment::assign(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
-  const auto registered = param.registered();
-  if (!registered.defined()) return;  // nobody is left to use it
+  const auto sharded_param = param.sharded_param();
+  if (!sharded_param.defined()) return;  // nobody is left to use it
   if (const auto kept = group_.gradient_dtypes().kept_dtype(index); kept && gradient.scalar_type() != *kept)
     gradient = gradient.to(*kept);
-  auto& present = registered.mutable_grad();
+  auto& present = sharded_param.mutable_grad();
   auto* classes = group_.classes();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
-  const bool has_hooks = has_user_hooks(registered);
+  const bool has_hooks = has_user_hooks(sharded_param);
   const bool is_first = !present.defined() && !has_hooks;
   // What the host is to read now cannot be on its way.
   if (!is_first) group_.parts().shard.wait_for_copies();
@@ -131,11 +131,11 @@ void Assignment::assign(size_t index, at::Tensor gradient) {
                           is_first && classes ? classes->place(group_, index) : at::Tensor());
   if (has_hooks) gradient = run_hooks(index, std::move(gradient));
   if (present.defined()) {
-    require_state(present.sizes() == registered.sizes(),
+    require_state(present.sizes() == sharded_param.sizes(),
                   "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
                   "sizes {}; assign this rank's rows, or reset it",
                   param.name(), fmt::join(present.sizes(), "x"),
-                  fmt::join(registered.sizes(), "x"));
+                  fmt::join(sharded_param.sizes(), "x"));
     present.add_(gradient);
   } else {
     present = std::move(gradient);
@@ -150,7 +150,7 @@ void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone ke
   auto& comm_ctx = *group.comm_ctx();
   if (auto* classes = group.classes()) {
     group.parts().shard.wait_for_copies();
-    classes->take_changes(group);
+    classes->refresh(group);
   }
   const double factor_alone = division_of(group, at::kFloat).after;
   for (auto& [index, gradient] : inputs.alone) {
@@ -168,10 +168,10 @@ void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone ke
   assignment.end();
 }
 
-bool has_user_hooks(const at::Tensor& registered) {
-  const auto& hooks = torch::autograd::impl::hooks(registered);
+bool has_user_hooks(const at::Tensor& sharded_param) {
+  const auto& hooks = torch::autograd::impl::hooks(sharded_param);
   return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
-         has_post_accumulate_hook(registered);
+         has_post_accumulate_hook(sharded_param);
 }
 
 }  // namespace fsdp

@@ -20,6 +20,6 @@ enum class KeepsAlone : bool {
 void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone);
 
 /// True if a user's hooks wait for the gradient of a sharded parameter: tensor hooks or post-accumulate ones.
-bool has_user_hooks(const at::Tensor& registered);
+bool has_user_hooks(const at::Tensor& sharded_param);
 
 }  // namespace fsdp

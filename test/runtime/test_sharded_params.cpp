@@ -2,12 +2,12 @@
 
 #include "support/models.hpp"
 
-// Operators on registered parameters (T20).
+// Operators on sharded parameters (T20).
 
 namespace fsdp::test {
 namespace {
 
-TEST_CASE("an L2 penalty over parameters() is right", "[runtime][registered_parameters]") {
+TEST_CASE("an L2 penalty over parameters() is right", "[runtime][sharded_params]") {
   auto make = [] {
     auto workload = chain_workload();
     auto model = std::dynamic_pointer_cast<ChainImpl>(workload.module);
@@ -23,7 +23,7 @@ TEST_CASE("an L2 penalty over parameters() is right", "[runtime][registered_para
   trains_like_plain(make, {.world_size = 4, .replicas = 2, .micro_batches = 2});
 }
 
-TEST_CASE("a penalty over parameters() before the forward, and one alone", "[runtime][registered_parameters]") {
+TEST_CASE("a penalty over parameters() before the forward, and one alone", "[runtime][sharded_params]") {
   auto make = [] {
     auto workload = chain_workload();
     auto model = std::dynamic_pointer_cast<ChainImpl>(workload.module);
@@ -39,7 +39,7 @@ TEST_CASE("a penalty over parameters() before the forward, and one alone", "[run
   for (int world_size : {2, 3}) trains_like_plain(make, {.world_size = world_size});
 }
 
-TEST_CASE("a list of registered parameters in one operator", "[runtime][registered_parameters]") {
+TEST_CASE("a list of sharded parameters in one operator", "[runtime][sharded_params]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
@@ -58,7 +58,7 @@ TEST_CASE("a list of registered parameters in one operator", "[runtime][register
 }
 
 TEST_CASE("without autograd and outside a scope an operator sees the shard, and communicates nothing",
-          "[runtime][registered_parameters]") {
+          "[runtime][sharded_params]") {
   on_ranks(3, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
@@ -77,7 +77,7 @@ TEST_CASE("without autograd and outside a scope an operator sees the shard, and 
   });
 }
 
-TEST_CASE("in a scope an operator on a registered parameter sees the whole", "[runtime][registered_parameters]") {
+TEST_CASE("in a scope an operator on a sharded parameter sees the whole", "[runtime][sharded_params]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
@@ -87,7 +87,7 @@ TEST_CASE("in a scope an operator on a registered parameter sees the whole", "[r
   });
 }
 
-TEST_CASE("optimizers with and without closures, foreach or not, update the shards", "[runtime][registered_parameters]") {
+TEST_CASE("optimizers with and without closures, foreach or not, update the shards", "[runtime][sharded_params]") {
   on_ranks(2, [](Rank& rank) {
     auto train = [&](auto make_optimizer, const std::string& what) {
       auto plain = plain_chain();
