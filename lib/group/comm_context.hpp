@@ -16,7 +16,7 @@ namespace fsdp {
 class ParamGroup;
 
 /// What the groups of one root share when they communicate: streams (Note [Streams of a root]), registered memory, and who
-/// is told of it. Its like in FSDP2 is FSDPCommContext; what `share_comm_ctx` shares among roots is less (RootContext).
+/// is told of it. Its like in FSDP2 is FSDPCommContext; what `share_comm_ctx` shares among roots is less.
 ///
 /// Not thread-safe: the root's lock guards it.
 struct CommContext {

@@ -210,7 +210,7 @@ void ParamGroup::validate() {
     parts_.sanitizer->check_shards(params(), parts_.shard.pieces());
 }
 
-void ParamGroup::note_write(size_t index) {
+void ParamGroup::bump_versions(size_t index) {
   if (index < params().size())
     params()[index].bump_version();
   else

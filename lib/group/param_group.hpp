@@ -125,8 +125,9 @@ class ParamGroup final {
   /// Looks for a `grad_dtype` that a user has changed.
   void sync_grad_dtypes();
 
-  /// An operator has written sharded parameter `index`, or the local shard behind those.
-  void note_write(size_t index);
+  /// Sharded parameter `index`, or the local shard behind those, has been written. Whoever writes past operators tells `owner`
+  /// of it (ParamOwner::note_write), which also makes the next use look.
+  void bump_versions(size_t index);
   /// Of what operators on parameter `index` return, where it is not their own choice.
   std::optional<at::ScalarType> output_dtype(size_t index) const {
     return eval_precision_.is_own_dtype() ? std::nullopt : parts_.specs[index].output_dtype;

@@ -61,7 +61,7 @@ void GroupPort::make_resident(std::span<ParamOwner* const> owners, const Operato
 }
 
 void GroupPort::note_write(size_t index) {
-  group_.note_write(index);
+  group_.bump_versions(index);
   mark_not_ready();  // the next touch is to see it
 }
 

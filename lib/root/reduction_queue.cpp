@@ -103,6 +103,7 @@ void ReductionQueue::free_inputs() {
 }
 
 void ReductionQueue::finish() {
+  launch_postponed();
   for (auto& reduction : under_way_) reduction.finish();
   drop(nullptr);
 }

@@ -104,5 +104,25 @@ TEST_CASE("LibTorch's classes get the values of their reset_parameters", "[runti
   for (const auto& module : modules) check_like_libtorch(module);
 }
 
+TEST_CASE("values that are drawn between two uses of a module are what the second one reads", "[runtime][initializers]") {
+  const InitOptions fives{.initializers = {initializer<nn::LinearImpl>(
+                              [](nn::LinearImpl& module, Initializer& init) { init.constant_(module.weight, 5); })}};
+  for (const bool in_scope : {false, true})
+    CHECK(on_ranks(2, [&](Rank& rank) {
+      auto model = nn::Linear(nn::LinearOptions(4, 4).bias(false));
+      const auto fsdp_model = fully_shard(model, {.mesh = rank.mesh()});
+      std::optional<at::NoGradGuard> no_grad;
+      std::optional<ForwardScope> scope;
+      if (in_scope) {
+        no_grad.emplace();
+        scope.emplace(fsdp_model);
+      }
+      const auto input = torch::ones({1, 4});
+      model->forward(input);
+      init_parameters(model, fives);
+      rank.check_identical(model->forward(input).detach(), torch::full({1, 4}, 20.0), "behind init_parameters");
+    }));
+}
+
 }  // namespace
 }  // namespace fsdp::test

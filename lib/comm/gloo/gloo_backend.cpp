@@ -161,7 +161,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
     gloo->devices.push_back(ProcessGroupGloo::createDefaultDevice(lazy));
   auto backend = c10::make_intrusive<PairwiseGloo>(store, rank, size, std::move(gloo));
   // A rank that is connected may go on, and soon let go of the group. To one that is still connecting that looks as if the
-  // other had crashed.
+  // other had crashed. A peer that stops between the two is waited for as long as one that never connects.
   if (!lazy && size > 1) backend->barrier()->wait();
   return backend;
 }
