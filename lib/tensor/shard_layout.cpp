@@ -68,19 +68,19 @@ RowRange ShardLayout::range(int rank) const {
   return {begin, std::min(begin + rows_per_rank_, rows_)};
 }
 
-std::vector<int64_t> ShardLayout::local_sizes(int rank) const {
+at::DimVector ShardLayout::local_sizes(int rank) const {
   const int64_t count = rows(rank);
   if (is_flat()) return {count};
-  if (sizes_.empty()) return count == 1 ? std::vector<int64_t>{} : std::vector<int64_t>{0};
-  std::vector<int64_t> local = sizes_;
+  if (sizes_.empty()) return count == 1 ? at::DimVector{} : at::DimVector{0};
+  at::DimVector local(sizes_.begin(), sizes_.end());
   local[static_cast<size_t>(dim_)] = count;
   return local;
 }
 
-std::vector<int64_t> ShardLayout::local_strides(int rank) const {
+at::DimVector ShardLayout::local_strides(int rank) const {
   if (is_flat() || (sizes_.empty() && rows(rank) == 0)) return {1};
-  if (outer_ == 1) return strides_;
-  std::vector<int64_t> local = strides_;
+  at::DimVector local(strides_.begin(), strides_.end());
+  if (outer_ == 1) return local;
   for (size_t d = 0; d < local.size(); ++d)
     if (strides_[d] > strides_[static_cast<size_t>(dim_)])
       local[d] = strides_[d] / rows_ * std::max<int64_t>(rows(rank), 1);

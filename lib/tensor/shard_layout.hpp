@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -59,9 +60,9 @@ class ShardLayout {
   int64_t padded_local_numel() const { return outer_ * rows_per_rank_ * row_numel_; }
 
   /// Sizes of `rank`'s piece, without padding. Of a 0-dim tensor: {} on rank 0, {0} elsewhere. Flat: 1-D.
-  std::vector<int64_t> local_sizes(int rank) const;
+  at::DimVector local_sizes(int rank) const;
   /// Its strides: dimensions in the whole tensor's order, without gaps.
-  std::vector<int64_t> local_strides(int rank) const;
+  at::DimVector local_strides(int rank) const;
   /// The elements of the whole tensor in row-major order that the piece holds; see fsdp::local_ranges.
   std::vector<ElementRange> element_ranges(int rank) const;
 

@@ -66,7 +66,13 @@ at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) co
 
 ReducePart& Collection::part_of(at::ScalarType dtype) {
   const auto part = std::ranges::find(inputs.parts, dtype, &ReducePart::dtype);
-  return part != inputs.parts.end() ? *part : inputs.parts.emplace_back(ReducePart{.dtype = dtype});
+  if (part != inputs.parts.end()) return *part;
+  auto& made = inputs.parts.emplace_back(ReducePart{.dtype = dtype});
+  const size_t most = group_.params().size();
+  made.indices.reserve(most);
+  made.entries.reserve(most);
+  made.units.reserve(most);
+  return made;
 }
 
 void Collection::add(size_t index, at::Tensor gradient) {
