@@ -83,7 +83,7 @@ void ShardedModule::find_params() {
   for (const auto& group : controls_.state().live_groups()) {
     root_of(*group).set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
     for (const auto& param : group->params())
-      if (!param.has_moved_away())
+      if (!param.has_moved_away)
         if (auto shown = ShownParam::find(param.sharded_param())) found.push_back(std::move(shown));
   }
   params_ = std::move(found);  // only now: nothing else keeps those that stay
@@ -105,7 +105,7 @@ void ShardedModule::follow_root() {
   root->visit([&](ModuleState& state) {
     if (auto shown = of(state)) followed_.push_back(shown);
   });
-  root->context->follower = weak_from_this();
+  root->context->set_follower(weak_from_this());
   // Outside a step: inside one, operators on sharded parameters mean the unsharded parameters.
   for (const auto& weak : followed_)
     if (const auto shown = weak.lock()) shown->take_replaced();
@@ -152,7 +152,7 @@ void ShardedModule::set_post_forward_mesh(PostForwardMesh mesh) {
 bool ShardedModule::is_kept() const {
   const auto groups = controls_.state().live_groups();
   return std::ranges::any_of(groups, [](const auto& group) {
-    const auto& holds = root_of(*group).scheduler().groups()[group->identity().id].holds;
+    const auto& holds = root_of(*group).runner().scheduler().groups()[group->identity().id].holds;
     const bool is_meant_to = holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation);
     return group->unsharder().is_held() && (is_meant_to || !group->policy().reshard_after_backward);
   });
@@ -273,7 +273,7 @@ void ShardedModule::wait_for_post_optim_event() {
   {
     py::gil_scoped_release no_gil;
     const std::lock_guard lock(context.mutex());
-    stream = context.comm_ctx().all_gather_stream.to_wait_for_event(device);
+    stream = context.runner().comm_ctx().all_gather_stream.to_wait_for_event(device);
     is_all_gathered = !context.has_unreleased_groups();
   }
   if (!stream || !is_all_gathered) event.attr("wait")();
@@ -338,7 +338,7 @@ void ShardedModule::applied() {
   for (const auto& group : controls_.state().live_groups()) {
     const auto first = std::find_if(params_.begin(), params_.end(), [&](const auto& shown) {
       return std::any_of(group->params().begin(), group->params().end(), [&](const auto& param) {
-        return param.sharded_impl() == shown->sharded_param().unsafeGetTensorImpl();
+        return param.sharded.identity() == shown->sharded_param().unsafeGetTensorImpl();
       });
     });
     if (first == params_.end()) continue;

@@ -6,7 +6,7 @@
 
 #include "fsdp/fully_shard.hpp"
 #include "module/module_state.hpp"
-#include "root/step_follower.hpp"
+#include "root/step_hooks.hpp"
 #include "shown_param.hpp"
 
 namespace fsdp::python {
@@ -22,7 +22,7 @@ struct BoundaryCasts {
 ///
 /// Every public function is called with the interpreter's lock and gives it up while the core works, which
 /// may wait for other ranks; `take_over` and `show` come from the core without it.
-class ShardedModule final : public StepFollower,
+class ShardedModule final : public StepHooks,
                             public ParamUser,
                             public std::enable_shared_from_this<ShardedModule> {
  public:
@@ -58,7 +58,7 @@ class ShardedModule final : public StepFollower,
   /// After nn.Module._apply on the module: takes the parameters' new values, device or dtype over.
   void applied();
 
-  // --- StepFollower
+  // --- StepHooks
   void take_over() override;
   void show() override;
 

@@ -165,7 +165,7 @@ bool ShownParam::is_ours(const PyObject* parameter) const {
 
 void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
   const auto param = find_param(sharded_param_);
-  const bool is_cut = param && !param->param().sizes().empty();
+  const bool is_cut = param && !param->param().spec.sizes().empty();
   if (!is_cut || dtensor_) return show_sharded();
   if (!post_forward_) {
     const auto& whole = param->param();
@@ -304,7 +304,7 @@ void ShownParam::take_autograds_own(const at::Tensor& gradient) {
   const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown.grad()));
   const auto local = tensor_of(maker_.local_gradient(own, sharded_.object().attr("placements")));
   at::NoGradGuard no_grad;
-  if (const auto param = find_param(sharded_param_)) root_of(*param->group).comm_ctx().let_current_wait_for_reductions();
+  if (const auto param = find_param(sharded_param_)) root_of(*param->group).runner().comm_ctx().let_current_wait_for_reductions();
   gradient.add_(local);
   shown.mutable_grad().reset();
 }
@@ -351,7 +351,7 @@ void ShownParam::run_hooks_in_backward() {
   const bool is_shown = sharded_param_.grad().unsafeGetTensorImpl() == shown_gradient_ && shows_our_gradient();
   if (const auto found = find_param(sharded_param_); found && !is_shown)
     for (const auto& param : found->group->params())
-      if (const auto shown = param.has_moved_away() ? nullptr : find(param.sharded_param())) shown->show_gradient();
+      if (const auto shown = param.has_moved_away ? nullptr : find(param.sharded_param())) shown->show_gradient();
   run_hooks();
   take_over_gradient();
 }
