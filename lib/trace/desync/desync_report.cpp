@@ -1,4 +1,4 @@
-#include "trace/desync_report.hpp"
+#include "trace/desync/desync_report.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

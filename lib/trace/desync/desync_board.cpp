@@ -1,4 +1,4 @@
-#include "trace/desync_board.hpp"
+#include "trace/desync/desync_board.hpp"
 
 #include <algorithm>
 #include <sstream>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/notice_board.hpp"
-#include "trace/desync_report.hpp"
+#include "trace/desync/desync_report.hpp"
 
 namespace fsdp {
 

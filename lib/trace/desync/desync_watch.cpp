@@ -1,4 +1,4 @@
-#include "trace/desync_watch.hpp"
+#include "trace/desync/desync_watch.hpp"
 
 #include <signal.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 #include <memory>
 #include <thread>
 
-#include "trace/desync_watcher.hpp"
+#include "trace/desync/desync_watcher.hpp"
 
 namespace fsdp {
 

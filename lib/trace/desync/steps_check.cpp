@@ -1,4 +1,4 @@
-#include "trace/steps_check.hpp"
+#include "trace/desync/steps_check.hpp"
 
 #include <fmt/format.h>
 

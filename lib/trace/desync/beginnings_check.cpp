@@ -1,4 +1,4 @@
-#include "trace/beginnings_check.hpp"
+#include "trace/desync/beginnings_check.hpp"
 
 #include <fmt/format.h>
 

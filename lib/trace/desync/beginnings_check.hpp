@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "trace/desync_board.hpp"
+#include "trace/desync/desync_board.hpp"
 #include "trace/first_values.hpp"
 
 namespace fsdp {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "trace/collective_log.hpp"
-#include "trace/desync_board.hpp"
+#include "trace/desync/desync_board.hpp"
 
 namespace fsdp {
 
