@@ -71,15 +71,13 @@ void unpack_tail(const PieceLayout& layout, const at::Tensor& tail, const at::Te
 }
 
 /// Where the launch puts all ranks' pieces.
-std::vector<at::Tensor> outputs_of(const AllGather& gather) {
+void list_outputs(const AllGather& gather, ViewPool& outputs) {
   const auto& layout = *gather.layout;
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(layout.count() + 1);
+  outputs.begin();
   for (size_t i = 0; i < layout.count(); ++i)
     if (layout.is_direct(i) && layout.piece_bytes(i) > 0)
-      outputs.push_back(raw_view(gather.unsharded, layout.tensor_bytes(i), layout.tensor_offset(i)));
-  if (layout.has_tail()) outputs.push_back(gather.tail);
-  return outputs;
+      outputs.add(gather.unsharded, layout.tensor_bytes(i), layout.tensor_offset(i));
+  if (layout.has_tail()) outputs.add(gather.tail);
 }
 
 /// What this rank sends there.
@@ -98,7 +96,7 @@ std::vector<at::Tensor> inputs_of(const PieceLayout& layout, const at::Tensor& l
 }  // namespace
 
 AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, Communicator& group,
-                           std::string_view subject, GatherMemory memory, std::vector<at::Tensor>* views) {
+                           std::string_view subject, GatherMemory memory, GatherViews* views) {
   AllGather gather;
   gather.layout = &layout;
   gather.local = local;
@@ -108,9 +106,10 @@ AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, C
     gather.unsharded = make_buffer(layout.total_bytes(), local.options());
   if (layout.has_tail() && !gather.tail.defined())
     gather.tail = make_buffer(layout.tail_bytes() * layout.world_size(), local.options());
-  const auto outputs = outputs_of(gather);
-  std::vector<at::Tensor> made;
-  auto& inputs = views != nullptr ? *views : made;
+  GatherViews made;
+  auto& [pool, inputs] = views != nullptr ? *views : made;
+  list_outputs(gather, pool);
+  const auto outputs = pool.tensors();
   if (inputs.empty()) inputs = inputs_of(layout, local);
   if (outputs.size() == 1)
     gather.work = group.start_all_gather(outputs[0], inputs[0], subject);

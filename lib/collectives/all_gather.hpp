@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "collectives/piece_layout.hpp"
+#include "collectives/view_pool.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -28,6 +29,12 @@ struct GatherMemory {
   at::Tensor tail;       ///< layout.tail_bytes() of each rank
 };
 
+/// What gathers of one group are launched with, kept from one to the next.
+struct GatherViews {
+  ViewPool outputs;
+  std::vector<at::Tensor> inputs;  ///< of what is sent, as long as that is the same memory in the same layout
+};
+
 /// Starts one collective (or one batched launch) that gathers every rank's pieces: the direct ones
 /// straight to their place in the unsharded buffer, the tail packed.
 ///
@@ -35,11 +42,11 @@ struct GatherMemory {
 /// Allocates layout.total_bytes() on local's device and, beside direct pieces, the tail's share once
 /// more. Runs on the current stream. Throws CommError if the launch fails.
 ///
-/// memory: 1-D bytes, to gather into. views: of local's pieces as they are sent, kept from one gather of the same local
-/// and layout to the next; made if there are none.
+/// memory: 1-D bytes, to gather into. views: of the gather before, whose inputs are empty or of the same local and layout;
+/// their outputs hold the memory until they let go, behind the gather.
 [[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local,
                                          Communicator& group, std::string_view subject,
-                                         GatherMemory memory = {}, std::vector<at::Tensor>* views = nullptr);
+                                         GatherMemory memory = {}, GatherViews* views = nullptr);
 
 /// Waits and returns the unsharded tensors, 1-D bytes, tensor-major as the layout says. Where
 /// everything is packed, this allocates them and frees the packed buffer: both live for the moment

@@ -206,27 +206,30 @@ at::Tensor pack_tail(Entries entries, const PieceLayout& layout, Allocate& alloc
 }
 
 /// Tensor-major: one unit's pieces side by side, the gradient itself where that is what it is.
-at::Tensor whole(Entries unit, int64_t numel, Allocate& allocate) {
+void add_whole(Entries unit, int64_t numel, Allocate& allocate, ViewPool& inputs) {
   const auto& gradient = unit[0].gradient;
   const bool is_for_all = is_packed_by_all(unit, numel);
   // Where all pack in memory of theirs, so does a rank whose gradient is cast already.
   const bool may_travel = allocate.custom == nullptr && !(is_for_all && allocate.memory.defined());
   if (may_travel && travels_as_it_is(unit, numel, allocate.options.dtype()))
-    return raw_view(gradient, numel, gradient.storage_offset());
+    return inputs.add(gradient, numel, gradient.storage_offset());
   auto input = is_for_all ? allocate.for_all(numel) : allocate(numel);
   write_range(unit, 0, numel, input);
-  return input;
+  inputs.add(std::move(input));
 }
 
-PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_t itemsize,
-                      const Communicator& group, bool packs_all) {
+PackingRule rule_of(const Communicator& group, bool packs_all) {
+  const bool packs = packs_all || group.size() == 1 || !group.launches_batches();
+  return {.ranks = group.size(), .packs_below = packs ? PieceLayout::kPackAll : group.packs_below()};
+}
+
+PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_t itemsize, const PackingRule& rule) {
   std::vector<Piece> pieces;
   pieces.reserve(units.size());
   UnitWalk walk(entries);
   for (const auto& unit : units)
     pieces.push_back({.bytes = unit.piece_numel * itemsize, .outer = walk.next()[0].layout->outer()});
-  return packs_all || group.size() == 1 ? PieceLayout(std::move(pieces), group.size())
-                                        : PieceLayout(std::move(pieces), group);
+  return PieceLayout(std::move(pieces), rule.ranks, rule.packs_below);
 }
 
 }  // namespace
@@ -235,7 +238,7 @@ int64_t packed_bytes(std::span<const ReduceUnit> units, Entries entries, const R
                      const Communicator& group) {
   const int64_t world = group.size(), itemsize = static_cast<int64_t>(options.sum.dtype().itemsize());
   if (world == 1 || units.empty()) return 0;
-  const auto layout = layout_of(units, entries, itemsize, group, options.custom != nullptr);
+  const auto layout = layout_of(units, entries, itemsize, rule_of(group, options.custom != nullptr));
   int64_t bytes = aligned(world * layout.tail_bytes());
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i)
@@ -244,20 +247,23 @@ int64_t packed_bytes(std::span<const ReduceUnit> units, Entries entries, const R
   return bytes;
 }
 
-ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
-                                  const ReduceScatterOptions& options, Communicator& group,
-                                  std::string_view subject) {
+void pack_reduce_scatter(ReduceScatter& reduction, std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
+                         const ReduceScatterOptions& options, Communicator& group, std::string_view subject) {
   const int world = group.size();
   Allocate allocate{options.sum, world == 1 ? nullptr : options.custom, subject, options.memory};
   const int64_t itemsize = allocate.itemsize();
-  ReduceScatter reduction;
   reduction.poisons_inputs = GuardedBuffers::current() != nullptr;
   reduction.itemsize = itemsize;
   reduction.is_custom = allocate.custom != nullptr;
-  reduction.layout = layout_of(units, entries, itemsize, group, reduction.is_custom);
-  const auto& layout = reduction.layout;
+  reduction.is_scaled = false;
+  const auto rule = rule_of(group, reduction.is_custom);
+  if (reduction.layout == nullptr || reduction.packing != rule) {
+    reduction.layout = std::make_shared<const PieceLayout>(layout_of(units, entries, itemsize, rule));
+    reduction.packing = rule;
+  }
+  const auto& layout = *reduction.layout;
   if (world == 1) reduction.output = allocate(layout.rank_bytes() / itemsize);
-  reduction.inputs.reserve(layout.count() + 1);
+  reduction.inputs.begin();
   UnitWalk walk(entries);
   for (size_t i = 0; i < units.size(); ++i) {
     const auto unit = walk.next();
@@ -268,11 +274,10 @@ ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units, std::span<c
       write_piece(unit, units[i].piece_numel, /*rank=*/0,
                   reduction.output.narrow(0, begin / itemsize, (end - begin) / itemsize));
     } else if (layout.is_direct(i) && layout.piece_bytes(i) > 0) {
-      reduction.inputs.push_back(whole(unit, units[i].piece_numel * world, allocate));
+      add_whole(unit, units[i].piece_numel * world, allocate, reduction.inputs);
     }
   }
-  if (world > 1 && layout.has_tail()) reduction.inputs.push_back(pack_tail(entries, layout, allocate));
-  return reduction;
+  if (world > 1 && layout.has_tail()) reduction.inputs.add(pack_tail(entries, layout, allocate));
 }
 
 }  // namespace fsdp

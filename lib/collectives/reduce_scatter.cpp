@@ -2,10 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <tuple>
-
 #include "collectives/buffer.hpp"
-#include "collectives/raw_view.hpp"
 #include "comm/debug/poison.hpp"
 #include "comm/scaled_sum.hpp"
 
@@ -14,18 +11,17 @@ namespace fsdp {
 namespace {
 
 /// Where the sums of the inputs go, in their order.
-std::vector<at::Tensor> outputs_of(const ReduceScatter& reduction) {
-  const auto& [layout, itemsize] = std::tie(reduction.layout, reduction.itemsize);
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(layout.count() + 1);
+void list_outputs(ReduceScatter& reduction) {
+  const auto& layout = *reduction.layout;
+  const int64_t itemsize = reduction.itemsize, begin = reduction.output.storage_offset();
+  auto& outputs = reduction.outputs;
+  outputs.begin();
   const auto add = [&](int64_t bytes, int64_t offset) {
-    outputs.push_back(raw_view(reduction.output, bytes / itemsize,
-                               reduction.output.storage_offset() + offset / itemsize));
+    outputs.add(reduction.output, bytes / itemsize, begin + offset / itemsize);
   };
   for (size_t i = 0; i < layout.count(); ++i)
     if (layout.is_direct(i) && layout.piece_bytes(i) > 0) add(layout.piece_bytes(i), layout.offset(i));
   if (layout.has_tail()) add(layout.tail_bytes(), layout.tail_begin());
-  return outputs;
 }
 
 }  // namespace
@@ -34,10 +30,10 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
                            std::string_view subject) {
   if (group.size() == 1) return;
   reduction.output =
-      make_buffer(reduction.layout.rank_bytes() / reduction.itemsize, options.sum, options.custom, subject);
-  const auto outputs = outputs_of(reduction);
+      make_buffer(reduction.layout->rank_bytes() / reduction.itemsize, options.sum, options.custom, subject);
+  list_outputs(reduction);
+  const auto outputs = reduction.outputs.tensors(), inputs = reduction.inputs.tensors();
   if (outputs.empty()) return;
-  const auto& inputs = reduction.inputs;
   const auto dtype = c10::typeMetaToScalarType(options.sum.dtype());
   auto* scaled = options.scale && !reduction.is_custom ? scaled_sums_of(group, dtype) : nullptr;
   reduction.is_scaled = scaled != nullptr;
@@ -53,12 +49,19 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
 
 void free_reduce_scatter_inputs(ReduceScatter& reduction) {
   if (reduction.poisons_inputs) [[unlikely]]
-    for (const auto& input : reduction.inputs) poison_if_last(input);
-  reduction.inputs.clear();
+    for (const auto& input : reduction.inputs.tensors()) poison_if_last(input);
+  reduction.inputs.let_go();
+}
+
+void recycle_reduce_scatter(ReduceScatter& reduction) {
+  reduction.inputs.let_go();
+  reduction.outputs.let_go();
+  reduction.output.reset();
+  reduction.work.reset();
 }
 
 int64_t reduced_offset(const ReduceScatter& reduction, size_t unit) {
-  return reduction.output.storage_offset() + reduction.layout.offset(unit) / reduction.itemsize;
+  return reduction.output.storage_offset() + reduction.layout->offset(unit) / reduction.itemsize;
 }
 
 }  // namespace fsdp

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "collectives/piece_layout.hpp"
+#include "collectives/view_pool.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/custom_comm.hpp"
 #include "tensor/shard_layout.hpp"
@@ -23,6 +24,11 @@ struct ReduceEntry {
   int64_t start = 0;  ///< elements from the unit's first
   /// On every rank gradients are in another dtype than their sum, whatever this one is in.
   bool is_cast = false;
+
+  /// But for the gradient.
+  bool is_like(const ReduceEntry& other) const {
+    return layout == other.layout && unit == other.unit && start == other.start && is_cast == other.is_cast;
+  }
 };
 
 /// What is cut in pieces: one tensor, or a flat run of several.
@@ -30,15 +36,25 @@ struct ReduceUnit {
   int64_t piece_numel = 0;  ///< padded, the same on every rank
 };
 
-/// A reduction, packed or under way. What it holds must stay alive until it is finished.
+/// What of a group decides how units are packed.
+struct PackingRule {
+  int ranks = 0;
+  int64_t packs_below = 0;
+  bool operator==(const PackingRule&) const = default;
+};
+
+/// A reduction, packed or under way. What it holds must stay alive until it is finished. It can be used again for another
+/// one of the same units, which takes its layout and views over.
 struct ReduceScatter {
-  PieceLayout layout;           ///< of the units, in the order given
+  std::shared_ptr<const PieceLayout> layout;  ///< of the units, in the order given; null: to be made
   at::Tensor output;            ///< 1-D, reduce dtype: this rank's packed pieces, complete once waited for
-  std::vector<at::Tensor> inputs;  ///< packed gradients, or gradients themselves where they travel as they are
+  ViewPool inputs;              ///< packed gradients, or gradients themselves where they travel as they are
+  ViewPool outputs;             ///< of the output, while it is under way
   std::shared_ptr<Work> work;   ///< null until it is under way, and where one rank makes the group
   bool poisons_inputs = false;  ///< when they are freed: it was started under GuardedBuffers
   int64_t itemsize = 1;         ///< bytes of an element that is summed
   bool is_custom = false;       ///< a ReduceScatterComm launched it
+  PackingRule packing;          ///< that the layout was made for
   bool is_scaled = false;       ///< the collective has multiplied by what was asked for
 };
 
@@ -65,10 +81,11 @@ int64_t packed_bytes(std::span<const ReduceUnit> units, std::span<const ReduceEn
 /// rows the ranks divide travel without being copied.
 /// The caller may drop its gradients as soon as this returns. Runs on the current stream. Where one rank makes the group
 /// the output is what is packed.
-[[nodiscard]] ReduceScatter pack_reduce_scatter(std::span<const ReduceUnit> units,
-                                                std::span<const ReduceEntry> entries,
-                                                const ReduceScatterOptions& options, Communicator& group,
-                                                std::string_view subject);
+///
+/// reduction: new, or one that `recycle_reduce_scatter` was called for; with units and entries other than it had,
+/// its layout is null.
+void pack_reduce_scatter(ReduceScatter& reduction, std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
+                         const ReduceScatterOptions& options, Communicator& group, std::string_view subject);
 
 /// Once, with the arguments that it was packed with. Makes the output. Runs on the current stream, behind the one it was
 /// packed on.
@@ -77,6 +94,9 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
 
 /// On a stream that goes on behind the collective, which has been waited for.
 void free_reduce_scatter_inputs(ReduceScatter& reduction);
+
+/// Behind the last use of the output: holds no memory any more.
+void recycle_reduce_scatter(ReduceScatter& reduction);
 
 /// Where this rank's piece of unit `unit` begins in `output`, which may have come to another dtype since: elements from
 /// the start of its storage.

@@ -1,17 +1,26 @@
 #pragma once
 
+#include <memory>
+#include <utility>
+
+#include "group/optimizer_check.hpp"
 #include "param/left_storage.hpp"
+#include "trace/first_values.hpp"
 
 namespace fsdp {
 
 class ParamGroup;
 
 /// What a group says in the log when a step begins: not before, as its parameters get their full names, and others give up
-/// what they share, only when everything is sharded.
+/// what they share, only when everything is sharded. And what it has noted for that, and for the ranks to compare.
 class GroupNotes {
  public:
   /// The memory that its parameters were views of.
   LeftStorages& left() { return left_; }
+  OptimizerCheck& optimizer() { return optimizer_; }
+  void keep_first_values(std::unique_ptr<FirstValues> values) { first_values_ = std::move(values); }
+  /// Null: nothing was noted, or it has been taken.
+  std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
   /// Which parameters are trained: there may be something new to say.
   void trainable_changed() { is_due_ = true; }
   /// Each thing once.
@@ -24,6 +33,8 @@ class GroupNotes {
   void say_all(const ParamGroup& group);
 
   LeftStorages left_;
+  OptimizerCheck optimizer_;
+  std::unique_ptr<FirstValues> first_values_;
   bool is_due_ = false;
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "dispatch/residency.hpp"
+#include "group/comm_context.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/dense_gradient.hpp"
 #include "param/param_rows.hpp"
@@ -43,8 +44,7 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
     : link_(std::move(link)),
       parts_{.identity = std::move(identity), .config = std::move(config)},
       unsharder_(parts_, extensions_of(params)),
-      gradient_dtypes_(parts_, reduction_),
-      gradients_(parts_.params, params.size()) {
+      gradients_(parts_, params.size()) {
   BelowResidency below;
   const auto& info = parts_.identity.mesh_info;
   std::vector<LayoutParam> laid;
@@ -71,7 +71,7 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
   make_rows();
   unsharder_.set_encoded(unsharder_.form().plan(parts_, layout(), stored_dtypes(parts_)));
   count_trainable();
-  gradient_dtypes_.plan();
+  gradient_dtypes().plan();
   if (parts_.config.sanitizer)
     parts_.sanitizer =
         std::make_unique<GroupSanitizer>(*parts_.config.sanitizer, info.world_rank(), info.mesh.device());
@@ -122,9 +122,10 @@ void ParamGroup::move_rows(GroupLayout layout, at::Tensor shard) {
 void ParamGroup::note_first_values() {
   if (identity().mesh_info.data_parallel_size() == 1 || config().device.is_meta()) return;
   BelowResidency below;
-  first_values_ = std::make_unique<FirstValues>();
+  auto values = std::make_unique<FirstValues>();
   for (const auto& param : params())
-    first_values_->add(param.sharded.is_taken() ? at::Tensor() : param.unsharded_param(), param.sharded.version());
+    values->add(param.sharded.is_taken() ? at::Tensor() : param.unsharded_param(), param.sharded.version());
+  notes_.keep_first_values(std::move(values));
 }
 
 void ParamGroup::attach() {
@@ -139,7 +140,7 @@ void ParamGroup::attach() {
     take_over_gradient(param, identity().mesh_info.shard_rank());
     param.attach(self, config().device);
   }
-  gradient_dtypes_.plan();
+  gradient_dtypes().plan();
   unsharder_.rest();
 }
 
@@ -162,7 +163,7 @@ bool ParamGroup::uses_slots() const {
 }
 
 bool ParamGroup::reduces_in_slots() const {
-  return has_symmetric_memory_ && !reduction_.custom_reduce_scatter && identity().mesh_info.shard_size() > 1;
+  return has_symmetric_memory_ && !reduction().custom_reduce_scatter && identity().mesh_info.shard_size() > 1;
 }
 
 void ParamGroup::prepare_unshard() {
@@ -177,7 +178,7 @@ void ParamGroup::prepare_unshard() {
 
 void ParamGroup::sync_versions() {
   if (!parts_.has_writes()) return;
-  optimizer_check_.note_write();
+  notes_.optimizer().note_write();
   is_outdated_ = !parts_.is_never_released();
   for (auto& param : params()) param.sync_version();
 }
@@ -188,7 +189,7 @@ bool ParamGroup::sync_requires_grad() {
   for (auto& param : params()) changed |= param.sync_requires_grad();
   if (!changed) return false;
   count_trainable();
-  gradient_dtypes_.plan();
+  gradient_dtypes().plan();
   return true;
 }
 
@@ -196,11 +197,11 @@ void ParamGroup::sync_grad_dtypes() {
   bool has_changed = false;
   for (auto& param : params()) has_changed |= param.sync_grad_dtype();
   if (classes_) classes_->check_grad_dtypes(*this);  // in every step, until it is set back
-  if (has_changed) gradient_dtypes_.plan();
+  if (has_changed) gradient_dtypes().plan();
 }
 
 void ParamGroup::count_trainable() {
-  trainable_count_ = static_cast<size_t>(std::count_if(
+  gradients_.trainable_count = static_cast<size_t>(std::count_if(
       params().begin(), params().end(), [](const auto& param) { return param.requires_grad(); }));
   notes_.trainable_changed();
 }

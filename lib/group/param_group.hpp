@@ -12,12 +12,8 @@
 #include "group/group_notes.hpp"
 #include "group/group_parts.hpp"
 #include "group/local_classes.hpp"
-#include "group/optimizer_check.hpp"
-#include "group/reduce/gradient_dtypes.hpp"
-#include "group/reduce/gradient_store.hpp"
-#include "group/reduce/reduction_config.hpp"
+#include "group/reduce/group_gradients.hpp"
 #include "group/tied_params.hpp"
-#include "trace/first_values.hpp"
 
 namespace fsdp {
 
@@ -38,7 +34,7 @@ class ParamGroup final {
   /// Before `attach`, of parameters that are whole here: notes what ranks compare at the first step.
   void note_first_values();
   /// Null: nothing was noted, or it has been taken.
-  std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
+  std::unique_ptr<FirstValues> take_first_values() { return notes_.take_first_values(); }
   /// Those that other groups hold, to be taken from them before `attach`.
   std::vector<TiedParam> take_ties() { return std::exchange(tied_, {}); }
   /// Turns the tensors into unsharded parameters. Does not fail halfway: all allocations come before.
@@ -63,10 +59,10 @@ class ParamGroup final {
   void set_policy(Value GroupPolicy::*option, Value value) {
     policy_.*option = std::move(value);
   }
-  ReductionConfig& reduction() { return reduction_; }
-  const ReductionConfig& reduction() const { return reduction_; }
-  /// How many parameters need a gradient, as of the last `sync_requires_grad`.
-  size_t trainable_count() const { return trainable_count_; }
+  ReductionConfig& reduction() { return gradients_.config; }
+  const ReductionConfig& reduction() const { return gradients_.config; }
+  size_t trainable_count() const { return gradients_.trainable_count; }
+  std::vector<ReducePart>& kept_parts() { return gradients_.kept_parts; }
 
   // --- gathers and reductions in registered memory
   /// From the next gather and reduction on, in slots (gather_slots.hpp, reduction_slots.hpp); while the group is
@@ -100,7 +96,6 @@ class ParamGroup final {
   void validate();
 
   GroupNotes& notes() { return notes_; }
-  OptimizerCheck& optimizer_check() { return optimizer_check_; }
   EvalPrecision& eval_precision() { return eval_precision_; }
   const EvalPrecision& eval_precision() const { return eval_precision_; }
 
@@ -117,10 +112,10 @@ class ParamGroup final {
   /// This rank's rows go to `shard`, which is zero and laid out so, and the sharded parameters with them.
   void move_rows(GroupLayout layout, at::Tensor shard);
 
-  GradientStore& gradients() { return gradients_; }
-  const GradientStore& gradients() const { return gradients_; }
-  GradientDtypes& gradient_dtypes() { return gradient_dtypes_; }
-  const GradientDtypes& gradient_dtypes() const { return gradient_dtypes_; }
+  GradientStore& gradients() { return gradients_.store; }
+  const GradientStore& gradients() const { return gradients_.store; }
+  GradientDtypes& gradient_dtypes() { return gradients_.dtypes; }
+  const GradientDtypes& gradient_dtypes() const { return gradients_.dtypes; }
   /// Looks for a `grad_dtype` that a user has changed.
   void sync_grad_dtypes();
 
@@ -139,18 +134,13 @@ class ParamGroup final {
   GroupParts parts_;
   Unsharder unsharder_;
   GroupPolicy policy_;
-  ReductionConfig reduction_;
-  GradientDtypes gradient_dtypes_;
-  GradientStore gradients_;
+  GroupGradients gradients_;
   std::vector<TiedParam> tied_;   // until attach
   std::unique_ptr<LocalShards> classes_;
   EvalPrecision eval_precision_;
   bool has_symmetric_memory_ = false;
   GroupNotes notes_;
-  OptimizerCheck optimizer_check_;
-  size_t trainable_count_ = 0;
   bool is_outdated_ = false;  // versions have been followed since the last gather, values not
-  std::unique_ptr<FirstValues> first_values_;
 };
 
 }  // namespace fsdp

@@ -2,27 +2,27 @@
 
 namespace fsdp {
 
-bool AutogradSettings::has_new_requires_grad(const at::Tensor& unsharded, const at::Tensor& sharded) const {
-  return unsharded.defined() && sharded.defined() &&
-         (unsharded.requires_grad() != requires_grad_ || sharded.requires_grad() != requires_grad_);
+bool AutogradSettings::has_new_requires_grad(c10::TensorImpl* unsharded, c10::TensorImpl* sharded) const {
+  return unsharded != nullptr && sharded != nullptr &&
+         (unsharded->requires_grad() != requires_grad_ || sharded->requires_grad() != requires_grad_);
 }
 
-bool AutogradSettings::sync_requires_grad(const at::Tensor& unsharded, const at::Tensor& sharded) {
+bool AutogradSettings::sync_requires_grad(c10::TensorImpl* unsharded, c10::TensorImpl* sharded) {
   if (!has_new_requires_grad(unsharded, sharded)) return false;
-  const bool sharded_changed = sharded.requires_grad() != requires_grad_;
-  requires_grad_ = sharded_changed ? sharded.requires_grad() : unsharded.requires_grad();
-  unsharded.set_requires_grad(requires_grad_);
-  sharded.set_requires_grad(requires_grad_);
+  const bool sharded_changed = sharded->requires_grad() != requires_grad_;
+  requires_grad_ = sharded_changed ? sharded->requires_grad() : unsharded->requires_grad();
+  unsharded->set_requires_grad(requires_grad_);
+  sharded->set_requires_grad(requires_grad_);
   return true;
 }
 
-bool AutogradSettings::sync_grad_dtype(const at::Tensor& unsharded, const at::Tensor& sharded) {
-  if (!unsharded.defined() || !sharded.defined()) return false;
-  const auto of_sharded = grad_dtype_of(sharded), of_unsharded = grad_dtype_of(unsharded);
+bool AutogradSettings::sync_grad_dtype(c10::TensorImpl* unsharded, c10::TensorImpl* sharded) {
+  if (unsharded == nullptr || sharded == nullptr) return false;
+  const auto of_sharded = grad_dtype_of(*sharded), of_unsharded = grad_dtype_of(*unsharded);
   if (of_sharded == grad_dtype_ && of_unsharded == unsharded_grad_dtype_) return false;
   grad_dtype_ = of_sharded != grad_dtype_ ? of_sharded : of_unsharded;
   unsharded_grad_dtype_ = of_unsharded;
-  set_grad_dtype(sharded, grad_dtype_);
+  set_grad_dtype(at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(sharded)), grad_dtype_);
   return true;
 }
 

@@ -68,9 +68,9 @@ struct FSDPParam {
   void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
 
   // See AutogradSettings.
-  bool has_new_requires_grad() const { return settings.has_new_requires_grad(unsharded_param(), sharded_param()); }
-  bool sync_requires_grad() { return settings.sync_requires_grad(unsharded_param(), sharded_param()); }
-  bool sync_grad_dtype() { return settings.sync_grad_dtype(unsharded_param(), sharded_param()); }
+  bool has_new_requires_grad() const { return settings.has_new_requires_grad(unsharded.peek(), sharded.peek()); }
+  bool sync_requires_grad() { return settings.sync_requires_grad(unsharded.peek(), sharded.peek()); }
+  bool sync_grad_dtype() { return settings.sync_grad_dtype(unsharded.peek(), sharded.peek()); }
   /// Nothing before it is an unsharded parameter, or once that is gone.
   void set_unsharded_grad_dtype(const GradDtype& value);
 };

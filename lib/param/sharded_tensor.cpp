@@ -52,25 +52,8 @@ void ShardedTensor::move_away() {
   identity_ = nullptr;
 }
 
-bool ShardedTensor::was_changed() const {
-  const auto impl = tensor_.lock();
-  if (!impl.defined()) return false;
-  return static_cast<int64_t>(impl->version_counter().current_version()) != seen_version_ ||
-         impl->unsafe_storage().unsafeGetStorageImpl() != storage_;
-}
-
-bool ShardedTensor::was_replaced() const {
-  const auto impl = tensor_.lock();
-  return impl.defined() && impl->unsafe_storage().unsafeGetStorageImpl() != storage_;
-}
-
-int64_t ShardedTensor::version() const {
-  const auto impl = tensor_.lock();
-  return impl.defined() ? static_cast<int64_t>(impl->version_counter().current_version()) : seen_version_;
-}
-
 void ShardedTensor::bump_version() const {
-  if (const auto impl = tensor_.lock(); impl.defined()) impl->bump_version();
+  if (auto* impl = peek()) impl->bump_version();
 }
 
 }  // namespace fsdp

@@ -20,6 +20,8 @@ class ShardedTensor {
   ShardedTensor() : tensor_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
 
   at::Tensor tensor() const;  ///< undefined once nobody can use it any more
+  /// The same for a look, without a reference: null then.
+  c10::TensorImpl* peek() const { return tensor_.expired() ? nullptr : tensor_._unsafe_get_target(); }
   const at::TensorImpl* identity() const { return identity_; }
   const ParamRef& place() const { return place_; }
 
@@ -37,17 +39,30 @@ class ShardedTensor {
   void move_away();
 
   /// Written, or its storage replaced, since `see_version`.
-  bool was_changed() const;
+  bool was_changed() const {
+    const auto* impl = peek();
+    return impl != nullptr && (version_of(*impl) != seen_version_ || impl->unsafe_storage().unsafeGetStorageImpl() != storage_);
+  }
   /// Its storage is not the one that `make` gave it (torch::load, set_data).
-  bool was_replaced() const;
+  bool was_replaced() const {
+    const auto* impl = peek();
+    return impl != nullptr && impl->unsafe_storage().unsafeGetStorageImpl() != storage_;
+  }
   /// Moves with every write.
-  int64_t version() const;
+  int64_t version() const {
+    const auto* impl = peek();
+    return impl != nullptr ? version_of(*impl) : seen_version_;
+  }
   /// Counts as a write.
   void bump_version() const;
   /// The unsharded tensor shows this version from now on. Returns whether it is another one than before.
   bool see_version() { return version() != std::exchange(seen_version_, version()); }
 
  private:
+  static int64_t version_of(const c10::TensorImpl& impl) {
+    return static_cast<int64_t>(impl.version_counter().current_version());
+  }
+
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
   c10::TensorImpl* identity_ = nullptr;
   at::Tensor initial_;

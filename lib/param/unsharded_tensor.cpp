@@ -69,18 +69,18 @@ void UnshardedTensor::restore(const ParamSpec& spec, c10::Storage storage) {
 }
 
 void UnshardedTensor::check(const std::string& name) const {
-  const auto tensor = tensor_.lock();
-  if (!tensor.defined()) return;  // the module is gone
+  const auto* tensor = peek();
+  if (tensor == nullptr) return;  // the module is gone
   if (storage_ != nullptr && storage_->is_set_aside) return;
   require_state(storage_ != nullptr && tensor->unsafe_storage().unsafeGetStorageImpl() == storage_ &&
-                    has_residency_key(tensor.get()),
+                    has_residency_key(tensor),
                 "{}: the tensor behind the module's member was replaced (set_data), so it is no "
                 "longer the sharded parameter; write values with copy_ instead",
                 name);
 }
 
 void UnshardedTensor::bump_version() const {
-  if (const auto tensor = tensor_.lock(); tensor.defined()) tensor->bump_version();
+  if (auto* tensor = peek()) tensor->bump_version();
 }
 
 }  // namespace fsdp

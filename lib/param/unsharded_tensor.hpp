@@ -25,6 +25,8 @@ class UnshardedTensor {
   explicit UnshardedTensor(const at::Tensor& tensor) : tensor_(tensor.getIntrusivePtr()) {}
 
   at::Tensor tensor() const;  ///< undefined once the module is gone
+  /// The same for a look, without a reference: null once the module is gone.
+  c10::TensorImpl* peek() const { return tensor_.expired() ? nullptr : tensor_._unsafe_get_target(); }
   /// Null before `attach`, and once nobody can use the tensor or a view of it.
   UnshardedStorage* storage() const { return storage_; }
   void storage_gone() { storage_ = nullptr; }

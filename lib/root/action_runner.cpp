@@ -34,6 +34,10 @@ void ActionRunner::facts_changed(const ParamGroup& group) {
   scheduler_.budget().invalidate();
 }
 
+bool ActionRunner::has_unreleased_groups() const {
+  return std::ranges::any_of(groups(), [](const auto* group) { return group->parts().is_never_released(); });
+}
+
 void ActionRunner::apply(const Actions& actions) {
   if (actions.empty()) return;
   try {

@@ -25,6 +25,8 @@ class ActionRunner {
   void facts_changed(const ParamGroup& group);
 
   const std::vector<ParamGroup*>& groups() const { return comm_ctx_.groups; }
+  /// Some are never gathered (one rank's), so no gather of theirs could wait for anything.
+  bool has_unreleased_groups() const;
   const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }  ///< null where one is gone
   ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }
 

@@ -55,7 +55,7 @@ ReduceJob BackwardReducer::pack(ParamGroup& group) {
   runner_.reductions().make_room(group);
   group.gradients().note_reduced();
   runner_.tell(GroupEvent::kReduced, group);
-  group.optimizer_check().note_reduction(group.params()[0].name(), group.config().warn_after_reductions);
+  group.notes().optimizer().note_reduction(group.params()[0].name(), group.config().warn_after_reductions);
   return ReduceJob(group, runner_.reductions().has_in_turn(group));
 }
 

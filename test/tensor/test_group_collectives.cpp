@@ -30,7 +30,7 @@ at::Tensor rows(int64_t count, int64_t width, int64_t start) {
 /// Bytes of the inputs that are neither in the memory nor a gradient.
 int64_t bytes_beside(const ReduceScatter& reduction, const at::Tensor& memory, const std::vector<ReduceEntry>& entries) {
   int64_t bytes = 0;
-  for (const auto& input : reduction.inputs) {
+  for (const auto& input : reduction.inputs.tensors()) {
     const bool is_gradient = std::any_of(entries.begin(), entries.end(), [&](const ReduceEntry& entry) {
       return entry.gradient.defined() && input.is_alias_of(entry.gradient);
     });
@@ -55,12 +55,12 @@ TEST_CASE("a group's all-gather puts every rank's pieces side by side", "[collec
       const PieceLayout layout(described, *rank.world());
       auto local = at::zeros({layout.rank_bytes()}, at::kByte);
       // Views of local that the first gather makes are what the second sends, of other values.
-      std::vector<at::Tensor> views;
+      GatherViews views;
       for (int round = 0; round < 2; ++round) {
         const auto value = [&](size_t i, int from) { return static_cast<int>(10 * i) + 100 * round + from + 1; };
         for (size_t i = 0; i < pieces.size(); ++i)
           local.narrow(0, layout.offset(i), pieces[i]).fill_(value(i, rank.index()));
-        const auto before = views;
+        const auto before = views.inputs;
         const auto whole =
             finish_all_gather(start_all_gather(layout, local, *rank.world(), "group", {}, keeps ? &views : nullptr));
         for (size_t i = 0; i < pieces.size(); ++i)
@@ -69,11 +69,12 @@ TEST_CASE("a group's all-gather puts every rank's pieces side by side", "[collec
                                  at::full({pieces[i]}, value(i, from), at::kByte),
                                  fmt::format("piece {} of rank {}", i, from));
         for (size_t i = 0; i < before.size(); ++i)
-          rank.check(views.size() == before.size() && views[i].is_same(before[i]), "views are made once");
+          rank.check(views.inputs.size() == before.size() && views.inputs[i].is_same(before[i]), "views are made once");
+        views.outputs.let_go();
       }
       const bool anything = layout.rank_bytes() > 0;
       rank.check_equal(rank.calls().size(), 2 * static_cast<size_t>(anything), "collectives");
-      rank.check_equal(views.empty(), !(anything && keeps), "views of what is sent");
+      rank.check_equal(views.inputs.empty(), !(anything && keeps), "views of what is sent");
     }, world.options);
     CHECK(ok);
   }
@@ -118,18 +119,19 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
       if (seed % 2 == 0) options.memory = at::full({packed}, 0xFF, at::kByte);
       int64_t counted = 0;
       const CountedBuffers count(counted);
-      auto reduction = pack_reduce_scatter(units, entries, options, *rank.world(), "group");
+      ReduceScatter reduction;
+      pack_reduce_scatter(reduction, units, entries, options, *rank.world(), "group");
       int64_t input_bytes = 0;
-      for (const auto& input : reduction.inputs)
+      for (const auto& input : reduction.inputs.tensors())
         if (options.memory.defined() && input.is_alias_of(options.memory))
           input_bytes += aligned(static_cast<int64_t>(input.nbytes()));
       rank.check_equal(input_bytes, options.memory.defined() ? packed : 0, "all of the memory is used");
-      const int64_t allocated = reduction.layout.rank_bytes() + bytes_beside(reduction, options.memory, entries);
+      const int64_t allocated = reduction.layout->rank_bytes() + bytes_beside(reduction, options.memory, entries);
       launch_reduce_scatter(reduction, options, *rank.world(), "group");
       rank.check_equal(counted, allocated, "the bytes that were allocated");
       if (reduction.work) reduction.work->wait();
       free_reduce_scatter_inputs(reduction);
-      rank.check(reduction.inputs.empty(), "the inputs are let go of");
+      rank.check(reduction.inputs.tensors().empty(), "the inputs are let go of");
       for (size_t i = 0; i < drawn.size(); ++i) {
         int64_t weight = 0;
         for (int r = 0; r < world.size; ++r) weight += drawn[i].is_absent && r % 2 == 0 ? 0 : r + 1;

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
 #include "comm/comm_memory.hpp"
@@ -122,10 +120,7 @@ void FSDPModule::set_post_optim_event(c10::Event event) {
   auto& context = root_context(*state_, "set_post_optim_event");
   std::lock_guard lock(context.mutex());
   context.runner().comm_ctx().all_gather_stream.wait_for(event);
-  // Some groups are never gathered (one rank's), so no gather of theirs could wait for it.
-  const bool has_unreleased =
-      std::ranges::any_of(context.groups(), [](const auto* group) { return group->parts().is_never_released(); });
-  if (SideStream::exists_on(event.device()) && has_unreleased)
+  if (SideStream::exists_on(event.device()) && context.runner().has_unreleased_groups())
     event.block(current_stream(event.device()));
 }
 

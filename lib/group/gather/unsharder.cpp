@@ -90,8 +90,20 @@ AllGather Unsharder::start_gather(const Launch& launch) {
 
 AllGather Unsharder::start_gather_of_shard(GatherMemory memory, bool may_overlap_copies) {
   const auto input = gather_input(parts_, may_overlap_copies);
-  return start_all_gather(parts_.layout.gathered(), input, parts_.launched_on(parts_.shard_group()), parts_.name(),
-                          std::move(memory), input.is_same(parts_.shard.bytes()) ? &sent_ : nullptr);
+  try {
+    return start_all_gather(parts_.layout.gathered(), input, parts_.launched_on(parts_.shard_group()), parts_.name(),
+                            std::move(memory), &views_);
+  } catch (...) {
+    let_go_of_views(input);
+    throw;
+  }
+}
+
+/// Behind a gather of `sent`: the memory goes that its views show, but for the shard itself.
+void Unsharder::let_go_of_views(const at::Tensor& sent) {
+  if (views_.outputs.tensors().empty()) return;  // it was launched without them
+  views_.outputs.let_go();
+  if (!sent.is_same(parts_.shard.bytes())) views_.inputs.clear();
 }
 
 AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
@@ -141,6 +153,7 @@ void Unsharder::wait_for_unshard() {
     comm_ctx.trace.wait(Operation::kAllGather, parts_.identity, gather.work);
     stream_use_.wait_before_use();
     gather.work.reset();
+    let_go_of_views(gather.local);
     const Range copy_out(comm_ctx.trace, "FSDP::all_gather_copy_out", parts_.identity);
     const GroupBuffers buffers(parts_, "gathered parameters");
     show(finish_gather(std::move(gather)));
@@ -227,6 +240,7 @@ void Unsharder::give_up_gather() noexcept {
   } catch (const std::exception& error) {
     log().info("{}: its gather was given up, and failed: {}", parts_.name(), error.what());
   }
+  let_go_of_views(gather_.local);
   gather_ = {};
 }
 
@@ -260,7 +274,7 @@ void Unsharder::leave_slot() {
 void Unsharder::set_encoded(std::unique_ptr<EncodedGather> encoded) {
   form_.set_encoded(std::move(encoded));
   memory_.drop_kept();
-  sent_.clear();
+  views_.inputs.clear();
 }
 
 void Unsharder::write_back(size_t index) {

@@ -99,6 +99,7 @@ class Unsharder {
   AllGather start_gather_of_post_forward_piece();
   at::Tensor finish_gather(AllGather gather) const;
   void count_gather(Communicator& comm);
+  void let_go_of_views(const at::Tensor& sent);
 
   GroupParts& parts_;
   GatherForm form_;
@@ -107,7 +108,7 @@ class Unsharder {
   PostForward post_forward_;
   UnshardedMemory memory_;
   StreamUse stream_use_;           // of the last gather
-  std::vector<at::Tensor> sent_;  // views of the shard, as gathers send it
+  GatherViews views_;              // of gathers of the shard as it lies
 };
 
 }  // namespace fsdp

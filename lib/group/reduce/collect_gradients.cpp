@@ -2,8 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <optional>
+#include <utility>
 
 #include "base/require.hpp"
 #include "group/comm_context.hpp"
@@ -38,23 +42,42 @@ std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
   return joint;
 }
 
+/// Sorts gradients into parts. Most often they are those of the reduction before, whose parts are filled again then: they
+/// have their lists, their layout and their views.
+/// Sorts gradients into parts. Most often they are those of the reduction before, whose parts are filled again then: they
+/// have their lists, their layout and their views.
 class Collection {
  public:
-  Collection(ParamGroup& group, std::optional<at::ScalarType> joint) : group_(group), joint_(joint) {}
+  /// kept: parts of an earlier reduction, recycled.
+  Collection(ParamGroup& group, std::optional<at::ScalarType> joint, std::vector<ReducePart> kept)
+      : group_(group), joint_(joint), taken_(kept.size(), 0) {
+    inputs_.parts = std::move(kept);
+  }
 
   /// gradient: undefined where there is none, or none yet.
   void add(size_t index, at::Tensor gradient);
   void add_alone(size_t index, at::Tensor gradient);
-
-  ReduceInputs inputs;
+  /// Behind the last one.
+  ReduceInputs finish();
 
  private:
   at::ScalarType dtype_of(size_t index, const at::Tensor& gradient) const;
-  ReducePart& part_of(at::ScalarType dtype);
+  size_t part_of(at::ScalarType dtype);
 
   ParamGroup& group_;
   std::optional<at::ScalarType> joint_;
+  ReduceInputs inputs_;
+  c10::SmallVector<size_t, 4> taken_;  // by part: its entries that are of this reduction, the first ones
+  size_t used_ = 0;                    // parts of this reduction, the first ones
 };
+
+/// Of the part's entries only the first `taken` stay.
+void cut(ReducePart& part, size_t taken) {
+  part.units.resize(taken == 0 ? 0 : part.entries[taken - 1].unit + 1);
+  part.indices.resize(taken);
+  part.entries.resize(taken);
+  part.reduce_scatter.layout.reset();
+}
 
 at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) const {
   const auto& dtypes = group_.gradient_dtypes();
@@ -64,30 +87,56 @@ at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) co
   return sum.defined() && dtypes.takes_any(index) ? at::promote_types(own, sum.scalar_type()) : own;
 }
 
-ReducePart& Collection::part_of(at::ScalarType dtype) {
-  const auto part = std::ranges::find(inputs.parts, dtype, &ReducePart::dtype);
-  if (part != inputs.parts.end()) return *part;
-  auto& made = inputs.parts.emplace_back(ReducePart{.dtype = dtype});
-  const size_t most = group_.params().size();
-  made.indices.reserve(most);
-  made.entries.reserve(most);
-  made.units.reserve(most);
-  return made;
+/// Parts are in the order of their first parameters, as their collectives will be: one that gets its first entry goes to the
+/// end of those that have some.
+size_t Collection::part_of(at::ScalarType dtype) {
+  auto& parts = inputs_.parts;
+  const auto found = static_cast<size_t>(std::ranges::find(parts, dtype, &ReducePart::dtype) - parts.begin());
+  if (found < used_) return found;
+  if (found == parts.size()) {
+    auto& made = parts.emplace_back(ReducePart{.dtype = dtype});
+    taken_.push_back(0);
+    const size_t most = group_.params().size();
+    made.indices.reserve(most);
+    made.entries.reserve(most);
+    made.units.reserve(most);
+  }
+  if (found != used_) std::swap(parts[found], parts[used_]);
+  return used_++;
 }
 
 void Collection::add(size_t index, at::Tensor gradient) {
-  const auto& param = group_.params()[index];
   const auto& layout = group_.layout();
-  auto& part = part_of(dtype_of(index, gradient));
+  const size_t p = part_of(dtype_of(index, gradient));
+  auto& part = inputs_.parts[p];
+  const size_t taken = taken_[p]++;
   const size_t unit = layout.unit_of(index);
-  const bool is_new_unit = part.indices.empty() || layout.unit_of(part.indices.back()) != unit;
-  if (is_new_unit) part.units.push_back({layout.piece_numel(unit)});
+  const bool is_new_unit = taken == 0 || layout.unit_of(part.indices[taken - 1]) != unit;
+  const auto& spec = group_.params()[index].spec;
+  ReduceEntry entry{.gradient = std::move(gradient),
+                    .layout = &spec.layout,
+                    .unit = taken == 0 ? 0 : part.entries[taken - 1].unit + (is_new_unit ? 1 : 0),
+                    .start = layout.start_of(index),
+                    .is_cast = spec.param_dtype != part.dtype};
+  const int64_t piece_numel = layout.piece_numel(unit);
+  const bool is_known = taken < part.indices.size() && part.indices[taken] == index &&
+                        part.entries[taken].is_like(entry) && part.units[entry.unit].piece_numel == piece_numel;
+  if (is_known) {
+    part.entries[taken].gradient = std::move(entry.gradient);
+    return;
+  }
+  cut(part, taken);
+  if (is_new_unit) part.units.push_back({piece_numel});
   part.indices.push_back(index);
-  part.entries.push_back({.gradient = std::move(gradient),
-                          .layout = &param.layout(),
-                          .unit = part.units.size() - 1,
-                          .start = layout.start_of(index),
-                          .is_cast = param.spec.param_dtype != part.dtype});
+  part.entries.push_back(std::move(entry));
+}
+
+ReduceInputs Collection::finish() {
+  auto& parts = inputs_.parts;
+  parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(used_), parts.end());
+  for (size_t p = 0; p < used_; ++p)
+    if (taken_[p] < parts[p].indices.size()) cut(parts[p], taken_[p]);
+  return std::move(inputs_);
 }
 
 void Collection::add_alone(size_t index, at::Tensor gradient) {
@@ -103,7 +152,7 @@ void Collection::add_alone(size_t index, at::Tensor gradient) {
     gradient = gradient.to(dtype);
     buffer_bytes += static_cast<int64_t>(gradient.nbytes());
   }
-  inputs.alone.emplace_back(index, std::move(gradient));
+  inputs_.alone.emplace_back(index, std::move(gradient));
 }
 
 }  // namespace
@@ -111,12 +160,11 @@ void Collection::add_alone(size_t index, at::Tensor gradient) {
 ReduceInputs collect_gradients(ParamGroup& group) {
   const bool is_alone = reduces_alone(group);
   auto& gradients = group.gradients();
-  Collection collection(group, joint_dtype(group));
+  Collection collection(group, joint_dtype(group), std::exchange(group.kept_parts(), {}));
   for (const size_t i : group.layout().order()) {
     const auto& param = group.params()[i];
     group.comm_ctx()->meter.total().buffer_bytes += gradients.bytes_to_take(i);
-    const auto unsharded_param = param.unsharded_param();
-    if (!unsharded_param.defined()) continue;
+    if (param.unsharded.peek() == nullptr) continue;
     auto gradient = gradients.take(i);
     const bool takes_part = gradient.defined() || gradients.partial_sum(i).defined() ||
                             (group.reduction().reduces_unused_params && param.requires_grad());
@@ -126,16 +174,27 @@ ReduceInputs collect_gradients(ParamGroup& group) {
     else
       collection.add(i, std::move(gradient));
   }
-  return std::move(collection.inputs);
+  return collection.finish();
 }
 
 std::vector<ReducePart> expected_parts(ParamGroup& group) {
-  Collection collection(group, std::nullopt);
+  Collection collection(group, std::nullopt, {});
   for (const size_t i : group.layout().order()) {
     const auto& param = group.params()[i];
-    if (param.unsharded_param().defined() && param.requires_grad()) collection.add(i, {});
+    if (param.unsharded.peek() != nullptr && param.requires_grad()) collection.add(i, {});
   }
-  return std::move(collection.inputs.parts);
+  return collection.finish().parts;
+}
+
+void keep_parts(ParamGroup& group, std::vector<ReducePart> parts) {
+  for (auto& part : parts) {
+    for (auto& entry : part.entries) entry.gradient.reset();
+    recycle_reduce_scatter(part.reduce_scatter);
+    part.all_reduce.reset();
+    part.hook_input.reset();
+    part.is_divided = false;
+  }
+  group.kept_parts() = std::move(parts);
 }
 
 }  // namespace fsdp

@@ -46,7 +46,7 @@ bool GradientStore::has_partial_sums() const {
 
 at::Tensor GradientStore::take(size_t index) {
   auto& accumulated = slots_[index].accumulated;
-  auto gradient = dense_gradient(std::exchange(params_[index].unsharded_param().mutable_grad(), {}));
+  auto gradient = dense_gradient(std::exchange(params_[index].unsharded.peek()->mutable_grad(), {}));
   if (!accumulated.defined()) return gradient;
   if (gradient.defined()) accumulated.add_(gradient);
   return std::exchange(accumulated, {});
@@ -62,8 +62,8 @@ int64_t GradientStore::bytes_to_take(size_t index) const {
 
 bool GradientStore::has_unreduced(bool counts_partial_sums) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const auto unsharded_param = params_[i].unsharded_param();
-    if (unsharded_param.defined() && unsharded_param.grad().defined()) return true;
+    if (const auto* unsharded_param = params_[i].unsharded.peek(); unsharded_param && unsharded_param->grad().defined())
+      return true;
     if (slots_[i].accumulated.defined()) return true;
     if (counts_partial_sums && slots_[i].partial_sum.defined()) return true;
   }

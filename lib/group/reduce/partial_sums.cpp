@@ -9,10 +9,9 @@ namespace fsdp {
 
 at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i) {
   const size_t index = part.indices[i];
-  const auto& layout = group.params()[index].layout();
-  const int rank = group.identity().mesh_info.shard_rank();
+  const auto& spec = group.params()[index].spec;
   const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
-  return raw_view(part.reduce_scatter.output, layout.local_sizes(rank), layout.local_strides(rank),
+  return raw_view(part.reduce_scatter.output, spec.local_sizes, spec.local_strides,
                   begin + group.layout().local_start(index));
 }
 

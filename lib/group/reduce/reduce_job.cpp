@@ -29,6 +29,10 @@ ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
   if (SideStream::exists_on(device)) packed_on_ = current_stream(device);
 }
 
+ReduceJob::~ReduceJob() {
+  if (!inputs_.parts.empty()) keep_parts(*group_, std::move(inputs_.parts));
+}
+
 void ReduceJob::enter(ReduceEvent event) {
   const auto [next, error] = transition(stage_, event);
   require_state(error == nullptr, "{}: {}", group_->name(), error);
@@ -54,7 +58,7 @@ void ReduceJob::pack() {
       if (entry.gradient.defined() && factor != 1) entry.gradient.div_(factor);
     auto options = options_of(*group_, part);
     if (slot.defined()) options.memory = slot.narrow(0, std::exchange(begin, begin + part.slot_bytes), part.slot_bytes);
-    part.reduce_scatter = pack_reduce_scatter(part.units, part.entries, options, comm, group_->name());
+    pack_reduce_scatter(part.reduce_scatter, part.units, part.entries, options, comm, group_->name());
     // Free the gradients now, not when the collective is done: where they were packed nothing refers to them any more,
     // and waiting would keep two groups' gradients alive at once.
     for (auto& entry : part.entries) {
@@ -115,11 +119,11 @@ void ReduceJob::start() {
     });
     if (slot_ && reduce_scatter.work) slot_->under_way.push_back(reduce_scatter.work);
     part.is_divided = reduce_scatter.is_scaled;
-    comm_ctx.trace.note_bytes(reduce_scatter.layout.total_bytes());
+    comm_ctx.trace.note_bytes(reduce_scatter.layout->total_bytes());
     auto& statistics = comm_ctx.meter.total();
     ++statistics.reductions;
-    statistics.reduced_bytes += reduce_scatter.layout.total_bytes();
-    statistics.communicated_bytes += (comm.size() - 1) * reduce_scatter.layout.rank_bytes();
+    statistics.reduced_bytes += reduce_scatter.layout->total_bytes();
+    statistics.communicated_bytes += (comm.size() - 1) * reduce_scatter.layout->rank_bytes();
   }
   if (is_on_streams) continue_on_streams();
 }

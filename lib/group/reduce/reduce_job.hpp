@@ -30,6 +30,10 @@ class ReduceJob {
   /// Takes the unsharded gradients off the unsharded parameters and packs them. is_behind_one: another of the group's is under way in
   /// turn, so this one is, too. The group outlives this.
   ReduceJob(ParamGroup& group, bool is_behind_one);
+  ReduceJob(ReduceJob&&) = default;
+  ReduceJob& operator=(ReduceJob&&) = default;
+  /// What it holds goes, and the group keeps the rest of its parts.
+  ~ReduceJob();
 
   const ParamGroup& group() const { return *group_; }
   ReduceStage stage() const { return stage_; }
