@@ -12,7 +12,6 @@
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
 #include "module/attach.hpp"
-#include "module/make_groups.hpp"
 #include "module/module_access.hpp"
 #include "param/grad_dtype.hpp"
 
@@ -73,7 +72,7 @@ class ShardLike {
     for (const auto& root : roots(original))
       root.state().visit([&](ModuleState& state) {
         covered_.insert(&state);
-        for (const auto& unit : state.units)
+        for (const auto& unit : state.tree().units())
           require(pairs_.modules.contains(unit.module),
                   "clone: {} shares its group with a module outside of it; clone a module around both",
                   original.name());
@@ -85,18 +84,18 @@ class ShardLike {
   }
 
   void shard(ModuleState& state) const {
-    for (const auto& nested : state.nested) shard(*nested);
-    auto options = state.options;
-    options.reshard_after_forward = state.requested_reshard;
+    for (const auto& nested : state.tree().nested()) shard(*nested);
+    const auto& request = state.request();
+    auto options = request.options;
     options.sync_from_rank0 = false;  // the shards are copied from this rank's own
     for (const auto& param : pairs_.params)
-      if (state.ignored.contains(param.original.unsafeGetTensorImpl()))
+      if (request.ignored.contains(param.original.unsafeGetTensorImpl()))
         options.ignored_params.push_back(param.places.front().entry());
-    for (const auto& ignored : state.ignored_modules)
+    for (const auto& ignored : request.ignored_modules)
       if (const auto module = ignored.lock(); module && pairs_.modules.contains(module.get()))
         options.ignored_modules.push_back(pairs_.modules.at(module.get()));
     std::vector<Module*> modules;
-    for (const auto& unit : state.units) modules.push_back(pairs_.modules.at(unit.module).get());
+    for (const auto& unit : state.tree().units()) modules.push_back(pairs_.modules.at(unit.module).get());
     // The same cut, even where the options would now give another: parameters have been frozen, or
     // converted, since.
     const auto copy = attach(modules, options, &state);
@@ -104,21 +103,22 @@ class ShardLike {
   }
 
  private:
-  void copy_controls(const ModuleState& from, ModuleState& to) const {
-    copy_dtypes(from, to);
-    to.context->options() = from.context->options();
-    to.context->scheduler().options() = from.context->scheduler().options();
+  void copy_controls(ModuleState& from, ModuleState& to) const {
+    copy_dtypes(from.precision(), to.precision());
+    to.context()->options() = from.context()->options();
+    to.context()->scheduler().options() = from.context()->scheduler().options();
     for (const auto& copy : to.live_groups())
-      if (const auto group = find_group(from, copy->identity().mesh_info)) copy_controls(*group, *copy);
+      if (const auto group = find_group(from.groups(), copy->identity().mesh_info)) copy_controls(*group, *copy);
   }
 
   /// The buffers were noted in the dtype that the original's had been cast to.
-  void copy_dtypes(const ModuleState& from, ModuleState& to) const {
-    to.cast_buffers.clear();
-    for (const auto& cast : from.cast_buffers)
+  void copy_dtypes(const ModulePrecision& from, ModulePrecision& to) const {
+    std::vector<CastBuffer> copies;
+    for (const auto& cast : from.cast_buffers())
       if (const auto buffer = cast.buffer.lock(); buffer.defined())
         if (const auto copy = pairs_.buffers.find(buffer.get()); copy != pairs_.buffers.end())
-          to.cast_buffers.emplace_back(copy->second).dtype = cast.dtype;
+          copies.emplace_back(copy->second, cast.dtype);
+    to.set_cast_buffers(std::move(copies));
   }
 
   static void copy_controls(const ParamGroup& from, ParamGroup& to) {
@@ -154,7 +154,7 @@ void copy_shards(const CopyPairs& pairs) {
 void check_copyable(Module& module) {
   require_not_shown(module, "clone");
   for (const auto& root : roots(module))
-    for (const auto* group : root.state().root()->context->groups())
+    for (const auto* group : root.state().root()->context()->groups())
       require_state(!group->config().device.is_meta(),
                     "clone: '{}' is on the meta device and has no values; materialise the module first", group->name());
 }
