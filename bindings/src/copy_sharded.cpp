@@ -8,7 +8,7 @@
 #include "api/shard/shard_like.hpp"
 #include "fsdp/error.hpp"
 #include "fully_shard.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 
 namespace fsdp::python {
 

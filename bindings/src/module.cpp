@@ -99,7 +99,7 @@ py::object plain_like(const py::object& tensor) {
 }
 
 /// Before the first forward FSDP2 has nothing to finalize, whatever module and mode it is asked for.
-bool has_begun(const Self& self) { return self.controls().state().context->has_started(); }
+bool has_begun(const Self& self) { return self.controls().state().context()->has_started(); }
 
 void define_errors(py::module_& module) {
   static py::exception<Error> error(module, "Error", PyExc_RuntimeError);
@@ -251,7 +251,7 @@ PYBIND11_MODULE(_C, module) {
       .def("set_custom_reduce_scatter", &set_custom_reduce_scatter)
       .def("set_all_reduce_hook", &set_all_reduce_hook)
       .def("group_count", [](const Self& self) { return self.controls().state().live_groups().size(); })
-      .def("replicates", [](const Self& self) { return self.controls().state().mesh_info.replicate_size() > 1; });
+      .def("replicates", [](const Self& self) { return self.controls().state().request().mesh_info.replicate_size() > 1; });
   define_controls(sharded);
   define_statistics(sharded);
   sharded.def("forms", [](const ShardedModule& self) {

@@ -95,21 +95,21 @@ void ShardedModule::find_params() {
 
 void ShardedModule::follow_root() {
   auto root = controls_.state().root();
-  if (context_ == root->context.get()) return;
+  if (context_ == root->context().get()) return;
   if (const auto shown = of(*root); shown && shown.get() != this) {
     shown->follow_root();
-    context_ = root->context.get();
+    context_ = root->context().get();
     return;
   }
   followed_.clear();
   root->visit([&](ModuleState& state) {
     if (auto shown = of(state)) followed_.push_back(shown);
   });
-  root->context->set_follower(weak_from_this());
+  root->context()->set_follower(weak_from_this());
   // Outside a step: inside one, operators on sharded parameters mean the unsharded parameters.
   for (const auto& weak : followed_)
     if (const auto shown = weak.lock()) shown->take_replaced();
-  context_ = root->context.get();  // only now: it may have thrown, and is to be tried again then
+  context_ = root->context().get();  // only now: it may have thrown, and is to be tried again then
 }
 
 /// Until the first use, users may put other parameters in the place of the sharded ones. Later, what stands there
@@ -186,11 +186,11 @@ void ShardedModule::use(bool records_autograd) {
   std::vector<ParamOwner*> owners;
   const auto groups = controls_.state().live_groups();
   for (const auto& group : groups) owners.push_back(&group->owner());
-  controls_.state().context->enter_scope();
+  controls_.state().context()->enter_scope();
   try {
     if (!owners.empty()) owners[0]->make_resident(owners, {.records_autograd = records_autograd});
   } catch (...) {
-    controls_.state().context->leave_scope();
+    controls_.state().context()->leave_scope();
     throw;
   }
 }
@@ -219,7 +219,7 @@ py::object ShardedModule::post_forward(py::object output) {
   const auto leave = c10::make_scope_exit([this, reshards] {
     py::gil_scoped_release no_gil;
     const OutsideTransforms outside;
-    auto& context = *controls_.state().context;
+    auto& context = *controls_.state().context();
     if (reshards)
       for (const auto& group : controls_.state().live_groups()) context.end_hold(*group);
     context.leave_scope();
@@ -266,15 +266,15 @@ void ShardedModule::set_post_optim_event(py::object event) {
 /// C++ can wait for, so it is Python that lets the gathers' stream wait.
 void ShardedModule::wait_for_post_optim_event() {
   const auto event = PyRef(std::move(post_optim_event_)).object();
-  auto& context = *controls_.state().context;
-  const auto device = controls_.state().mesh_info.mesh.device();
+  auto& context = *controls_.state().context();
+  const auto device = controls_.state().request().mesh_info.mesh.device();
   std::optional<c10::Stream> stream;
   bool is_all_gathered = false;
   {
     py::gil_scoped_release no_gil;
     const std::lock_guard lock(context.mutex());
     stream = context.runner().comm_ctx().all_gather_stream.to_wait_for_event(device);
-    is_all_gathered = !context.has_unreleased_groups();
+    is_all_gathered = !context.runner().has_unreleased_groups();
   }
   if (!stream || !is_all_gathered) event.attr("wait")();
   if (!stream) return;
@@ -310,7 +310,7 @@ void ShardedModule::reset_iter_state() {
   follow_root();
   {
     py::gil_scoped_release no_gil;
-    while (controls_.state().context->is_in_scope()) controls_.state().context->leave_scope();
+    while (controls_.state().context()->is_in_scope()) controls_.state().context()->leave_scope();
     controls_.reset_iter_state();
   }
   for (const auto& weak : followed_)

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "fsdp/fully_shard.hpp"
-#include "module/module_state.hpp"
-#include "root/step_hooks.hpp"
+#include "module/state/module_state.hpp"
+#include "root/step_follower.hpp"
 #include "shown_param.hpp"
 
 namespace fsdp::python {

@@ -37,6 +37,13 @@ class ElementRandom {
   uint32_t words_[4];
 };
 
+/// How many inputs each output of a layer has, and outputs each input.
+struct Fans {
+  int64_t in, out;
+};
+/// By the sizes of the layer's whole weight, as torch::nn::init counts them. Throws UsageError below two dimensions.
+Fans fans_of(c10::IntArrayRef sizes);
+
 /// Gives parameters and buffers their first values, each rank its own part.
 ///
 /// The functions of torch::nn::init, with the same rules: take what a module's member holds (or an
@@ -87,13 +94,8 @@ class Initializer {
   /// Known values, such as a table of frequencies; of the whole tensor's sizes.
   void copy_(const at::Tensor& tensor, const at::Tensor& whole);
 
-  /// Of the whole parameter, whatever part this rank holds.
+  /// Of the whole parameter, whatever part this rank holds. For its fans: `fans_of`.
   c10::IntArrayRef sizes(const at::Tensor& tensor) const;
-  /// As torch::nn::init counts them. Throws UsageError below two dimensions.
-  struct Fans {
-    int64_t in, out;
-  };
-  Fans fans(const at::Tensor& tensor) const;
 
  private:
   InitRun& run_;

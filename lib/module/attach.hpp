@@ -3,12 +3,9 @@
 #include <memory>
 #include <vector>
 
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 
 namespace fsdp {
-
-/// Throws UsageError if the module is a list or dict of others, without a forward of its own (S9).
-void refuse_container(const torch::nn::Module& module);
 
 /// What fully_shard does: checks, then copies this rank's rows, then changes the modules. Whatever
 /// throws, throws before the first change.

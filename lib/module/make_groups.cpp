@@ -79,7 +79,7 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
 /// over, and so has no cut to follow for these.
 std::shared_ptr<ParamGroup> cut_to_follow(const ModuleState* like, const MeshInfo& info,
                                           const std::vector<GroupParam>& params) {
-  auto group = like != nullptr ? find_group(*like, info) : nullptr;
+  auto group = like != nullptr ? find_group(like->groups(), info) : nullptr;
   if (!group || group->params().size() != params.size()) return nullptr;
   for (size_t i = 0; i < params.size(); ++i)
     if (group->params()[i].has_moved_away || params[i].unsharded_param.sizes() != c10::IntArrayRef(group->params()[i].spec.sizes()))
@@ -119,20 +119,14 @@ void check_options(const FullyShardOptions& options) {
           "fully_shard: flat_block_numel is for the flat layout; use shard_placement_fn, or ParamLayout::kFlat");
 }
 
-std::shared_ptr<ParamGroup> find_group(const ModuleState& state, const MeshInfo& info) {
-  for (const auto& owned : state.groups)
-    if (owned.mesh_info.mesh == info.mesh && owned.mesh_info.use == info.use) return owned.group.lock();
-  return nullptr;
-}
-
 std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamPlace>& places,
-                                       const ModuleState& state, const FullyShardOptions& options,
-                                       const ModuleState* like) {
-  auto groups = partition(places, state.mesh_info);
+                                       const MeshInfo& own, const std::string& name,
+                                       const FullyShardOptions& options, const ModuleState* like) {
+  auto groups = partition(places, own);
   for (size_t g = 0; g < groups.size(); ++g) {
     std::vector<GroupParam> params;
     for (const size_t i : groups[g].params) params.push_back(group_param(states.params[i], places[i], options));
-    groups[g].group = make_group(groups[g], params, state.description, options,
+    groups[g].group = make_group(groups[g], params, name, options,
                                  cut_to_follow(like, groups[g].mesh_info, params).get());
   }
   return groups;

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "module/managed_states.hpp"
-#include "module/module_state.hpp"
 #include "module/param_places.hpp"
+#include "module/state/module_state.hpp"
 
 namespace fsdp {
 
@@ -20,15 +20,13 @@ struct PreparedGroup {
 /// Throws UsageError for options that contradict each other.
 void check_options(const FullyShardOptions& options);
 
-/// The state's group on that mesh, with that use of it; null if it has none, or it is gone.
-std::shared_ptr<ParamGroup> find_group(const ModuleState& state, const MeshInfo& info);
-
 /// The groups that the states make, complete but not attached: one for each mesh that parameters have, in the
 /// order of their first ones; none if there are no parameters.
-/// places: of the states' parameters. like: a state of modules with the same parameters, whose ranks hold what
-/// they are to hold here; null: the options say.
+/// places: of the states' parameters. own: the module's. name: what the groups are called until a root names them.
+/// like: a state of modules with the same parameters, whose ranks hold what they are to hold here; null: the options
+/// say.
 std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamPlace>& places,
-                                       const ModuleState& state, const FullyShardOptions& options,
-                                       const ModuleState* like);
+                                       const MeshInfo& own, const std::string& name,
+                                       const FullyShardOptions& options, const ModuleState* like);
 
 }  // namespace fsdp

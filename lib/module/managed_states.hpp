@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "group/group_spec.hpp"
 #include "module/module_walk.hpp"
+#include "module/state/tie_ledger.hpp"
 
 namespace fsdp {
 

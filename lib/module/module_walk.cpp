@@ -5,7 +5,7 @@
 #include "dispatch/residency.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 
 namespace fsdp {
 
@@ -40,7 +40,8 @@ class Walker {
     if (!is_start && roots_.contains(&module)) return;  // its own turn comes
     if (!seen_.insert(&module).second) return;
     if (auto state = find_state(module); state && !is_start) {
-      walk_.ignored.insert(state->ignored.begin(), state->ignored.end());
+      const auto& ignored = state->request().ignored;
+      walk_.ignored.insert(ignored.begin(), ignored.end());
       walk_.nested.push_back({std::move(state), &module, path});
       return;
     }

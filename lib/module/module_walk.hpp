@@ -7,9 +7,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "module/module_state.hpp"
-
 namespace fsdp {
+
+class ModuleState;
 
 struct WalkedModule {
   torch::nn::Module* module;

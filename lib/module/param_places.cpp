@@ -5,7 +5,7 @@
 #include "mesh/merged_mesh.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 
 namespace fsdp {
 
@@ -33,8 +33,8 @@ std::string name_in(const std::vector<Module*>& modules, const c10::TensorImpl* 
 /// The one cut of a parameter on a mesh, a mesh of the parameter's own, and what is beyond.
 class Placer {
  public:
-  Placer(const ModuleState& state, const FullyShardOptions& options, const Impls& replicated)
-      : own_(state.mesh_info), options_(options), replicated_(replicated) {}
+  Placer(const MeshInfo& own, const FullyShardOptions& options, const Impls& replicated)
+      : own_(own), options_(options), replicated_(replicated) {}
 
   ParamPlace place(const ManagedParam& param) {
     if (param.tied) {
@@ -147,9 +147,9 @@ Impls replicated_params(const std::vector<Module*>& modules, const FullyShardOpt
   return found;
 }
 
-std::vector<ParamPlace> place_params(const ManagedStates& states, const ModuleState& state,
+std::vector<ParamPlace> place_params(const ManagedStates& states, const MeshInfo& own,
                                      const FullyShardOptions& options, const Impls& replicated) {
-  Placer placer(state, options, replicated);
+  Placer placer(own, options, replicated);
   std::vector<ParamPlace> places;
   for (const auto& param : states.params) places.push_back(placer.place(param));
   return places;
@@ -169,7 +169,7 @@ std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleSta
   std::vector<ParamPlace> places;
   for (const auto& param : states.params) {
     const size_t before = places.size();
-    for (const auto& owned : like.groups) {
+    for (const auto& owned : like.groups()) {
       const auto group = owned.group.lock();
       for (size_t i = 0; group && i < owned.params.size(); ++i) {
         if (places.size() > before || owned.params[i].name != param.name || owned.params[i].unit != param.unit)
@@ -179,7 +179,7 @@ std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleSta
       }
     }
     // Tied, and a module around this one has it: that one's copy will take it over again.
-    if (places.size() == before) places.push_back({.mesh_info = like.mesh_info});
+    if (places.size() == before) places.push_back({.mesh_info = like.request().mesh_info});
   }
   return places;
 }

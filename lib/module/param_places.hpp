@@ -3,8 +3,9 @@
 #include <unordered_set>
 #include <vector>
 
+#include "fsdp/fully_shard_options.hpp"
+#include "mesh/mesh_info.hpp"
 #include "module/managed_states.hpp"
-#include "module/module_state.hpp"
 #include "tensor/tensor_part.hpp"
 
 namespace fsdp {
@@ -27,8 +28,8 @@ std::unordered_set<const c10::TensorImpl*> replicated_params(const std::vector<t
                                                              const FullyShardOptions& options,
                                                              const ModuleWalk& walk);
 
-/// A place for each of the states' parameters (M6, M7, S3). No communication. Throws UsageError.
-std::vector<ParamPlace> place_params(const ManagedStates& states, const ModuleState& state,
+/// A place for each of the states' parameters (M6, M7, S3). own: the module's mesh. No communication. Throws UsageError.
+std::vector<ParamPlace> place_params(const ManagedStates& states, const MeshInfo& own,
                                      const FullyShardOptions& options,
                                      const std::unordered_set<const c10::TensorImpl*>& replicated);
 

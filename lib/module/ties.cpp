@@ -7,7 +7,7 @@
 #include "base/require.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 
@@ -38,7 +38,7 @@ std::vector<FoundParam> shared_inside(const ManagedStates& states, const ModuleW
   for (const auto& entry : states.shared) consider(entry);
   for (const auto& nested : walk.nested)
     nested.state->root()->visit([&](ModuleState& state) {
-      for (const auto& entry : state.shared_entries) consider(entry);
+      for (const auto& entry : state.ties().entries()) consider(entry);
     });
   return inside;
 }
@@ -117,20 +117,11 @@ void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const 
 
 void settle_ties(const std::shared_ptr<ModuleState>& state) {
   state->visit([&](ModuleState& below) {
-    if (&below != state.get())
-      // Not settled are those whose table still holds an unsharded parameter.
-      std::erase_if(below.shared_entries, [](const SharedEntry& entry) {
-        const auto found = find_param(entry.unsharded_param());
-        return !found || !found->is_unsharded_param;
-      });
-    for (auto& owned : below.groups)
-      if (const auto group = owned.group.lock())
-        std::erase_if(owned.registrations,
-                      [&](const Registration& entry) { return group->params()[entry.param].has_moved_away; });
+    if (&below != state.get()) below.forget_settled_ties();
   });
-  for (const auto& entry : state->shared_entries)
+  for (const auto& entry : state->ties().entries())
     if (const auto owner = entry.owner.lock())
-      if (const auto other = state_of(*owner)) other->sharers.push_back(state);
+      if (const auto other = state_of(*owner)) other->ties().add_sharer(state);
 }
 
 }  // namespace fsdp

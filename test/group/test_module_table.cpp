@@ -1,6 +1,6 @@
 #include <catch2/catch.hpp>
 
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 #include "support/models.hpp"
 
 namespace fsdp::test {
@@ -35,7 +35,7 @@ TEST_CASE(
       // Nothing to shard: the table owns its state.
       auto empty = torch::nn::Identity();
       fully_shard(empty, {.mesh = rank.mesh()});
-      context = find_state(*empty)->context;
+      context = find_state(*empty)->context();
     }
     for (int i = 0; i < 20000 && !context.expired(); ++i) {
       others.emplace_back(1, 1);

@@ -84,7 +84,7 @@ at::Tensor orthogonal(const at::Tensor& normal, double gain) {
   return (is_wide ? q.t() : q) * gain;
 }
 
-double kaiming_std(const Initializer::Fans& fans, double a,
+double kaiming_std(const Fans& fans, double a,
                    const torch::nn::init::FanModeType& mode,
                    const torch::nn::init::NonlinearityType& nonlinearity) {
   const bool in = std::holds_alternative<torch::enumtype::kFanIn>(mode);
@@ -92,7 +92,7 @@ double kaiming_std(const Initializer::Fans& fans, double a,
          std::sqrt(static_cast<double>(in ? fans.in : fans.out));
 }
 
-double xavier_std(const Initializer::Fans& fans, double gain) {
+double xavier_std(const Fans& fans, double gain) {
   return gain * std::sqrt(2.0 / static_cast<double>(fans.in + fans.out));
 }
 
@@ -100,8 +100,7 @@ double xavier_std(const Initializer::Fans& fans, double gain) {
 
 c10::IntArrayRef Initializer::sizes(const at::Tensor& tensor) const { return run_.sizes(tensor); }
 
-Initializer::Fans Initializer::fans(const at::Tensor& tensor) const {
-  const auto sizes = this->sizes(tensor);
+Fans fans_of(c10::IntArrayRef sizes) {
   require(sizes.size() >= 2,
           "initializer: fans need a tensor of two dimensions or more, found sizes {}",
           fmt::join(sizes, "x"));
@@ -142,24 +141,24 @@ void Initializer::kaiming_uniform_(const at::Tensor& tensor, double a,
                                    torch::nn::init::FanModeType mode,
                                    torch::nn::init::NonlinearityType nonlinearity) {
   if (!tensor.defined()) return;
-  const double bound = std::sqrt(3.0) * kaiming_std(fans(tensor), a, mode, nonlinearity);
+  const double bound = std::sqrt(3.0) * kaiming_std(fans_of(sizes(tensor)), a, mode, nonlinearity);
   uniform_(tensor, -bound, bound);
 }
 
 void Initializer::kaiming_normal_(const at::Tensor& tensor, double a,
                                   torch::nn::init::FanModeType mode,
                                   torch::nn::init::NonlinearityType nonlinearity) {
-  if (tensor.defined()) normal_(tensor, 0, kaiming_std(fans(tensor), a, mode, nonlinearity));
+  if (tensor.defined()) normal_(tensor, 0, kaiming_std(fans_of(sizes(tensor)), a, mode, nonlinearity));
 }
 
 void Initializer::xavier_uniform_(const at::Tensor& tensor, double gain) {
   if (!tensor.defined()) return;
-  const double bound = std::sqrt(3.0) * xavier_std(fans(tensor), gain);
+  const double bound = std::sqrt(3.0) * xavier_std(fans_of(sizes(tensor)), gain);
   uniform_(tensor, -bound, bound);
 }
 
 void Initializer::xavier_normal_(const at::Tensor& tensor, double gain) {
-  if (tensor.defined()) normal_(tensor, 0, xavier_std(fans(tensor), gain));
+  if (tensor.defined()) normal_(tensor, 0, xavier_std(fans_of(sizes(tensor)), gain));
 }
 
 void Initializer::eye_(const at::Tensor& matrix) {

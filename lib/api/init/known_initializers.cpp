@@ -27,7 +27,7 @@ double reciprocal_root(int64_t n) { return n > 0 ? 1 / std::sqrt(static_cast<dou
 /// Linear and all convolutions. Kaiming's rule with a = sqrt(5) is this bound.
 template <class Impl>
 void init_affine(Impl& module, Initializer& init) {
-  const double bound = reciprocal_root(init.fans(module.weight).in);
+  const double bound = reciprocal_root(fans_of(init.sizes(module.weight)).in);
   init.uniform_(module.weight, -bound, bound);
   init.uniform_(module.bias, -bound, bound);
 }

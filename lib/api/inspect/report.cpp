@@ -7,7 +7,7 @@
 #include "api/params/find_param.hpp"
 #include "comm/work.hpp"
 #include "group/frozen_mixture.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 #include "root/root_context.hpp"
 
 namespace fsdp {
@@ -57,8 +57,8 @@ void add_groups(ModuleState& state, int depth, Report& report) {
                              .extra_gradient_bytes = mixture.extra_gradient_bytes});
   }
   if (groups.empty())
-    report.groups.push_back({.name = state.description, .depth = depth, .layout = {}, .reshard_after_forward = {}});
-  for (const auto& below : state.nested) add_groups(*below, depth + 1, report);
+    report.groups.push_back({.name = state.tree().description(), .depth = depth, .layout = {}, .reshard_after_forward = {}});
+  for (const auto& below : state.tree().nested()) add_groups(*below, depth + 1, report);
 }
 
 std::vector<std::string> names_of(const std::vector<int>& uses, std::span<ParamGroup* const> groups) {
@@ -103,7 +103,7 @@ Report FSDPModule::report() const { return fsdp::report(*this); }
 
 Report report(const FSDPModule& module) {
   const auto root = module.state().root();
-  auto& context = *root->context;
+  auto& context = *root->context();
   std::lock_guard lock(context.mutex());
   Report report;
   add_groups(*root, 0, report);

@@ -6,7 +6,7 @@
 
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 
 // The Chrome trace format, one event in a line, so that files can be merged line by line.
 namespace fsdp {
@@ -123,14 +123,14 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
 void start_timeline(const FSDPModule& module, size_t max_events) {
   require(max_events > 0, "start_timeline: expected room for one event at least, found none");
   const auto root = module.state().root();
-  std::lock_guard lock(root->context->mutex());
-  root->context->runner().comm_ctx().trace.start_timeline(root->mesh_info.world_rank(), max_events);
+  std::lock_guard lock(root->context()->mutex());
+  root->context()->runner().comm_ctx().trace.start_timeline(root->request().mesh_info.world_rank(), max_events);
 }
 
 Timeline stop_timeline(const FSDPModule& module) {
   const auto root = module.state().root();
-  std::lock_guard lock(root->context->mutex());
-  return root->context->runner().comm_ctx().trace.stop_timeline();
+  std::lock_guard lock(root->context()->mutex());
+  return root->context()->runner().comm_ctx().trace.stop_timeline();
 }
 
 }  // namespace fsdp

@@ -1,7 +1,7 @@
 #include "fsdp/local_shards.hpp"
 
 #include "api/params/find_param.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 #include "root/group_port.hpp"
 #include "root/hand_out_classes.hpp"
 
@@ -17,7 +17,7 @@ std::vector<std::string> labels_of(const ParamGroup& group, const ShardLabel& la
 }
 
 LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const LocalShards::Class& one) {
-  LocalShard local{.shard = one.shard, .label = one.label, .module = state.name, .parts = {}};
+  LocalShard local{.shard = one.shard, .label = one.label, .module = state.tree().name(), .parts = {}};
   const int rank = group.identity().mesh_info.shard_rank();
   const auto itemsize = static_cast<int64_t>(c10::elementSize(one.dtype));
   for (const size_t i : one.members) {

@@ -6,7 +6,7 @@
 #include "base/require.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 
 namespace fsdp {
 
@@ -34,16 +34,16 @@ void collect_sharded(
     std::vector<std::pair<const Registration*, std::shared_ptr<ParamGroup>>>& places,
     const char* caller) {
   for (const auto& state : tree.states) {
-    for (const auto& owned : state->groups) {
+    for (const auto& owned : state->groups()) {
       const auto group = owned.group.lock();
       if (!group) continue;
       for (const auto& place : owned.registrations) {
-        if (place.is_shared && place.alive.expired()) continue;
+        if (is_gone(place)) continue;
         require(
             modules.contains(place.module),
             "{}: parameter '{}' belongs to the group of '{}', but not to the module given; name all "
             "modules of the group, or one around them",
-            caller, group->params()[place.param].name(), state->description);
+            caller, group->params()[place.param].name(), state->tree().description());
         places.emplace_back(&place, group);
       }
       tree.groups.push_back(group);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "group/param_group.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 
 namespace fsdp {
 

@@ -9,7 +9,7 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "module/module_access.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 #include "root/group_port.hpp"
 #include "tensor/broadcast_whole.hpp"
 
@@ -28,7 +28,7 @@ bool is_shown(const FoundParam& found) {
 std::unordered_set<const c10::TensorImpl*> shown_unsharded(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> unsharded_params;
   for (const auto& root : roots(module)) {
-    const auto& context = *root.state().root()->context;
+    const auto& context = *root.state().root()->context();
     if (!context.steps_are_held()) continue;
     for (auto* group : context.groups())
       for (const auto& param : group->params())
@@ -57,7 +57,7 @@ ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
           "to false",
           kCaller);
   for (const auto& root : roots(module))
-    if (auto& context = *root.state().root()->context; !context.steps_are_held()) bring_home(context);
+    if (auto& context = *root.state().root()->context(); !context.steps_are_held()) bring_home(context);
   collect(module, which, /*is_start=*/true);
   const auto already = shown_unsharded(module);
   for (const auto& param : module.parameters(/*recurse=*/which != ShowWhich::kOwn))

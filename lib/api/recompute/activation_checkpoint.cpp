@@ -1,4 +1,4 @@
-#include "fsdp/activation_checkpoint.hpp"
+#include "fsdp/activation_checkpoint_region.hpp"
 
 #include "api/recompute/checkpoint_frame.hpp"
 #include "base/require.hpp"

@@ -10,7 +10,7 @@
 
 #include "api/recompute/replay_environment.hpp"
 #include "api/recompute/saved_tensors.hpp"
-#include "fsdp/activation_checkpoint.hpp"
+#include "fsdp/activation_checkpoint_region.hpp"
 
 namespace fsdp::detail {
 

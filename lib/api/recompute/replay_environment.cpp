@@ -11,7 +11,7 @@
 #include "api/shard/open_scopes.hpp"
 #include "base/log.hpp"
 #include "fsdp/forward_scope.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 
 namespace fsdp {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "fsdp/activation_checkpoint.hpp"
+#include "fsdp/activation_checkpoint_region.hpp"
 
 namespace fsdp {
 

@@ -128,7 +128,7 @@ void share_comm_ctx(const std::vector<FSDPModule>& roots) {
   std::vector<std::shared_ptr<ReductionQueue>> queues;
   for (const auto& root : roots) {
     require(root.is_root(), "share_comm_ctx: '{}' is not a root; give the root modules", root.name());
-    auto queue = root.state().context->reductions();
+    auto queue = root.state().context()->reductions();
     if (std::find(queues.begin(), queues.end(), queue) == queues.end()) queues.push_back(std::move(queue));
   }
   ReductionQueue::share(queues);

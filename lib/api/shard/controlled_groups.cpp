@@ -14,8 +14,9 @@ std::vector<std::shared_ptr<ParamGroup>> controlled_groups(ModuleState& state, R
 }
 
 RootContext& root_context(ModuleState& state, const char* control) {
-  require_state(state.is_root(), "{}: '{}' is not a root; call it on the root module", control, state.description);
-  return *state.context;
+  require_state(state.tree().is_root(), "{}: '{}' is not a root; call it on the root module", control,
+                state.tree().description());
+  return *state.context();
 }
 
 }  // namespace fsdp

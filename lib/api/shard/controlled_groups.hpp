@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "fsdp/fsdp_module.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 
 // What a control of a module acts on.
 namespace fsdp {

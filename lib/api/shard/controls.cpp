@@ -21,7 +21,7 @@ void for_own(ModuleState& state, Action&& action) {
 std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& modules) {
   std::vector<std::weak_ptr<ParamGroup>> groups;
   for (const auto& module : modules)
-    for (const auto& owned : module.state().groups) groups.push_back(owned.group);
+    for (const auto& owned : module.state().groups()) groups.push_back(owned.group);
   return groups;
 }
 
@@ -29,23 +29,23 @@ std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& 
 
 void UnshardHandle::wait() {
   if (!state_) return;
-  for_own(*state_, [&](ParamGroup& group) { state_->context->wait_for_unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->wait_for_unshard(group); });
   state_.reset();
 }
 
 void FSDPModule::unshard() {
-  for_own(*state_, [&](ParamGroup& group) { state_->context->unshard(group); });
-  for_own(*state_, [&](ParamGroup& group) { state_->context->wait_for_unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->wait_for_unshard(group); });
 }
 
 UnshardHandle FSDPModule::unshard_async() {
-  for_own(*state_, [&](ParamGroup& group) { state_->context->unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->unshard(group); });
   return UnshardHandle(state_);
 }
 
 void FSDPModule::reshard() {
-  for_own(*state_, [&](ParamGroup& group) { state_->context->reshard(group); });
-  state_->context->throw_faults();
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->reshard(group); });
+  state_->context()->throw_faults();
 }
 
 void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {
@@ -60,17 +60,12 @@ void FSDPModule::set_requires_all_reduce(bool value, Recurse recurse) {
              [&](ParamGroup& group) { group.reduction().requires_all_reduce = value; });
 }
 
-void FSDPModule::set_is_last_backward(bool value) { state_->context->options().is_last_backward = value; }
+void FSDPModule::set_is_last_backward(bool value) { state_->context()->options().is_last_backward = value; }
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse recurse) {
-  const auto check = [&](const ModuleState& state) { state.check_reshard(value); };
+  const auto check = [&](const ModuleState& state) { check_reshard(state.groups(), value); };
   auto apply = [&](ModuleState& state) {
-    std::vector<ReshardPlan> plans;  // all of them before the first change
-    for (const auto& owned : state.groups) plans.push_back(state.plan_reshard(value, owned.mesh_info));
-    state.requested_reshard = value;
-    for (size_t i = 0; i < plans.size(); ++i)
-      state.groups[i].integer_plan = value.is_integer() ? std::optional(plans[i]) : std::nullopt;
-    state.apply_reshard_policy();
+    state.set_reshard_after_forward(value);
     for_own(state, [](ParamGroup& group) { group.unsharder().drop_post_forward_piece(); });
   };
   if (recurse == Recurse::kNo) {
@@ -149,7 +144,7 @@ void FSDPModule::reset_iter_state() {
   root_context(*state_, "reset_iter_state").reset_iter_state();
 }
 
-bool FSDPModule::is_root() const { return state_->is_root(); }
+bool FSDPModule::is_root() const { return state_->tree().is_root(); }
 
 bool FSDPModule::is_unsharded() const {
   const auto groups = state_->live_groups();
@@ -157,7 +152,7 @@ bool FSDPModule::is_unsharded() const {
                      [](const auto& group) { return fsdp::is_unsharded(group->unsharder().state()); });
 }
 
-const std::string& FSDPModule::name() const { return state_->name; }
+const std::string& FSDPModule::name() const { return state_->tree().name(); }
 
 std::vector<FSDPModule> FSDPModule::sharded_modules() const {
   std::vector<FSDPModule> modules;
@@ -165,8 +160,8 @@ std::vector<FSDPModule> FSDPModule::sharded_modules() const {
   return modules;
 }
 
-std::vector<Placement> FSDPModule::placements() const { return state_->mesh_info.placements(); }
+std::vector<Placement> FSDPModule::placements() const { return state_->request().mesh_info.placements(); }
 
-const DeviceMesh& FSDPModule::mesh() const { return state_->mesh_info.mesh; }
+const DeviceMesh& FSDPModule::mesh() const { return state_->request().mesh_info.mesh; }
 
 }  // namespace fsdp

@@ -55,13 +55,12 @@ void convert_plain(const at::Tensor& tensor, c10::Device device, at::ScalarType 
 std::unordered_set<const c10::TensorImpl*> convert_cast_buffers(const ModuleTree& tree,
                                                                 const GroupConversion& target) {
   std::unordered_set<const c10::TensorImpl*> cast;
-  for (const auto& state : tree.states)
-    for (auto& entry : state->cast_buffers) {
-      const auto buffer = entry.buffer.lock();
-      if (!buffer.defined()) continue;
-      cast.insert(buffer.get());
-      if (target.dtype) entry.dtype = *target.dtype;
-    }
+  for (const auto& state : tree.states) {
+    auto& precision = state->precision();
+    for (const auto& entry : precision.cast_buffers())
+      if (const auto buffer = entry.buffer.lock(); buffer.defined()) cast.insert(buffer.get());
+    if (target.dtype) precision.set_own_dtype(*target.dtype);
+  }
   return cast;
 }
 
@@ -105,7 +104,7 @@ at::ScalarType saved_dtype(const torch::nn::Module& module, const at::Tensor& bu
   // Walking does not change the module; its tables are only not offered as const.
   for (const auto& state :
        walk_tree(const_cast<torch::nn::Module&>(module), "fsdp::saved_dtype").states)
-    for (const auto& entry : state->cast_buffers)
+    for (const auto& entry : state->precision().cast_buffers())
       if (entry.buffer.lock().get() == buffer.unsafeGetTensorImpl()) return entry.dtype;
   return buffer.scalar_type();
 }

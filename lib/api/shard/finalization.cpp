@@ -15,7 +15,7 @@ GradientReductionHandle FSDPModule::finalize_backward_async() {
 
 void GradientReductionHandle::wait() {
   if (!root_) return;
-  root_->context->wait_for_gradients(ticket_);
+  root_->context()->wait_for_gradients(ticket_);
   root_.reset();
 }
 

@@ -1,7 +1,7 @@
 #include "fsdp/forward_scope.hpp"
 
 #include "api/shard/open_scopes.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 
 namespace fsdp {
 
@@ -23,7 +23,7 @@ std::vector<std::weak_ptr<ModuleState>> open_scopes() {
 }
 
 ForwardScope::ForwardScope(const FSDPModule& root) : state_(root.state().root()) {
-  state_->context->enter_scope();
+  state_->context()->enter_scope();
   scopes.push_back(state_.get());
 }
 
@@ -31,17 +31,17 @@ ForwardScope::~ForwardScope() {
   // The innermost of this root; none if the scope is left on another thread than it was entered on.
   const auto own = std::find(scopes.rbegin(), scopes.rend(), state_.get());
   if (own != scopes.rend()) scopes.erase(std::next(own).base());
-  state_->context->leave_scope();
+  state_->context()->leave_scope();
 }
 
 at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input) {
-  const auto& policy = module.state().mp_policy;
-  const bool casts = policy.cast_forward_inputs && !module.state().computes_in_own_dtype;
+  const auto& policy = module.state().request().options.mp_policy;
+  const bool casts = policy.cast_forward_inputs && !module.state().precision().computes_in_own_dtype();
   return casts ? cast(input, policy.param_dtype) : input;
 }
 
 at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output) {
-  return cast(output, module.state().mp_policy.output_dtype);
+  return cast(output, module.state().request().options.mp_policy.output_dtype);
 }
 
 }  // namespace fsdp

@@ -4,7 +4,7 @@
 #include "base/require.hpp"
 #include "module/attach.hpp"
 #include "module/module_access.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 
 namespace fsdp {
 
@@ -46,7 +46,7 @@ std::vector<FSDPModule> roots(const torch::nn::Module& module) {
 }
 
 ParameterBytes parameter_bytes(const FSDPModule& root) {
-  auto& context = *root.state().root()->context;
+  auto& context = *root.state().root()->context();
   const auto& comm_ctx = context.runner().comm_ctx();
   ParameterBytes bytes{.sharded = 0,
                        .unsharded = comm_ctx.meter.unsharded_bytes(),
@@ -60,7 +60,7 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
 }
 
 StepStatistics statistics(const FSDPModule& module) {
-  return module.state().root()->context->runner().comm_ctx().meter.total();
+  return module.state().root()->context()->runner().comm_ctx().meter.total();
 }
 
 }  // namespace fsdp

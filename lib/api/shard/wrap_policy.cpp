@@ -9,9 +9,9 @@
 
 #include "base/require.hpp"
 #include "group/frozen_mixture.hpp"
-#include "module/attach.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
+#include "module/refuse_container.hpp"
 
 namespace fsdp {
 

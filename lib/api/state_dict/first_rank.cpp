@@ -6,7 +6,7 @@
 
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 #include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {

@@ -6,7 +6,7 @@
 #include "fsdp/fully_shard.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "module/module_table.hpp"
+#include "module/state/module_table.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {
@@ -62,8 +62,8 @@ class Walk {
     return state;
   }
 
-  void note_dtypes(const ModuleState& state) {
-    for (const auto& cast : state.cast_buffers)
+  void note_dtypes(ModuleState& state) {
+    for (const auto& cast : state.precision().cast_buffers())
       if (const auto buffer = cast.buffer.lock(); buffer.defined()) dtypes_[buffer.get()] = cast.dtype;
   }
 
@@ -78,7 +78,7 @@ std::vector<NamedState> named_states(const Module& module) { return Walk().run(m
 
 void require_not_shown(const Module& module, std::string_view caller) {
   for (const auto& root : roots(module)) {
-    auto& context = *root.state().root()->context;
+    auto& context = *root.state().root()->context();
     require_state(!context.steps_are_held(),
                   "{}: not while the module shows full parameters (fsdp::FullParameters); end that "
                   "scope first",

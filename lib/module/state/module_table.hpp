@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "module/module_state.hpp"
+#include "module/state/module_state.hpp"
 
 namespace fsdp {
 

@@ -1,13 +1,25 @@
-#include "module/module_table.hpp"
-#include "root/group_port.hpp"
+#include "module/state/module_table.hpp"
 
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
+#include "root/group_port.hpp"
+
 namespace fsdp {
 
 namespace {
+
+/// A group of this state, or of one below it, is alive.
+bool has_group_below(ModuleState& state) {
+  bool found = false;
+  // Asked by whichever thread looks through the table: a group that is another rank's is not to be held, or it may go there.
+  state.visit([&](ModuleState& below) {
+    found |= std::any_of(below.groups().begin(), below.groups().end(),
+                         [](const auto& owned) { return !owned.group.expired(); });
+  });
+  return found;
+}
 
 struct Entry {
   std::weak_ptr<const torch::nn::Module> module;
@@ -18,7 +30,7 @@ struct Entry {
   /// A module that no shared_ptr owns tells nobody when it goes; its groups do, with its unsharded parameters.
   bool is_alive() const {
     if (is_shared) return !module.expired();
-    return without_group ? without_group->has_group_below() : !state.expired();
+    return without_group ? has_group_below(*without_group) : !state.expired();
   }
 };
 

@@ -1,0 +1,164 @@
+#include "module/prepare.hpp"
+
+#include "base/require.hpp"
+#include "module/refuse_container.hpp"
+#include "module/state/module_state.hpp"
+#include "module/state/module_table.hpp"
+#include "module/sync_states.hpp"
+#include "module/ties.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using torch::nn::Module;
+
+void check_module(Module& module) {
+  refuse_container(module);
+  require(find_state(module) == nullptr,
+          "fully_shard: {} is sharded already; call fully_shard once per module", module.name());
+}
+
+std::vector<Module*> checked_modules(const std::vector<Module*>& modules) {
+  require(!modules.empty(), "fully_shard: expected at least one module, found an empty list");
+  std::vector<Module*> unique;
+  for (auto* module : modules) {
+    require(module != nullptr, "fully_shard: expected modules, found a null pointer");
+    if (std::find(unique.begin(), unique.end(), module) != unique.end()) continue;
+    check_module(*module);
+    unique.push_back(module);
+  }
+  return unique;
+}
+
+void check_nested(const ModuleWalk& walk) {
+  for (const auto& nested : walk.nested) {
+    const auto& context = *nested.state->root()->context();
+    require(!context.has_started(),
+            "fully_shard: the module around '{}' is to be sharded, but that one has run a step as "
+            "a root already; call fully_shard on all modules before the first forward",
+            nested.path);
+    require_state(!context.steps_are_held(),
+                  "fully_shard: the module around '{}' is to be sharded while that one shows full "
+                  "parameters (fsdp::FullParameters); end that first",
+                  nested.path);
+  }
+}
+
+std::vector<Unit> checked_units(const std::vector<Module*>& modules, const MixedPrecisionPolicy& policy) {
+  std::vector<Unit> units;
+  for (auto* module : modules) units.push_back({module, "", module->weak_from_this()});
+  for (const auto& unit : units)
+    require(!policy.full_precision_in_eval || !unit.alive.expired(),
+            "fully_shard: full_precision_in_eval needs {} to be owned by a shared_ptr (make_shared, or a module "
+            "holder), as its mode is read later",
+            unit.module->name());
+  return units;
+}
+
+/// Until a root names them.
+std::string display_name(const std::vector<Module*>& modules) {
+  return modules.size() == 1 ? modules[0]->name()
+                             : fmt::format("{} and {} more", modules[0]->name(), modules.size() - 1);
+}
+
+bool replicates(const FullyShardOptions& options) {
+  return !options.replicated_params.empty() || !options.replicated_modules.empty();
+}
+
+ShardRequest request_of(const FullyShardOptions& options, const ModuleState* like) {
+  ShardRequest request{.options = options,
+                       .mesh_info = like != nullptr ? like->request().mesh_info : own_mesh_info(options)};
+  request.options.ignored_params.clear();  // which must not live on for the state
+  request.options.ignored_modules.clear();
+  request.options.replicated_params.clear();
+  request.options.replicated_modules.clear();
+  request.ignored_modules.assign(options.ignored_modules.begin(), options.ignored_modules.end());
+  return request;
+}
+
+/// What one rank can do by itself: what is to be sharded, and where it goes.
+void prepare_places(Prepared& prepared, const std::vector<Module*>& requested, const FullyShardOptions& options,
+                    const ModuleState* like) {
+  auto& [request, modules, units, walk, states, places, groups, owned] = prepared;
+  check_options(options);
+  modules = checked_modules(requested);
+  walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
+  check_nested(walk);
+  request.ignored = walk.ignored;
+  states = collect_states(walk, request.mesh_info.mesh.device());
+  units = checked_units(modules, options.mp_policy);
+  claim_ties(states, modules, walk);
+  places = like != nullptr
+               ? places_like(states, *like)
+               : place_params(states, request.mesh_info, options, replicated_params(modules, options, walk));
+}
+
+/// The rest, with groups of ranks for what is replicated.
+void prepare_groups(Prepared& prepared, const FullyShardOptions& options, const ModuleState* like) {
+  const auto& own = prepared.request.mesh_info;
+  replicate(prepared.places);
+  prepared.groups = make_groups(prepared.states, prepared.places, own, display_name(prepared.modules), options, like);
+  if (options.sync_from_rank0) check_source(prepared.states, prepared.groups, own);
+}
+
+template <class Body>
+std::exception_ptr failure_of(Body&& body) {
+  try {
+    body();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+/// The same on all ranks or on none.
+void prepare_together(Prepared& prepared, const std::vector<Module*>& requested, const FullyShardOptions& options,
+                      const ModuleState* like) {
+  const auto& own = prepared.request.mesh_info;
+  // Groups of ranks are made before a rank's own mistake can keep it from that.
+  if (replicates(options)) static_cast<void>(replicate_beside(own));
+  auto failure = failure_of([&] { prepare_places(prepared, requested, options, like); });
+  // A placement function may name meshes that what is replicated needs groups for: all ranks make them or none.
+  if (replicates(options) && options.shard_placement_fn) agree_on_progress(own, failure);
+  if (!failure) failure = failure_of([&] { prepare_groups(prepared, options, like); });
+  agree_on_states(prepared.states, prepared.groups, own, failure);
+}
+
+std::vector<OwnedGroup> owned_groups(const Prepared& prepared) {
+  std::vector<OwnedGroup> owned;
+  for (const auto& made : prepared.groups) {
+    auto& one = owned.emplace_back(made.group, made.mesh_info, made.suffix);
+    for (const size_t i : made.params)
+      one.params.push_back({prepared.states.params[i].name, prepared.states.params[i].unit});
+  }
+  return owned;
+}
+
+/// The parameters' first values, where the groups have not copied them from the modules.
+void fill_values(const Prepared& prepared, const FullyShardOptions& options, const ModuleState* like) {
+  if (options.sync_from_rank0) send_states(prepared.states, prepared.groups, prepared.request.mesh_info);
+  for (const auto& made : prepared.groups) made.group->gather_tied();
+  // Those of the first rank are everybody's, and those of a copy follow.
+  if (options.sync_from_rank0 || like != nullptr) return;
+  for (const auto& made : prepared.groups) made.group->note_first_values();
+}
+
+}  // namespace
+
+Prepared prepare(const std::vector<Module*>& modules, const FullyShardOptions& options, const ModuleState* like) {
+  Prepared prepared{.request = request_of(options, like)};
+  if (options.sync_from_rank0) {
+    prepare_together(prepared, modules, options, like);
+  } else {
+    prepare_places(prepared, modules, options, like);
+    prepare_groups(prepared, options, like);
+  }
+  prepared.owned = owned_groups(prepared);
+  check_reshard(prepared.owned, options.reshard_after_forward);
+  plan_reshard(prepared.owned, options.reshard_after_forward);
+  fill_values(prepared, options, like);
+  return prepared;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <vector>
+
+#include "module/make_groups.hpp"
+#include "module/managed_states.hpp"
+#include "module/module_walk.hpp"
+#include "module/param_places.hpp"
+#include "module/state/owned_group.hpp"
+#include "module/state/shard_request.hpp"
+#include "module/state/tree_place.hpp"
+
+namespace fsdp {
+
+/// What fully_shard is about to change. The modules are as they were; this rank's rows have been copied.
+struct Prepared {
+  ShardRequest request;
+  std::vector<torch::nn::Module*> modules = {};  ///< each once
+  std::vector<Unit> units = {};                  ///< the same ones
+  ModuleWalk walk = {};
+  ManagedStates states = {};
+  std::vector<ParamPlace> places = {};     ///< of the states' parameters
+  std::vector<PreparedGroup> groups = {};  ///< none if there is nothing to shard
+  std::vector<OwnedGroup> owned = {};      ///< of these groups, without registrations
+};
+
+/// All that may fail of fully_shard: checks, and the groups with their values. A collective call with
+/// sync_from_rank0, and where groups of ranks are made.
+///
+/// like: the state of modules with the same parameters, whose ranks hold what they are to hold here; null:
+/// the options say.
+Prepared prepare(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options,
+                 const ModuleState* like);
+
+}  // namespace fsdp

@@ -1,0 +1,25 @@
+#include "module/refuse_container.hpp"
+
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/parameterdict.h>
+#include <torch/nn/modules/container/parameterlist.h>
+
+#include <typeinfo>
+
+#include "base/require.hpp"
+
+namespace fsdp {
+
+void refuse_container(const torch::nn::Module& module) {
+  const auto& type = typeid(module);
+  const bool is_container =
+      type == typeid(torch::nn::ModuleListImpl) || type == typeid(torch::nn::ModuleDictImpl) ||
+      type == typeid(torch::nn::ParameterListImpl) || type == typeid(torch::nn::ParameterDictImpl);
+  require(!is_container,
+          "fully_shard: {} is a container without a forward of its own; call fully_shard on its "
+          "elements, on the list of them, or on the module around it",
+          module.name());
+}
+
+}  // namespace fsdp

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp_module.hpp"
+#include "module/state/module_precision.hpp"
+#include "module/state/owned_group.hpp"
+#include "module/state/shard_request.hpp"
+#include "module/state/tie_ledger.hpp"
+#include "module/state/tree_place.hpp"
+#include "root/group_port.hpp"
+
+namespace fsdp {
+
+struct NestedState;
+
+/// What `fully_shard` attaches to a module (or to a list of modules that share a group). It does
+/// not keep the module or the group alive; the group keeps it. Found through module_table.hpp.
+class ModuleState : public std::enable_shared_from_this<ModuleState> {
+ public:
+  /// context: a root of its own, which has the groups already.
+  ModuleState(ShardRequest request, std::vector<Unit> units, std::vector<OwnedGroup> groups,
+              std::vector<SharedEntry> shared, std::shared_ptr<RootContext> context);
+
+  const ShardRequest& request() const { return request_; }
+  const TreePlace& tree() const { return tree_; }
+  const std::vector<OwnedGroup>& groups() const { return groups_; }
+  /// Its own groups that are alive.
+  std::vector<std::shared_ptr<ParamGroup>> live_groups() const { return fsdp::live_groups(groups_); }
+  TieLedger& ties() { return ties_; }
+  ModulePrecision& precision() { return precision_; }
+  const std::shared_ptr<RootContext>& context() const { return context_; }
+
+  std::shared_ptr<ModuleState> root();
+  /// This state and all below it, in depth-first order.
+  void visit(const std::function<void(ModuleState&)>& visitor);
+
+  /// Another reshard_after_forward; makes groups of ranks for an integer that has none yet (a collective call). Throws
+  /// UsageError with nothing changed.
+  void set_reshard_after_forward(ReshardAfterForward request);
+
+  // --- a module around has been sharded
+  /// Puts the tree of a state that the walk met below this one.
+  void adopt(const NestedState& found);
+  /// Forgets the parameters that the new one has taken over.
+  void forget_settled_ties();
+  /// After this state became the outermost one: names, numbering and context of all below it.
+  void take_root();
+
+ private:
+  class TreeHooks;
+
+  int number(int next, const std::string& above);
+  void rename_groups(const std::string& above, int enter, int exit) const;
+  /// Throws StateError if an entry of a parameter table no longer holds its sharded parameter, or if a
+  /// tie across groups has not been settled.
+  void check_registrations() const;
+
+  ShardRequest request_;
+  std::vector<OwnedGroup> groups_;
+  TieLedger ties_;
+  std::shared_ptr<RootContext> context_;
+  ModulePrecision precision_;
+  TreePlace tree_;
+};
+
+}  // namespace fsdp
