@@ -11,6 +11,8 @@
 
 namespace fsdp::python {
 
+class Mirrors;
+
 /// One entry of a Python module's `_parameters`.
 struct Place {
   PyObject* table;  ///< the dict, which the module keeps
@@ -31,11 +33,12 @@ class Mirror final : public torch::nn::Module {
   std::vector<std::pair<Place, py::object>> entries() const;
   /// Holds `tensor` at an entry, whatever the Python module shows there.
   void put(const std::string& name, at::Tensor tensor) { parameters_[name] = std::move(tensor); }
+  /// Holds the module's own tensors as they are in Python now, and no children. What it has not seen sharded goes to `mirrors`.
+  void follow(py::handle module, Mirrors& mirrors);
 
  private:
-  friend class Mirrors;
-  void follow_parameters(class Mirrors& mirrors);
-  void follow_buffers(py::handle module);
+  void follow_parameters(Mirrors& mirrors);
+  void take_buffers(py::handle module);
 
   PyRef table_;
 };
