@@ -2,7 +2,8 @@
 
 #include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
-#include "shown_param.hpp"
+#include "shown/dtensors.hpp"
+#include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
 
@@ -23,7 +24,7 @@ void Mirror::follow_parameters(Mirrors& mirrors) {
   for (const auto& [place, value] : entries()) {
     names.insert(place.name);
     auto tensor = tensor_of(value);
-    if (tensor.defined() && ShownParam::shows_at(tensor, place)) continue;
+    if (tensor.defined() && shown_registry().shows_at(tensor, place)) continue;
     tensor = mirrors.seen(value);
     auto* known = parameters_.find(place.name);
     if (known == nullptr)
@@ -66,7 +67,7 @@ std::shared_ptr<Mirror> Mirrors::mirror_of(py::handle module) {
 at::Tensor Mirrors::seen(py::handle parameter) {
   auto tensor = tensor_of(parameter);
   if (!tensor.defined() || !is_dtensor(parameter)) return tensor;
-  const auto local = tensor_of(parameter.attr("_local_tensor"));
+  const auto local = local_tensor_of(parameter);
   const auto known = local_tensors_.attr("get")(parameter);
   auto seen = known.is_none() ? at::Tensor() : tensor_of(known);
   // An unsharded parameter by now: its memory is the library's.

@@ -7,18 +7,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "py_ref.hpp"
+#include "place.hpp"
 
 namespace fsdp::python {
 
 class Mirrors;
-
-/// One entry of a Python module's `_parameters`.
-struct Place {
-  PyObject* table;  ///< the dict, which the module keeps
-  std::string name;
-  auto operator<=>(const Place&) const = default;
-};
 
 /// A Python module as the core sees it: a LibTorch module of the same class name with the same tensors and
 /// children, so that the one walk, the names, the ties and the checks of the core hold for Python too.

@@ -19,6 +19,7 @@
 #include "fully_shard.hpp"
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
+#include "sharded_module/applied_params.hpp"
 
 // What the package's Python files use. They hold the public names, signatures and docstrings.
 namespace fsdp::python {
@@ -99,7 +100,7 @@ py::object plain_like(const py::object& tensor) {
 }
 
 /// Before the first forward FSDP2 has nothing to finalize, whatever module and mode it is asked for.
-bool has_begun(const Self& self) { return self.controls().state().context->has_started(); }
+bool has_begun(Self& self) { return self.controls().state().context->has_started(); }
 
 void define_errors(py::module_& module) {
   static py::exception<Error> error(module, "Error", PyExc_RuntimeError);
@@ -202,9 +203,9 @@ void define_controls(PySharded& module) {
 }
 
 void define_statistics(PySharded& module) {
-  module.def("report", [](const Self& self) { return self.controls().report().to_string(); }, NoLock())
+  module.def("report", [](Self& self) { return self.controls().report().to_string(); }, NoLock())
       .def("statistics",
-           [](const Self& self) {
+           [](Self& self) {
              const auto all = statistics(self.controls());
              return std::map<std::string, int64_t>{{"all_gathers", all.all_gathers},
                                                    {"gathered_bytes", all.gathered_bytes},
@@ -213,6 +214,14 @@ void define_statistics(PySharded& module) {
                                                    {"communicated_bytes", all.communicated_bytes}};
            },
            NoLock());
+}
+
+/// Of each parameter: (its DTensor, the unsharded parameter).
+std::vector<std::pair<py::object, py::object>> forms_of(Self& self) {
+  std::vector<std::pair<py::object, py::object>> forms;
+  for (const auto& param : self.params().all())
+    forms.emplace_back(param->sharded().object(), param->forms().unsharded().object());
+  return forms;
 }
 
 /// DTensors compute with the interpreter's lock, and an operator may have to wait for a gather.
@@ -241,24 +250,23 @@ PYBIND11_MODULE(_C, module) {
       .def("unshard_done", &ShardedModule::unshard_done)
       .def("reshard", &ShardedModule::reshard)
       .def("reset_iter_state", &ShardedModule::reset_iter_state)
-      .def("before_apply", &ShardedModule::before_apply)
-      .def("applied", &ShardedModule::applied)
+      .def("before_apply", [](Self& self) {
+        self.reshard();
+        prepare_apply(self.params());
+      })
+      .def("applied", [](Self& self) { take_over_applied(self.controls().state().live_groups(), self.params()); })
       .def("set_post_forward_mesh", [](ShardedModule& self, py::object mesh, int rank, int ranks) {
-        self.set_post_forward_mesh({std::move(mesh), rank, ranks});
+        self.params().set_post_forward_mesh({PyRef(std::move(mesh)), rank, ranks});
       });
   sharded.def("set_post_optim_event", &ShardedModule::set_post_optim_event)
       .def("set_custom_all_gather", &set_custom_all_gather)
       .def("set_custom_reduce_scatter", &set_custom_reduce_scatter)
       .def("set_all_reduce_hook", &set_all_reduce_hook)
-      .def("group_count", [](const Self& self) { return self.controls().state().live_groups().size(); })
-      .def("replicates", [](const Self& self) { return self.controls().state().mesh_info.replicate_size() > 1; });
+      .def("group_count", [](Self& self) { return self.controls().state().live_groups().size(); })
+      .def("replicates", [](Self& self) { return self.controls().state().mesh_info.replicate_size() > 1; });
   define_controls(sharded);
   define_statistics(sharded);
-  sharded.def("forms", [](const ShardedModule& self) {
-    std::vector<std::pair<py::object, py::object>> forms;
-    for (const auto& param : self.params()) forms.emplace_back(param->sharded(), param->unsharded());
-    return forms;
-  });
+  sharded.def("forms", &forms_of);
   sharded.def("check_copyable", [](const ShardedModule& self) {
     for (const auto& unit : self.modules()) check_copyable(*unit);
   });
