@@ -22,10 +22,10 @@ std::shared_ptr<Originals> originals_of(const std::vector<PlainEntry>& entries) 
 std::shared_ptr<ShownParam> make_shown(const FSDPParam& param, const py::object& original,
                                        const py::object& placer) {
   const auto& maker = python_side().dtensors;
-  const bool is_cut = !param.sizes().empty();  // what has no dimensions is replicated
+  const bool is_cut = !param.spec.sizes().empty();  // what has no dimensions is replicated
   const auto sharded = placer.attr("sharded")(
       plain_view(param.sharded_param()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
-      py::make_tuple(c10::IntArrayRef(param.sizes()), c10::IntArrayRef(param.strides())), param.requires_grad());
+      py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides())), param.requires_grad());
   std::unique_ptr<DTensorHandle> dtensor;
   if (is_dtensor(original))
     dtensor = std::make_unique<DTensorHandle>(param.unsharded_param(), original, placer.attr("gradient_placements")(original),

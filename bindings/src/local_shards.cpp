@@ -13,7 +13,7 @@ void for_params(ModuleState& root, const Visit& visit) {
   root.visit([&](ModuleState& state) {
     for (const auto& group : state.live_groups())
       for (const auto& param : group->params())
-        if (const auto shown = param.has_moved_away() ? nullptr : shown_registry().find(param.sharded_param())) visit(*shown);
+        if (const auto shown = param.has_moved_away ? nullptr : shown_registry().find(param.sharded_param())) visit(*shown);
   });
 }
 

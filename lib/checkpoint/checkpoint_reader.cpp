@@ -4,6 +4,7 @@
 #include <set>
 #include <tuple>
 
+#include "api/state_dict/load_result.hpp"
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "checkpoint/io/find_damage.hpp"
@@ -17,16 +18,12 @@ namespace {
 
 constexpr int64_t kLeastExtraBytes = int64_t{4} << 20;
 
-void list(std::string& text, std::string_view title, const std::vector<std::string>& items) {
-  if (!items.empty()) text += fmt::format(" {}: {}.", title, fmt::join(items, ", "));
-}
-
 void describe(std::string& text, const std::string& section, const CheckpointMisfits& misfits) {
   if (misfits.none()) return;
   if (section != "model") text += " In '" + section + "':";
-  list(text, "Missing", misfits.missing);
-  list(text, "Unexpected", misfits.unexpected);
-  list(text, "Wrong", misfits.wrong);
+  append_list(text, "Missing", misfits.missing);
+  append_list(text, "Unexpected", misfits.unexpected);
+  append_list(text, "Wrong", misfits.wrong);
 }
 
 /// Ranks may have different tensors, as stages of a pipeline have: unexpected is what no rank asks for.

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "base/first_line.hpp"
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "comm/backend_factory.hpp"
@@ -109,10 +110,9 @@ std::shared_ptr<Communicator> make_connected_world(const WorldPlan& plan) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string_view what(error.what());
     throw CommError(fmt::format("init_process_group on rank {} of {} with {} at {}: {}", where.rank,
                                 where.world_size, plan.backend, where.init_method,
-                                what.substr(0, what.find('\n'))));
+                                first_line(error.what())));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/environment.hpp"
+#include "base/first_line.hpp"
 #include "base/require.hpp"
 #include "comm/bounded_calls.hpp"
 #include "comm/bounded_store.hpp"
@@ -139,9 +140,8 @@ MeetingPlace meet(const RendezvousOptions& options) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string_view what(error.what());
     throw CommError(fmt::format("init_process_group on rank {} of {} at {}: {}", options.rank,
-                                options.world_size, url, what.substr(0, what.find('\n'))));
+                                options.world_size, url, first_line(error.what())));
   }
   return place;
 }

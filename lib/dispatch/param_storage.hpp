@@ -57,7 +57,7 @@ class UnshardedStorage final : public ParamStorage {
   /// The unsharded parameter gets another storage: this one, behind older views of it, stays empty and says why.
   void retire(const std::string& name);
 
-  /// True while the unsharded parameter shows other memory than this: see FSDPParam::set_unsharded_aside.
+  /// True while the unsharded parameter shows other memory than this: see UnshardedTensor::set_aside.
   bool is_set_aside = false;
 
  private:

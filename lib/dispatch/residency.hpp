@@ -7,7 +7,7 @@
 namespace fsdp {
 
 /// Note [Residency key]
-/// Compute unsharded parameters and sharded parameters carry a dispatch key that no LibTorch kernel uses. A
+/// Unsharded and sharded parameters carry a dispatch key that no LibTorch kernel uses. A
 /// fallback on that key sees every operator that touches one of them, or a view of one (views copy
 /// key sets and share storage), in forward and in backward, above autograd and autocast. It makes
 /// the groups of all operands readable, and hands on to the operator itself with the key excluded,

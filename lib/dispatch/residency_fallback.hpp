@@ -11,4 +11,7 @@ void residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 /// That of the inner key: see Note [Inner residency key].
 void inner_residency_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+/// Registers the latter, the first time: most programs have no use for it.
+void make_inner_fallback_known();
+
 }  // namespace fsdp

@@ -22,7 +22,6 @@ struct GroupParts {
   GroupIdentity identity;  ///< its number is the root's to give, names are the module layer's
   GroupConfig config;
   std::vector<FSDPParam> params = {};
-  std::vector<ParamSpec> specs = {};  ///< by parameter
   GroupLayout layout = {};
   ShardBuffer shard = {};
   TreeInterval tree = {};  ///< of the owning module; the module layer sets it
@@ -46,7 +45,7 @@ struct GroupParts {
   int64_t slot_bytes() const { return layout.gathered().gather_bytes(); }
   /// A sharded parameter has been written, or its storage replaced, since the versions were followed.
   bool has_writes() const {
-    return std::any_of(params.begin(), params.end(), [](const FSDPParam& param) { return param.was_changed(); });
+    return std::any_of(params.begin(), params.end(), [](const FSDPParam& param) { return param.sharded.was_changed(); });
   }
 };
 

@@ -1,6 +1,6 @@
 #include "group/group_spec.hpp"
 
-#include "param/fsdp_param.hpp"
+#include "param/param_rows.hpp"
 
 namespace fsdp {
 
@@ -11,7 +11,7 @@ LayoutParam layout_param(const GroupParam& param) {
   // reduced with the others.
   const auto dtypes = static_cast<int64_t>(dtype) * 256 + static_cast<int64_t>(param.param_dtype);
   return {.sizes = unsharded_param.sizes().vec(),
-          .strides = FSDPParam::kept_strides(unsharded_param),
+          .strides = kept_strides(unsharded_param),
           .stored_itemsize = static_cast<int64_t>(c10::elementSize(dtype)),
           .gathered_itemsize = static_cast<int64_t>(c10::elementSize(param.param_dtype)),
           .dim = param.dim,

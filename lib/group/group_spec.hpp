@@ -55,13 +55,6 @@ struct GroupParam {
   at::ScalarType dtype() const;
 };
 
-/// What a group keeps of a GroupParam.
-struct ParamSpec {
-  std::optional<at::ScalarType> param_dtype = {};   ///< that was asked for
-  std::optional<at::ScalarType> output_dtype = {};  ///< as in GroupParam
-  ParamSpread spread = {};
-};
-
 /// What `convert` changes (group_conversion.hpp); none: stays.
 struct GroupConversion {
   std::optional<c10::Device> device = {};

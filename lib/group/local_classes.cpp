@@ -17,14 +17,14 @@ std::vector<LocalShards::Class> LocalShards::plan(const ParamGroup& group,
   std::vector<Class> classes;
   for (const size_t i : group.layout().order()) {
     const auto& param = group.params()[i];
-    if (param.has_moved_away()) continue;
+    if (param.has_moved_away) continue;
     auto known = std::find_if(classes.begin(), classes.end(), [&](const Class& one) {
-      return one.label == labels[i] && one.dtype == param.dtype() &&
+      return one.label == labels[i] && one.dtype == param.spec.dtype &&
              group.params()[one.members.front()].grad_dtype() == param.grad_dtype() && one.is_trainable == param.requires_grad() &&
-             group.spec(one.members.front()).spread.summed_over == group.spec(i).spread.summed_over;
+             group.params()[one.members.front()].spec.spread.summed_over == param.spec.spread.summed_over;
     });
     if (known == classes.end())
-      known = classes.insert(known, {.label = labels[i], .dtype = param.dtype(),
+      known = classes.insert(known, {.label = labels[i], .dtype = param.spec.dtype,
                                      .is_trainable = param.requires_grad()});
     known->members.push_back(i);
   }
@@ -42,7 +42,7 @@ void LocalShards::point_into(ParamGroup& group, const at::Tensor& memory) {
   const auto link = group.link();
   for (size_t c = 0; c < classes_.size(); ++c) {
     auto& one = classes_[c];
-    one.dtype = group.params()[one.members.front()].dtype();
+    one.dtype = group.params()[one.members.front()].spec.dtype;
     int64_t begin = memory.numel(), end = 0;
     for (const size_t i : one.members) {
       const int64_t bytes = group.layout().stored_bytes(i);

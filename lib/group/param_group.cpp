@@ -6,6 +6,7 @@
 #include "dispatch/residency.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/dense_gradient.hpp"
+#include "param/param_rows.hpp"
 
 namespace fsdp {
 
@@ -52,15 +53,19 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
     parts_.identity.params.push_back(param.name);
-    parts_.params.emplace_back(param.name, param.unsharded_param, param.param_dtype, layout().shard(i), info.shard_rank());
+    parts_.params.emplace_back(ParamSpec{.name = param.name,
+                                         .layout = layout().shard(i),
+                                         .rank = info.shard_rank(),
+                                         .param_dtype = param.param_dtype,
+                                         .asked_param_dtype = param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt,
+                                         .output_dtype = param.output_dtype,
+                                         .spread = param.spread},
+                               param.unsharded_param);
     if (param.tied) {
       parts_.params.back().take_identity(param.tied->group->params()[param.tied->index]);
       tied_.push_back({i, *param.tied});
     }
-    parts_.specs.push_back({.param_dtype = param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt,
-                      .output_dtype = param.output_dtype,
-                      .spread = param.spread});
-    parts_.is_cast |= parts_.params.back().is_cast();
+    parts_.is_cast |= parts_.params.back().spec.is_cast();
   }
   parts_.shard = ShardBuffer(parts_.config.host_memory);
   make_rows();
@@ -77,7 +82,7 @@ void ParamGroup::make_rows() {
   const auto device = config().device;
   std::vector<at::Tensor> pieces;
   for (const auto& param : params())
-    pieces.push_back(config().host_memory ? at::Tensor() : param.own_memory(device));
+    pieces.push_back(config().host_memory ? at::Tensor() : own_memory(param.spec, param.unsharded_param(), device));
   for (const auto& tied : tied_) pieces[tied.index] = piece_of(parts_, tied);
   const bool all_alias =
       std::all_of(pieces.begin(), pieces.end(), [](const at::Tensor& piece) { return piece.defined(); });
@@ -86,8 +91,8 @@ void ParamGroup::make_rows() {
     auto& param = params()[i];
     const bool is_new = !pieces[i].defined();
     if (is_new) pieces[i] = bytes.narrow(0, layout().stored_offset(i), layout().stored_bytes(i));
-    if (param.is_taken()) continue;  // its sharded parameter is another group's still
-    if (is_new && !param.unsharded_param().is_meta()) param.copy_part_to(pieces[i], param.unsharded_param().detach());
+    if (param.sharded.is_taken()) continue;  // its sharded parameter is another group's still
+    if (is_new && !param.unsharded_param().is_meta()) copy_rows(param.spec, param.unsharded_param().detach(), pieces[i]);
     param.make_sharded_param(link_, i, pieces[i]);
   }
   parts_.shard.set(bytes, std::move(pieces));
@@ -106,7 +111,7 @@ void ParamGroup::move_rows(GroupLayout layout, at::Tensor shard) {
     const auto& before = parts_.shard.piece(i);
     pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
     // What a parameter left behind in a flat run is padding from now on: zero.
-    if (!shard.is_meta() && !params()[i].has_moved_away()) pieces[i].narrow(0, 0, before.numel()).copy_(before);
+    if (!shard.is_meta() && !params()[i].has_moved_away) pieces[i].narrow(0, 0, before.numel()).copy_(before);
   }
   set_layout(std::move(layout));
   parts_.shard.set(std::move(shard), std::move(pieces));
@@ -119,7 +124,7 @@ void ParamGroup::note_first_values() {
   BelowResidency below;
   first_values_ = std::make_unique<FirstValues>();
   for (const auto& param : params())
-    first_values_->add(param.is_taken() ? at::Tensor() : param.unsharded_param(), param.version());
+    first_values_->add(param.sharded.is_taken() ? at::Tensor() : param.unsharded_param(), param.sharded.version());
 }
 
 void ParamGroup::attach() {
@@ -132,7 +137,7 @@ void ParamGroup::attach() {
     const auto* own = unsharded_param.has_storage() ? unsharded_param.storage().unsafeGetStorageImpl() : nullptr;
     if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) notes_.left().note(unsharded_param, i);
     take_over_gradient(param, identity().mesh_info.shard_rank());
-    param.attach(self, i, config().device);
+    param.attach(self, config().device);
   }
   gradient_dtypes_.plan();
   unsharder_.rest();
@@ -202,7 +207,7 @@ void ParamGroup::count_trainable() {
 
 void ParamGroup::validate() {
   for (size_t i = 0; i < params().size(); ++i) {
-    params()[i].check_unsharded();
+    params()[i].unsharded.check(params()[i].name());
     if (!config().device.is_meta()) params()[i].reset_sharded_param(parts_.shard.piece(i));
   }
   if (owner().is_between_steps()) sync_grad_dtypes();
@@ -212,9 +217,9 @@ void ParamGroup::validate() {
 
 void ParamGroup::bump_versions(size_t index) {
   if (index < params().size())
-    params()[index].bump_version();
+    params()[index].sharded.bump_version();
   else
-    for (const size_t member : classes_->members(index - params().size())) params()[member].bump_version();
+    for (const size_t member : classes_->members(index - params().size())) params()[member].sharded.bump_version();
 }
 
 }  // namespace fsdp

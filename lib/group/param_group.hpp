@@ -53,7 +53,6 @@ class ParamGroup final {
   void rename(std::string name, const std::vector<std::string>& param_names);
   std::vector<FSDPParam>& params() { return parts_.params; }
   const std::vector<FSDPParam>& params() const { return parts_.params; }
-  const ParamSpec& spec(size_t index) const { return parts_.specs[index]; }
   const GroupLayout& layout() const { return parts_.layout; }
   CommContext* comm_ctx() const { return parts_.comm_ctx; }
   Unsharder& unsharder() { return unsharder_; }
@@ -130,7 +129,7 @@ class ParamGroup final {
   void bump_versions(size_t index);
   /// Of what operators on parameter `index` return, where it is not their own choice.
   std::optional<at::ScalarType> output_dtype(size_t index) const {
-    return eval_precision_.is_own_dtype() ? std::nullopt : parts_.specs[index].output_dtype;
+    return eval_precision_.is_own_dtype() ? std::nullopt : parts_.params[index].spec.output_dtype;
   }
 
  private:

@@ -5,11 +5,12 @@
 #include "dispatch/residency.hpp"
 #include "group/gather/gather_values.hpp"
 #include "group/param_group.hpp"
+#include "param/param_rows.hpp"
 
 namespace fsdp {
 
 at::ScalarType GroupParam::dtype() const {
-  return tied ? tied->group->params()[tied->index].dtype() : unsharded_param.scalar_type();
+  return tied ? tied->group->params()[tied->index].spec.dtype : unsharded_param.scalar_type();
 }
 
 namespace {
@@ -39,7 +40,7 @@ void copy_tied_rows(GroupParts& parts, std::span<const TiedParam> all) {
     auto& param = from.params[tied.from.index];
     const auto &here = parts.shard.piece(tied.index), &there = from.shard.piece(tied.from.index);
     param.reset_sharded_param(there);
-    const int64_t bytes = param.local_bytes();
+    const int64_t bytes = param.spec.local_bytes();
     if (bytes > 0 && !here.is_same(there)) here.narrow(0, 0, bytes).copy_(there.narrow(0, 0, bytes));
   }
 }
@@ -53,7 +54,7 @@ void gather_tied(GroupParts& parts, std::span<TiedParam> all) {
     there.reset_sharded_param(from.parts().shard.piece(tied.from.index));
     const auto sharded_param = there.sharded_param();
     const auto& param = parts.params[tied.index];
-    param.copy_part_to(parts.shard.piece(tied.index), gather_values(from, tied.from.index, sharded_param.detach()));
+    copy_rows(param.spec, gather_values(from, tied.from.index, sharded_param.detach()), parts.shard.piece(tied.index));
     if (sharded_param.grad().defined())
       tied.gradient = param.layout()
                           .part_of(gather_values(from, tied.from.index, sharded_param.grad()), parts.identity.mesh_info.shard_rank())

@@ -85,7 +85,7 @@ bool reads_its_table(const Module& module) {
 void replace_registrations(const ManagedStates& states, const PreparedGroup& prepared, OwnedGroup& owned) {
   auto& group = *prepared.group;
   for (size_t i = 0; i < prepared.params.size(); ++i) {
-    const auto sharded_param = group.params()[i].hand_over_sharded();
+    const auto sharded_param = group.params()[i].sharded.hand_over();
     bool is_first = true;
     for (auto place : states.params[prepared.params[i]].registrations) {
       place.param = i;

@@ -11,6 +11,29 @@
 
 namespace fsdp {
 
+namespace {
+
+/// What the module tree has to do around its root's steps.
+class TreeHooks final : public StepHooks {
+ public:
+  /// has_modes: a group's dtype depends on its modules' mode.
+  TreeHooks(std::weak_ptr<ModuleState> root, bool has_modes) : root_(std::move(root)), has_modes_(has_modes) {}
+
+  void check_modules() override {
+    if (const auto root = root_.lock()) root->visit([](ModuleState& below) { below.check_registrations(); });
+  }
+  void follow_modes() override {
+    if (!has_modes_) return;
+    if (const auto root = root_.lock()) root->visit([](ModuleState& below) { below.follow_mode(); });
+  }
+
+ private:
+  std::weak_ptr<ModuleState> root_;
+  bool has_modes_;
+};
+
+}  // namespace
+
 Registration registration_at(torch::nn::Module& module, size_t slot) {
   auto alive = module.weak_from_this();
   const bool is_shared = !alive.expired();
@@ -81,16 +104,9 @@ void ModuleState::take_root() {
     }
   });
   number(0, "");
-  context->on_step = [weak = weak_from_this()] {
-    if (const auto state = weak.lock())
-      state->visit([](ModuleState& below) { below.check_registrations(); });
-  };
   bool has_modes = false;
   visit([&](ModuleState& below) { has_modes |= below.mp_policy.full_precision_in_eval; });
-  if (!has_modes) return;
-  context->follow_modes = [weak = weak_from_this()] {
-    if (const auto state = weak.lock()) state->visit([](ModuleState& below) { below.follow_mode(); });
-  };
+  context->set_hooks(std::make_shared<TreeHooks>(weak_from_this(), has_modes));
 }
 
 int ModuleState::number(int next, const std::string& prefix) {
@@ -164,7 +180,7 @@ void ModuleState::check_entries(const std::vector<Registration>& entries, const 
     auto& table = ModuleAccess::parameters(*entry.module);
     const bool holds = entry.slot < table.size() &&
                        table[entry.slot].value().unsafeGetTensorImpl() ==
-                           group.params()[entry.param].sharded_impl();
+                           group.params()[entry.param].sharded.identity();
     require_state(holds,
                   "{}: the module's parameter table holds another tensor than fully_shard put "
                   "there; write values with copy_ instead of replacing the parameter",

@@ -62,7 +62,7 @@ class Placer {
     const auto& layout = held.group->params()[held.index].layout();
     return {.mesh_info = held.group->identity().mesh_info,
             .dim = layout.is_flat() ? 0 : layout.dim(),
-            .spread = held.group->spec(held.index).spread};
+            .spread = held.group->params()[held.index].spec.spread};
   }
 
   static int64_t checked_dim(Shard shard, const ManagedParam& param) {
@@ -175,7 +175,7 @@ std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleSta
         if (places.size() > before || owned.params[i].name != param.name || owned.params[i].unit != param.unit)
           continue;
         const auto& layout = group->params()[i].layout();
-        places.push_back({owned.mesh_info, layout.is_flat() ? 0 : layout.dim(), group->spec(i).spread});
+        places.push_back({owned.mesh_info, layout.is_flat() ? 0 : layout.dim(), group->params()[i].spec.spread});
       }
     }
     // Tied, and a module around this one has it: that one's copy will take it over again.

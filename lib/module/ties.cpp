@@ -49,7 +49,7 @@ class Places {
   explicit Places(const std::vector<FoundParam>& params) : params_(params), found_(params.size()) {
     for (size_t i = 0; i < params.size(); ++i) {
       by_tensor_[params[i].param().unsharded_param().unsafeGetTensorImpl()] = i;
-      by_tensor_[params[i].param().sharded_impl()] = i;
+      by_tensor_[params[i].param().sharded.identity()] = i;
     }
   }
 
@@ -126,7 +126,7 @@ void settle_ties(const std::shared_ptr<ModuleState>& state) {
     for (auto& owned : below.groups)
       if (const auto group = owned.group.lock())
         std::erase_if(owned.registrations,
-                      [&](const Registration& entry) { return group->params()[entry.param].has_moved_away(); });
+                      [&](const Registration& entry) { return group->params()[entry.param].has_moved_away; });
   });
   for (const auto& entry : state->shared_entries)
     if (const auto owner = entry.owner.lock())

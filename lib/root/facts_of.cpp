@@ -27,7 +27,7 @@ std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> g
     auto values = group->take_first_values();
     if (!values) continue;
     std::vector<int64_t> versions;
-    for (const auto& param : group->params()) versions.push_back(param.version());
+    for (const auto& param : group->params()) versions.push_back(param.sharded.version());
     all.push_back({group->identity(), std::move(values), std::move(versions)});
   }
   return all;

@@ -35,11 +35,11 @@ void copy_rows(const GroupParts& parts, Converted& made) {
   for (size_t i = 0; i < parts.params.size(); ++i) {
     const auto& param = parts.params[i];
     const auto piece = made.shard.narrow(0, made.layout.stored_offset(i), made.layout.stored_bytes(i));
-    const auto numel = param.local_bytes() / static_cast<int64_t>(c10::elementSize(param.dtype()));
+    const auto numel = param.spec.local_bytes() / static_cast<int64_t>(c10::elementSize(param.spec.dtype));
     if (numel > 0 && has_values)
       piece.view(made.dtypes.stored[i])
           .narrow(0, 0, numel)
-          .copy_(parts.shard.piece(i).view(param.dtype()).narrow(0, 0, numel));
+          .copy_(parts.shard.piece(i).view(param.spec.dtype).narrow(0, 0, numel));
     made.pieces.push_back(piece);
   }
 }
@@ -51,7 +51,7 @@ void convert_gradients(const GroupParts& parts, Converted& made) {
     const auto gradient = sharded_param.defined() ? sharded_param.grad() : at::Tensor();
     // One that was left in the reduce dtype stays in it, and so does one whose dtype was asked for.
     const bool follows =
-        gradient.defined() && gradient.scalar_type() == param.dtype() && !param.grad_dtype().is_set;
+        gradient.defined() && gradient.scalar_type() == param.spec.dtype && !param.grad_dtype().is_set;
     made.gradients.push_back(
         converted(gradient, made.shard.device(),
                   follows || !gradient.defined() ? made.dtypes.stored[i] : gradient.scalar_type()));
@@ -111,14 +111,14 @@ ParamDtypes dtypes_in(const ParamGroup& group, std::optional<at::ScalarType> flo
   ParamDtypes made;
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto& param = group.params()[i];
-    const auto stored = at::isFloatingType(param.dtype()) ? floating.value_or(param.dtype()) : param.dtype();
-    const auto gathered = in_own_dtype ? stored : group.spec(i).param_dtype.value_or(stored);
+    const auto stored = at::isFloatingType(param.spec.dtype) ? floating.value_or(param.spec.dtype) : param.spec.dtype;
+    const auto gathered = in_own_dtype ? stored : param.spec.asked_param_dtype.value_or(stored);
     made.stored.push_back(stored);
     made.gathered.push_back(gathered);
     made.itemsizes.push_back({.stored = static_cast<int64_t>(c10::elementSize(stored)),
                               .gathered = static_cast<int64_t>(c10::elementSize(gathered))});
     made.is_cast |= gathered != stored;
-    made.changes |= stored != param.dtype() || gathered != param.param_dtype();
+    made.changes |= stored != param.spec.dtype || gathered != param.spec.param_dtype;
   }
   return made;
 }
@@ -134,7 +134,7 @@ void check_convertible(const ParamGroup& group, const GroupConversion& to) {
       "'{}' is in the middle of a step; change its dtype or device before forward or after "
       "backward (after an exception, call reset_iter_state() on the root first)",
       group.name());
-  for (const auto& param : group.params()) param.check_unsharded();
+  for (const auto& param : group.params()) param.unsharded.check(param.name());
   if (to.dtype)
     group.unsharder().form().check(group.parts(), dtypes_in(group, to.dtype, group.eval_precision().is_own_dtype()).stored);
 }
@@ -182,7 +182,7 @@ void compute_in_own_dtype(ParamGroup& group, bool value) {
   auto& parts = group.parts();
   group.set_layout(group.layout().with_itemsizes(made.itemsizes, parts.shard_group()));
   for (size_t i = 0; i < parts.params.size(); ++i)
-    if (made.gathered[i] != parts.params[i].param_dtype())
+    if (made.gathered[i] != parts.params[i].spec.param_dtype)
       parts.params[i].set_param_dtype(made.gathered[i], group.owner().shared_from_this(), group.config().device);
   parts.is_cast = made.is_cast;
   group.gradient_dtypes().plan();

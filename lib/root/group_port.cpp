@@ -77,7 +77,7 @@ void GroupPort::carry_write(size_t index) {
   if (root->in_step() || group_.parts().is_never_released())
     param.mark_written();
   else
-    param.bump_version();
+    param.sharded.bump_version();
 }
 
 void GroupPort::follow_mode() {

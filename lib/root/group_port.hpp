@@ -40,9 +40,9 @@ class GroupPort final : public ParamOwner {
   bool is_in_scope() const override;
   at::Tensor unsharded_param(size_t index) const override { return group_.params()[index].unsharded_param(); }
   const at::TensorImpl* sharded_param(size_t index) const override {
-    return index < group_.params().size() ? group_.params()[index].sharded_impl() : nullptr;
+    return index < group_.params().size() ? group_.params()[index].sharded.identity() : nullptr;
   }
-  void unsharded_storage_gone(size_t index) noexcept override { group_.params()[index].storage_gone(); }
+  void unsharded_storage_gone(size_t index) noexcept override { group_.params()[index].unsharded.storage_gone(); }
   void note_write(size_t index) override;
   const std::string& param_name(size_t index) const override {
     return index < group_.params().size() ? group_.params()[index].name() : group_.name();

@@ -14,7 +14,7 @@ namespace {
 /// Flat runs cannot be put in another order: every rank would hold other elements.
 void check_adjacent(const ParamGroup& group, const std::vector<LocalShards::Class>& classes) {
   auto order = group.layout().order();
-  std::erase_if(order, [&](size_t i) { return group.params()[i].has_moved_away(); });
+  std::erase_if(order, [&](size_t i) { return group.params()[i].has_moved_away; });
   for (const auto& one : classes) {
     const auto first = std::find(order.begin(), order.end(), one.members.front());
     const bool is_run = std::equal(one.members.begin(), one.members.end(), first) &&
@@ -30,7 +30,7 @@ std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalSha
   std::vector<size_t> order;
   for (const auto& one : classes) order.insert(order.end(), one.members.begin(), one.members.end());
   for (size_t i = 0; i < group.params().size(); ++i)
-    if (group.params()[i].has_moved_away()) order.push_back(i);
+    if (group.params()[i].has_moved_away) order.push_back(i);
   return order;
 }
 

@@ -1,23 +1,21 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
-#include "fsdp/reduce_scatter_start.hpp"
-#include "group/comm_context.hpp"
 #include "group/param_group.hpp"
-#include "root/reduction_queue.hpp"
-#include "root/step_follower.hpp"
-#include "schedule/scheduler.hpp"
+#include "root/action_runner.hpp"
+#include "root/backward_reducer.hpp"
+#include "root/step_hooks.hpp"
 #include "schedule/step_machine.hpp"
 
 namespace fsdp {
 
-/// One root: its groups, its step, and its lock. Touches that come from the dispatcher and gradients that come from autograd
-/// drive it; the scheduler says what is gathered and released with them, and this does it.
+/// One root: its lock, its step, and the only way in for operators, autograd and users. What they do goes to the scheduler,
+/// whose actions the runner does.
 ///
 /// Threads: a root's steps belong to one thread at a time, but operators on several may ask for its groups. So whatever
 /// operators, autograd and the controls call takes the lock. What only looks, or hands out a part of the root, does not: it
@@ -41,7 +39,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void set_policy(ParamGroup& group, Value GroupPolicy::*option, Value value) {
     std::lock_guard lock(mutex_);
     group.set_policy(option, std::move(value));
-    facts_changed(group);
+    runner_.facts_changed(group);
   }
   /// Another layout, dtype or device has come: the scheduler is told.
   void facts_changed(const ParamGroup& group);
@@ -68,51 +66,43 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void hold_steps(std::string_view caller);
   void resume_steps() noexcept;
 
-  // --- manual finalization of backwards (root_controls.cpp)
+  // --- manual finalization of backwards
   void set_manual_finalization(bool value);
   /// Reduces what is left of the backwards since the last call and ends the step, but for waiting. Returns
   /// the ticket of what is to be waited for; 0: nothing.
   int64_t finalize_backward();
   void wait_for_gradients(int64_t ticket);
 
-  /// Keeps the root alive.
-  std::shared_ptr<ReductionQueue> reductions() { return {shared_from_this(), &reductions_}; }
-
   // ===== These do not: on the thread that runs the steps, or with the lock held.
 
-  Options& options() { return options_; }
-  const std::vector<ParamGroup*>& groups() const { return comm_ctx_.groups; }
-  const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }  ///< null where one is gone
-  /// True once a step has begun: then the set of groups is fixed (S9).
-  bool has_started() const { return has_started_; }
+  /// Groups, scheduler, and what the groups share.
+  ActionRunner& runner() { return runner_; }
+  const ActionRunner& runner() const { return runner_; }
+  const std::vector<ParamGroup*>& groups() const { return runner_.groups(); }
+  /// Keeps the root alive.
+  std::shared_ptr<ReductionQueue> reductions() { return {shared_from_this(), &runner_.reductions()}; }
 
-  /// Called at the start of every step, for what only the module tree shows (replaced entries).
-  std::function<void()> on_step;
-  /// Called before a step or a read begins: groups follow their modules' modes (full_precision_in_eval).
-  std::function<void()> follow_modes;
+  Options& options() { return options_; }
+  /// of_modules: what only the module tree knows; in place of those before.
+  void set_hooks(std::shared_ptr<StepHooks> of_modules) { module_hooks_ = std::move(of_modules); }
   /// Who shows parameters in a form of its own; may be gone.
-  std::weak_ptr<StepFollower> follower;
-  /// Between steps calls follow_modes; within one does nothing.
+  void set_follower(std::weak_ptr<StepHooks> follower) { follower_ = std::move(follower); }
+  /// Between steps lets groups follow their modules' modes; within one does nothing.
   void take_over_modes();
 
+  /// True once a step has begun: then the set of groups is fixed (S9).
+  bool has_started() const { return has_started_; }
   bool steps_are_held() const { return step_.is_pinned(); }
   bool is_in_scope() const { return step_.is_in_scope(); }
   bool in_step() const { return fsdp::in_step(step_.state()); }
   /// The time to change what a step relies on, and to look at what it has left: not in a step or a scope, nor between
   /// a backward that was not the last one (set_is_last_backward), or is not finalized, and the end of that.
-  bool is_quiescent() const { return step_.is_quiescent() && reductions_.is_empty(); }
+  bool is_quiescent() const { return step_.is_quiescent() && runner_.reductions().is_empty(); }
 
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
   void begin_user_hook() override;
   void end_user_hook() noexcept override;
-
-  CommContext& comm_ctx() { return comm_ctx_; }
-
-  /// Some groups are never gathered (one rank's), so no gather of theirs could wait for anything.
-  bool has_unreleased_groups() const;
-
-  Scheduler& scheduler() { return scheduler_; }
 
  private:
   class BackwardEnd;
@@ -127,7 +117,6 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void end_task(int64_t task);
   void abandon_task(int64_t task) noexcept;
   void end_backward();
-  void leave_for_finalization();
   void end_step();
   void close_step(bool waits_for_copies = true);
   void release_everything();
@@ -135,40 +124,21 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void tell_of_beginning() const;
   void tell_of_end() const;
 
-  // what the scheduler wants done (root_context.cpp)
-  void apply(const Actions& actions);
-  void execute(const Action& action);
-  void unshard_now(ParamGroup& group);
-  void reshard_now(ParamGroup& group, bool after_forward);
-  void prefetch_listed(const ParamGroup& group);
-  void report_arrivals();
-  void report_states();
-  void tell(GroupEvent event, ParamGroup& group) { apply(scheduler_.on(event, group.identity().id)); }
-  ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }
-
-  // what uses tell it (root_context.cpp)
+  // uses (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void read_beside(std::span<ParamGroup* const> used);
   void follow_step(std::span<ParamGroup* const> used);
-
-  // gradients (step.cpp)
-  const ParamGroup* gather_before_reduce(const ParamGroup& finished);
-  ReduceJob pack_gradients(ParamGroup& group);
-  void flush_gradients();
-
-  /// What its launch is to wait for, on the host; a stream may have been told to wait (reduction_start.cpp).
-  ReductionQueue::Waits hold_back(ReduceJob& reduction, const ParamGroup* gathered);
+  void control(ParamGroup& group, GroupEvent event);
 
   RootMutex mutex_;
   Options options_;
-  std::vector<ParamGroup*> groups_by_id_;
-  bool has_started_ = false;
-
   StepMachine step_;
-  Scheduler scheduler_;
+  ActionRunner runner_{mutex_, step_};
+  BackwardReducer reducer_{runner_, options_.reduce_scatter_start};
+  std::shared_ptr<StepHooks> module_hooks_;
+  std::weak_ptr<StepHooks> follower_;
   std::vector<int> held_before_hook_;
-  CommContext comm_ctx_;
-  ReductionQueue reductions_{mutex_, comm_ctx_};
+  bool has_started_ = false;
 };
 
 }  // namespace fsdp

@@ -41,7 +41,7 @@ void compact(ParamGroup& group) {
   if (!parts.shard.bytes().defined() || parts.config.layout == ParamLayout::kFlat) return;
   std::vector<size_t> vacant;
   for (size_t i = 0; i < parts.params.size(); ++i)
-    if (parts.params[i].has_moved_away() && parts.layout.stored_bytes(i) > 0) vacant.push_back(i);
+    if (parts.params[i].has_moved_away && parts.layout.stored_bytes(i) > 0) vacant.push_back(i);
   if (vacant.empty()) return;
   BelowResidency below;
   auto layout = parts.layout.without(vacant, parts.shard_group());

@@ -9,7 +9,7 @@
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "comm/notice_board.hpp"
-#include "trace/desync_watch.hpp"
+#include "trace/desync/desync_watch.hpp"
 
 namespace fsdp {
 
@@ -160,7 +160,7 @@ void CollectiveTrace::begin(const CollectiveCall& call) {
               .params = is_apart ? CollectiveEntry::kAllParams : call.params});
   if (!watch_) return;
   (*watch_)->enter(call.operation, call.group.id);
-  if (compares_every_entry_) (*watch_)->compare_last_entry();
+  if (compares_every_entry_) (*watch_)->compare_last_entry(log_->position());
 }
 
 void CollectiveTrace::leave() noexcept {
@@ -205,7 +205,7 @@ void CollectiveTrace::end_step() {
   const bool is_new = log_->end_step();
   if (!watch_) return;
   (*watch_)->set_in_step(false);
-  if (is_new) (*watch_)->compare_step();
+  if (is_new) (*watch_)->compare_step(log_->position());
   if (is_new && !beginnings_.empty()) [[unlikely]]
     (*watch_)->compare_beginnings(std::exchange(beginnings_, {}));
 }

@@ -18,7 +18,8 @@ struct Params {
   explicit Params(size_t count, at::ScalarType dtype = at::kFloat) {
     for (size_t i = 0; i < count; ++i) {
       handles.push_back(at::zeros({3}, dtype));
-      list.emplace_back("p" + std::to_string(i), handles.back(), dtype, ShardLayout(c10::IntArrayRef{3}, 1), 0);
+      list.emplace_back(ParamSpec{.name = "p" + std::to_string(i), .layout = ShardLayout(c10::IntArrayRef{3}, 1), .param_dtype = dtype},
+                        handles.back());
     }
   }
   std::vector<at::Tensor> handles;

@@ -87,7 +87,7 @@ void expect_known(ShardedChain& chain, const std::string& when) {
     const auto real = is_unsharded(state)    ? Residency::kUnsharded
                       : is_unsharding(state) ? Residency::kUnsharding
                                              : Residency::kReleased;
-    expect(root.scheduler().groups()[group->identity().id].residency == real, when + ": " + group->name());
+    expect(root.runner().scheduler().groups()[group->identity().id].residency == real, when + ": " + group->name());
   }
 }
 

@@ -3,7 +3,7 @@
 #include <future>
 
 #include "fsdp/schedule_check.hpp"
-#include "trace/desync_watch.hpp"
+#include "trace/desync/desync_watch.hpp"
 #include "support/patience.hpp"
 #include "support/silent_store.hpp"
 

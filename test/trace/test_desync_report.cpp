@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "trace/desync_report.hpp"
+#include "trace/desync/desync_report.hpp"
 
 namespace fsdp::test {
 namespace {

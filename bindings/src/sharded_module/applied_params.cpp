@@ -59,7 +59,7 @@ std::vector<at::Tensor> applied_locals(const ShownParams& params) {
 void follow_locals(ParamGroup& group, const ShownParams& params, const std::vector<at::Tensor>& locals) {
   const auto first = std::ranges::find_if(params.all(), [&](const auto& shown) {
     const auto* impl = shown->sharded().sharded_param().unsafeGetTensorImpl();
-    return std::ranges::any_of(group.params(), [&](const auto& param) { return param.sharded_impl() == impl; });
+    return std::ranges::any_of(group.params(), [&](const auto& param) { return param.sharded.identity() == impl; });
   });
   if (first == params.all().end()) return;
   const auto& like = locals[static_cast<size_t>(first - params.all().begin())];

@@ -1,5 +1,6 @@
 #include "sharded_module/post_optim_event.hpp"
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 
@@ -20,8 +21,10 @@ void PostOptimEvent::wait(RootContext& context, c10::Device device) {
   {
     py::gil_scoped_release no_gil;
     const std::lock_guard lock(context.mutex());
-    stream = context.comm_ctx().all_gather_stream.to_wait_for_event(device);
-    is_all_gathered = !context.has_unreleased_groups();
+    stream = context.runner().comm_ctx().all_gather_stream.to_wait_for_event(device);
+    // Some groups are never gathered (one rank's), so no gather of theirs could wait for it.
+    is_all_gathered =
+        std::ranges::none_of(context.groups(), [](const auto* group) { return group->parts().is_never_released(); });
   }
   if (!stream || !is_all_gathered) event.attr("wait")();
   if (!stream) return;

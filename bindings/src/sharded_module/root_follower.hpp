@@ -4,14 +4,14 @@
 #include <vector>
 
 #include "module/module_state.hpp"
-#include "root/step_follower.hpp"
+#include "root/step_hooks.hpp"
 
 namespace fsdp::python {
 
 class ShardedModule;
 
 /// A root's modules, itself and all below, whose parameters follow its steps.
-class RootFollower final : public StepFollower {
+class RootFollower final : public StepHooks {
  public:
   explicit RootFollower(ModuleState& root);
 
@@ -22,7 +22,7 @@ class RootFollower final : public StepFollower {
       if (const auto module = weak.lock()) visit(*module);
   }
 
-  // --- StepFollower: called without the interpreter's lock
+  // --- StepHooks: called without the interpreter's lock
   void take_over() override;
   void show() override;
 

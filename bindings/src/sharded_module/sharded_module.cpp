@@ -52,7 +52,7 @@ void ShardedModule::find_params() {
   for (const auto& group : controls_.state().live_groups()) {
     root_of(*group).set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
     for (const auto& param : group->params())
-      if (!param.has_moved_away())
+      if (!param.has_moved_away)
         if (auto shown = shown_registry().find(param.sharded_param())) found.push_back(std::move(shown));
   }
   params_.set(std::move(found));  // only now: nothing else keeps those that stay
@@ -71,7 +71,7 @@ void ShardedModule::follow_root() {
     return;
   }
   follower_ = std::make_shared<RootFollower>(*root);
-  root->context->follower = follower_;
+  root->context->set_follower(follower_);
   // Outside a step: inside one, operators on sharded parameters mean the unsharded parameters.
   follower_->visit([](ShardedModule& module) { module.take_replaced(); });
   followed_ = root->context.get();  // only now: it may have thrown, and is to be tried again then
@@ -88,7 +88,7 @@ void ShardedModule::take_replaced() {
 bool ShardedModule::is_kept() const {
   const auto groups = controls_.state().live_groups();
   return std::ranges::any_of(groups, [](const auto& group) {
-    const auto& holds = root_of(*group).scheduler().groups()[group->identity().id].holds;
+    const auto& holds = root_of(*group).runner().scheduler().groups()[group->identity().id].holds;
     const bool is_meant_to = holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation);
     return group->unsharder().is_held() && (is_meant_to || !group->policy().reshard_after_backward);
   });

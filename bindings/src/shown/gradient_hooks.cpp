@@ -19,7 +19,7 @@ void show_group_of(ShownParam& param) {
   const auto found = find_param(param.sharded().sharded_param());
   if (!found) return;
   for (const auto& each : found->group->params())
-    if (const auto shown = each.has_moved_away() ? nullptr : shown_registry().find(each.sharded_param()))
+    if (const auto shown = each.has_moved_away ? nullptr : shown_registry().find(each.sharded_param()))
       shown->show_gradient();
 }
 

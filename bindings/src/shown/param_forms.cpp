@@ -23,10 +23,10 @@ void ParamForms::show_unsharded() const {
 
 void ParamForms::make_post_forward(const FSDPParam& param, const PostForwardMesh& mesh, const DTensorMaker& maker) {
   const int64_t dim = param.layout().dim();
-  const ShardLayout layout(param.sizes(), param.strides(), dim, mesh.ranks);
+  const ShardLayout layout(param.spec.sizes(), param.spec.strides(), dim, mesh.ranks);
   // A view of the unsharded parameter, which is gathered when somebody reads it.
   const auto part = layout.part_of(tensor_of(unsharded_.object()).detach(), mesh.rank);
-  const auto geometry = py::make_tuple(c10::IntArrayRef(param.sizes()), c10::IntArrayRef(param.strides()));
+  const auto geometry = py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides()));
   post_forward_ = PyRef(maker.make_post_forward(part, mesh.mesh.object(), dim, geometry, param.requires_grad()));
   set_grad_dtype(tensor_of(post_forward_.object()), param.grad_dtype());
 }

@@ -99,7 +99,7 @@ void ShownGradient::take_autograds_own(const at::Tensor& gradient) {
   const auto local = tensor_of(maker_.local_gradient(own, param_.object().attr("placements")));
   at::NoGradGuard no_grad;
   if (const auto param = find_param(param_.sharded_param()))
-    root_of(*param->group).comm_ctx().let_current_wait_for_reductions();
+    root_of(*param->group).runner().comm_ctx().let_current_wait_for_reductions();
   gradient.add_(local);
   parameter.mutable_grad().reset();
 }

@@ -41,7 +41,7 @@ void ShownParam::add_place(const Place& place) {
 
 void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
   const auto param = find_param(sharded_.sharded_param());
-  const bool is_cut = param && !param->param().sizes().empty();
+  const bool is_cut = param && !param->param().spec.sizes().empty();
   if (!is_cut || forms_.computes_with_dtensor()) return forms_.show_sharded();
   if (!forms_.post_forward()) {
     forms_.make_post_forward(param->param(), mesh, maker_);

@@ -18,7 +18,7 @@ std::string layout_of(const std::shared_ptr<ParamGroup>& group) {
   if (group->config().layout == ParamLayout::kFlat) return "flat";
   std::set<std::string> kinds;  // parameters may be cut along different dimensions
   for (size_t i = 0; i < group->params().size(); ++i) {
-    if (group->params()[i].has_moved_away()) continue;
+    if (group->params()[i].has_moved_away) continue;
     std::string text;
     for (const auto& placement : placements_of({group, i, /*is_unsharded_param=*/false}))
       text += (text.empty() ? "" : ", ") + to_string(placement);
@@ -36,7 +36,7 @@ std::string reshard_text(const ParamGroup& group) {
 
 size_t parameters_of(const ParamGroup& group) {
   return static_cast<size_t>(std::count_if(group.params().begin(), group.params().end(),
-                                           [](const FSDPParam& param) { return !param.has_moved_away(); }));
+                                           [](const FSDPParam& param) { return !param.has_moved_away; }));
 }
 
 void add_groups(ModuleState& state, int depth, Report& report) {
@@ -108,12 +108,12 @@ Report report(const FSDPModule& module) {
   Report report;
   add_groups(*root, 0, report);
   report.bytes = parameter_bytes(FSDPModule(root));
-  report.last_step = context.comm_ctx().meter.last_step();
-  report.last_step_peak_bytes = context.comm_ctx().meter.last_step_peak_bytes();
-  auto& scheduler = context.scheduler();
+  report.last_step = context.runner().comm_ctx().meter.last_step();
+  report.last_step_peak_bytes = context.runner().comm_ctx().meter.last_step_peak_bytes();
+  auto& scheduler = context.runner().scheduler();
   const auto& orders = scheduler.orders();
   report.budget_bytes = scheduler.options().unsharded_byte_budget;
-  const auto& groups = context.groups_by_id();
+  const auto& groups = context.runner().groups_by_id();
   report.forward_order = names_of(orders.forward().learned(), groups);
   report.backward_order = names_of(orders.backward().learned(), groups);
   if (report.forward_order.empty() || report.backward_order.empty()) return report;

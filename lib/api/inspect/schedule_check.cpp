@@ -13,7 +13,7 @@ void set_schedule_check(const FSDPModule& root, const ScheduleCheckOptions& opti
             "no check",
             time.value_or(std::chrono::milliseconds(0)).count());
   std::lock_guard lock(context.mutex());
-  context.comm_ctx().trace.set_check(options);
+  context.runner().comm_ctx().trace.set_check(options);
 }
 
 }  // namespace fsdp

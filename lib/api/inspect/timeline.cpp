@@ -124,13 +124,13 @@ void start_timeline(const FSDPModule& module, size_t max_events) {
   require(max_events > 0, "start_timeline: expected room for one event at least, found none");
   const auto root = module.state().root();
   std::lock_guard lock(root->context->mutex());
-  root->context->comm_ctx().trace.start_timeline(root->mesh_info.world_rank(), max_events);
+  root->context->runner().comm_ctx().trace.start_timeline(root->mesh_info.world_rank(), max_events);
 }
 
 Timeline stop_timeline(const FSDPModule& module) {
   const auto root = module.state().root();
   std::lock_guard lock(root->context->mutex());
-  return root->context->comm_ctx().trace.stop_timeline();
+  return root->context->runner().comm_ctx().trace.stop_timeline();
 }
 
 }  // namespace fsdp

@@ -12,7 +12,7 @@ namespace {
 
 /// What this rank owns of a state tensor that has the whole parameter's sizes; others stay.
 at::Tensor own_part(const FoundParam& found, const at::Tensor& state) {
-  const bool is_whole = state.defined() && state.sizes() == c10::IntArrayRef(found.param().sizes());
+  const bool is_whole = state.defined() && state.sizes() == c10::IntArrayRef(found.param().spec.sizes());
   if (!is_whole || found.param().layout().is_whole()) return state;
   return own_values(found, state).clone();
 }

@@ -31,7 +31,7 @@ std::vector<std::shared_ptr<Communicator>> groups_of(const FoundParam& found) {
   std::vector<std::shared_ptr<Communicator>> groups;
   const auto& info = found.group->identity().mesh_info;
   if (info.shard_size() > 1) groups.push_back(info.shard_group);
-  const auto& more = found.group->spec(found.index).spread.summed_over;
+  const auto& more = found.param().spec.spread.summed_over;
   groups.insert(groups.end(), more.begin(), more.end());
   return groups;
 }

@@ -12,7 +12,7 @@ namespace {
 std::vector<std::string> labels_of(const ParamGroup& group, const ShardLabel& label) {
   std::vector<std::string> labels;
   for (const auto& param : group.params())
-    labels.push_back(label && !param.has_moved_away() ? label(param.name(), param.sharded_param()) : std::string());
+    labels.push_back(label && !param.has_moved_away ? label(param.name(), param.sharded_param()) : std::string());
   return labels;
 }
 

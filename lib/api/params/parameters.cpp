@@ -27,34 +27,34 @@ std::vector<Placement> placements_of(const FoundParam& found) {
   auto placements = found.group->identity().mesh_info.placements();
   for (auto& placement : placements)
     if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = found.param().layout().dim();
-  const auto& part = found.group->spec(found.index).spread.part;
+  const auto& part = found.param().spec.spread.part;
   return part ? part->with(std::move(placements)) : placements;
 }
 
 const DeviceMesh& mesh_of(const FoundParam& found) {
-  const auto& part = found.group->spec(found.index).spread.part;
+  const auto& part = found.param().spec.spread.part;
   return part ? part->whole_mesh : found.group->identity().mesh_info.mesh;
 }
 
 c10::IntArrayRef whole_sizes(const FoundParam& found) {
-  const auto& part = found.group->spec(found.index).spread.part;
-  return part ? part->sizes : found.param().sizes();
+  const auto& part = found.param().spec.spread.part;
+  return part ? part->sizes : found.param().spec.sizes();
 }
 
 c10::IntArrayRef whole_strides(const FoundParam& found) {
-  const auto& part = found.group->spec(found.index).spread.part;
-  return part ? part->strides : found.param().strides();
+  const auto& part = found.param().spec.spread.part;
+  return part ? part->strides : found.param().spec.strides();
 }
 
 std::vector<ElementRange> ranges_of(const FoundParam& found) {
   auto ranges = found.param().layout().element_ranges(found.group->identity().mesh_info.shard_rank());
-  const auto& part = found.group->spec(found.index).spread.part;
+  const auto& part = found.param().spec.spread.part;
   return part ? part->in_whole(ranges) : ranges;
 }
 
 uint64_t cut_of(const FoundParam& found) {
   uint64_t hash = found.param().layout().cut_hash();
-  const auto& part = found.group->spec(found.index).spread.part;
+  const auto& part = found.param().spec.spread.part;
   const bool is_cut_further = part && !part->is_whole();
   if (is_cut_further)
     for (const auto& placement : part->placements) hash = mixed_hash(hash, stable_hash(to_string(placement)));

@@ -20,7 +20,7 @@ namespace {
 constexpr auto kCaller = "FullParameters";
 
 bool is_shown(const FoundParam& found) {
-  const auto* storage = found.param().storage();
+  const auto* storage = found.param().unsharded.storage();
   return storage != nullptr && storage->is_set_aside;
 }
 
@@ -32,7 +32,7 @@ std::unordered_set<const c10::TensorImpl*> shown_unsharded(const torch::nn::Modu
     if (!context.steps_are_held()) continue;
     for (auto* group : context.groups())
       for (const auto& param : group->params())
-        if (param.storage() != nullptr && param.storage()->is_set_aside)
+        if (param.unsharded.storage() != nullptr && param.unsharded.storage()->is_set_aside)
           unsharded_params.insert(param.unsharded_param().unsafeGetTensorImpl());
   }
   return unsharded_params;
@@ -173,7 +173,7 @@ void ShownParameters::gather(bool keeps) {
 void ShownParameters::show(Shown& shown, bool with_gradient) {
   shown.version = static_cast<int64_t>(shown.sharded_param._version());
   shown.unreduced_gradient = shown.unsharded_param.grad();
-  shown.storage = shown.found.param().set_unsharded_aside(shown.whole);
+  shown.storage = shown.found.param().unsharded.set_aside(shown.whole);
   shown.whole.reset();
   shown.unsharded_param.mutable_grad() = with_gradient ? std::move(shown.whole_gradient) : at::Tensor();
   for (const auto& place : shown.places)
@@ -183,8 +183,8 @@ void ShownParameters::show(Shown& shown, bool with_gradient) {
 void ShownParameters::write_back(Shown& shown) const {
   const auto& param = shown.found.param();
   at::NoGradGuard no_grad;
-  require(shown.unsharded_param.sizes() == c10::IntArrayRef(param.sizes()), "its sizes became {}, expected {}",
-          fmt::join(shown.unsharded_param.sizes(), "x"), fmt::join(param.sizes(), "x"));
+  require(shown.unsharded_param.sizes() == c10::IntArrayRef(param.spec.sizes()), "its sizes became {}, expected {}",
+          fmt::join(shown.unsharded_param.sizes(), "x"), fmt::join(param.spec.sizes(), "x"));
   if (static_cast<int64_t>(shown.sharded_param._version()) != shown.version)
     log().warn("{}: its shard was written while the full parameter was shown; the full values win",
                param.name());
@@ -215,7 +215,7 @@ void ShownParameters::write_back_gradient(Shown& shown) {
 }
 
 void ShownParameters::restore(Shown& shown) {
-  shown.found.param().restore_unsharded(std::exchange(shown.storage, {}));
+  shown.found.param().unsharded.restore(shown.found.param().spec, std::exchange(shown.storage, {}));
   shown.unsharded_param.mutable_grad() = std::move(shown.unreduced_gradient);
   for (const auto& place : shown.places) {
     auto& table = ModuleAccess::parameters(*place.module);

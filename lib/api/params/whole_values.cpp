@@ -7,7 +7,7 @@ namespace fsdp {
 at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
   auto values = gather_values(*found.group, found.index, local);
   BelowResidency below;
-  const auto& part = found.group->spec(found.index).spread.part;
+  const auto& part = found.param().spec.spread.part;
   return part ? part->gather(values) : values;
 }
 
@@ -17,7 +17,7 @@ at::Tensor own_values(const FoundParam& found, const at::Tensor& whole) {
 }
 
 at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole) {
-  const auto& part = found.group->spec(found.index).spread.part;
+  const auto& part = found.param().spec.spread.part;
   return own_values(found, part ? part->part_of(whole.detach()) : whole);
 }
 

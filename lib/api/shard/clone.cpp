@@ -51,7 +51,7 @@ class StandIns {
       const auto found = find_param(entry);
       if (!found) continue;
       const auto options = at::TensorOptions().dtype(entry.scalar_type()).device(entry.device());
-      auto stand_in = at::zeros({}, options).expand(found->param().sizes());
+      auto stand_in = at::zeros({}, options).expand(found->param().spec.sizes());
       replaced_.push_back({&module, slot, std::exchange(entry, std::move(stand_in))});
     }
     for (const auto& child : module.named_children())
@@ -182,11 +182,11 @@ void shape_like_original(const CopiedParam& param) {
   auto& copy = param.places.front().entry();
   if (param.param) {
     const auto& original = param.param->param();
-    require(copy.sizes() == c10::IntArrayRef(original.sizes()),
+    require(copy.sizes() == c10::IntArrayRef(original.spec.sizes()),
             "clone: the copy of '{}' has sizes ({}), expected ({})", param.places.front().name,
-            fmt::join(copy.sizes(), ", "), fmt::join(original.sizes(), ", "));
-    if (copy.strides() != c10::IntArrayRef(original.strides()))
-      copy.set_data(at::empty_strided(original.sizes(), original.strides(),
+            fmt::join(copy.sizes(), ", "), fmt::join(original.spec.sizes(), ", "));
+    if (copy.strides() != c10::IntArrayRef(original.spec.strides()))
+      copy.set_data(at::empty_strided(original.spec.sizes(), original.spec.strides(),
                                       copy.options().requires_grad(false)).copy_(copy));
   }
   copy.set_requires_grad(param.original.requires_grad());
@@ -241,7 +241,7 @@ class ShardLike {
         if (const auto copy = pairs_.buffers.find(buffer.get()); copy != pairs_.buffers.end())
           to.cast_buffers.emplace_back(copy->second).dtype = cast.dtype;
     to.context->options() = from.context->options();
-    to.context->scheduler().options() = from.context->scheduler().options();
+    to.context->runner().scheduler().options() = from.context->runner().scheduler().options();
     for (const auto& copy : to.live_groups()) {
       const auto group = find_group(from, copy->identity().mesh_info);
       if (!group) continue;

@@ -121,8 +121,11 @@ void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
 void FSDPModule::set_post_optim_event(c10::Event event) {
   auto& context = root_context(*state_, "set_post_optim_event");
   std::lock_guard lock(context.mutex());
-  context.comm_ctx().all_gather_stream.wait_for(event);
-  if (SideStream::exists_on(event.device()) && context.has_unreleased_groups())
+  context.runner().comm_ctx().all_gather_stream.wait_for(event);
+  // Some groups are never gathered (one rank's), so no gather of theirs could wait for it.
+  const bool has_unreleased =
+      std::ranges::any_of(context.groups(), [](const auto* group) { return group->parts().is_never_released(); });
+  if (SideStream::exists_on(event.device()) && has_unreleased)
     event.block(current_stream(event.device()));
 }
 

@@ -98,7 +98,7 @@ void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>&
 
 void FSDPModule::set_prefetch_distance(int groups) {
   require(groups >= 0, "set_prefetch_distance: expected 0 or more groups, found {}", groups);
-  root_context(*state_, "set_prefetch_distance").scheduler().options().prefetch_distance = groups;
+  root_context(*state_, "set_prefetch_distance").runner().scheduler().options().prefetch_distance = groups;
 }
 
 void FSDPModule::set_reduce_scatter_start(ReduceScatterStart start) {
@@ -113,7 +113,7 @@ void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
   require(!bytes || *bytes >= largest,
           "set_unsharded_byte_budget: expected {} bytes or more, the size of the largest group, found {}",
           largest, bytes.value_or(0));
-  context.scheduler().options().unsharded_byte_budget = bytes;
+  context.runner().scheduler().options().unsharded_byte_budget = bytes;
 }
 
 void set_gradient_divide_factor(ModuleState& state, double factor, Recurse recurse) {

@@ -47,7 +47,7 @@ std::vector<FSDPModule> roots(const torch::nn::Module& module) {
 
 ParameterBytes parameter_bytes(const FSDPModule& root) {
   auto& context = *root.state().root()->context;
-  const auto& comm_ctx = context.comm_ctx();
+  const auto& comm_ctx = context.runner().comm_ctx();
   ParameterBytes bytes{.sharded = 0,
                        .unsharded = comm_ctx.meter.unsharded_bytes(),
                        .peak_unsharded = comm_ctx.meter.peak_unsharded_bytes(),
@@ -60,7 +60,7 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
 }
 
 StepStatistics statistics(const FSDPModule& module) {
-  return module.state().root()->context->comm_ctx().meter.total();
+  return module.state().root()->context->runner().comm_ctx().meter.total();
 }
 
 }  // namespace fsdp

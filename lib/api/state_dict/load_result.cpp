@@ -11,18 +11,18 @@ namespace {
 // No name holds these.
 constexpr char kItemEnd = '\x1f', kListEnd = '\x1e';
 
-void list(std::string& text, std::string_view title, const std::vector<std::string>& items) {
+}  // namespace
+
+void append_list(std::string& text, std::string_view title, const std::vector<std::string>& items) {
   if (!items.empty()) text += fmt::format(" {}: {}.", title, fmt::join(items, ", "));
 }
-
-}  // namespace
 
 void require_fits(const LoadResult& result, std::string_view caller, std::string_view subject) {
   if (result.fits()) return;
   std::string text;
-  list(text, "Missing", result.missing);
-  list(text, "Unexpected", result.unexpected);
-  list(text, "Wrong", result.wrong);
+  append_list(text, "Missing", result.missing);
+  append_list(text, "Unexpected", result.unexpected);
+  append_list(text, "Wrong", result.wrong);
   throw UsageError(fmt::format(
       "{}: the dict does not fit the {}; nothing was changed.{} Set strict to false to load what fits",
       caller, subject, text));

@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "base/require.hpp"
+#include "fsdp/fully_shard.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/module_table.hpp"

@@ -5,133 +5,22 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <chrono>
 #include <exception>
 
+#include "base/first_line.hpp"
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "comm/c10d/c10d_arguments.hpp"
+#include "comm/c10d/c10d_work.hpp"
 #include "comm/checks.hpp"
 #include "comm/comm_memory.hpp"
 #include "comm/failure_flag.hpp"
 #include "comm/scaled_sum.hpp"
-#include "comm/threads/local_reduce.hpp"
 #include "comm/total_bytes.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
 namespace {
-
-using C10dWorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-/// How long a wait on the host sleeps before it looks whether the group was aborted. Not of a borrowed group:
-/// the works of a user's own may know no wait that ends before they do.
-constexpr auto kAbortPoll = std::chrono::milliseconds(200);
-
-/// c10d's messages carry a C++ backtrace behind their first line.
-std::string first_line(const char* what) {
-  const std::string_view text(what);
-  return std::string(text.substr(0, text.find('\n')));
-}
-
-class C10dWork final : public Work {
- public:
-  C10dWork(C10dWorkPtr work, std::shared_ptr<FailureFlag> failure, CollectiveInfo info,
-           bool waits_in_slices)
-      : work_(std::move(work)),
-        failure_(std::move(failure)),
-        info_(std::move(info)),
-        waits_in_slices_(waits_in_slices) {}
-
-  void wait() override {
-    if (!error_.empty()) info_.fail(error_);
-    if (work_ == nullptr) return;
-    try {
-      if (waits_in_slices_)
-        wait_on_host();
-      else if (!work_->wait())
-        throw CommError("aborted");
-    } catch (const std::exception& error) {
-      // An abort ends the wait with whatever the backend says then; its reason says more.
-      error_ = failure_->is_set() ? failure_->reason() : first_line(error.what());
-      failure_->set(error_);
-      info_.fail(error_);
-    }
-    // Lets go of the tensors, which the backend's work holds.
-    work_ = nullptr;
-  }
-
-  bool is_completed() override {
-    return !error_.empty() || work_ == nullptr || failure_->is_set() || work_->isCompleted();
-  }
-
- private:
-  void wait_on_host() {
-    for (;;) {
-      const auto begin = std::chrono::steady_clock::now();
-      try {
-        if (!work_->wait(kAbortPoll)) throw CommError("aborted");
-        return;
-      } catch (const std::exception&) {
-        // Either the collective failed, or only this slice of time is over; the group's own
-        // timeout is kept by the work. One that completed since says itself how.
-        if (work_->isCompleted()) break;
-        const bool slice_is_over = std::chrono::steady_clock::now() - begin >= kAbortPoll;
-        if (failure_->is_set() || !slice_is_over) throw;
-      }
-    }
-    work_->wait();
-  }
-
-  C10dWorkPtr work_;
-  std::shared_ptr<FailureFlag> failure_;
-  CollectiveInfo info_;
-  bool waits_in_slices_;
-  std::string error_;
-};
-
-c10d::ReduceOp c10d_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-  }
-  return c10d::ReduceOp::SUM;
-}
-
-/// NCCL's backend alone knows it.
-c10d::ReduceOp scaled_op(double scale) {
-  c10d::ReduceOp op;
-  op.op_ = c10d::ReduceOp::PREMUL_SUM;
-  op.supplement_ = c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(scale);
-  return op;
-}
-
-/// Bytes need no arithmetic, so a dtype that a backend has no name for can still be sent.
-at::Tensor as_sent(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kDouble:
-    case at::kByte:
-    case at::kChar:
-    case at::kInt:
-    case at::kLong:
-      return tensor;
-    default:
-      return piece_of(tensor, 0, 1).view(at::kByte);
-  }
-}
-
-std::vector<at::Tensor> as_sent(std::span<const at::Tensor> tensors) {
-  std::vector<at::Tensor> sent;
-  sent.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) sent.push_back(as_sent(tensor));
-  return sent;
-}
 
 class C10dCommunicator final : public Communicator,
                                public HasNoticeBoard,
@@ -201,14 +90,14 @@ class C10dCommunicator final : public Communicator,
                                                     std::span<const at::Tensor> inputs, double scale,
                                                     std::string_view subject) override {
     check_scales(inputs, "reduce_scatter", subject);
-    return outputs.size() == 1 ? reduce_scatter(outputs[0], inputs[0], scaled_op(scale), subject)
-                               : reduce_scatter_batch(outputs, inputs, scaled_op(scale), subject);
+    return outputs.size() == 1 ? reduce_scatter(outputs[0], inputs[0], c10d_scaled_sum(scale), subject)
+                               : reduce_scatter_batch(outputs, inputs, c10d_scaled_sum(scale), subject);
   }
 
   std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
                                                 std::string_view subject) override {
     check_scales({&tensor, 1}, "all_reduce", subject);
-    return all_reduce(tensor, scaled_op(scale), subject);
+    return all_reduce(tensor, c10d_scaled_sum(scale), subject);
   }
 
   std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
@@ -312,7 +201,7 @@ class C10dCommunicator final : public Communicator,
     CollectiveInfo info(operation, subject, *this, bytes);
     try {
       const bool waits_in_slices = full.front().is_cpu() && !is_borrowed_;
-      return std::make_shared<C10dWork>(launch(), failure_, std::move(info), waits_in_slices);
+      return c10d_work(launch(), failure_, std::move(info), waits_in_slices ? HostWait::kInSlices : HostWait::kAtOnce);
     } catch (const std::exception& error) {
       failure_->set(first_line(error.what()));
       CollectiveInfo(operation, subject, *this, bytes).fail(first_line(error.what()));

@@ -208,7 +208,7 @@ class NcclCommunicator final : public Communicator,
  private:
   using Enqueue = std::function<ncclResult_t(ncclComm_t comm, StreamHandle stream)>;
 
-  std::shared_ptr<Work> launch(NcclGroup::Channel& channel, const char* operation, std::string_view subject,
+  std::shared_ptr<Work> launch(NcclChannel& channel, const char* operation, std::string_view subject,
                                Tensors tensors, int64_t bytes, Enqueue enqueue) {
     CollectiveInfo info(operation, subject, *this, bytes);
     return group_->launch(channel, {std::move(info), std::move(tensors), std::move(enqueue)});

@@ -2,14 +2,15 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
 #include <array>
-#include <cstring>
+#include <exception>
 #include <thread>
+#include <utility>
 
+#include "base/first_line.hpp"
 #include "base/log.hpp"
+#include "comm/nccl/nccl_rendezvous.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp {
@@ -19,28 +20,15 @@ using Clock = std::chrono::steady_clock;
 
 /// How many looks of the watchdog go by before the first look for notes of other ranks, and between two of them.
 constexpr int kLooksPerNotice = 10;
-constexpr auto kStorePoll = std::chrono::milliseconds(5);
 /// How long the end of a group waits for NCCL's abort, and for the device after it.
 constexpr auto kLeavePatience = std::chrono::seconds(10);
 
-std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
-
-std::string rank_key(const char* channel, int rank) { return fmt::format("{}/rank_{}", channel, rank); }
-
 }  // namespace
-
-struct NcclGroup::Flight {
-  CollectiveInfo info;
-  Clock::time_point begin = Clock::now();
-  std::vector<at::Tensor> tensors = {};         // guarded by the group's mutex
-  std::shared_ptr<StreamEvent> done = nullptr;  // set once, under the group's mutex; null: not on its stream yet
-  bool is_captured = false;
-};
 
 class NcclGroup::FlightWork final : public Work {
  public:
-  FlightWork(std::shared_ptr<NcclGroup> group, std::shared_ptr<Flight> flight)
-      : group_(std::move(group)), flight_(std::move(flight)) {}
+  FlightWork(std::shared_ptr<NcclGroup> group, NcclChannel& channel, std::shared_ptr<NcclFlight> flight)
+      : group_(std::move(group)), channel_(channel), flight_(std::move(flight)) {}
 
   void wait() override {
     if (!was_waited_for_) {
@@ -54,9 +42,7 @@ class NcclGroup::FlightWork final : public Work {
     was_waited_for_ = true;
     // What reuses the memory on the stream that waits now runs behind the collective. Keeping it until the device
     // is that far would cost a step's worth of buffers where the host runs ahead.
-    std::vector<at::Tensor> unused;
-    std::lock_guard lock(group_->mutex_);
-    unused.swap(flight_->tensors);
+    channel_.let_go(*flight_);
   }
 
   bool hold_back(Communicator& other) override {
@@ -69,12 +55,13 @@ class NcclGroup::FlightWork final : public Work {
   bool is_completed() override {
     if (flight_->is_captured) return true;
     group_->find_failure();
-    return group_->failure_.is_set() || flight_->done->is_done();
+    return group_->abort_.has_begun() || flight_->done->is_done();
   }
 
  private:
   std::shared_ptr<NcclGroup> group_;
-  std::shared_ptr<Flight> flight_;
+  NcclChannel& channel_;  // the group's
+  std::shared_ptr<NcclFlight> flight_;
   bool was_waited_for_ = false;
 };
 
@@ -84,107 +71,141 @@ NcclGroup::NcclGroup(NcclGroupConfig config)
                config_.gathers_cta_policy),
       reductions_("reductions", *config_.api, config_.streams->make_stream(StreamPriority::kHigh),
                   NCCL_CONFIG_UNDEF_INT),
+      windows_(config_),
       last_notice_(Clock::now()) {}
 
+// --- launches
+
 void NcclGroup::check(const CollectiveInfo& info) const {
-  if (failure_.is_set()) [[unlikely]]
-    info.fail(failure_.reason());
+  if (abort_.has_begun()) [[unlikely]]
+    info.fail(abort_.reason());
 }
 
-std::shared_ptr<Work> NcclGroup::launch(Channel& channel, NcclCollective collective) {
+std::shared_ptr<Work> NcclGroup::launch(NcclChannel& channel, NcclCollective collective) {
   check(collective.info);
   if (collective.info.bytes == 0) return completed_work();
-  auto flight = std::make_shared<Flight>(Flight{.info = std::move(collective.info)});
+  auto flight = std::make_shared<NcclFlight>(NcclFlight{.info = std::move(collective.info)});
   const c10::DeviceGuard on_device(config_.streams->device());
   try {
-    if (!channel.link.is_connected()) connect(channel);
-    auto& streams = *config_.streams;
-    const StreamHandle current = streams.current();
-    flight->is_captured = streams.is_capturing(current);
-    if (flight->is_captured) has_captured_ = true;
-    streams.wait(channel.stream, *streams.record(current));
-    {
-      std::lock_guard lock(mutex_);
-      flight->tensors = std::move(collective.tensors);
-      // Captured work runs when its graph does: there is nothing to watch, and the graph's memory stays its own.
-      if (!flight->is_captured) channel.flights.push_back(flight);
-    }
-    channel.link.launch([&](ncclComm_t comm) { return collective.enqueue(comm, channel.stream); },
-                        patience([this] { return fmt::format("not launched within {} ms", config_.timeout.count()); }));
-    auto done = streams.record(channel.stream);
-    std::lock_guard lock(mutex_);
-    flight->done = std::move(done);
+    if (!channel.link().is_connected()) connect(channel);
+    enqueue(channel, collective, flight);
   } catch (const std::exception& error) {
     fail(first_line(error.what()));
-    flight->info.fail(failure_.reason());
+    flight->info.fail(abort_.reason());
   }
-  return std::make_shared<FlightWork>(shared_from_this(), std::move(flight));
+  return std::make_shared<FlightWork>(shared_from_this(), channel, std::move(flight));
+}
+
+void NcclGroup::enqueue(NcclChannel& channel, NcclCollective& collective, const std::shared_ptr<NcclFlight>& flight) {
+  auto& streams = *config_.streams;
+  const StreamHandle current = streams.current();
+  flight->is_captured = streams.is_capturing(current);
+  if (flight->is_captured) has_captured_ = true;
+  streams.wait(channel.stream(), *streams.record(current));
+  channel.begin(flight, std::move(collective.tensors));
+  channel.link().launch([&](ncclComm_t comm) { return collective.enqueue(comm, channel.stream()); },
+                        patience([this] { return fmt::format("not launched within {} ms", config_.timeout.count()); }));
+  channel.note_launched(*flight, streams.record(channel.stream()));
 }
 
 Patience NcclGroup::patience(std::function<std::string()> too_late) {
   const auto begin = Clock::now();
   const auto notice_interval = kLooksPerNotice * config_.watch_interval;
   return [this, begin, notice_interval, last = begin, too_late = std::move(too_late)]() mutable {
-    if (failure_.is_set()) throw CommError(failure_.reason());
+    if (abort_.has_begun()) throw CommError(abort_.reason());
     const auto now = Clock::now();
     if (now - begin > config_.timeout) throw CommError(too_late());
     if (now - last < notice_interval) return;
     last = now;
-    if (const std::string found = notice(); !found.empty()) throw CommError(found);
+    if (const std::string found = why_others_left(config_); !found.empty()) throw CommError(found);
   };
 }
 
-void NcclGroup::connect(Channel& channel) {
+void NcclGroup::connect(NcclChannel& channel) {
   const Patience patient = patience([&] {
-    const std::string missing = missing_ranks(channel);
+    const std::string missing = missing_ranks(config_, channel.name());
     return missing.empty() ? fmt::format("all ranks came, but NCCL did not connect them within {} ms",
                                          config_.timeout.count())
                            : fmt::format("no sign of rank(s) {} within {} ms, while NCCL was to connect the group",
                                          missing, config_.timeout.count());
   });
-  const ncclUniqueId id = exchange_id(channel, patient);
-  channel.link.connect(id, config_.rank, config_.size, patient);
+  const ncclUniqueId id = exchange_id(config_, channel.name(), patient);
+  channel.link().connect(id, config_.rank, config_.size, patient);
 }
 
-ncclUniqueId NcclGroup::exchange_id(const Channel& channel, const Patience& patience) {
-  const std::string key = fmt::format("{}/id", channel.name);
-  config_.store->set(rank_key(channel.name, config_.rank), std::vector<uint8_t>{1});
-  ncclUniqueId id;
-  if (config_.rank == 0) {
-    if (const auto made = config_.api->get_unique_id(&id); made != ncclSuccess)
-      throw CommError(config_.api->describe(made, nullptr));
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&id);
-    config_.store->set(key, std::vector<uint8_t>(bytes, bytes + sizeof(id)));
-    return id;
+// --- memory
+
+std::shared_ptr<CommSlot> NcclGroup::make_slot(SlotUse use, int64_t bytes) {
+  if (!abort_.has_begun() && !windows_.may_exist()) return nullptr;
+  const c10::DeviceGuard on_device(config_.streams->device());
+  NcclChannel& channel = channel_of(use);
+  std::shared_ptr<NcclBlock> block;  // goes after a failure is known, which it need not wait for then
+  try {
+    if (abort_.has_begun()) throw CommError(abort_.reason());
+    if (!channel.link().is_connected()) connect(channel);
+    const std::string request = windows_.next_request(bytes, channel.name());
+    const Patience patient = patience([&] {
+      return fmt::format("not all of the {} ranks made {} within {} ms; each is to gather and reduce the same groups, "
+                         "of the same sizes, in the same order",
+                         config_.size, request, config_.timeout.count());
+    });
+    const int64_t whole = NcclBlock::whole(bytes);
+    block = NcclBlock::allocate(
+        {.api = *config_.api,
+         .streams = config_.streams,
+         .use = use,
+         .await_quiet = [self = shared_from_this(), &channel](auto most) { return self->await_quiet(channel, most); }},
+        whole);
+    if (windows_.enroll(block, whole, request, channel.link(), patient))
+      return std::make_shared<NcclSlot>(shared_from_this(), std::move(block), bytes);
+    if (block) give_back_window(*block);
+    return nullptr;
+  } catch (const std::exception& error) {
+    fail(first_line(error.what()));
+    throw CommError(fmt::format("memory for {} in group '{}' on rank {} of {} failed: {}", channel.name(), config_.name,
+                                config_.rank, config_.size, abort_.reason()));
   }
-  while (!config_.store->check({key})) {
-    patience();
-    std::this_thread::sleep_for(kStorePoll);
-  }
-  const auto bytes = config_.store->get(key);
-  if (bytes.size() != sizeof(id))
-    throw CommError(fmt::format("expected {} bytes of NCCL's id in the store, found {}", sizeof(id), bytes.size()));
-  std::memcpy(&id, bytes.data(), sizeof(id));
-  return id;
 }
 
-std::string NcclGroup::missing_ranks(const Channel& channel) {
-  std::vector<int> missing;
-  for (int rank = 0; rank < config_.size; ++rank)
-    if (!config_.store->check({rank_key(channel.name, rank)})) missing.push_back(rank);
-  return fmt::format("{}", fmt::join(missing, ", "));
+void NcclGroup::give_back_window(NcclBlock& block) noexcept {
+  const ncclWindow_t window = block.take_window();
+  if (window == nullptr || abort_.has_begun()) return;  // an abort gives back all of them
+  try {
+    const c10::DeviceGuard on_device(config_.streams->device());
+    NcclChannel& channel = channel_of(block.use());
+    if (await_quiet(channel, config_.timeout))
+      channel.link().deregister_window(window);
+    else
+      fail(fmt::format("{} were not done in time for their memory to be given back", channel.name()));
+  } catch (const std::exception& error) {
+    fail(first_line(error.what()));
+  }
 }
+
+/// False: what was launched, or an abort, has not come to an end by then.
+bool NcclGroup::await_quiet(const NcclChannel& channel, std::chrono::milliseconds most) {
+  const auto end = Clock::now() + most;
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    if (abort_.has_begun()) {
+      const auto links = abort_.await_links(end);
+      if (links != NcclAbort::Links::kAreUsed) return links == NcclAbort::Links::kHaveEnded;
+    } else if (channel.is_quiet()) {
+      return true;
+    }
+    if (Clock::now() > end) return false;
+  }
+}
+
+// --- what the watchdog looks for
 
 void NcclGroup::look(std::vector<at::Tensor>& unused) {
   const c10::DeviceGuard on_device(config_.streams->device());
   try {
-    std::lock_guard lock(mutex_);
-    settle(gathers_, unused);
-    settle(reductions_, unused);
+    for (NcclChannel* channel : {&gathers_, &reductions_}) channel->settle(unused);
   } catch (const std::exception& error) {
     fail(first_line(error.what()));  // an error of the device, which every later question would bring again
   }
-  if (failure_.is_set()) return;
+  if (abort_.has_begun()) return;
   find_failure();
   const auto first = oldest();
   const bool has_captured = has_captured_;
@@ -197,156 +218,68 @@ void NcclGroup::look(std::vector<at::Tensor>& unused) {
   // Of a graph that runs nothing is seen here: the others' notes are all there is.
   if ((!has_captured && now - first->begin < interval) || now - last_notice_ < interval) return;
   last_notice_ = now;
-  if (const std::string found = notice(); !found.empty()) fail(found);
+  if (const std::string found = why_others_left(config_); !found.empty()) fail(found);
 }
 
-void NcclGroup::settle(Channel& channel, std::vector<at::Tensor>& unused) {
-  auto& flights = channel.flights;
-  while (!flights.empty() && flights.front()->done && flights.front()->done->is_done()) {
-    // Those of a Work that is still there go with its wait, or with it: on the thread that will use the memory again, and
-    // not at any time while this one still has them in its hands.
-    if (flights.front().use_count() == 1) {
-      auto& tensors = flights.front()->tensors;
-      std::move(tensors.begin(), tensors.end(), std::back_inserter(unused));
-      tensors.clear();
-    }
-    flights.pop_front();
-  }
-}
-
-std::shared_ptr<NcclGroup::Flight> NcclGroup::oldest() {
-  std::lock_guard lock(mutex_);
-  std::shared_ptr<Flight> first;
-  for (const Channel* channel : {&gathers_, &reductions_})
-    if (!channel->flights.empty() && (!first || channel->flights.front()->begin < first->begin))
-      first = channel->flights.front();
-  return first;
+std::shared_ptr<NcclFlight> NcclGroup::oldest() const {
+  auto gather = gathers_.oldest(), reduction = reductions_.oldest();
+  return !gather || (reduction && reduction->begin < gather->begin) ? reduction : gather;
 }
 
 /// Asks NCCL.
 void NcclGroup::find_failure() {
-  if (failure_.is_set()) return;
-  for (Channel* channel : {&gathers_, &reductions_})
-    if (const std::string error = channel->link.async_error(); !error.empty()) return fail(error);
+  if (abort_.has_begun()) return;
+  for (NcclChannel* channel : {&gathers_, &reductions_})
+    if (const std::string error = channel->link().async_error(); !error.empty()) return fail(error);
 }
 
-/// Why another rank has left the group; empty: none has.
-std::string NcclGroup::notice() {
-  try {
-    return config_.notices->read("nccl/" + config_.key).value_or(std::string());
-  } catch (const std::exception&) {
-    return {};  // whoever served the store is gone; the timeout is left
-  }
-}
+// --- its end
 
 void NcclGroup::fail(const std::string& reason) {
-  failure_.set(reason);
-  std::lock_guard lock(abort_mutex_);
-  if (aborted_.valid()) return;
-  // Threads of their own: NCCL may take its time or never return, and the store may be gone.
-  const auto start = [self = shared_from_this()](void (NcclGroup::*work)()) {
-    std::promise<void> done;
-    auto ended = done.get_future().share();
-    std::thread([self, work, done = std::move(done)]() mutable {
-      ((*self).*work)();
-      done.set_value();
-    }).detach();
-    return ended;
-  };
-  aborted_ = start(&NcclGroup::abort_links);
-  told_ = start(&NcclGroup::tell_others);
+  abort_.begin(reason, [self = shared_from_this()] { self->abort_links(); },
+               [self = shared_from_this()] { tell_why_left(self->config_, self->abort_.reason()); });
 }
 
 void NcclGroup::abort_links() {
   try {
     // A new thread's device is 0, of which NCCL would make a context.
     const c10::DeviceGuard on_device(config_.streams->device());
-    const std::array<NcclLink*, 2> links = {&gathers_.link, &reductions_.link};
+    const std::array<NcclLink*, 2> links = {&gathers_.link(), &reductions_.link()};
     NcclLink::abort(links);
   } catch (const std::exception& error) {
     log().warn("abort of group '{}': {}", config_.name, first_line(error.what()));
   }
 }
 
-void NcclGroup::tell_others() {
-  try {
-    config_.notices->post_first("nccl/" + config_.key, fmt::format("rank {}: {}", config_.rank, failure_.reason()));
-  } catch (const std::exception& error) {
-    log().info("group '{}' failed and the other ranks cannot be told: {}", config_.name, first_line(error.what()));
-  }
-}
-
 void NcclGroup::close() {
-  const bool leaves_by_exception = std::uncaught_exceptions() > 0;
-  if (leaves_by_exception) fail("this rank was ended by an exception");
-  if (!failure_.is_set()) try {
-      const c10::DeviceGuard on_device(config_.streams->device());
-      give_back_windows();
-      for (Channel* channel : {&gathers_, &reductions_})
-        channel->link.close(patience([this] {
-          return fmt::format("what is under way was not done within {} ms", config_.timeout.count());
-        }));
-    } catch (const std::exception& error) {
-      log().warn("leaving group '{}' on rank {}: {}", config_.name, config_.rank, first_line(error.what()));
-      fail(first_line(error.what()));
-    }
-  await_flights();
-  std::vector<std::shared_ptr<NcclBlock>> unused;
-  std::lock_guard lock(mutex_);
-  unused.swap(kept_blocks_);
+  if (std::uncaught_exceptions() > 0) fail("this rank was ended by an exception");
+  if (!abort_.has_begun()) close_links();
+  finish_flights();
+  windows_.drop_kept();
 }
 
-/// False: what was launched, or an abort, has not come to an end by then.
-bool NcclGroup::await_channel(const Channel& channel, std::chrono::milliseconds most) {
-  const auto end = Clock::now() + most;
-  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
-    if (failure_.is_set()) {
-      std::unique_lock lock(abort_mutex_);
-      const auto aborted = aborted_;
-      lock.unlock();
-      if (aborted.valid()) return aborted.wait_until(end) == std::future_status::ready;
-    } else {
-      std::unique_lock lock(mutex_);
-      const auto last = channel.flights.empty() ? nullptr : channel.flights.back();
-      const auto done = last ? last->done : nullptr;
-      lock.unlock();
-      if (!last || (done && done->is_done())) return true;
-    }
-    if (Clock::now() > end) return false;
+void NcclGroup::close_links() {
+  try {
+    const c10::DeviceGuard on_device(config_.streams->device());
+    for (const auto& block : windows_.take_blocks()) give_back_window(*block);
+    for (NcclChannel* channel : {&gathers_, &reductions_})
+      channel->link().close(patience([this] {
+        return fmt::format("what is under way was not done within {} ms", config_.timeout.count());
+      }));
+  } catch (const std::exception& error) {
+    log().warn("leaving group '{}' on rank {}: {}", config_.name, config_.rank, first_line(error.what()));
+    fail(first_line(error.what()));
   }
 }
 
 /// Until the device is done with the tensors; where it does not come to an end, they are never freed.
-void NcclGroup::await_flights() {
+void NcclGroup::finish_flights() {
   const auto end = Clock::now() + kLeavePatience;
-  std::unique_lock abort_lock(abort_mutex_);
-  const auto aborted = aborted_, told = told_;
-  abort_lock.unlock();
-  if (aborted.valid()) (void)aborted.wait_until(end);
-  // The process may end after this.
-  if (told.valid()) (void)told.wait_until(end);
-  std::vector<at::Tensor> unused;
-  for (Channel* channel : {&gathers_, &reductions_}) {
-    for (;;) {
-      std::lock_guard lock(mutex_);
-      try {
-        settle(*channel, unused);
-      } catch (const std::exception&) {
-        break;  // a device that fails runs nothing
-      }
-      if (channel->flights.empty() || !channel->flights.front()->done || Clock::now() > end) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    std::lock_guard lock(mutex_);
-    if (channel->flights.empty()) continue;
-    if (Clock::now() <= end) {
-      channel->flights.clear();
-      continue;
-    }
-    log().warn("group '{}' on rank {}: NCCL does not end; the memory of {} collectives is not freed", config_.name,
-               config_.rank, channel->flights.size());
-    new std::deque<std::shared_ptr<Flight>>(std::move(channel->flights));
-  }
+  abort_.await(end);  // what the others are told too: the process may end after this
+  for (NcclChannel* channel : {&gathers_, &reductions_})
+    if (const size_t kept = channel->finish(end); kept > 0)
+      log().warn("group '{}' on rank {}: NCCL does not end; the memory of {} collectives is not freed", config_.name,
+                 config_.rank, kept);
 }
 
 }  // namespace fsdp

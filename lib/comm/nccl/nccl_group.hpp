@@ -3,42 +3,22 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
-#include <future>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "comm/comm_memory.hpp"
-#include "comm/failure_flag.hpp"
-#include "comm/nccl/comm_streams.hpp"
-#include "comm/nccl/nccl_link.hpp"
+#include "comm/nccl/nccl_abort.hpp"
+#include "comm/nccl/nccl_channel.hpp"
+#include "comm/nccl/nccl_group_config.hpp"
 #include "comm/nccl/nccl_watchdog.hpp"
-#include "comm/notice_board.hpp"
+#include "comm/nccl/nccl_windows.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
 
-class NcclBlock;
-
-struct NcclGroupConfig {
-  std::string name;
-  int rank = 0;
-  int size = 1;
-  /// Tells this group from all others of the world; the same on all ranks, which leave each other notes under it.
-  std::string key;
-  c10::intrusive_ptr<c10d::Store> store;  ///< whose keys only this group uses
-  std::shared_ptr<NoticeBoard> notices;
-  const NcclApi* api = nullptr;
-  std::shared_ptr<CommStreams> streams;
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  std::chrono::milliseconds watch_interval = std::chrono::milliseconds(100);
-  int gathers_cta_policy = NCCL_CONFIG_UNDEF_INT;  ///< NCCL's, of the communicator for all-gathers
-};
-
-/// One launch.
+/// What is to be launched.
 struct NcclCollective {
   CollectiveInfo info;
   std::vector<at::Tensor> tensors;  ///< kept until it is waited for, or done
@@ -60,38 +40,27 @@ struct NcclCollective {
 // A group connects each of the two when it is first used, which all ranks do in the same order. Most groups of a mesh
 // need only one, and each costs time to connect and some 100 MB of the device's memory.
 
-/// What the ranks of one group share with their watchdog: two NCCL communicators, what is under way on them, and
+/// What the ranks of one group share with their watchdog: two NCCL communicators, memory that they have registered, and
 /// what went wrong.
 ///
-/// launch: one thread at a time. The others: any thread.
+/// launch, make_slot: one thread at a time. The others: any thread.
 class NcclGroup final : public Watched, public std::enable_shared_from_this<NcclGroup> {
  public:
-  struct Flight;
-  struct Channel {
-    Channel(const char* name, const NcclApi& api, StreamHandle stream, int cta_policy)
-        : name(name), link(api, cta_policy), stream(stream) {}
-    const char* name;
-    NcclLink link;
-    StreamHandle stream;
-    std::deque<std::shared_ptr<Flight>> flights;  // guarded by the group's mutex; in their order on the stream
-  };
-
   explicit NcclGroup(NcclGroupConfig config);
 
   /// all-gathers and broadcasts / reductions.
-  Channel& gathers() { return gathers_; }
-  Channel& reductions() { return reductions_; }
+  NcclChannel& gathers() { return gathers_; }
+  NcclChannel& reductions() { return reductions_; }
 
   /// Throws CommError if the group has failed, or fails now.
-  std::shared_ptr<Work> launch(Channel& channel, NcclCollective collective);
+  std::shared_ptr<Work> launch(NcclChannel& channel, NcclCollective collective);
 
-  /// Memory, in the order of launches (nccl_memory.cpp). As HasCommMemory::make_slot.
+  /// As HasCommMemory::make_slot.
   std::shared_ptr<CommSlot> make_slot(SlotUse use, int64_t bytes);
   /// Once nothing that is under way uses it. The memory stays the block's.
   void give_back_window(NcclBlock& block) noexcept;
-
   /// The same, when the group ends. Until then the block stays.
-  void keep_until_close(std::shared_ptr<NcclBlock> block) noexcept;
+  void keep_until_close(std::shared_ptr<NcclBlock> block) noexcept { windows_.keep(std::move(block)); }
 
   /// The first reason stays. Returns at once: another thread aborts NCCL and tells the other ranks.
   void fail(const std::string& reason);
@@ -104,35 +73,27 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
  private:
   class FlightWork;
 
-  void connect(Channel& channel);
-  ncclUniqueId exchange_id(const Channel& channel, const Patience& patience);
-  std::string missing_ranks(const Channel& channel);
+  NcclChannel& channel_of(SlotUse use) { return use == SlotUse::kGathers ? gathers_ : reductions_; }
+  void connect(NcclChannel& channel);
+  void enqueue(NcclChannel& channel, NcclCollective& collective, const std::shared_ptr<NcclFlight>& flight);
   Patience patience(std::function<std::string()> too_late);
-  std::string notice();
+  bool await_quiet(const NcclChannel& channel, std::chrono::milliseconds most);
+  std::shared_ptr<NcclFlight> oldest() const;
+
   void check(const CollectiveInfo& info) const;
-  void settle(Channel& channel, std::vector<at::Tensor>& unused);
-  std::shared_ptr<Flight> oldest();
-  bool all_say(bool yes, const std::string& question, const Patience& patience);
-  void give_back_windows();
-  Channel& channel_of(SlotUse use) { return use == SlotUse::kGathers ? gathers_ : reductions_; }
-  bool await_channel(const Channel& channel, std::chrono::milliseconds most);
   void find_failure();
   void abort_links();
-  void tell_others();
-  void await_flights();
+
+  void close_links();
+  void finish_flights();
 
   const NcclGroupConfig config_;
-  FailureFlag failure_;
-  Channel gathers_, reductions_;
-  std::mutex mutex_;  // of the flights and the blocks
-  std::vector<std::weak_ptr<NcclBlock>> blocks_;  // all that may be registered
-  std::vector<std::shared_ptr<NcclBlock>> kept_blocks_;
-  int slots_made_ = 0;
-  bool has_windows_ = true;  // until making one has shown that there are none
-  std::chrono::steady_clock::time_point last_notice_;
-  std::mutex abort_mutex_;
-  std::shared_future<void> aborted_, told_;  // valid once an abort has begun
-  std::atomic<bool> has_captured_{false};    // some launch has gone into a graph
+  NcclAbort abort_;
+  NcclChannel gathers_;
+  NcclChannel reductions_;
+  NcclWindows windows_;
+  std::atomic<bool> has_captured_{false};  // some launch has gone into a graph
+  std::chrono::steady_clock::time_point last_notice_;  // the watchdog's
 };
 
 }  // namespace fsdp

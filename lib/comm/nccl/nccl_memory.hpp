@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -34,13 +35,15 @@ struct NcclMemorySource {
   std::shared_ptr<CommStreams> streams;
   SlotUse use = SlotUse::kGathers;
   /// Waits until nothing that NCCL runs for the group and that use can touch memory any more; false: that has not come.
-  std::function<bool()> await_quiet;
+  std::function<bool(std::chrono::milliseconds most)> await_quiet;
 };
 
 /// Memory of ncclMemAlloc to which one tensor at a time refers. It is freed when nobody refers to the block or to the
 /// tensor and the device is done with it: where that takes time, by a host that waits. Thread-safe.
 class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
  public:
+  /// So much of what NCCL gives out holds `bytes`.
+  static int64_t whole(int64_t bytes);
   /// Null where NCCL gives none.
   static std::shared_ptr<NcclBlock> allocate(NcclMemorySource source, int64_t bytes);
   NcclBlock(NcclMemorySource source, void* memory) : source_(std::move(source)), memory_(memory) {}
@@ -54,8 +57,11 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
   at::Tensor take(int64_t bytes);
   bool is_taken() const { return is_taken_; }
 
-  /// Its registration, by whoever makes it and takes it back; null: there is none.
-  std::atomic<ncclWindow_t> window{nullptr};
+  /// Its registration; null: there is none.
+  void set_window(ncclWindow_t window) { window_ = window; }
+  bool has_window() const { return window_ != nullptr; }
+  /// By whoever gives it back: nobody else gets it.
+  ncclWindow_t take_window() { return window_.exchange(nullptr); }
 
  private:
   void let_go() noexcept;
@@ -63,6 +69,7 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
   const NcclMemorySource source_;
   void* const memory_;
   std::atomic<bool> is_taken_{false};
+  std::atomic<ncclWindow_t> window_{nullptr};
   std::mutex mutex_;
   std::shared_ptr<StreamEvent> released_;  // behind what used the last tensor; guarded by the mutex
 };

@@ -6,6 +6,7 @@
 #include "collectives/buffer.hpp"
 #include "collectives/packed_gather.hpp"
 #include "collectives/raw_view.hpp"
+#include "param/param_rows.hpp"
 
 namespace fsdp {
 
@@ -20,9 +21,9 @@ void place_rows(const ShardLayout& layout, int rank, const at::Tensor& piece, co
 /// The whole parameter inside the unsharded buffer.
 at::Tensor whole_parameter(const GroupParts& group, size_t param, const at::Tensor& unsharded) {
   const auto& shown = group.params[param];
-  const auto bytes = unsharded.narrow(0, group.layout.unsharded_offset(param), shown.unsharded_bytes());
-  const auto values = bytes.view(shown.param_dtype());
-  return values.as_strided(shown.sizes(), shown.strides(), values.storage_offset());
+  const auto bytes = unsharded.narrow(0, group.layout.unsharded_offset(param), shown.spec.unsharded_bytes());
+  const auto values = bytes.view(shown.spec.param_dtype);
+  return values.as_strided(shown.spec.sizes(), shown.spec.strides(), values.storage_offset());
 }
 
 }  // namespace
@@ -60,8 +61,7 @@ void EncodedGather::write(const GroupParts& group, std::span<const at::Tensor> p
       continue;
     }
     const int64_t begin = group.layout.gathered_offset(i) - group.layout.gathered().offset(unit);
-    group.params[i].cast_piece(pieces[i],
-                               part.narrow(0, layout_.offset(unit) + begin, group.layout.gathered_bytes(i)));
+    cast_rows(group.params[i].spec, pieces[i], part.narrow(0, layout_.offset(unit) + begin, group.layout.gathered_bytes(i)));
   }
 }
 
@@ -80,7 +80,7 @@ at::Tensor EncodedGather::read(const GroupParts& group, const AllGather& gather)
     } else if (shard.is_flat() || shard.outer() == 1) {
       place_pieces(gather, unit, unsharded, gathered.tensor_offset(unit));
     } else {
-      const auto rows = gathered_pieces(gather, unit).view(group.params[i].param_dtype());
+      const auto rows = gathered_pieces(gather, unit).view(group.params[i].spec.param_dtype);
       const auto whole = whole_parameter(group, i, unsharded);
       for (int rank = 0; rank < layout_.world_size(); ++rank) place_rows(shard, rank, rows[rank], whole);
     }
@@ -94,7 +94,7 @@ void EncodedGather::read_encoded(const GroupParts& group, size_t param, const Al
   const auto& shard = group.layout.shard(param);
   const auto& gathered = group.layout.gathered();
   const auto encoded = gathered_pieces(gather, unit).narrow(1, 0, encoded_bytes_[param]);
-  const auto dtype = group.params[param].param_dtype();
+  const auto dtype = group.params[param].spec.param_dtype;
   const int ranks = layout_.world_size();
   if (shard.outer() == 1) {
     const auto values =
@@ -112,7 +112,7 @@ at::Tensor EncodedGather::shown(const GroupParts& group, size_t param, const at:
   if (!extensions_[param]) return {};
   const auto& shown = group.params[param];
   const int64_t numel = group.layout.piece_numel(group.layout.unit_of(param));
-  auto values = at::empty({1, numel}, piece.options().dtype(shown.param_dtype()));
+  auto values = at::empty({1, numel}, piece.options().dtype(shown.spec.param_dtype));
   if (numel == 0) return values[0];
   const auto encoded = make_buffer(aligned(encoded_bytes_[param]), piece.options());
   encode(param, piece, encoded);

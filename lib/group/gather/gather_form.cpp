@@ -5,6 +5,7 @@
 #include "base/require.hpp"
 #include "collectives/buffer.hpp"
 #include "group/comm_context.hpp"
+#include "param/param_rows.hpp"
 
 namespace fsdp {
 
@@ -39,7 +40,7 @@ void GatherForm::set_custom(const GroupParts& parts, std::shared_ptr<AllGatherCo
 
 std::vector<at::ScalarType> stored_dtypes(const GroupParts& parts) {
   std::vector<at::ScalarType> dtypes;
-  for (const auto& param : parts.params) dtypes.push_back(param.dtype());
+  for (const auto& param : parts.params) dtypes.push_back(param.spec.dtype);
   return dtypes;
 }
 
@@ -61,7 +62,7 @@ at::Tensor gather_input(GroupParts& parts, bool may_overlap) {
   for (size_t i = 0; i < parts.params.size(); ++i) {
     const auto piece = shard.defined() ? shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i))
                                        : parts.shard.piece(i);
-    parts.params[i].cast_piece(piece, gathered.narrow(0, layout.gathered_offset(i), layout.gathered_bytes(i)));
+    cast_rows(parts.params[i].spec, piece, gathered.narrow(0, layout.gathered_offset(i), layout.gathered_bytes(i)));
   }
   return gathered;
 }

@@ -69,7 +69,7 @@ at::Tensor assemble(const at::Tensor& gathered, const std::vector<std::vector<El
 
 /// A flat part of one rank, all elements in the order of memory, as the parameter.
 at::Tensor in_memory(const at::Tensor& flat, const FSDPParam& param) {
-  return flat.as_strided(param.sizes(), param.strides(), flat.storage_offset());
+  return flat.as_strided(param.spec.sizes(), param.spec.strides(), flat.storage_offset());
 }
 
 }  // namespace
@@ -83,8 +83,8 @@ at::Tensor gather_values(const ParamGroup& group, size_t index, const at::Tensor
   if (ranks == 1) {
     // A flat part lies in the order of memory, whatever the parameter's strides are.
     const auto whole = param.layout().is_flat() ? in_memory(local.contiguous(), param)
-                                                : local.reshape(param.sizes());
-    return at::empty_strided(param.sizes(), param.strides(), options).copy_(whole);
+                                                : local.reshape(param.spec.sizes());
+    return at::empty_strided(param.spec.sizes(), param.spec.strides(), options).copy_(whole);
   }
   std::vector<std::vector<ElementRange>> parts;
   int64_t padded = 0, numel = 0;
@@ -100,11 +100,11 @@ at::Tensor gather_values(const ParamGroup& group, size_t index, const at::Tensor
     own.narrow(0, local.numel(), padded - local.numel()).zero_();
     info.shard_group->start_all_gather(gathered, own, param.name())->wait();
   }
-  const auto whole = assemble(gathered, parts, padded, numel).view(param.sizes());
+  const auto whole = assemble(gathered, parts, padded, numel).view(param.spec.sizes());
   // Without padding or a rearrangement the buffer is what is wanted.
   const bool is_done = whole.storage().nbytes() == whole.nbytes() &&
-                       whole.strides() == c10::IntArrayRef(param.strides());
-  return is_done ? whole : at::empty_strided(param.sizes(), param.strides(), options).copy_(whole);
+                       whole.strides() == c10::IntArrayRef(param.spec.strides());
+  return is_done ? whole : at::empty_strided(param.spec.sizes(), param.spec.strides(), options).copy_(whole);
 }
 
 }  // namespace fsdp

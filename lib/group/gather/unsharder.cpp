@@ -11,6 +11,7 @@
 #include "collectives/packed_gather.hpp"
 #include "dispatch/residency.hpp"
 #include "group/comm_context.hpp"
+#include "param/param_rows.hpp"
 
 namespace fsdp {
 
@@ -32,7 +33,7 @@ void Unsharder::rest() {
                                        : UnshardState::kSharded);
   if (!is_aliased) return;
   for (size_t i = 0; i < parts_.params.size(); ++i)
-    if (auto* storage = parts_.params[i].storage()) storage->fill(parts_.shard.piece(i).mutable_data_ptr());
+    if (auto* storage = parts_.params[i].unsharded.storage()) storage->fill(parts_.shard.piece(i).mutable_data_ptr());
 }
 
 void Unsharder::unshard(const Launch& launch) {
@@ -46,7 +47,7 @@ void Unsharder::unshard(const Launch& launch) {
   const auto* encoded = form_.encoded();
   const auto& layout = is_over_fewer ? post_forward_.layout : encoded ? encoded->layout() : parts_.layout.gathered();
   gather_ = parts_.comm_ctx->trace.launch(
-      {Operation::kAllGather, parts_.identity, comm, layout.total_bytes(), parts_.params[0].param_dtype()}, [&] {
+      {Operation::kAllGather, parts_.identity, comm, layout.total_bytes(), parts_.params[0].spec.param_dtype}, [&] {
         const auto device = parts_.config.device;
         // What a gather after forward sends was written by the stream that computes.
         const auto beside = is_over_fewer ? SideStream::Entered()
@@ -157,13 +158,13 @@ void Unsharder::wait_for_unshard() {
 void Unsharder::show(at::Tensor unsharded) {
   auto* base = static_cast<char*>(unsharded.mutable_data_ptr());
   for (size_t i = 0; i < parts_.params.size(); ++i)
-    if (auto* storage = parts_.params[i].storage()) storage->fill(base + parts_.layout.unsharded_offset(i));
+    if (auto* storage = parts_.params[i].unsharded.storage()) storage->fill(base + parts_.layout.unsharded_offset(i));
   memory_.set(std::move(unsharded));
   if (!parts_.sanitizer) [[likely]]
     return;
   std::vector<NamedBytes> shown;
   for (size_t i = 0; i < parts_.params.size(); ++i)
-    shown.push_back({parts_.layout.unsharded_offset(i), parts_.params[i].unsharded_bytes(), parts_.params[i].name()});
+    shown.push_back({parts_.layout.unsharded_offset(i), parts_.params[i].spec.unsharded_bytes(), parts_.params[i].name()});
   parts_.sanitizer->note_shown(memory_.bytes(), std::move(shown));
 }
 
@@ -171,7 +172,7 @@ void Unsharder::hide() {
   if (parts_.sanitizer) [[unlikely]]
     parts_.sanitizer->check_shown(memory_.bytes());
   for (auto& param : parts_.params)
-    if (auto* storage = param.storage()) storage->release();
+    if (auto* storage = param.unsharded.storage()) storage->release();
   memory_.release();
   stream_use_.wait_before_free();
 }
@@ -267,8 +268,8 @@ void Unsharder::write_back(size_t index) {
   if (state_ != UnshardState::kUnsharded) return;
   const auto& param = parts_.params[index];
   const auto& piece = parts_.shard.piece(index);
-  const auto whole = memory_.bytes().narrow(0, parts_.layout.unsharded_offset(index), param.unsharded_bytes());
-  param.write_back(whole, piece, form_.encoded() ? form_.encoded()->shown(parts_, index, piece) : at::Tensor());
+  const auto whole = memory_.bytes().narrow(0, parts_.layout.unsharded_offset(index), param.spec.unsharded_bytes());
+  write_rows_back(param.spec, whole, piece, form_.encoded() ? form_.encoded()->shown(parts_, index, piece) : at::Tensor());
   if (parts_.sanitizer) [[unlikely]]
     parts_.sanitizer->note_write(memory_.bytes(), index);
 }

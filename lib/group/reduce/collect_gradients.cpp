@@ -87,14 +87,14 @@ void Collection::add(size_t index, at::Tensor gradient) {
                           .layout = &param.layout(),
                           .unit = part.units.size() - 1,
                           .start = layout.start_of(index),
-                          .is_cast = param.param_dtype() != part.dtype});
+                          .is_cast = param.spec.param_dtype != part.dtype});
 }
 
 void Collection::add_alone(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
   auto& buffer_bytes = group_.comm_ctx()->meter.total().buffer_bytes;
   if (!gradient.defined()) {
-    gradient = at::zeros(param.sizes(), param.unsharded_param().options().requires_grad(false));
+    gradient = at::zeros(param.spec.sizes(), param.unsharded_param().options().requires_grad(false));
     buffer_bytes += static_cast<int64_t>(gradient.nbytes());
   }
   if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);

@@ -30,7 +30,7 @@ std::optional<at::ScalarType> GradientDtypes::kept_dtype(size_t index) const {
   const auto& param = parts_.params[index];
   if (param.grad_dtype().is_set) return param.grad_dtype().dtype;
   if (parts_.config.mp_policy.keep_low_precision_grads) return std::nullopt;
-  return param.dtype();
+  return param.spec.dtype;
 }
 
 bool GradientDtypes::promotes() const {
@@ -45,10 +45,10 @@ bool GradientDtypes::promotes() const {
 std::optional<at::ScalarType> GradientDtypes::own_reduce_dtype(size_t index) const {
   const auto& param = parts_.params[index];
   const auto& policy = parts_.config.mp_policy;
-  if (!at::isFloatingType(param.param_dtype())) return param.param_dtype();
+  if (!at::isFloatingType(param.spec.param_dtype)) return param.spec.param_dtype;
   if (policy.reduce_dtype) return policy.reduce_dtype;
   if (param.grad_dtype().is_set) return param.grad_dtype().dtype;
-  return reduction_.in_own_dtype ? param.dtype() : param.param_dtype();
+  return reduction_.in_own_dtype ? param.spec.dtype : param.spec.param_dtype;
 }
 
 void GradientDtypes::plan() {
@@ -64,12 +64,12 @@ void GradientDtypes::plan() {
     auto& param = parts_.params[i];
     const auto own = own_reduce_dtype(i);
     takes_any_ |= takes_any(i);
-    const bool joins = joint && at::isFloatingType(param.param_dtype());
-    reduce_dtypes_.push_back(joins ? *joint : own.value_or(param.param_dtype()));
+    const bool joins = joint && at::isFloatingType(param.spec.param_dtype);
+    reduce_dtypes_.push_back(joins ? *joint : own.value_or(param.spec.param_dtype));
     // Autograd rounds each gradient to the leaf's own dtype. What is reduced in a wider one arrives
     // as it was made; the rest is cast when it is packed, unless a dtype was asked for.
     GradDtype of_unsharded = parts_.config.mp_policy.reduce_dtype ? GradDtype() : param.grad_dtype();
-    if (own && is_wider(*own, param.param_dtype()))
+    if (own && is_wider(*own, param.spec.param_dtype))
       of_unsharded = {.is_set = true, .is_by_library = true};
     param.set_unsharded_grad_dtype(of_unsharded);
   }

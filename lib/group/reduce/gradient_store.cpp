@@ -75,7 +75,7 @@ void GradientStore::accumulate(const GradientDtypes& dtypes) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const auto dtype = dtypes.reduce_dtype(i);
     const auto unsharded_param = params_[i].unsharded_param();
-    if (dtype == params_[i].param_dtype() || !unsharded_param.defined() || !unsharded_param.grad().defined()) continue;
+    if (dtype == params_[i].spec.param_dtype || !unsharded_param.defined() || !unsharded_param.grad().defined()) continue;
     slots_[i].accumulated = take(i).to(dtype);
   }
 }

@@ -52,7 +52,7 @@ ReduceScatterOptions options_of(const ParamGroup& group, const ReducePart& part)
 CollectiveCall call_of(const ParamGroup& group, const ReducePart& part, Operation operation, Communicator& comm) {
   CollectiveCall call{operation, group.identity(), comm, /*bytes=*/0, part.dtype, /*params=*/0};
   for (const size_t i : part.indices) {
-    call.bytes += c10::multiply_integers(group.params()[i].sizes());
+    call.bytes += c10::multiply_integers(group.params()[i].spec.sizes());
     call.params |= uint64_t{1} << std::min<size_t>(i, 63);
   }
   call.bytes *= static_cast<int64_t>(c10::elementSize(part.dtype));

@@ -1,0 +1,50 @@
+// Only in builds with CUDA.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/nccl_group_config.hpp"
+#include "comm/nccl/nccl_link.hpp"
+#include "comm/nccl/nccl_memory.hpp"
+
+namespace fsdp {
+
+/// The memory that one group's ranks have registered together (Note [Memory that NCCL knows]).
+///
+/// next_request, enroll: in the order of launches, which is the same on all ranks. The others: any thread.
+class NcclWindows {
+ public:
+  /// `group` outlives this.
+  explicit NcclWindows(const NcclGroupConfig& group) : group_(group) {}
+
+  /// False once making one has shown that there are none.
+  bool may_exist() const { return may_exist_; }
+
+  /// A name for the next one. Size and use are part of it, so that ranks that differ do not take each other for an answer.
+  std::string next_request(int64_t bytes, const char* use);
+  /// Registers a block of `bytes` for all ranks; null: this rank has none. True if all ranks have registered theirs; false,
+  /// on all of them, if one could not, which is said in the log: then there are none for good. Waits for the others.
+  bool enroll(const std::shared_ptr<NcclBlock>& block, int64_t bytes, const std::string& request, NcclLink& link,
+              const Patience& patience);
+
+  /// Until `drop_kept` the block stays, if it has a window.
+  void keep(std::shared_ptr<NcclBlock> block);
+  void drop_kept();
+  /// All blocks that may have a window. Those that come after this are not among the next ones.
+  std::vector<std::shared_ptr<NcclBlock>> take_blocks();
+
+ private:
+  bool all_say(bool yes, const std::string& question, const Patience& patience);
+
+  const NcclGroupConfig& group_;
+  int requests_ = 0;
+  bool may_exist_ = true;
+  std::mutex mutex_;  // of the blocks
+  std::vector<std::weak_ptr<NcclBlock>> blocks_;
+  std::vector<std::shared_ptr<NcclBlock>> kept_blocks_;
+};
+
+}  // namespace fsdp

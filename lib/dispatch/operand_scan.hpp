@@ -1,0 +1,80 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "dispatch/operand_cast.hpp"
+#include "dispatch/operator_traits.hpp"
+#include "dispatch/param_owner.hpp"
+#include "dispatch/param_storage.hpp"
+
+namespace fsdp {
+
+/// One operator's operands, as the fallback finds them on the stack: whose parameters they are, and what is written.
+class OperandScan {
+ public:
+  using Owners = c10::SmallVector<ParamOwner*, 2>;
+
+  /// may_cast: false in backward, whose operands are those of forward.
+  OperandScan(const c10::OperatorHandle& op, const OperatorTraits& traits, torch::jit::Stack* stack, bool may_cast)
+      : op_(op), traits_(traits), may_cast_(may_cast && traits.writes == 0 && traits.is_differentiable) {
+    const size_t count = op.schema().arguments().size();
+    arguments_ = {stack->data() + (stack->size() - count), count};
+  }
+
+  /// Finds keyed operands; puts unsharded parameters in the place of sharded parameters where due (T20).
+  void examine() {
+    for (size_t i = 0; i < arguments_.size(); ++i) examine(arguments_[i], i);
+  }
+
+  /// Of the operands, each once.
+  const Owners& owners() const { return owners_; }
+  bool has_stand_ins() const { return has_stand_ins_; }
+  bool touches_all_ready(int64_t task) const {
+    return std::ranges::all_of(owners_, [task](auto* owner) { return owner->is_ready(task); });
+  }
+  void follow_modes(int64_t task) const {
+    for (auto* owner : owners_)
+      if (owner->follows_mode() && !owner->is_ready(task)) owner->follow_mode();
+  }
+  bool records_autograd() const;
+  const std::string& first_param_name() const { return owners_[0]->param_name(first_index_); }
+
+  /// T8: see OperandCast.
+  void cast_operands() { cast_.cast_operands(arguments_, traits_.statistics); }
+  void cast_results(torch::jit::Stack* stack) const { cast_.cast_results(stack, op_.schema().returns().size()); }
+  /// The result of a `clone`, if that of a part of a parameter.
+  void mark_copy(torch::jit::Stack* stack) const;
+  /// Behind the operator: what it has written is taken over.
+  void carry_writes();
+
+ private:
+  void examine(c10::IValue& value, size_t argument);
+  void examine_constant(const c10::IValue& element, size_t argument);
+  void examine_list(c10::IValue& value, size_t argument);
+  void examine_tensor(c10::IValue& value, const c10::TensorImpl* impl, size_t argument);
+  bool stands_for_unsharded(const ParamOwner& owner) const;
+  void check_write(const ParamStorage& storage, const c10::IValue& value) const;
+  void note_write(ParamStorage* storage) {
+    written_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  }
+
+  const c10::OperatorHandle& op_;
+  const OperatorTraits& traits_;
+  const bool may_cast_;
+  std::span<c10::IValue> arguments_;
+  Owners owners_;
+  size_t first_index_ = 0;
+  bool has_stand_ins_ = false;
+  const std::string* cloned_ = nullptr;  // the parameter whose part is cloned
+  OperandCast cast_;
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/DimVector.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor/shard_layout.hpp"
+#include "tensor/tensor_part.hpp"
+
+namespace fsdp {
+
+/// What one parameter is, and which rows of it this rank holds.
+struct ParamSpec {
+  std::string name;
+  ShardLayout layout;  ///< of the unsharded parameter's sizes and strides
+  int rank = 0;        ///< in the shard group
+  at::ScalarType dtype = at::kFloat;        ///< that it is kept in: the sharded parameter's
+  at::ScalarType param_dtype = at::kFloat;  ///< that it is gathered and computed in: the unsharded parameter's
+  std::optional<at::ScalarType> asked_param_dtype = {};  ///< that stays when `dtype` changes
+  /// Operators that use it give their outputs in this dtype; none: as they are.
+  std::optional<at::ScalarType> output_dtype = {};
+  ParamSpread spread = {};  ///< beyond the group's ranks
+  /// Of this rank's rows. Kept, as every step asks for them: see `set_layout`.
+  at::DimVector local_sizes = {}, local_strides = {};
+
+  void set_layout(ShardLayout value) {
+    layout = std::move(value);
+    local_sizes = layout.local_sizes(rank);
+    local_strides = layout.local_strides(rank);
+  }
+
+  bool is_cast() const { return param_dtype != dtype; }
+  /// The whole parameter's sizes and strides in memory.
+  const std::vector<int64_t>& sizes() const { return layout.sizes(); }
+  const std::vector<int64_t>& strides() const { return layout.strides(); }
+  int64_t itemsize() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
+  /// Bytes of the whole parameter in the dtype that is gathered.
+  int64_t unsharded_bytes() const { return layout.numel() * static_cast<int64_t>(c10::elementSize(param_dtype)); }
+  /// Bytes of this rank's rows, without padding.
+  int64_t local_bytes() const { return layout.local_numel(rank) * itemsize(); }
+};
+
+}  // namespace fsdp

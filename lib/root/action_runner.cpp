@@ -1,0 +1,117 @@
+#include "root/action_runner.hpp"
+
+#include <algorithm>
+
+#include "dispatch/residency.hpp"
+#include "root/facts_of.hpp"
+#include "root/group_port.hpp"
+
+namespace fsdp {
+
+void ActionRunner::add(ParamGroup& group) {
+  group.parts().comm_ctx = &comm_ctx_;
+  group.identity().id = scheduler_.groups().add(facts_of(group));
+  comm_ctx_.groups.push_back(&group);
+  groups_by_id_.push_back(&group);
+  comm_ctx_.trace.add(group.identity());
+  scheduler_.budget().invalidate();
+}
+
+void ActionRunner::remove(ParamGroup& group) {
+  const int id = group.identity().id;
+  if (scheduler_.groups().is_held(id)) tell(GroupEvent::kWritten, group);
+  comm_ctx_.gather_slots.remove(group);
+  reductions_.drop(&group);
+  comm_ctx_.trace.remove(group.identity());
+  std::erase(comm_ctx_.groups, &group);
+  comm_ctx_.reduction_slots.remove(group);
+  scheduler_.remove(id);
+  groups_by_id_[static_cast<size_t>(id)] = nullptr;
+}
+
+void ActionRunner::facts_changed(const ParamGroup& group) {
+  scheduler_.groups().set_facts(group.identity().id, facts_of(group));
+  scheduler_.budget().invalidate();
+}
+
+void ActionRunner::apply(const Actions& actions) {
+  if (actions.empty()) return;
+  try {
+    for (const auto& action : actions) execute(action);
+  } catch (...) {
+    report_states();
+    throw;
+  }
+}
+
+void ActionRunner::execute(const Action& action) {
+  if (action.kind == ActionKind::kFreeReductionInputs) return reductions_.free_inputs();
+  auto* group = find(action.group);
+  if (group == nullptr) return;
+  switch (action.kind) {
+    case ActionKind::kUnshard:
+      return unshard_now(*group);
+    case ActionKind::kWaitForUnshard:
+      return group->unsharder().wait_for_unshard();
+    case ActionKind::kReshard:
+      return reshard_now(*group, /*after_forward=*/false);
+    case ActionKind::kReshardAfterForward:
+      return reshard_now(*group, /*after_forward=*/true);
+    case ActionKind::kPrefetchListed:
+      return prefetch_listed(*group);
+    case ActionKind::kFreeReductionInputs:
+      return;
+  }
+}
+
+/// Into which memory it gathers has to come out the same on all ranks (Note [Which slot]), so it is decided here.
+void ActionRunner::unshard_now(ParamGroup& group) {
+  BelowResidency below;
+  group.prepare_unshard();
+  const bool has_slot = group.uses_slots() && group.unsharder().state() != UnshardState::kShardedPostForward;
+  auto* slot =
+      has_slot ? comm_ctx_.gather_slots.prepare(group, scheduler_.options().prefetch_distance) : nullptr;
+  // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
+  group.unsharder().unshard({.slot = slot, .may_overlap_copies = in_step(step_.state())});
+  if (has_slot) report_arrivals();
+}
+
+void ActionRunner::reshard_now(ParamGroup& group, bool after_forward) {
+  GroupPort::of(group).mark_not_ready();
+  if (!after_forward) return group.unsharder().reshard();
+  const auto& over = group.policy().after_forward.post_forward_group;
+  group.unsharder().reshard_after_forward(over && !group.is_stale() ? over : nullptr);  // may find no memory
+}
+
+void ActionRunner::prefetch_listed(const ParamGroup& group) {
+  const auto& policy = group.policy();
+  for (const auto& weak : is_backward(step_.state()) ? policy.backward_prefetch : policy.forward_prefetch) {
+    const auto listed = weak.lock();
+    if (!listed || listed->unsharder().is_held()) continue;
+    auto& theirs = root_of(*listed).runner();
+    if (&theirs != this) theirs.comm_ctx_.trace.look_for_listener();
+    theirs.tell(GroupEvent::kListed, *listed);
+  }
+}
+
+/// A group that had to leave its slot has finished its gather. No more than that: where others are, the scheduler knows when
+/// the actions behind this one have been done, too.
+void ActionRunner::report_arrivals() {
+  auto& known = scheduler_.groups();
+  for (const auto* group : comm_ctx_.groups) {
+    const int id = group->identity().id;
+    if (known.is_unsharding(id) && is_unsharded(group->unsharder().state()))
+      known.set_residency(id, Residency::kUnsharded);
+  }
+}
+
+void ActionRunner::report_states() {
+  for (const auto* group : comm_ctx_.groups) {
+    const auto state = group->unsharder().state();
+    scheduler_.groups().set_residency(group->identity().id, is_unsharding(state)  ? Residency::kUnsharding
+                                                            : is_unsharded(state) ? Residency::kUnsharded
+                                                                                  : Residency::kReleased);
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <vector>
+
+#include "group/comm_context.hpp"
+#include "group/param_group.hpp"
+#include "root/reduction_queue.hpp"
+#include "schedule/scheduler.hpp"
+#include "schedule/step_machine.hpp"
+
+namespace fsdp {
+
+/// The groups of one root, and the hands of its scheduler: gives it events and does the actions that it answers with.
+///
+/// Not thread-safe: the root's lock guards it.
+class ActionRunner {
+ public:
+  /// Both outlive this.
+  ActionRunner(RootMutex& mutex, const StepMachine& step) : step_(step), reductions_(mutex, comm_ctx_) {}
+
+  /// Takes a group over; in the order of use as far as it is known (depth-first).
+  void add(ParamGroup& group);
+  void remove(ParamGroup& group);
+  /// Another layout, dtype or device has come: the scheduler is told.
+  void facts_changed(const ParamGroup& group);
+
+  const std::vector<ParamGroup*>& groups() const { return comm_ctx_.groups; }
+  const std::vector<ParamGroup*>& groups_by_id() const { return groups_by_id_; }  ///< null where one is gone
+  ParamGroup* find(int id) const { return groups_by_id_[static_cast<size_t>(id)]; }
+
+  /// Does them in their order. If one throws, the scheduler is told where all groups are.
+  void apply(const Actions& actions);
+  void tell(GroupEvent event, const ParamGroup& group) { apply(scheduler_.on(event, group.identity().id)); }
+
+  Scheduler& scheduler() { return scheduler_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+  CommContext& comm_ctx() { return comm_ctx_; }
+  ReductionQueue& reductions() { return reductions_; }
+  const ReductionQueue& reductions() const { return reductions_; }
+
+ private:
+  void execute(const Action& action);
+  void unshard_now(ParamGroup& group);
+  void reshard_now(ParamGroup& group, bool after_forward);
+  void prefetch_listed(const ParamGroup& group);
+  void report_arrivals();
+  void report_states();
+
+  const StepMachine& step_;
+  std::vector<ParamGroup*> groups_by_id_;
+  Scheduler scheduler_;
+  CommContext comm_ctx_;
+  ReductionQueue reductions_;
+};
+
+}  // namespace fsdp

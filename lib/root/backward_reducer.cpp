@@ -1,0 +1,110 @@
+#include "root/backward_reducer.hpp"
+
+#include <algorithm>
+
+#include "group/reduce/reduce_call.hpp"
+
+namespace fsdp {
+
+const char* name_of(ReduceScatterStart start) {
+  switch (start) {
+    case ReduceScatterStart::kBySize:
+      return "by_size";
+    case ReduceScatterStart::kFirstAfterAllGather:
+      return "first_after_all_gather";
+    case ReduceScatterStart::kFirstAfterNextBackward:
+      return "first_after_next_backward";
+  }
+  return "";
+}
+
+bool has_all_gradients(const ParamGroup& group) {
+  // Ranks may use different parameters then: no rank may start a reduction because its own are
+  // complete, or the order of collectives would depend on the data.
+  return !group.reduction().reduces_unused_params && group.gradients().is_complete(group.trainable_count());
+}
+
+void BackwardReducer::on_last_gradient(ParamGroup& group) {
+  runner_.tell(GroupEvent::kLastGradient, group);
+  auto& reductions = runner_.reductions();
+  reductions.launch_behind_backward();
+  if (!group.reduction().requires_gradient_sync) return;
+  // Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
+  // earlier reductions, and over a communicator of its own the gather need not.
+  const bool gathers_first = group.reduction().uses_separate_group;
+  const auto* gathered = gathers_first ? gather_before_reduce(group) : nullptr;
+  auto reduction = pack(group);
+  if (!gathers_first) gathered = gather_before_reduce(group);
+  // Packing may have run a user's hooks, which may have read parameters.
+  const bool is_next = gathered != nullptr && runner_.scheduler().orders().current().follows() &&
+                       is_unsharding(gathered->unsharder().state());
+  if (!is_next) gathered = nullptr;
+  const auto waits = hold_back(reduction, gathered);
+  reductions.launch_or_postpone(std::move(reduction), waits,
+                                waits == ReductionQueue::Waits::kForUse ? gathered : nullptr);
+}
+
+const ParamGroup* BackwardReducer::gather_before_reduce(const ParamGroup& finished) {
+  const auto [actions, first] = runner_.scheduler().gather_before_reduce(finished.identity().id);
+  runner_.apply(actions);
+  return first == -1 ? nullptr : runner_.find(first);
+}
+
+ReduceJob BackwardReducer::pack(ParamGroup& group) {
+  runner_.comm_ctx().trace.look_for_listener();
+  runner_.reductions().make_room(group);
+  group.gradients().note_reduced();
+  runner_.tell(GroupEvent::kReduced, group);
+  group.optimizer_check().note_reduction(group.params()[0].name(), group.config().warn_after_reductions);
+  return ReduceJob(group, runner_.reductions().has_in_turn(group));
+}
+
+/// What the reduction's launch is to wait for, on the host; a stream may have been told to wait. Gathers share the network's
+/// bandwidth with reductions that have a communicator of their own; in one queue the one goes first that is launched first.
+///
+/// gathered: in the room that the reduction's group has left; null: nothing.
+ReductionQueue::Waits BackwardReducer::hold_back(ReduceJob& reduction, const ParamGroup* gathered) {
+  using Waits = ReductionQueue::Waits;
+  if (gathered == nullptr || !reduction.group().reduction().uses_separate_group) return Waits::kNot;
+  // Groups over other ranks may have other bytes there, by which these would come to another order.
+  const auto& ranks = reduction.group().identity().mesh_info.shard_group;
+  if (std::ranges::any_of(runner_.groups(),
+                          [&](const auto* other) { return other->identity().mesh_info.shard_group != ranks; }))
+    return Waits::kNot;
+  auto& scheduler = runner_.scheduler();
+  if (start_ == ReduceScatterStart::kBySize)
+    return is_urgent(gathered->identity().id, scheduler.groups(), scheduler.orders().current()) ? Waits::kForUse
+                                                                                                : Waits::kNot;
+  if (!runner_.reductions().shifts_first()) return Waits::kNot;
+  if (start_ == ReduceScatterStart::kFirstAfterNextBackward) return Waits::kForNextBackward;
+  return reduction.hold_back_by(*gathered) ? Waits::kNot : Waits::kForUse;
+}
+
+namespace {
+
+/// What the backward has left is added up for a later one.
+void end_backward(ParamGroup& group) {
+  if (!group.reduction().requires_gradient_sync) group.gradients().accumulate(group.gradient_dtypes());
+  group.gradients().end_backward();
+}
+
+}  // namespace
+
+void BackwardReducer::flush() {
+  for (auto* group : runner_.groups()) {
+    const auto& config = group->reduction();
+    const bool owes_zeros = config.requires_gradient_sync && config.reduces_unused_params &&
+                            !group->gradients().is_reduced() && group->trainable_count() > 0;
+    if (owes_zeros || has_gradients_to_reduce(*group)) {
+      runner_.tell(GroupEvent::kLastGradient, *group);
+      runner_.reductions().launch(pack(*group));
+    }
+    end_backward(*group);
+  }
+}
+
+void BackwardReducer::leave() {
+  for (auto* group : runner_.groups()) end_backward(*group);
+}
+
+}  // namespace fsdp

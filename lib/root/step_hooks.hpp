@@ -1,0 +1,24 @@
+#pragma once
+
+namespace fsdp {
+
+/// What a root calls around its steps: on the thread that runs the step, under the root's lock. It starts no operator on an
+/// unsharded parameter.
+class StepHooks {
+ public:
+  virtual ~StepHooks() = default;
+
+  /// Between steps, before a step or a read: groups take the dtype that their modules' mode (train, eval) asks for.
+  virtual void follow_modes() {}
+  /// A step begins, or a forward in it anew: what only the module tree shows (replaced entries). May throw; the step has not
+  /// begun then.
+  virtual void check_modules() {}
+  /// A step, or a backward, begins: what the user has changed since on parameters that are shown in a form of their own
+  /// (gradients dropped, requires_grad) is to be on the sharded parameters when this returns. May throw, as above.
+  virtual void take_over() {}
+  /// A backward, a step or a scope has ended, well or not. Gradients are on the sharded parameters unless their reduction is
+  /// still under way.
+  virtual void show() {}
+};
+
+}  // namespace fsdp

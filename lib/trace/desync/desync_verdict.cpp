@@ -1,0 +1,24 @@
+#include "trace/desync/desync_verdict.hpp"
+
+namespace fsdp {
+
+void DesyncVerdict::add(Communicator& group) {
+  for (const auto& known : groups_)
+    if (known.identity == &group && !known.alive.expired()) return;
+  std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const Group& known) { return known.alive.expired(); });
+  groups_.push_back({&group, group.weak_from_this()});
+}
+
+void DesyncVerdict::give(const std::string& text) {
+  failure_.set(text);
+  std::vector<std::shared_ptr<Communicator>> groups;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& known : groups_) groups.push_back(known.alive.lock());
+  }
+  for (const auto& group : groups)
+    if (group) group->abort(text);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/failure_flag.hpp"
+#include "fsdp/communicator.hpp"
+#include "fsdp/schedule_check.hpp"
+
+namespace fsdp {
+
+/// That the ranks disagree, once this rank knows it, and the communicators that are failed with it, which wakes whoever
+/// waits in them.
+///
+/// add: one thread. The others: any thread.
+class DesyncVerdict {
+ public:
+  /// Throws ScheduleError if there is one.
+  void check() const {
+    if (is_given()) [[unlikely]]
+      throw ScheduleError(failure_.reason());
+  }
+  bool is_given() const { return failure_.is_set(); }
+
+  /// To be failed with it. Known ones are passed over.
+  void add(Communicator& group);
+  /// The first text stays.
+  void give(const std::string& text);
+
+ private:
+  struct Group {
+    const Communicator* identity;  // only compared
+    std::weak_ptr<Communicator> alive;
+  };
+
+  FailureFlag failure_;
+  std::mutex mutex_;           // of the groups, which the thread that adds reads without it
+  std::vector<Group> groups_;
+};
+
+}  // namespace fsdp

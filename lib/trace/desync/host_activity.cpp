@@ -1,0 +1,26 @@
+#include "trace/desync/host_activity.hpp"
+
+#include <fmt/format.h>
+
+namespace fsdp {
+
+HostActivity::Snapshot HostActivity::snapshot() const {
+  const uint64_t number = number_.load(std::memory_order_acquire);
+  if (number % 2 == 1) return {.number = number, .place = Place::kInCollective};
+  return {.number = number, .place = in_step_.load(std::memory_order_relaxed) ? Place::kInStep : Place::kOutside};
+}
+
+RankReport HostActivity::report() const {
+  RankReport report{.rank = rank_, .window = log_->window()};
+  if (has_failed_.load(std::memory_order_relaxed)) {
+    report.state = RankReport::State::kFailed;
+  } else if (snapshot().place == Place::kInCollective) {
+    const uint64_t waits_for = waits_for_.load(std::memory_order_relaxed);
+    report.state = RankReport::State::kInCollective;
+    report.waits_for = fmt::format("{} of {}", names_of(static_cast<Operation>(waits_for >> 32)).plain,
+                                   log_->name_of_group(static_cast<int>(waits_for & 0xFFFFFFFF)));
+  }
+  return report;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,53 @@
+#include <catch2/catch.hpp>
+
+#include "comm/forwarding.hpp"
+#include "comm/single_rank.hpp"
+#include "trace/desync/desync_verdict.hpp"
+
+namespace fsdp::test {
+namespace {
+
+/// Writes down why it was aborted.
+class AbortedGroup final : public ForwardingCommunicator {
+ public:
+  explicit AbortedGroup(std::vector<std::string>& reasons)
+      : ForwardingCommunicator(single_rank_on(c10::DeviceType::CPU)), reasons_(reasons) {}
+  void abort(const std::string& reason) override { reasons_.push_back(reason); }
+  std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
+    return inner().split(ranks, name);
+  }
+
+ private:
+  std::vector<std::string>& reasons_;
+};
+
+}  // namespace
+
+TEST_CASE("a verdict is thrown from the moment that it is given, and the first stays", "[group][desync_verdict]") {
+  DesyncVerdict verdict;
+  CHECK_NOTHROW(verdict.check());
+  CHECK_FALSE(verdict.is_given());
+  verdict.give("rank 1 took another branch");
+  verdict.give("another");
+  CHECK(verdict.is_given());
+  CHECK_THROWS_AS(verdict.check(), ScheduleError);
+  CHECK_THROWS_WITH(verdict.check(), "rank 1 took another branch");
+}
+
+TEST_CASE("a verdict fails each communicator that is still there, once", "[group][desync_verdict]") {
+  std::vector<std::string> first, second, gone;
+  const auto one = std::make_shared<AbortedGroup>(first), other = std::make_shared<AbortedGroup>(second);
+  auto old = std::make_shared<AbortedGroup>(gone);
+  DesyncVerdict verdict;
+  for (int i = 0; i < 2; ++i)
+    for (Communicator* group : {static_cast<Communicator*>(one.get()), static_cast<Communicator*>(other.get()),
+                                static_cast<Communicator*>(old.get())})
+      verdict.add(*group);
+  old.reset();
+  verdict.give("they disagree");
+  CHECK(first == std::vector<std::string>{"they disagree"});
+  CHECK(second == first);
+  CHECK(gone.empty());
+}
+
+}  // namespace fsdp::test

@@ -1,0 +1,65 @@
+#include <catch2/catch.hpp>
+
+#include "trace/desync/entry_check.hpp"
+#include "watched_rank.hpp"
+
+namespace fsdp::test {
+namespace {
+
+using Catch::Contains;
+constexpr auto kNoTime = std::chrono::milliseconds(0);
+
+/// What rank 1 has come to.
+void post_entry(WatchedRank& rank) {
+  const auto position = rank.log->position();
+  rank.board.post_hashes(DesyncBoard::Track::kCollectives, position.count, std::vector<uint64_t>{position.hash});
+}
+
+}  // namespace
+
+TEST_CASE("an entry that all ranks have is compared without a word", "[group][entry_check]") {
+  const auto notices = shared_board();
+  WatchedRank zero(notices, 0, 2), one(notices, 1, 2);
+  EntryCheck entries(zero.board, zero.verdict, kNoTime);
+  for (const int group : {0, 1, 0}) {
+    for (auto* rank : {&zero, &one}) rank->gather(group);
+    post_entry(one);
+    CHECK_NOTHROW(entries.compare(zero.log->position()));
+  }
+}
+
+TEST_CASE("a peer that is one entry ahead still knows the one before", "[group][entry_check]") {
+  const auto notices = shared_board();
+  WatchedRank zero(notices, 0, 2), one(notices, 1, 2);
+  EntryCheck ahead(one.board, one.verdict, kNoTime);
+  for (const int group : {0, 1}) {
+    one.gather(group);
+    CHECK_THROWS(ahead.compare(one.log->position()));  // rank 0 is not there yet
+  }
+  zero.gather(0);
+  EntryCheck behind(zero.board, zero.verdict, kNoTime);
+  CHECK_NOTHROW(behind.compare(zero.log->position()));
+}
+
+TEST_CASE("a rank with another entry, and one that does not come, are named", "[group][entry_check]") {
+  const auto notices = shared_board();
+  WatchedRank zero(notices, 0, 2), one(notices, 1, 2);
+  EntryCheck entries(zero.board, zero.verdict, kNoTime);
+  zero.gather(0);
+  CHECK_THROWS_WITH(entries.compare(zero.log->position()),
+                    Contains("rank 1 has not come to collective 0 within 0 ms; TORCH_DISTRIBUTED_DEBUG=DETAIL"));
+  one.gather(1);
+  post_entry(one);
+  CHECK_THROWS_WITH(entries.compare(zero.log->position()), Contains("rank 1 disagrees about collective 0"));
+}
+
+TEST_CASE("a verdict ends the wait for an entry", "[group][entry_check]") {
+  const auto notices = shared_board();
+  WatchedRank zero(notices, 0, 2);
+  EntryCheck entries(zero.board, zero.verdict, std::chrono::minutes(10));
+  zero.gather(0);
+  zero.verdict.give("they disagree");
+  CHECK_THROWS_WITH(entries.compare(zero.log->position()), "they disagree");
+}
+
+}  // namespace fsdp::test
