@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "dispatch/residency.hpp"
+#include "group/comm_context.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/dense_gradient.hpp"
 #include "param/param_rows.hpp"
