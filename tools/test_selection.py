@@ -78,7 +78,7 @@ def reached_by(tests, files):
         if parts[0] == "lib" and len(parts) > 2:
             found = suites_that_see(parts[1])
         elif parts[0] == "bindings":
-            found = {"python", "gpu", "package", "processes"}
+            found = {"bindings", "python", "gpu", "package", "processes"}
         elif parts[0] == "bench":
             found = {"bench"}
         elif parts[0] == "tools" and parts[1] == "llama":

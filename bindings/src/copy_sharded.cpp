@@ -30,8 +30,8 @@ py::object copied(const py::dict& memo, const py::object& original) {
 CopiedParams copied_params(const std::vector<std::shared_ptr<ShardedModule>>& sharded, const py::dict& memo) {
   CopiedParams params;
   for (const auto& module : sharded)
-    for (const auto& param : present(module, "a sharded module")->params()) {
-      Copied copy{copied(memo, param->sharded()), copied(memo, param->unsharded()), param};
+    for (const auto& param : present(module, "a sharded module")->params().all()) {
+      Copied copy{copied(memo, param->sharded().object()), copied(memo, param->forms().unsharded().object()), param};
       params.emplace(tensor_of(copy.sharded).unsafeGetTensorImpl(), std::move(copy));
     }
   return params;
@@ -59,9 +59,8 @@ Made show_copies(const MirrorList& mirrors, const CopiedParams& params) {
     if (!shown) {
       const auto param = find_param(handle);
       if (!param) return;
-      shown = std::make_shared<ShownParam>(param->param().sharded_param(), copy.unsharded, copy.sharded,
-                                           python_side().dtensors, copy.original->dtensor_over(handle));
-      ShownParam::remember(shown);
+      shown = ShownParam::make(param->param().sharded_param(), copy.sharded, copy.unsharded,
+                               copy.original->forms().dtensor_over(handle), python_side().dtensors);
       shown->point_home();
     }
     shown->add_place(place);

@@ -1,11 +1,10 @@
 #include "fully_shard.hpp"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <unordered_map>
 
 #include "api/params/find_param.hpp"
 #include "options.hpp"
+#include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
 
@@ -32,19 +31,16 @@ std::shared_ptr<ShownParam> make_shown(const FSDPParam& param, const py::object&
     dtensor = std::make_unique<DTensorHandle>(param.unsharded_param(), original, placer.attr("gradient_placements")(original),
                                               maker);
   const auto unsharded = dtensor ? py::cast(param.unsharded_param()) : original;
-  return std::make_shared<ShownParam>(param.sharded_param(), unsharded, sharded, maker, std::move(dtensor));
+  return ShownParam::make(param.sharded_param(), sharded, unsharded, std::move(dtensor), maker);
 }
 
 /// The parameters of a group as Python is to show them, by unsharded parameter. Those that came from another group keep
 /// what shows them.
 void show_group(const ParamGroup& group, const Originals& originals, const py::object& placer, Params& params) {
   for (const auto& param : group.params()) {
-    auto shown = ShownParam::find(param.sharded_param());
+    auto shown = shown_registry().find(param.sharded_param());
     const auto* handle = param.unsharded_param().unsafeGetTensorImpl();
-    if (!shown) {
-      shown = make_shown(param, originals.at(handle), placer);
-      ShownParam::remember(shown);
-    }
+    if (!shown) shown = make_shown(param, originals.at(handle), placer);
     params.emplace(handle, std::move(shown));
   }
 }

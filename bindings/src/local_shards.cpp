@@ -1,9 +1,8 @@
 #include "local_shards.hpp"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include "fsdp/local_shards.hpp"
 #include "fsdp/parameters.hpp"
+#include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
 
@@ -14,7 +13,7 @@ void for_params(ModuleState& root, const Visit& visit) {
   root.visit([&](ModuleState& state) {
     for (const auto& group : state.live_groups())
       for (const auto& param : group->params())
-        if (const auto shown = param.has_moved_away ? nullptr : ShownParam::find(param.sharded_param())) visit(*shown);
+        if (const auto shown = param.has_moved_away ? nullptr : shown_registry().find(param.sharded_param())) visit(*shown);
   });
 }
 
@@ -23,7 +22,7 @@ ShardLabel label_of(const py::object& label) {
   if (label.is_none()) return {};
   return [&label](const std::string& name, const at::Tensor& parameter) {
     py::gil_scoped_acquire gil;
-    const py::object found = label(name, ShownParam::find(parameter)->sharded());
+    const py::object found = label(name, shown_registry().find(parameter)->sharded().object());
     if (!py::isinstance<py::str>(found))
       throw py::type_error("local_shards: label: expected a str for '" + name + "', found " +
                            py::repr(found).cast<std::string>());
@@ -36,7 +35,7 @@ py::dict as_dict(const LocalShard& local) {
   for (const auto& part : local.parts) {
     py::dict one;
     one["name"] = part.name;
-    one["parameter"] = ShownParam::find(part.parameter)->sharded();
+    one["parameter"] = shown_registry().find(part.parameter)->sharded().object();
     one["offset"] = part.offset;
     one["numel"] = part.numel;
     parts.append(std::move(one));
@@ -59,7 +58,7 @@ py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, 
     for_params(state, [](ShownParam& param) { param.take_over(); });
     const auto shards = [&] {
       py::gil_scoped_release no_gil;
-      return fsdp::local_shards(root->module(), label_of(label));
+      return fsdp::local_shards(*root->modules().front(), label_of(label));
     }();
     for_params(state, [](ShownParam& param) {
       param.follow_home();
@@ -79,14 +78,14 @@ double clip_grad_norm(const py::iterable& parameters, double max_norm, double no
       tensors.push_back(tensor);
       continue;
     }
-    if (!dtensors) dtensors = ShownParam::all_by_shown();
+    if (!dtensors) dtensors = shown_registry().all_by_dtensor();
     const auto shown = dtensors->find(tensor.unsafeGetTensorImpl());
     if (shown == dtensors->end())
       throw py::type_error("clip_grad_norm_: expected parameters of modules that fsdp.fully_shard has sharded, local "
                            "shards or plain tensors, found another DTensor; use torch.nn.utils.clip_grad_norm_ where "
                            "all parameters are DTensors");
     shown->second->take_over();
-    tensors.push_back(shown->second->sharded_param());
+    tensors.push_back(shown->second->sharded().sharded_param());
   }
   py::gil_scoped_release no_gil;
   const auto nonfinite = error_if_nonfinite ? NonFinite::kThrow : NonFinite::kAllow;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "sharded_module.hpp"
+#include "sharded_module/sharded_module.hpp"
 
 namespace fsdp::python {
 

@@ -2,22 +2,10 @@
 
 #include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
-#include "shown_param.hpp"
+#include "shown/dtensors.hpp"
+#include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
-
-namespace {
-
-// torch::nn::Module has no way to put another tensor in the place of a buffer, which `module.to()` does in
-// Python. An explicit instantiation may name a private member.
-template <auto kBuffers>
-struct BufferTable {
-  friend auto& buffers_of(torch::nn::Module& module) { return module.*kBuffers; }
-};
-auto& buffers_of(torch::nn::Module& module);
-template struct BufferTable<&torch::nn::Module::buffers_>;
-
-}  // namespace
 
 Mirror::Mirror(py::handle module)
     : Module(py::str(py::type::of(module).attr("__name__")).cast<std::string>()),
@@ -36,7 +24,7 @@ void Mirror::follow_parameters(Mirrors& mirrors) {
   for (const auto& [place, value] : entries()) {
     names.insert(place.name);
     auto tensor = tensor_of(value);
-    if (tensor.defined() && ShownParam::shows_at(tensor, place)) continue;
+    if (tensor.defined() && shown_registry().shows_at(tensor, place)) continue;
     tensor = mirrors.seen(value);
     auto* known = parameters_.find(place.name);
     if (known == nullptr)
@@ -50,11 +38,22 @@ void Mirror::follow_parameters(Mirrors& mirrors) {
     if (!names.contains(entry.key())) entry.value() = at::Tensor();
 }
 
-void Mirror::follow_buffers(py::handle module) {
-  auto& buffers = buffers_of(*this);
-  buffers.clear();
+/// Buffers of a LibTorch module can only be added, while `module.to()` replaces them in Python: a module that has those of now
+/// takes the place of what this one was.
+void Mirror::take_buffers(py::handle module) {
+  Module fresh(name());
   for (const auto& [key, value] : module.attr("_buffers").cast<py::dict>())
-    buffers.insert(name_of(key), tensor_of(value));
+    fresh.register_buffer(name_of(key), tensor_of(value));
+  auto parameters = std::move(parameters_);
+  Module::operator=(std::move(fresh));
+  parameters_ = std::move(parameters);
+}
+
+void Mirror::follow(py::handle module, Mirrors& mirrors) {
+  follow_parameters(mirrors);
+  take_buffers(module);
+  // Without children: it goes down the tree, which in Python may lead back up.
+  train(module.attr("training").cast<bool>());
 }
 
 std::shared_ptr<Mirror> Mirrors::mirror_of(py::handle module) {
@@ -68,7 +67,7 @@ std::shared_ptr<Mirror> Mirrors::mirror_of(py::handle module) {
 at::Tensor Mirrors::seen(py::handle parameter) {
   auto tensor = tensor_of(parameter);
   if (!tensor.defined() || !is_dtensor(parameter)) return tensor;
-  const auto local = tensor_of(parameter.attr("_local_tensor"));
+  const auto local = local_tensor_of(parameter);
   const auto known = local_tensors_.attr("get")(parameter);
   auto seen = known.is_none() ? at::Tensor() : tensor_of(known);
   // An unsharded parameter by now: its memory is the library's.
@@ -87,11 +86,7 @@ std::shared_ptr<Mirror> Mirrors::follow(py::handle module) {
   auto mirror = mirror_of(module);
   if (!seen_.insert(module.ptr()).second) return mirror;
   followed_.push_back(mirror);
-  mirror->follow_parameters(*this);
-  mirror->follow_buffers(module);
-  for (const auto& name : mirror->named_children().keys()) mirror->unregister_module(name);
-  // Without children: it goes down the tree, which in Python may lead back up.
-  mirror->train(module.attr("training").cast<bool>());
+  mirror->follow(module, *this);
   for (const auto& [key, child] : module.attr("_modules").cast<py::dict>()) {
     if (child.is_none() || is_left_out_(child).cast<bool>()) continue;
     mirror->register_module(name_of(key), follow(child));

@@ -7,16 +7,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "py_ref.hpp"
+#include "place.hpp"
 
 namespace fsdp::python {
 
-/// One entry of a Python module's `_parameters`.
-struct Place {
-  PyObject* table;  ///< the dict, which the module keeps
-  std::string name;
-  auto operator<=>(const Place&) const = default;
-};
+class Mirrors;
 
 /// A Python module as the core sees it: a LibTorch module of the same class name with the same tensors and
 /// children, so that the one walk, the names, the ties and the checks of the core hold for Python too.
@@ -31,11 +26,12 @@ class Mirror final : public torch::nn::Module {
   std::vector<std::pair<Place, py::object>> entries() const;
   /// Holds `tensor` at an entry, whatever the Python module shows there.
   void put(const std::string& name, at::Tensor tensor) { parameters_[name] = std::move(tensor); }
+  /// Holds the module's own tensors as they are in Python now, and no children. What it has not seen sharded goes to `mirrors`.
+  void follow(py::handle module, Mirrors& mirrors);
 
  private:
-  friend class Mirrors;
-  void follow_parameters(class Mirrors& mirrors);
-  void follow_buffers(py::handle module);
+  void follow_parameters(Mirrors& mirrors);
+  void take_buffers(py::handle module);
 
   PyRef table_;
 };

@@ -12,11 +12,6 @@ at::Tensor tensor_of(py::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-bool is_dtensor(py::handle tensor) {
-  return THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->is_python_dispatch() &&
-         py::hasattr(tensor, "_local_tensor");
-}
-
 std::string name_of(py::handle key) {
   if (!py::isinstance<py::str>(key))
     throw py::type_error("expected the names of a module's parameters, buffers and modules to be strings, found " +

@@ -55,8 +55,10 @@ class RecursionLevel {
 
 /// The tensor that a Python object stands for; undefined for None. Needs the interpreter's lock.
 at::Tensor tensor_of(py::handle object);
-/// Of a tensor.
-bool is_dtensor(py::handle tensor);
+/// Throws Python's error where a function of its C interface has failed.
+inline void check_status(int status) {
+  if (status != 0) throw py::error_already_set();
+}
 /// The name that an entry of a module's table has; TypeError if it is no string.
 std::string name_of(py::handle key);
 

@@ -51,11 +51,11 @@ void shape_like_original(const CopiedParam& param) {
   auto& copy = param.places.front().entry();
   if (param.param) {
     const auto& original = param.param->param();
-    require(copy.sizes() == c10::IntArrayRef(original.sizes()),
+    require(copy.sizes() == c10::IntArrayRef(original.spec.sizes()),
             "clone: the copy of '{}' has sizes ({}), expected ({})", param.places.front().name,
-            fmt::join(copy.sizes(), ", "), fmt::join(original.sizes(), ", "));
-    if (copy.strides() != c10::IntArrayRef(original.strides()))
-      copy.set_data(at::empty_strided(original.sizes(), original.strides(),
+            fmt::join(copy.sizes(), ", "), fmt::join(original.spec.sizes(), ", "));
+    if (copy.strides() != c10::IntArrayRef(original.spec.strides()))
+      copy.set_data(at::empty_strided(original.spec.sizes(), original.spec.strides(),
                                       copy.options().requires_grad(false)).copy_(copy));
   }
   copy.set_requires_grad(param.original.requires_grad());

@@ -4,20 +4,9 @@
 
 #include <memory>
 
-#include "py_ref.hpp"
+#include "shown/dtensors.hpp"
 
 namespace fsdp::python {
-
-/// How DTensors are made and read; functions of the Python side, as DTensor's constructor is.
-struct DTensorMaker {
-  py::object make_gradient;   ///< (local, parameter) -> DTensor
-  py::object make_unsharded;  ///< (local, like: the parameter's DTensor, requires_grad) -> nn.Parameter
-  /// (local, mesh, dimension that is cut, (sizes, strides) of the whole, requires_grad) -> nn.Parameter
-  py::object make_post_forward;
-  /// (gradient: a DTensor, placements) -> the local tensor of it placed so; None among them: as it comes.
-  py::object local_gradient;
-  py::object replicates_ordinary;  ///< () -> bool: DTensor takes ordinary tensors as replicated at the moment
-};
 
 /// What modules compute with where the parameter was a DTensor before fully_shard (tensor parallelism): a DTensor
 /// parameter over the unsharded parameter's memory. Operators on it reach the unsharded parameter below autograd (see Note [Inner residency

@@ -1,4 +1,4 @@
-#include "dtensor_handle.hpp"
+#include "shown/dtensor_handle.hpp"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>

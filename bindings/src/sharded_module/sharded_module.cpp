@@ -1,0 +1,234 @@
+#include "sharded_module/sharded_module.hpp"
+
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "root/group_port.hpp"
+#include "sharded_module/applied_params.hpp"
+#include "shown/shown_registry.hpp"
+
+namespace fsdp::python {
+
+namespace {
+
+/// Guarded by the interpreter's lock.
+auto& by_state() {
+  static auto* all = new std::unordered_map<const ModuleState*, std::weak_ptr<ShardedModule>>;
+  return *all;
+}
+
+/// While it lives, what the core does is not part of a transform of torch.func that a forward runs under.
+struct OutsideTransforms {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
+};
+
+}  // namespace
+
+ShardedModule::ShardedModule(FSDPModule controls, std::vector<std::shared_ptr<Mirror>> modules, BoundaryCasts casts)
+    : controls_(std::move(controls)),
+      modules_(std::move(modules)),
+      casts_(std::move(casts)),
+      passes_(modules_.size()) {}
+
+ShardedModule::~ShardedModule() {
+  py::gil_scoped_acquire gil;
+  by_state().erase(&controls_.state());
+  params_.set({});
+  casts_.apply = py::object();
+}
+
+std::shared_ptr<ShardedModule> ShardedModule::of(const ModuleState& state) {
+  const auto found = by_state().find(&state);
+  return found == by_state().end() ? nullptr : found->second.lock();
+}
+
+void ShardedModule::find_params() {
+  by_state()[&controls_.state()] = weak_from_this();
+  std::vector<std::shared_ptr<ShownParam>> found;
+  for (const auto& group : controls_.state().live_groups()) {
+    root_of(*group).set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
+    for (const auto& param : group->params())
+      if (!param.has_moved_away)
+        if (auto shown = shown_registry().find(param.sharded_param())) found.push_back(std::move(shown));
+  }
+  params_.set(std::move(found));  // only now: nothing else keeps those that stay
+  for (const auto& param : params_.all()) {
+    param->set_user(weak_from_this());
+    param->follow_home();
+  }
+}
+
+void ShardedModule::follow_root() {
+  auto root = controls_.state().root();
+  if (followed_ == root->context().get()) return;
+  if (const auto shown = of(*root); shown && shown.get() != this) {
+    shown->follow_root();
+    followed_ = root->context().get();
+    return;
+  }
+  follower_ = std::make_shared<RootFollower>(*root);
+  root->context()->set_follower(follower_);
+  // Outside a step: inside one, operators on sharded parameters mean the unsharded parameters.
+  follower_->visit([](ShardedModule& module) { module.take_replaced(); });
+  followed_ = root->context().get();  // only now: it may have thrown, and is to be tried again then
+}
+
+/// Until the first use, users may put other parameters in the place of the sharded ones. Later, what stands there
+/// may be torch.func.functional_call's for the length of a call.
+void ShardedModule::take_replaced() {
+  if (has_begun_) return;
+  if (params_.form() == Form::kSharded) take_over_replaced(controls_.state().live_groups(), params_);
+  has_begun_ = true;
+}
+
+bool ShardedModule::is_kept() const {
+  const auto groups = controls_.state().live_groups();
+  return std::ranges::any_of(groups, [](const auto& group) {
+    const auto& holds = root_of(*group).runner().scheduler().groups()[group->identity().id].holds;
+    const bool is_meant_to = holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation);
+    return group->unsharder().is_held() && (is_meant_to || !group->policy().reshard_after_backward);
+  });
+}
+
+/// What has been released need not wait for the end of backward to be shown so.
+void ShardedModule::before_hook() {
+  const auto groups = controls_.state().live_groups();
+  const bool is_held = std::ranges::any_of(groups, [](const auto& group) { return group->unsharder().is_held(); });
+  if (params_.form() == Form::kUnsharded && !passes_.is_inside() && !is_held) params_.show_as(Form::kSharded);
+}
+
+bool ShardedModule::reshards_after_forward() const {
+  const auto groups = controls_.state().live_groups();
+  return std::ranges::any_of(groups, [](const auto& group) { return group->policy().after_forward.reshard; });
+}
+
+bool ShardedModule::records_autograd(const py::tuple& args) const {
+  if (!at::GradMode::is_enabled()) return false;
+  if (params_.require_grad()) return true;
+  return std::any_of(args.begin(), args.end(), [](const py::handle& arg) {
+    if (!THPVariable_Check(arg.ptr())) return false;
+    const auto& tensor = THPVariable_Unpack(arg.ptr());
+    return tensor.defined() && tensor.requires_grad();
+  });
+}
+
+/// As an operator on one of its parameters would.
+void ShardedModule::use(bool records_autograd) {
+  const OutsideTransforms outside;
+  std::vector<ParamOwner*> owners;
+  const auto groups = controls_.state().live_groups();
+  for (const auto& group : groups) owners.push_back(&group->owner());
+  context().enter_scope();
+  try {
+    if (!owners.empty()) owners[0]->make_resident(owners, {.records_autograd = records_autograd});
+  } catch (...) {
+    context().leave_scope();
+    throw;
+  }
+}
+
+py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
+  if (index >= modules_.size()) throw py::index_error("pre_forward: no module has this index");
+  follow_root();
+  if (post_optim_event_.is_set()) post_optim_event_.wait(context(), controls_.state().request().mesh_info.mesh.device());
+  const bool records = records_autograd(args);
+  {
+    py::gil_scoped_release no_gil;
+    use(records);
+  }
+  passes_.enter(index);
+  if (params_.form() != Form::kUnsharded) params_.show_as(Form::kUnsharded);
+  if (!casts_.inputs) return py::none();
+  return py::make_tuple(cast_all(casts_, args, *casts_.inputs), cast_all(casts_, kwargs, *casts_.inputs));
+}
+
+py::object ShardedModule::post_forward(py::object output) {
+  if (!passes_.is_inside()) return py::none();  // its pre_forward has thrown
+  const bool reshards = passes_.leave() && reshards_after_forward();
+  const auto leave = c10::make_scope_exit([this, reshards] {
+    py::gil_scoped_release no_gil;
+    const OutsideTransforms outside;
+    if (reshards)
+      for (const auto& group : controls_.state().live_groups()) context().end_hold(*group);
+    context().leave_scope();
+  });
+  if (reshards && params_.form() == Form::kUnsharded) params_.show_as(params_.released_form());
+  if (at::GradMode::is_enabled()) watch_backward(output);
+  if (!casts_.outputs || output.is_none()) return py::none();
+  return cast_all(casts_, std::move(output), *casts_.outputs);
+}
+
+/// A part of the forward that runs again in backward (activation checkpointing) may do so without this
+/// module's hooks, and is to find the parameters.
+void ShardedModule::watch_backward(const py::object& output) {
+  for_tensors(casts_, output, [this](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.requires_grad()) return;
+    tensor.register_hook([weak = weak_from_this()](const at::Tensor&) {
+      const auto self = weak.lock();
+      if (!self) return;
+      py::gil_scoped_acquire gil;
+      if (self->params_.form() == Form::kUnsharded) return;
+      self->params_.show_as(Form::kUnsharded);
+      // A backward that needs none of the unsharded parameters does not reach the core, which would tell of its end.
+      torch::autograd::Engine::get_default_engine().queue_callback([weak] {
+        const auto module = weak.lock();
+        if (!module) return;
+        py::gil_scoped_acquire lock;
+        if (!module->passes_.is_inside() && !module->is_kept()) module->params_.show_as(Form::kSharded);
+      });
+    });
+  });
+}
+
+void ShardedModule::set_post_optim_event(py::object event) {
+  PostOptimEvent recorded(std::move(event));
+  if (const auto root = of(*controls_.state().root())) root->post_optim_event_ = std::move(recorded);
+}
+
+void ShardedModule::unshard() {
+  follow_root();
+  py::gil_scoped_release no_gil;
+  static_cast<void>(controls_.unshard_async());  // the wait is unshard_done's
+}
+
+void ShardedModule::unshard_done() {
+  {
+    py::gil_scoped_release no_gil;
+    UnshardHandle(controls_.shared_state()).wait();
+  }
+  params_.show_as(Form::kUnsharded);
+}
+
+void ShardedModule::reshard() {
+  {
+    py::gil_scoped_release no_gil;
+    controls_.reshard();
+  }
+  params_.show_as(Form::kSharded);
+}
+
+void ShardedModule::reset_iter_state() {
+  follow_root();
+  {
+    py::gil_scoped_release no_gil;
+    while (context().is_in_scope()) context().leave_scope();
+    controls_.reset_iter_state();
+  }
+  if (!follower_) return;
+  follower_->visit([](ShardedModule& module) {
+    module.passes_.begin_anew();
+    module.params_.show_as(Form::kSharded);
+  });
+}
+
+void ShardedModule::show_what_is_kept() {
+  const auto form = is_kept() ? Form::kUnsharded : Form::kSharded;
+  if (params_.form() != form && !passes_.is_inside()) params_.show_as(form);
+  params_.show_gradients();
+}
+
+}  // namespace fsdp::python

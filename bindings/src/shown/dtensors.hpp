@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "py_ref.hpp"
+
+namespace fsdp::python {
+
+/// How DTensors are made and read; functions of the Python side, as DTensor's constructor is.
+struct DTensorMaker {
+  py::object make_gradient;   ///< (local, parameter) -> DTensor
+  py::object make_unsharded;  ///< (local, like: the parameter's DTensor, requires_grad) -> nn.Parameter
+  /// (local, mesh, dimension that is cut, (sizes, strides) of the whole, requires_grad) -> nn.Parameter
+  py::object make_post_forward;
+  /// (gradient: a DTensor, placements) -> the local tensor of it placed so; None among them: as it comes.
+  py::object local_gradient;
+  py::object replicates_ordinary;  ///< () -> bool: DTensor takes ordinary tensors as replicated at the moment
+};
+
+/// Of a tensor.
+bool is_dtensor(py::handle tensor);
+at::Tensor local_tensor_of(py::handle dtensor);
+/// It shows the memory of `local` from now on.
+void set_local_tensor(py::handle dtensor, const at::Tensor& local);
+
+}  // namespace fsdp::python

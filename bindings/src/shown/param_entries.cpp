@@ -1,0 +1,21 @@
+#include "shown/param_entries.hpp"
+
+namespace fsdp::python {
+
+void ParamEntries::add(const Place& place, const PyRef& parameter) {
+  entries_.push_back({place, PyRef(py::reinterpret_borrow<py::object>(place.table)), PyRef(py::str(place.name))});
+  put_at(entries_.back(), parameter);
+}
+
+void ParamEntries::put(const PyRef& parameter) const {
+  for (const auto& entry : entries_) put_at(entry, parameter);
+}
+
+PyObject* ParamEntries::now() const {
+  const auto& first = entries_.front();
+  PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
+  if (now == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return now;
+}
+
+}  // namespace fsdp::python

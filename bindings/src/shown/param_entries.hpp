@@ -1,0 +1,42 @@
+#pragma once
+
+#include <vector>
+
+#include "place.hpp"
+
+namespace fsdp::python {
+
+/// The entries of Python modules' tables that hold one parameter.
+class ParamEntries {
+ public:
+  struct Entry {
+    Place place;
+    PyRef table, key;  ///< held: the module may go before
+  };
+
+  /// `parameter` stands at `place` from now on.
+  void add(const Place& place, const PyRef& parameter);
+  /// Puts it everywhere.
+  void put(const PyRef& parameter) const;
+  /// Puts it where one stands that `is_ours`: what the caller has put there stays (functional_call).
+  template <class IsOurs>
+  void put_over(const PyRef& parameter, const IsOurs& is_ours) const {
+    for (const auto& entry : entries_)
+      if (is_ours(PyDict_GetItemWithError(entry.table.get(), entry.key.get()))) put_at(entry, parameter);
+  }
+
+  /// What stands at the first now; null: nothing.
+  PyObject* now() const;
+  /// Of the first.
+  const std::string& name() const { return entries_.front().place.name; }
+  const std::vector<Entry>& all() const { return entries_; }
+
+ private:
+  static void put_at(const Entry& entry, const PyRef& parameter) {
+    check_status(PyDict_SetItem(entry.table.get(), entry.key.get(), parameter.get()));
+  }
+
+  std::vector<Entry> entries_;
+};
+
+}  // namespace fsdp::python

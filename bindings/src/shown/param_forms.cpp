@@ -1,0 +1,34 @@
+#include "shown/param_forms.hpp"
+
+#include "param/grad_dtype.hpp"
+
+namespace fsdp::python {
+
+bool ParamForms::has(const at::Tensor& tensor) const {
+  return tensor.is_same(sharded_.tensor()) || tensor.is_same(THPVariable_Unpack(computed().get())) ||
+         (post_forward_ && tensor.is_same(THPVariable_Unpack(post_forward_.get())));
+}
+
+void ParamForms::show(const PyRef& parameter) const {
+  entries_.put_over(parameter, [this](const PyObject* now) {
+    return now != nullptr &&
+           (now == sharded_.parameter().get() || now == computed().get() || now == post_forward_.get());
+  });
+}
+
+void ParamForms::show_unsharded() const {
+  if (dtensor_) dtensor_->follow();
+  show(computed());
+}
+
+void ParamForms::make_post_forward(const FSDPParam& param, const PostForwardMesh& mesh, const DTensorMaker& maker) {
+  const int64_t dim = param.layout().dim();
+  const ShardLayout layout(param.spec.sizes(), param.spec.strides(), dim, mesh.ranks);
+  // A view of the unsharded parameter, which is gathered when somebody reads it.
+  const auto part = layout.part_of(tensor_of(unsharded_.object()).detach(), mesh.rank);
+  const auto geometry = py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides()));
+  post_forward_ = PyRef(maker.make_post_forward(part, mesh.mesh.object(), dim, geometry, param.requires_grad()));
+  set_grad_dtype(tensor_of(post_forward_.object()), param.grad_dtype());
+}
+
+}  // namespace fsdp::python

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+
+#include "param/fsdp_param.hpp"
+#include "shown/dtensor_handle.hpp"
+#include "shown/param_entries.hpp"
+#include "shown/sharded_dtensor.hpp"
+
+namespace fsdp::python {
+
+/// Between forward and backward parameters may be kept as shards of a part of the ranks.
+struct PostForwardMesh {
+  PyRef mesh;  ///< torch's, of two dimensions: replicate, shard; None: parameters are not kept so
+  int rank = 0, ranks = 0;  ///< of the shard dimension
+};
+
+/// What modules' tables hold of one parameter: its DTensor; inside forward the parameter that was there before, which is the
+/// core's unsharded parameter; behind a forward that keeps a larger shard, a DTensor over that.
+///
+/// Every function needs the interpreter's lock.
+class ParamForms {
+ public:
+  /// sharded: outlives it. unsharded: the unsharded parameter, which modules compute with, or, unless it is null, with what
+  /// `dtensor` makes of it.
+  ParamForms(const ShardedDTensor& sharded, py::object unsharded, std::unique_ptr<DTensorHandle> dtensor)
+      : sharded_(sharded), unsharded_(std::move(unsharded)), dtensor_(std::move(dtensor)) {}
+
+  const PyRef& unsharded() const { return unsharded_; }
+  bool computes_with_dtensor() const { return dtensor_ != nullptr; }
+  /// For a copy of the parameter with this unsharded parameter; null where modules compute with the unsharded parameter itself.
+  std::unique_ptr<DTensorHandle> dtensor_over(at::Tensor handle) const {
+    return dtensor_ ? dtensor_->over(std::move(handle)) : nullptr;
+  }
+
+  /// `place` shows this parameter from now on, the sharded one first.
+  void add_place(const Place& place) { entries_.add(place, sharded_.parameter()); }
+  const ParamEntries& entries() const { return entries_; }
+  /// True if `tensor` is one of them.
+  bool has(const at::Tensor& tensor) const;
+
+  void show_sharded() const { show(sharded_.parameter()); }
+  void show_unsharded() const;
+  void show_post_forward() const { show(post_forward_); }
+
+  /// Null until it is made.
+  const PyRef& post_forward() const { return post_forward_; }
+  void make_post_forward(const FSDPParam& param, const PostForwardMesh& mesh, const DTensorMaker& maker);
+  void drop_post_forward() { post_forward_ = PyRef(); }
+
+ private:
+  /// What the tables hold inside forward.
+  const PyRef& computed() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
+  void show(const PyRef& parameter) const;
+
+  const ShardedDTensor& sharded_;
+  PyRef unsharded_;
+  std::unique_ptr<DTensorHandle> dtensor_;
+  PyRef post_forward_;
+  ParamEntries entries_;
+};
+
+}  // namespace fsdp::python

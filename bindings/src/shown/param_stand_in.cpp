@@ -1,0 +1,65 @@
+#include "shown/param_stand_in.hpp"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "dispatch/dtensor_dispatch.hpp"
+#include "dispatch/param_storage.hpp"
+#include "root/group_port.hpp"
+
+namespace fsdp::python {
+
+namespace {
+
+class ParamStandIn final : public StandIn {
+ public:
+  explicit ParamStandIn(ShownParam& param)
+      : shown_(param.weak_from_this()), is_scalar_(tensor_of(param.forms().unsharded().get()).dim() == 0) {}
+
+  at::Tensor ordinary() override {
+    py::gil_scoped_acquire gil;
+    const auto shown = shown_.lock();
+    const auto user = shown ? shown->user() : nullptr;
+    // In DTensor's own mode for it, ordinary tensors are replicated ones.
+    if (!user || shown->maker().replicates_ordinary().cast<bool>()) return {};
+    user->before_use();
+    shown->sharded().follow_requires_grad();
+    return THPVariable_Unpack(shown->forms().unsharded().get());
+  }
+  int64_t version() const override {
+    const auto shown = shown_.lock();
+    return shown ? static_cast<int64_t>(shown->sharded().sharded_param()._version()) : 0;
+  }
+  bool is_of_scalar() const override { return is_scalar_ && !shown_.expired(); }
+  void note_write() override {
+    const auto shown = shown_.lock();
+    const auto* storage = shown ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
+    if (storage != nullptr && storage->owner() != nullptr) storage->owner()->note_write(storage->index());
+  }
+  bool casts_operands() const override {
+    const auto shown = shown_.lock();
+    const auto user = shown ? shown->user() : nullptr;
+    return user && user->casts_inputs();
+  }
+  bool is_refusal(const std::exception& error) const override {
+    py::gil_scoped_acquire gil;
+    if (const auto* thrown = dynamic_cast<const py::error_already_set*>(&error))
+      return thrown->matches(PyExc_Exception);
+    auto* raised = const_cast<python_error*>(dynamic_cast<const python_error*>(&error));
+    if (raised == nullptr) return false;
+    // It may be the interpreter's current error still, under which no Python may run.
+    if (raised->type == nullptr) raised->persist();
+    return PyErr_GivenExceptionMatches(raised->type, PyExc_Exception);
+  }
+
+ private:
+  std::weak_ptr<ShownParam> shown_;
+  bool is_scalar_;
+};
+
+}  // namespace
+
+void stand_in_for(ShownParam& param, const PyRef& dtensor) {
+  make_stand_in(THPVariable_Unpack(dtensor.get()), c10::make_intrusive<ParamStandIn>(param));
+}
+
+}  // namespace fsdp::python

@@ -1,0 +1,50 @@
+#include "shown/sharded_dtensor.hpp"
+
+#include "api/params/find_param.hpp"
+#include "param/grad_dtype.hpp"
+#include "root/group_port.hpp"
+
+namespace fsdp::python {
+
+ShardedDTensor::ShardedDTensor(at::Tensor sharded_param, py::object dtensor)
+    : sharded_param_(std::move(sharded_param)),
+      dtensor_(std::move(dtensor)),
+      home_(sharded_param_.storage().unsafeGetStorageImpl()) {
+  set_grad_dtype(tensor(), grad_dtype_of(sharded_param_));
+}
+
+void ShardedDTensor::take_over_requires_grad() const {
+  const bool asked = tensor().requires_grad();
+  if (asked != sharded_param_.requires_grad()) sharded_param_.set_requires_grad(asked);
+}
+
+void ShardedDTensor::show_requires_grad() const {
+  const bool known = sharded_param_.requires_grad();
+  if (tensor().requires_grad() != known) tensor().set_requires_grad(known);
+}
+
+void ShardedDTensor::follow_requires_grad() const {
+  if (tensor().requires_grad() == sharded_param_.requires_grad()) return;
+  const auto param = find_param(sharded_param_);
+  if (!param || root_of(*param->group).in_step()) return;
+  take_over_requires_grad();
+  param->group->sync_requires_grad();
+}
+
+void ShardedDTensor::take_over_grad_dtype() const {
+  const auto asked = grad_dtype_of(tensor()), known = grad_dtype_of(sharded_param_);
+  if (asked == known) return;
+  if (asked.is_set)
+    set_grad_dtype(sharded_param_, asked);
+  else
+    set_grad_dtype(tensor(), known);
+}
+
+void ShardedDTensor::point_home() {
+  // An ordinary tensor, which operators inside forward do not take for the whole, and an optimizer's need not
+  // be looked at; with the same memory and version counter, so that its writes are seen.
+  set_local_tensor(dtensor_.get(), plain_view(sharded_param_));
+  home_ = sharded_param_.storage().unsafeGetStorageImpl();
+}
+
+}  // namespace fsdp::python

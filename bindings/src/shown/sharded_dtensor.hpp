@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "shown/dtensors.hpp"
+
+namespace fsdp::python {
+
+/// The DTensor that stands in modules for one sharded parameter, over its memory. What a user sets on the DTensor holds for
+/// the sharded parameter: requires_grad, grad_dtype.
+///
+/// Every function needs the interpreter's lock.
+class ShardedDTensor {
+ public:
+  /// dtensor: an nn.Parameter.
+  ShardedDTensor(at::Tensor sharded_param, py::object dtensor);
+
+  const at::Tensor& sharded_param() const { return sharded_param_; }
+  const PyRef& parameter() const { return dtensor_; }
+  py::object object() const { return dtensor_.object(); }
+  const at::Tensor& tensor() const { return THPVariable_Unpack(dtensor_.get()); }
+  at::Tensor local() const { return local_tensor_of(dtensor_.get()); }
+  /// Another parameter stands for it from now on.
+  void replace(py::object dtensor) { dtensor_ = PyRef(std::move(dtensor)); }
+
+  void take_over_requires_grad() const;
+  /// The other way.
+  void show_requires_grad() const;
+  /// Between steps an operator is to record what the user has just asked for; in one, the next will.
+  void follow_requires_grad() const;
+  /// One that was set counts; a DTensor without, which may be new, gets the sharded parameter's.
+  void take_over_grad_dtype() const;
+
+  /// False if the sharded parameter lies in other memory now than when the DTensor was made or last pointed there.
+  bool is_home() const { return sharded_param_.storage().unsafeGetStorageImpl() == home_; }
+  /// The sharded parameter holds the values: the DTensor shows its memory.
+  void point_home();
+
+ private:
+  at::Tensor sharded_param_;
+  PyRef dtensor_;
+  const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
+};
+
+}  // namespace fsdp::python

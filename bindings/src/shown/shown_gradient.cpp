@@ -1,0 +1,140 @@
+#include "shown/shown_gradient.hpp"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "root/find_param.hpp"
+
+namespace fsdp::python {
+
+/// Among a gradient's own hooks, which go when it does: the sharded parameter's `.grad`, the same memory, is
+/// dropped there and then, and not when the next step begins.
+class ShownGradient::End final : public torch::autograd::FunctionPreHook {
+ public:
+  End(std::weak_ptr<ShownGradient> shown, const c10::TensorImpl* gradient)
+      : shown_(std::move(shown)), gradient_(gradient) {}
+  ~End() override {
+    if (!is_interpreter_alive()) return;
+    py::gil_scoped_acquire gil;
+    const auto shown = shown_.lock();
+    if (!shown || shown->dtensor_ != gradient_) return;
+    auto& of_sharded = shown->param_.sharded_param().mutable_grad();
+    if (of_sharded.unsafeGetTensorImpl() == shown->local_) of_sharded.reset();
+    shown->forget();
+  }
+  bool is_told(const ShownGradient& shown) const { return shown_.lock().get() == &shown; }
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<ShownGradient> shown_;
+  const c10::TensorImpl* gradient_;
+};
+
+void ShownGradient::follow(const at::Tensor& gradient, const at::Tensor& local) {
+  dtensor_ = gradient.unsafeGetTensorImpl();
+  local_ = local.unsafeGetTensorImpl();
+  auto& hooks = torch::autograd::impl::materialize_autograd_meta(gradient)->hooks_;
+  const bool is_followed = std::any_of(hooks.begin(), hooks.end(), [this](const auto& hook) {
+    const auto* end = dynamic_cast<const End*>(hook.get());
+    return end != nullptr && end->is_told(*this);
+  });
+  if (!is_followed) hooks.push_back(std::make_unique<End>(self_, dtensor_));
+}
+
+bool ShownGradient::is_ours() const {
+  const auto& gradient = param_.tensor().grad();
+  return gradient.defined() && gradient.unsafeGetTensorImpl() == dtensor_;
+}
+
+bool ShownGradient::is_shown() const {
+  return param_.sharded_param().grad().unsafeGetTensorImpl() == local_ && is_ours();
+}
+
+void ShownGradient::take_over() {
+  const auto& gradient = param_.tensor().grad();
+  if (!gradient.defined()) {
+    // Where none was shown, what is there waits for the end of its step.
+    if (local_ != nullptr) param_.sharded_param().mutable_grad().reset();
+    forget();
+    return;
+  }
+  if (is_ours()) return;
+  // The user's own.
+  py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
+  if (!is_dtensor(object))
+    throw py::type_error("parameter '" + entries_.name() +
+                         "': expected its .grad to be a DTensor like the parameter, found an ordinary tensor; make "
+                         "one with torch.distributed.tensor.distribute_tensor");
+  const auto local = local_tensor_of(object);
+  param_.sharded_param().mutable_grad() = local;
+  follow(gradient, local);
+}
+
+bool ShownGradient::show() {
+  const auto gradient = param_.sharded_param().grad();
+  if (!gradient.defined()) {
+    if (local_ != nullptr) param_.tensor().mutable_grad().reset();
+    forget();
+    return false;
+  }
+  if (gradient.unsafeGetTensorImpl() == local_) {
+    take_over();  // shown already, and left, dropped or replaced since: by a hook, say
+    return false;
+  }
+  take_autograds_own(gradient);
+  put(gradient);
+  return true;
+}
+
+/// What a loss gave that is computed from the DTensor itself, beside the modules: autograd has put it on the DTensor
+/// since the backward began.
+void ShownGradient::take_autograds_own(const at::Tensor& gradient) {
+  const auto& parameter = param_.tensor();
+  if (!parameter.grad().defined() || is_ours()) return;
+  const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(parameter.grad()));
+  const auto local = tensor_of(maker_.local_gradient(own, param_.object().attr("placements")));
+  at::NoGradGuard no_grad;
+  if (const auto param = find_param(param_.sharded_param()))
+    root_of(*param->group).runner().comm_ctx().let_current_wait_for_reductions();
+  gradient.add_(local);
+  parameter.mutable_grad().reset();
+}
+
+void ShownGradient::put(const at::Tensor& gradient) {
+  const auto& parameter = param_.tensor();
+  if (is_ours() && parameter.grad().dtype() == gradient.dtype()) {
+    // It is the parameter's, added up elsewhere.
+    const auto shown = py::reinterpret_steal<py::object>(THPVariable_Wrap(parameter.grad()));
+    set_local_tensor(shown, gradient);
+    local_ = gradient.unsafeGetTensorImpl();
+    return;
+  }
+  forget();
+  const auto made = maker_.make_gradient(gradient, param_.object());
+  parameter.mutable_grad() = tensor_of(made);
+  follow(parameter.grad(), gradient);
+}
+
+void ShownGradient::leave_to_apply() {
+  take_over();
+  dtensor_ = nullptr;
+}
+
+void ShownGradient::follow_home() {
+  const auto& sharded_param = param_.sharded_param();
+  const auto& parameter = param_.tensor();
+  const bool was_shown = local_ != nullptr;
+  forget();
+  if (!was_shown) return;
+  if (!parameter.grad().defined()) sharded_param.mutable_grad().reset();
+  if (sharded_param.grad().defined())
+    put(sharded_param.grad());
+  else
+    parameter.mutable_grad().reset();
+}
+
+}  // namespace fsdp::python

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "shown/param_entries.hpp"
+#include "shown/sharded_dtensor.hpp"
+
+namespace fsdp::python {
+
+/// A sharded parameter's gradient as Python shows it: the `.grad` of the parameter's DTensor, a DTensor over the gradient.
+///
+/// Every function needs the interpreter's lock.
+class ShownGradient {
+ public:
+  /// All outlive it. entries: name the parameter in errors.
+  ShownGradient(const ShardedDTensor& param, const ParamEntries& entries, const DTensorMaker& maker)
+      : param_(param), entries_(entries), maker_(maker) {}
+  /// self: keeps what this is a part of. Before the first gradient.
+  void set_self(std::weak_ptr<ShownGradient> self) { self_ = std::move(self); }
+
+  /// Takes over what the user has made of it since the last call: dropped it, or put another there.
+  void take_over();
+  /// Puts the sharded parameter's gradient on the DTensor. True if that was not there, or another one.
+  bool show();
+  /// True if the DTensor has the sharded parameter's.
+  bool is_shown() const;
+
+  /// Before `nn.Module._apply`: the gradient that it puts in the place of the shown one ends that, and is not the user's doing.
+  void leave_to_apply();
+  /// The sharded parameter lies in other memory: the gradient goes with it, unless the user has dropped it since it was shown.
+  void follow_home();
+
+ private:
+  class End;
+  bool is_ours() const;
+  void put(const at::Tensor& gradient);
+  void take_autograds_own(const at::Tensor& gradient);
+  void follow(const at::Tensor& gradient, const at::Tensor& local);
+  void forget() { dtensor_ = local_ = nullptr; }
+
+  const ShardedDTensor& param_;
+  const ParamEntries& entries_;
+  const DTensorMaker& maker_;
+  std::weak_ptr<ShownGradient> self_;
+  /// The DTensor that was last on the parameter's as its gradient; whoever drops it gives the memory back, so nothing here
+  /// keeps it, and End tells when it has gone.
+  const c10::TensorImpl* dtensor_ = nullptr;
+  const c10::TensorImpl* local_ = nullptr;  ///< the sharded parameter's, which it shows
+};
+
+}  // namespace fsdp::python

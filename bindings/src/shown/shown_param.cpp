@@ -1,0 +1,84 @@
+#include "shown/shown_param.hpp"
+
+#include "root/find_param.hpp"
+#include "shown/gradient_hooks.hpp"
+#include "shown/param_stand_in.hpp"
+#include "shown/shown_registry.hpp"
+
+namespace fsdp::python {
+
+ShownParam::ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded,
+                       std::unique_ptr<DTensorHandle> dtensor, const DTensorMaker& maker)
+    : sharded_(std::move(sharded_param), std::move(sharded)),
+      forms_(sharded_, std::move(unsharded), std::move(dtensor)),
+      gradient_(sharded_, forms_.entries(), maker),
+      maker_(maker) {}
+
+std::shared_ptr<ShownParam> ShownParam::make(at::Tensor sharded_param, py::object sharded, py::object unsharded,
+                                             std::unique_ptr<DTensorHandle> dtensor, const DTensorMaker& maker) {
+  const std::shared_ptr<ShownParam> made(new ShownParam(std::move(sharded_param), std::move(sharded),
+                                                        std::move(unsharded), std::move(dtensor), maker));
+  shown_registry().add(made);
+  made->gradient_.set_self(std::shared_ptr<ShownGradient>(made, &made->gradient_));
+  made->stand_in(made->sharded_.parameter());
+  return made;
+}
+
+ShownParam::~ShownParam() {
+  py::gil_scoped_acquire gil;
+  shown_registry().remove(*this);
+}
+
+void ShownParam::stand_in(const PyRef& dtensor) {
+  if (forms_.computes_with_dtensor()) return;  // its operators have DTensors beside it
+  stand_in_for(*this, dtensor);
+}
+
+void ShownParam::add_place(const Place& place) {
+  forms_.add_place(place);
+  shown_registry().add(place, *this);
+}
+
+void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
+  const auto param = find_param(sharded_.sharded_param());
+  const bool is_cut = param && !param->param().spec.sizes().empty();
+  if (!is_cut || forms_.computes_with_dtensor()) return forms_.show_sharded();
+  if (!forms_.post_forward()) {
+    forms_.make_post_forward(param->param(), mesh, maker_);
+    stand_in(forms_.post_forward());
+  }
+  forms_.show_post_forward();
+}
+
+void ShownParam::replace_sharded(py::object dtensor) {
+  sharded_.replace(std::move(dtensor));
+  forms_.entries().put(sharded_.parameter());
+}
+
+void ShownParam::take_over() {
+  sharded_.take_over_requires_grad();
+  sharded_.take_over_grad_dtype();
+  if (!runs_hooks_in_backward_ && has_gradient_hooks(sharded_)) {
+    runs_hooks_in_backward_ = true;
+    run_gradient_hooks_in_backward(*this);
+  }
+  gradient_.take_over();
+}
+
+void ShownParam::show_gradient() {
+  sharded_.show_requires_grad();
+  if (gradient_.show() && !runs_hooks_in_backward_ && has_gradient_hooks(sharded_)) run_gradient_hooks(sharded_);
+}
+
+void ShownParam::point_home() {
+  sharded_.point_home();
+  stand_in(sharded_.parameter());  // `_apply` may have put another tensor behind the parameter
+  forms_.drop_post_forward();      // the unsharded parameter may have got another dtype or device
+  gradient_.follow_home();
+}
+
+void ShownParam::follow_home() {
+  if (!sharded_.is_home()) point_home();
+}
+
+}  // namespace fsdp::python

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "shown/param_forms.hpp"
+#include "shown/param_user.hpp"
+#include "shown/sharded_dtensor.hpp"
+#include "shown/shown_gradient.hpp"
+
+namespace fsdp::python {
+
+/// A sharded parameter as Python shows it: its DTensor, the forms in which modules hold it, its gradient. Between the core
+/// and them it carries what changes on either side.
+///
+/// The DTensor stands in for the unsharded parameter: see Note [Stand-ins].
+///
+/// Every function needs the interpreter's lock.
+class ShownParam : public std::enable_shared_from_this<ShownParam> {
+ public:
+  /// Found in the registry from now on. The arguments are those of ShardedDTensor and ParamForms.
+  static std::shared_ptr<ShownParam> make(at::Tensor sharded_param, py::object sharded, py::object unsharded,
+                                          std::unique_ptr<DTensorHandle> dtensor, const DTensorMaker& maker);
+  ~ShownParam();
+
+  const ShardedDTensor& sharded() const { return sharded_; }
+  const ParamForms& forms() const { return forms_; }
+  ShownGradient& gradient() { return gradient_; }
+  const DTensorMaker& maker() const { return maker_; }
+  void set_user(std::weak_ptr<ParamUser> user) { user_ = std::move(user); }
+  std::shared_ptr<ParamUser> user() const { return user_.lock(); }
+
+  /// `place` shows this parameter from now on, the sharded one first.
+  void add_place(const Place& place);
+  /// As shards of fewer ranks; a parameter that is not cut shows as it does outside.
+  void show_post_forward(const PostForwardMesh& mesh);
+  /// The mesh is another one from now on.
+  void drop_post_forward() { forms_.drop_post_forward(); }
+  /// Another DTensor stands for it from now on, wherever one does.
+  void replace_sharded(py::object dtensor);
+
+  /// Takes over what the user has changed on the DTensor since the last call: requires_grad, grad_dtype, a gradient
+  /// that was dropped or replaced.
+  void take_over();
+  /// Puts the sharded parameter's gradient on the DTensor.
+  void show_gradient();
+
+  /// The sharded parameter holds the values: the DTensor shows its memory again.
+  void point_home();
+  /// The same if the sharded parameter lies in other memory now than when the DTensor was made.
+  void follow_home();
+
+ private:
+  ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded, std::unique_ptr<DTensorHandle> dtensor,
+             const DTensorMaker& maker);
+  void stand_in(const PyRef& dtensor);
+
+  ShardedDTensor sharded_;
+  ParamForms forms_;
+  ShownGradient gradient_;
+  bool runs_hooks_in_backward_ = false;
+  std::weak_ptr<ParamUser> user_;
+  const DTensorMaker& maker_;
+};
+
+}  // namespace fsdp::python

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "shown/shown_param.hpp"
+
+namespace fsdp::python {
+
+/// The parameters of one call of fully_shard, which its modules show in one form, all of them.
+///
+/// Every function needs the interpreter's lock.
+class ShownParams {
+ public:
+  /// kPostForward: between a forward that releases them and its backward.
+  enum class Form { kSharded, kUnsharded, kPostForward };
+
+  /// In the place of those there were.
+  void set(std::vector<std::shared_ptr<ShownParam>> params) { params_ = std::move(params); }
+  const std::vector<std::shared_ptr<ShownParam>>& all() const { return params_; }
+
+  Form form() const { return form_; }
+  void show_as(Form form);
+  /// What a forward leaves behind that releases them.
+  Form released_form() const;
+  /// How they show in kPostForward; no mesh: as they do outside.
+  void set_post_forward_mesh(PostForwardMesh mesh);
+
+  /// True if autograd would record what is computed from them.
+  bool require_grad() const;
+  void take_over() const {
+    for (const auto& param : params_) param->take_over();
+  }
+  void show_gradients() const {
+    for (const auto& param : params_) param->show_gradient();
+  }
+
+ private:
+  std::vector<std::shared_ptr<ShownParam>> params_;
+  Form form_ = Form::kSharded;
+  PostForwardMesh post_forward_mesh_;
+};
+
+}  // namespace fsdp::python
