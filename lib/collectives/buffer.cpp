@@ -1,5 +1,6 @@
 #include "collectives/buffer.hpp"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
@@ -28,6 +29,13 @@ void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 #endif
 }
 
+/// On CPU without the dispatcher, which costs as much as the allocator.
+at::Tensor allocate(int64_t numel, const at::TensorOptions& options) {
+  if (options.device().is_cpu() && !options.pinned_memory())
+    return at::Tensor(at::detail::empty_cpu({numel}, c10::typeMetaToScalarType(options.dtype())));
+  return at::empty({numel}, options);
+}
+
 thread_local int64_t* counted_bytes = nullptr;
 
 void count(const at::Tensor& buffer) {
@@ -41,7 +49,7 @@ CountedBuffers::CountedBuffers(int64_t& bytes) : outer_(std::exchange(counted_by
 CountedBuffers::~CountedBuffers() { counted_bytes = outer_; }
 
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options) {
-  auto buffer = at::empty({numel}, options);
+  auto buffer = allocate(numel, options);
   count(buffer);
   if (buffer.is_cpu() && buffer.nbytes() > 0) ask_for_huge_pages(buffer.data_ptr(), buffer.nbytes());
   if (const auto* guarded = GuardedBuffers::current()) [[unlikely]]

@@ -18,20 +18,26 @@ void ViewPool::take_form(const at::Tensor& base) {
                                                               /*resizable=*/false))};
 }
 
-void ViewPool::add(const at::Tensor& base, int64_t numel, int64_t offset) {
-  take_form(base);
+void ViewPool::add_new(const at::Tensor& base, int64_t numel, int64_t offset) {
   const size_t i = used_++;
   if (i == tensors_.size()) {
     tensors_.emplace_back();
     is_view_.push_back(true);
   }
-  auto& view = tensors_[i];
-  if (!is_view_[i] || !view.defined() || view.use_count() != 1) {
-    is_view_[i] = true;
-    view = raw_view(base, numel, offset);
-    return;
+  is_view_[i] = true;
+  tensors_[i] = raw_view(base, numel, offset);
+}
+
+void ViewPool::add(const at::Tensor& base, int64_t numel, int64_t offset) {
+  if (base.unsafeGetTensorImpl() != base_) {
+    take_form(base);
+    base_ = base.unsafeGetTensorImpl();
   }
-  auto* impl = view.unsafeGetTensorImpl();
+  const size_t i = used_;
+  if (i >= tensors_.size() || !is_view_[i] || !tensors_[i].defined() || tensors_[i].use_count() != 1)
+    return add_new(base, numel, offset);
+  ++used_;
+  auto* impl = tensors_[i].unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(base.storage());
   impl->set_storage_offset(offset);
   if (impl->numel() != numel) impl->set_sizes_contiguous({numel});
@@ -55,7 +61,7 @@ void ViewPool::let_go() {
     else
       tensor.reset();
   }
-  used_ = 0;
+  begin();
 }
 
 }  // namespace fsdp

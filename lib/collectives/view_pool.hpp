@@ -16,7 +16,10 @@ namespace fsdp {
 class ViewPool {
  public:
   /// An empty list.
-  void begin() { used_ = 0; }
+  void begin() {
+    used_ = 0;
+    base_ = nullptr;
+  }
   /// 1-D: `numel` elements of base's storage from element `offset` on, as raw_view.
   void add(const at::Tensor& base, int64_t numel, int64_t offset);
   /// A tensor as it is.
@@ -34,11 +37,13 @@ class ViewPool {
   };
 
   void take_form(const at::Tensor& base);
+  void add_new(const at::Tensor& base, int64_t numel, int64_t offset);
 
   std::vector<at::Tensor> tensors_;
-  std::vector<bool> is_view_;  // by tensor
+  std::vector<char> is_view_;  // by tensor
   size_t used_ = 0;            // of the tensors, the first ones
   Form form_;                  // of all views
+  const c10::TensorImpl* base_ = nullptr;  // of the last view in the list, whose form has been taken
 };
 
 }  // namespace fsdp

@@ -2,7 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+#include <utility>
 
 namespace fsdp {
 
@@ -38,21 +42,24 @@ void add_inner_residency_key(const at::Tensor& alias);
 /// other groups may have to be gathered than the first time.
 class BelowResidency {
  public:
-  BelowResidency() : key_(kResidencyKey), no_modes_(without_modes()) {}
+  BelowResidency() : no_inference_(leave_inference()), below_(keys_below()) {}
 
  private:
-  static c10::impl::LocalDispatchKeySet without_modes() {
+  // Most often there is no such mode, and to turn it off costs more than all else here.
+  static std::optional<c10::InferenceMode> leave_inference() {
+    return c10::InferenceMode::is_enabled() ? std::optional<c10::InferenceMode>(std::in_place, false) : std::nullopt;
+  }
+  static c10::impl::LocalDispatchKeySet keys_below() {
     auto keys = c10::impl::tls_local_dispatch_key_set();
+    keys.excluded_ = keys.excluded_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kResidencyKey);
     // Not excluded: tensors that are Python classes keep working in hooks of the user's.
     keys.included_ = keys.included_ - c10::DispatchKeySet({c10::DispatchKey::Python,
                                                            c10::DispatchKey::PythonTLSSnapshot});
     return keys;
   }
 
-  c10::InferenceMode no_inference_{false};
-  at::AutoDispatchBelowADInplaceOrView no_autograd_;
-  c10::impl::ExcludeDispatchKeyGuard key_;
-  c10::impl::ForceDispatchKeyGuard no_modes_;
+  std::optional<c10::InferenceMode> no_inference_;
+  c10::impl::ForceDispatchKeyGuard below_;
 };
 
 }  // namespace fsdp
