@@ -10,6 +10,7 @@
 #include "api/params/find_param.hpp"
 #include "param/grad_dtype.hpp"
 #include "root/group_port.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp::python {
 
@@ -167,17 +168,16 @@ void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
   const auto param = find_param(sharded_param_);
   const bool is_cut = param && !param->param().spec.sizes().empty();
   if (!is_cut || dtensor_) return show_sharded();
-  if (!post_forward_) {
-    const auto& whole = param->param();
-    const int64_t dim = whole.layout().dim();
-    const ShardLayout layout(whole.sizes(), whole.strides(), dim, mesh.ranks);
-    // A view of the unsharded parameter, which is gathered when somebody reads it.
-    const auto part = layout.part_of(tensor_of(unsharded_.object()).detach(), mesh.rank);
-    const auto geometry = py::make_tuple(c10::IntArrayRef(whole.sizes()), c10::IntArrayRef(whole.strides()));
-    post_forward_ = PyRef(maker_.make_post_forward(part, mesh.mesh, dim, geometry, whole.requires_grad()));
-    set_grad_dtype(tensor_of(post_forward_.object()), whole.grad_dtype());
-    stand_in(post_forward_);
-  }
+  if (post_forward_) return show(post_forward_);
+  const auto& whole = param->param();
+  const int64_t dim = whole.layout().dim();
+  const ShardLayout layout(whole.sizes(), whole.strides(), dim, mesh.ranks);
+  // A view of the unsharded parameter, which is gathered when somebody reads it.
+  const auto part = part_of(layout, tensor_of(unsharded_.object()).detach(), mesh.rank);
+  const auto geometry = py::make_tuple(c10::IntArrayRef(whole.sizes()), c10::IntArrayRef(whole.strides()));
+  post_forward_ = PyRef(maker_.make_post_forward(part, mesh.mesh, dim, geometry, whole.requires_grad()));
+  set_grad_dtype(tensor_of(post_forward_.object()), whole.grad_dtype());
+  stand_in(post_forward_);
   show(post_forward_);
 }
 
