@@ -171,10 +171,10 @@ void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
   if (post_forward_) return show(post_forward_);
   const auto& whole = param->param();
   const int64_t dim = whole.layout().dim();
-  const ShardLayout layout(whole.sizes(), whole.strides(), dim, mesh.ranks);
+  const ShardLayout layout(whole.spec.sizes(), whole.spec.strides(), dim, mesh.ranks);
   // A view of the unsharded parameter, which is gathered when somebody reads it.
   const auto part = part_of(layout, tensor_of(unsharded_.object()).detach(), mesh.rank);
-  const auto geometry = py::make_tuple(c10::IntArrayRef(whole.sizes()), c10::IntArrayRef(whole.strides()));
+  const auto geometry = py::make_tuple(c10::IntArrayRef(whole.spec.sizes()), c10::IntArrayRef(whole.spec.strides()));
   post_forward_ = PyRef(maker_.make_post_forward(part, mesh.mesh, dim, geometry, whole.requires_grad()));
   set_grad_dtype(tensor_of(post_forward_.object()), whole.grad_dtype());
   stand_in(post_forward_);
