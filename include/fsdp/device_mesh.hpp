@@ -33,8 +33,8 @@ class DeviceMesh {
   const std::vector<int64_t>& shape() const;
   /// Empty if the mesh was made without names (allowed for one dimension only).
   const std::vector<std::string>& dim_names() const;
-  int64_t size() const;
-  int64_t size(int dim) const;
+  /// Of one dimension; none: the number of all its ranks.
+  int64_t size(std::optional<int> dim = {}) const;
   /// All ranks of the mesh, row-major, as ranks of the world it was made from.
   const std::vector<int>& ranks() const;
   /// This rank's position in each dimension.
@@ -57,17 +57,19 @@ class DeviceMesh {
   /// made from. Throws UsageError for an empty name, or if the mesh was made from groups.
   DeviceMesh flatten(const std::string& dim_name) const;
 
-  /// True if both arrange the same ranks in the same shape, with the same names, on one device type.
-  bool operator==(const DeviceMesh& other) const;
-
   /// "DeviceMesh(cpu, replicate=2, shard=4)", without names "DeviceMesh(cpu, 4)".
   std::string to_string() const;
 
+  /// The library's own way in.
+  struct Access;
+
  private:
-  friend struct DeviceMeshAccess;
   struct State;
   std::shared_ptr<const State> state_;
 };
+
+/// True if both arrange the same ranks in the same shape, with the same names, on one device type.
+bool operator==(const DeviceMesh& one, const DeviceMesh& other);
 
 struct DeviceMeshOptions {
   /// Empty: the world's device type.

@@ -26,7 +26,6 @@ void describe(std::string& text, const std::string& section, const CheckpointMis
   append_list(text, "Wrong", misfits.wrong);
 }
 
-/// Ranks may have different tensors, as stages of a pipeline have: unexpected is what no rank asks for.
 void leave_out(const CatalogueEntries& asked, const Catalogue::Section& section, CheckpointMisfits& misfits) {
   std::set<std::string> names;
   for (const auto& entry : section.tensors)
@@ -58,6 +57,30 @@ struct CheckpointReader::State {
     const auto catalogued = catalogue.sections.find(section.name);
     return match_section(section, catalogued == catalogue.sections.end() ? nullptr : &catalogued->second,
                          {options.convert_dtypes, renaming(section.name)});
+  }
+
+  /// By section. A collective call: ranks may have different tensors, as stages of a pipeline have, and what is unexpected is
+  /// asked for by none.
+  std::vector<SectionMatch> match_with_others(const std::vector<CheckpointSection>& sections) const {
+    std::vector<SectionMatch> matches(sections.size());
+    std::vector<int64_t> asked;
+    const auto hashes = ranks.together_with([&] {
+      CatalogueEntries own;
+      for (size_t i = 0; i < sections.size(); ++i) {
+        matches[i] = match(sections[i]);
+        own.insert(matches[i].asked.begin(), matches[i].asked.end());
+      }
+      asked = to_bits(catalogue, own);
+      uint64_t hash = 1;
+      for (const auto word : asked) hash = mixed_hash(hash, static_cast<uint64_t>(word));
+      return static_cast<int64_t>(hash);
+    });
+    if (std::ranges::all_of(hashes, [&](const auto hash) { return hash == hashes.front(); })) return matches;
+    const auto by_any = from_bits(catalogue, joined(ranks.all_gather(asked)));
+    for (size_t i = 0; i < sections.size(); ++i)
+      if (const auto section = catalogue.sections.find(sections[i].name); section != catalogue.sections.end())
+        leave_out(by_any, section->second, matches[i].misfits);
+    return matches;
   }
 
   std::function<std::string(const std::string&)> renaming(const std::string& section) const {
@@ -127,27 +150,8 @@ CheckpointMisfits CheckpointReader::compare(const CheckpointSection& section) co
 
 CheckpointMisfits CheckpointReader::load(const std::vector<CheckpointSection>& sections, const CheckpointMisfits& besides) {
   const auto& ranks = state_->ranks;
-  std::vector<SectionMatch> results(sections.size());
+  auto results = state_->match_with_others(sections);
   auto all = besides;
-  std::vector<int64_t> asked;
-  const auto& catalogue = state_->catalogue;
-  const auto hashes = ranks.together_with([&] {
-    CatalogueEntries own;
-    for (size_t i = 0; i < sections.size(); ++i) {
-      results[i] = state_->match(sections[i]);
-      own.insert(results[i].asked.begin(), results[i].asked.end());
-    }
-    asked = to_bits(catalogue, own);
-    uint64_t hash = 1;
-    for (const auto word : asked) hash = mixed_hash(hash, static_cast<uint64_t>(word));
-    return static_cast<int64_t>(hash);
-  });
-  if (std::any_of(hashes.begin(), hashes.end(), [&](const auto hash) { return hash != hashes.front(); })) {
-    const auto by_any = from_bits(catalogue, joined(ranks.all_gather(asked)));
-    for (size_t i = 0; i < sections.size(); ++i)
-      if (const auto section = catalogue.sections.find(sections[i].name); section != catalogue.sections.end())
-        leave_out(by_any, section->second, results[i].misfits);
-  }
   std::vector<Match> matches;
   ranks.together([&] {
     std::string text, text_besides;

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/log.hpp"
-#include "checkpoint/io/save_folder.hpp"
+#include "checkpoint/io/checkpoint_names.hpp"
 #include "checkpoint/sections/training_parts.hpp"
 #include "collectives/buffer.hpp"
 #include "fsdp/process_group.hpp"

@@ -9,6 +9,7 @@
 #include "collectives/quarantine.hpp"
 #include "collectives/raw_view.hpp"
 #include "collectives/reduce_scatter.hpp"
+#include "tensor/shard_part.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -84,7 +85,7 @@ void write_piece(Entries unit, int64_t piece_numel, int rank, const at::Tensor& 
   const int64_t numel = unit[0].gradient.defined() ? layout.local_numel(rank) : 0;
   if (numel > 0)
     to.as_strided(layout.local_sizes(rank), layout.local_strides(rank), to.storage_offset())
-        .copy_(layout.part_of(unit[0].gradient, rank));
+        .copy_(part_of(layout, unit[0].gradient, rank));
   to.narrow(0, numel, to.numel() - numel).zero_();
 }
 

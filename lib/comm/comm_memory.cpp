@@ -38,14 +38,14 @@ class ProcessGroupReduceScatter final : public ReduceScatterComm, public Process
 }  // namespace
 
 std::string HasCommMemory::why_no_slots() const { return "which has no symmetric memory here"; }
-std::shared_ptr<CommSlot> HasCommMemory::make_slot(SlotUse /*use*/, int64_t /*bytes*/) { return nullptr; }
+std::shared_ptr<SymmMemBuffer> HasCommMemory::make_slot(SlotUse /*use*/, int64_t /*bytes*/) { return nullptr; }
 
 std::string why_no_slots(const Communicator& group) {
   const auto* owner = dynamic_cast<const HasCommMemory*>(&group);
   return owner != nullptr ? owner->why_no_slots() : "which has no symmetric memory here";
 }
 
-std::shared_ptr<CommSlot> make_slot(Communicator& group, SlotUse use, int64_t bytes) {
+std::shared_ptr<SymmMemBuffer> make_slot(Communicator& group, SlotUse use, int64_t bytes) {
   auto* owner = dynamic_cast<HasCommMemory*>(&group);
   return owner != nullptr ? owner->make_slot(use, bytes) : nullptr;
 }

@@ -16,15 +16,16 @@ enum class SlotUse {
   kReductions,  ///< reduce-scatters read from it
 };
 
-/// Memory that all ranks of a group have registered together: what each of them gathers into its own, backends may
-/// write from the other ranks directly, and read what each reduces from its own. Its ranks must use one slot, from the
-/// same place on, for one collective: which one is a decision that has to come out the same on all of them.
+/// What a slot has, NCCL's symmetric memory: all ranks of a group have registered theirs together. What each of them gathers
+/// into its own, backends may write from the other ranks directly, and read what each reduces from its own. The ranks must
+/// use one slot, from the same place on, for one collective: which one is a decision that has to come out the same on all
+/// of them.
 ///
 /// Letting go of it takes the registration back, which waits for collectives of that use under way, so that all ranks
 /// do it between the same two calls; the memory stays as long as a tensor refers to it.
-class CommSlot {
+class SymmMemBuffer {
  public:
-  virtual ~CommSlot() = default;
+  virtual ~SymmMemBuffer() = default;
   virtual int64_t bytes() const = 0;
   /// The first `bytes`: 1-D, not initialised, to be written on the current stream from now on, which runs behind
   /// what used the last tensor on the stream that let go of it. Throws StateError while that one is referred to.
@@ -41,7 +42,7 @@ class HasCommMemory {
   virtual std::string why_no_slots() const;
   /// A collective call, for which the host waits. Null where a rank or the driver has no such memory, which is said
   /// once in the log: on all ranks then. Throws CommError.
-  virtual std::shared_ptr<CommSlot> make_slot(SlotUse use, int64_t bytes);
+  virtual std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes);
 
  protected:
   ~HasCommMemory() = default;
@@ -52,7 +53,7 @@ at::Tensor allocate_for_comm(Communicator& group, int64_t numel, const at::Tenso
 
 /// As above, of any group.
 std::string why_no_slots(const Communicator& group);
-std::shared_ptr<CommSlot> make_slot(Communicator& group, SlotUse use, int64_t bytes);
+std::shared_ptr<SymmMemBuffer> make_slot(Communicator& group, SlotUse use, int64_t bytes);
 
 /// The group's own collectives, in memory of its backend where that has any; elsewhere in LibTorch's.
 std::shared_ptr<AllGatherComm> process_group_all_gather(std::shared_ptr<Communicator> group);

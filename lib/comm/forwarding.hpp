@@ -61,7 +61,7 @@ class ForwardingCommunicator : public Communicator,
     return fsdp::allocate_for_comm(*inner_, numel, options);
   }
   std::string why_no_slots() const override { return fsdp::why_no_slots(*inner_); }
-  std::shared_ptr<CommSlot> make_slot(SlotUse use, int64_t bytes) override {
+  std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes) override {
     return fsdp::make_slot(*inner_, use, bytes);
   }
 

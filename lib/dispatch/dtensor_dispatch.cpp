@@ -23,7 +23,7 @@ StandIn* as_stand_in(c10::BackendMeta* meta) {
 
 void make_stand_in(const at::Tensor& tensor, c10::intrusive_ptr<StandIn> stand_in) {
   auto* impl = tensor.unsafeGetTensorImpl();
-  stand_in->tensor_ = impl;
+  stand_in->set_tensor(impl);
   const std::type_info* none = nullptr;
   usual_class.compare_exchange_strong(none, &typeid(*stand_in), std::memory_order_relaxed);
   impl->set_backend_meta(std::move(stand_in));
@@ -34,7 +34,7 @@ c10::intrusive_ptr<StandIn> stand_in_of(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   if (!has_residency_key(impl) || !impl->key_set().has(c10::DispatchKey::Python)) return nullptr;
   auto* found = as_stand_in(impl->get_backend_meta());
-  if (found == nullptr || found->tensor_ != impl) return nullptr;
+  if (found == nullptr || !found->is_of(impl)) return nullptr;
   return c10::intrusive_ptr<StandIn>::reclaim_copy(found);
 }
 

@@ -32,10 +32,12 @@ class StandIn : public c10::BackendMeta {
   /// The kind could not run the operator, as far as this error of it tells (not an interrupt, say).
   virtual bool is_refusal(const std::exception& error) const = 0;
 
+  /// Metadata is copied along with keys: it is that of the tensor it was made for alone.
+  bool is_of(const c10::TensorImpl* tensor) const { return tensor_ == tensor; }
+  void set_tensor(const c10::TensorImpl* tensor) { tensor_ = tensor; }
+
  private:
-  friend void make_stand_in(const at::Tensor&, c10::intrusive_ptr<StandIn>);
-  friend c10::intrusive_ptr<StandIn> stand_in_of(const at::Tensor&);
-  const c10::TensorImpl* tensor_ = nullptr;  // only compared: metadata is copied along with keys
+  const c10::TensorImpl* tensor_ = nullptr;  // only compared
 };
 
 void make_stand_in(const at::Tensor& tensor, c10::intrusive_ptr<StandIn> stand_in);

@@ -58,12 +58,14 @@ class UnshardedStorage final : public ParamStorage {
   void retire(const std::string& name);
 
   /// True while the unsharded parameter shows other memory than this: see UnshardedTensor::set_aside.
-  bool is_set_aside = false;
+  bool is_set_aside() const { return is_set_aside_; }
+  void set_aside(bool value) { is_set_aside_ = value; }
 
  private:
   std::shared_ptr<ParamOwner> keep_alive_;
   bool is_filled_ = false;
   bool is_retired_ = false;
+  bool is_set_aside_ = false;
 };
 
 /// Storage behind one sharded parameter: a piece of the group's local shard, which it keeps alive.

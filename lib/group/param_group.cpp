@@ -8,6 +8,7 @@
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/dense_gradient.hpp"
 #include "param/param_rows.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -33,7 +34,7 @@ void take_over_gradient(FSDPParam& param, int shard_rank) {
   BelowResidency below;
   auto gradient = dense_gradient(unsharded_param.grad());
   const auto sharded_param = param.sharded_param();
-  if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, shard_rank).clone();
+  if (!param.layout().is_whole()) gradient = part_of(param.layout(), gradient, shard_rank).clone();
   sharded_param.mutable_grad() = gradient.to(sharded_param.device());
   unsharded_param.mutable_grad().reset();
 }

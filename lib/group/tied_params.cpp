@@ -6,6 +6,7 @@
 #include "group/gather/gather_values.hpp"
 #include "group/param_group.hpp"
 #include "param/param_rows.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -56,8 +57,8 @@ void gather_tied(GroupParts& parts, std::span<TiedParam> all) {
     const auto& param = parts.params[tied.index];
     copy_rows(param.spec, gather_values(from, tied.from.index, sharded_param.detach()), parts.shard.piece(tied.index));
     if (sharded_param.grad().defined())
-      tied.gradient = param.layout()
-                          .part_of(gather_values(from, tied.from.index, sharded_param.grad()), parts.identity.mesh_info.shard_rank())
+      tied.gradient = part_of(param.layout(), gather_values(from, tied.from.index, sharded_param.grad()),
+                              parts.identity.mesh_info.shard_rank())
                           .to(parts.shard.home_of(parts.config.device), /*non_blocking=*/false, /*copy=*/true);
   }
 }

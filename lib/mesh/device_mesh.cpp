@@ -11,12 +11,12 @@
 namespace fsdp {
 namespace {
 
-using State = DeviceMeshAccess::State;
+using State = DeviceMesh::Access::State;
 
 // The accessors are called for every parameter, so the good case must not format a message's parts.
 
 const State& member_state(const DeviceMesh& mesh) {
-  const State& state = DeviceMeshAccess::state(mesh);
+  const State& state = DeviceMesh::Access::state(mesh);
   if (state.coordinates.empty()) [[unlikely]]
     throw StateError(fmt::format("{}: this rank is not one of its ranks {}; ask is_member() first",
                                  mesh.to_string(), fmt::join(state.ranks, ", ")));
@@ -45,25 +45,25 @@ std::vector<int> own_list(const State& state, std::vector<std::vector<int>> list
 
 c10::DeviceType DeviceMesh::device_type() const { return device().type(); }
 
-c10::Device DeviceMesh::device() const { return DeviceMeshAccess::state(*this).device; }
+c10::Device DeviceMesh::device() const { return DeviceMesh::Access::state(*this).device; }
 
 int DeviceMesh::ndim() const { return static_cast<int>(shape().size()); }
 
-const std::vector<int64_t>& DeviceMesh::shape() const { return DeviceMeshAccess::state(*this).shape; }
+const std::vector<int64_t>& DeviceMesh::shape() const { return DeviceMesh::Access::state(*this).shape; }
 
 const std::vector<std::string>& DeviceMesh::dim_names() const {
-  return DeviceMeshAccess::state(*this).dim_names;
+  return DeviceMesh::Access::state(*this).dim_names;
 }
 
-int64_t DeviceMesh::size() const { return static_cast<int64_t>(ranks().size()); }
+int64_t DeviceMesh::size(std::optional<int> dim) const {
+  return dim ? shape()[checked_dim(*this, *dim)] : static_cast<int64_t>(ranks().size());
+}
 
-int64_t DeviceMesh::size(int dim) const { return shape()[checked_dim(*this, dim)]; }
-
-const std::vector<int>& DeviceMesh::ranks() const { return DeviceMeshAccess::state(*this).ranks; }
+const std::vector<int>& DeviceMesh::ranks() const { return DeviceMesh::Access::state(*this).ranks; }
 
 const std::vector<int64_t>& DeviceMesh::coordinates() const { return member_state(*this).coordinates; }
 
-bool DeviceMesh::is_member() const { return !DeviceMeshAccess::state(*this).coordinates.empty(); }
+bool DeviceMesh::is_member() const { return !DeviceMesh::Access::state(*this).coordinates.empty(); }
 
 int64_t DeviceMesh::local_rank(int dim) const { return coordinates()[checked_dim(*this, dim)]; }
 
@@ -90,7 +90,7 @@ DeviceMesh DeviceMesh::operator[](std::string_view dim_name) const {
 }
 
 DeviceMesh DeviceMesh::submesh(const std::vector<std::string>& dim_names) const {
-  const State& state = DeviceMeshAccess::state(*this);
+  const State& state = DeviceMesh::Access::state(*this);
   require(!dim_names.empty(), "{}: a sub-mesh needs at least one of its dimension names, got none",
           to_string());
   std::vector<int> dims;
@@ -109,16 +109,16 @@ DeviceMesh DeviceMesh::submesh(const std::vector<std::string>& dim_names) const 
   sub.dim_names = dim_names;
   sub.ranks = own_list(state, rank_lists(state.shape, state.ranks, dims));
   sub.root = state.root;
-  return DeviceMeshAccess::make(std::move(sub));
+  return DeviceMesh::Access::make(std::move(sub));
 }
 
 DeviceMesh DeviceMesh::flatten(const std::string& dim_name) const {
-  const State& state = DeviceMeshAccess::state(*this);
+  const State& state = DeviceMesh::Access::state(*this);
   require(!dim_name.empty(), "{}: flatten needs a name for the new dimension, got an empty one",
           to_string());
   State flat = state;
   flat.dim_names = {dim_name};
-  if (ndim() == 1) return DeviceMeshAccess::make(std::move(flat));
+  if (ndim() == 1) return DeviceMesh::Access::make(std::move(flat));
 
   const RootMesh& root = *state.root;
   require(root.world != nullptr,
@@ -139,14 +139,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& dim_name) const {
                                                   .post_forward_groups = {},
                                                    .left_out = {}});
   flat.root_dims = {0};
-  return DeviceMeshAccess::make(std::move(flat));
-}
-
-bool DeviceMesh::operator==(const DeviceMesh& other) const {
-  if (!defined() || !other.defined()) return defined() == other.defined();
-  return state_ == other.state_ ||
-         (shape() == other.shape() && ranks() == other.ranks() && dim_names() == other.dim_names() &&
-          device_type() == other.device_type());
+  return DeviceMesh::Access::make(std::move(flat));
 }
 
 std::string DeviceMesh::to_string() const {
@@ -156,6 +149,13 @@ std::string DeviceMesh::to_string() const {
     text += dim_names().empty() ? fmt::format(", {}", shape()[d])
                                 : fmt::format(", {}={}", dim_names()[d], shape()[d]);
   return text + ")";
+}
+
+bool operator==(const DeviceMesh& one, const DeviceMesh& other) {
+  if (!one.defined() || !other.defined()) return one.defined() == other.defined();
+  return &DeviceMesh::Access::state(one) == &DeviceMesh::Access::state(other) ||
+         (one.shape() == other.shape() && one.ranks() == other.ranks() && one.dim_names() == other.dim_names() &&
+          one.device_type() == other.device_type());
 }
 
 }  // namespace fsdp

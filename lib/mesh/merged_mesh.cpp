@@ -13,7 +13,7 @@
 namespace fsdp {
 namespace {
 
-using State = DeviceMeshAccess::State;
+using State = DeviceMesh::Access::State;
 
 /// This rank's number in the world that the mesh was made from.
 int own_rank(const DeviceMesh& mesh) {
@@ -52,7 +52,7 @@ DeviceMesh make_merged(const DeviceMesh& mesh, const std::vector<std::vector<int
     const auto names = names_of(mesh, one);
     auto name = fmt::format("{}", fmt::join(names, "_"));
     const auto part = one.size() == 1 ? mesh.submesh(names) : mesh.submesh(names).flatten(name);
-    append(state, DeviceMeshAccess::state(part), 0, std::move(name));
+    append(state, DeviceMesh::Access::state(part), 0, std::move(name));
     all.insert(all.end(), one.begin(), one.end());
   }
   state.ranks = ranks_along(mesh.shape(), mesh.ranks(), all, own_rank(mesh));
@@ -64,7 +64,7 @@ DeviceMesh make_merged(const DeviceMesh& mesh, const std::vector<std::vector<int
                                                    .left_out = {}});
   state.root_dims.resize(dims.size());
   std::iota(state.root_dims.begin(), state.root_dims.end(), 0);
-  return DeviceMeshAccess::make(std::move(state));
+  return DeviceMesh::Access::make(std::move(state));
 }
 
 std::vector<int> dims_of(const DeviceMesh& mesh, const MeshDimNames& names) {
@@ -89,7 +89,7 @@ std::vector<int> dims_beside(const DeviceMesh& mesh, const std::vector<int>& nam
 }  // namespace
 
 DeviceMesh merged_mesh(const DeviceMesh& mesh, const std::vector<std::vector<int>>& dims) {
-  const State& state = DeviceMeshAccess::state(mesh);
+  const State& state = DeviceMesh::Access::state(mesh);
   const bool merges = std::any_of(dims.begin(), dims.end(), [](const auto& one) { return one.size() > 1; });
   if (!merges) {
     std::vector<int> all;
@@ -107,8 +107,8 @@ DeviceMesh merged_mesh(const DeviceMesh& mesh, const std::vector<std::vector<int
 }
 
 DeviceMesh joined_mesh(const DeviceMesh& first, const DeviceMesh& second) {
-  const State& one = DeviceMeshAccess::state(first);
-  const State& other = DeviceMeshAccess::state(second);
+  const State& one = DeviceMesh::Access::state(first);
+  const State& other = DeviceMesh::Access::state(second);
   require(one.root == other.root,
           "{} and {} are to be used together, but they were not cut from one mesh; take both from it by name, "
           "mesh[\"dp\"] and mesh[\"tp\"], or give the whole mesh with dp_mesh_dims",
@@ -126,7 +126,7 @@ DeviceMesh joined_mesh(const DeviceMesh& first, const DeviceMesh& second) {
       state.root_dims.push_back(root_dim);
     }
   state.ranks = ranks_along(state.root->shape, state.root->ranks, state.root_dims, own_rank(first));
-  return DeviceMeshAccess::make(std::move(state));
+  return DeviceMesh::Access::make(std::move(state));
 }
 
 MeshInfo make_mesh_info(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {

@@ -20,7 +20,7 @@ std::vector<Placement> MeshInfo::placements() const {
 
 MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
   const int ndim = mesh.ndim();
-  auto& left_out = DeviceMeshAccess::state(mesh).root->left_out;
+  auto& left_out = DeviceMesh::Access::state(mesh).root->left_out;
   auto group = [&](int dim) {
     auto& known = left_out[mesh.group(dim)];
     if (!known) known = with_fake_collectives(mesh.group(dim));
@@ -90,7 +90,7 @@ ReshardPlan make_reshard_plan(const MeshInfo& info, int64_t ranks) {
   }
   if (ranks == shard_size) return {.reshard = true, .ranks = ranks, .post_forward_group = nullptr};
 
-  auto& made = DeviceMeshAccess::state(info.mesh).root->post_forward_groups;
+  auto& made = DeviceMesh::Access::state(info.mesh).root->post_forward_groups;
   const auto key = std::pair<const Communicator*, int64_t>(info.shard_group.get(), ranks);
   auto found = made.find(key);
   if (found == made.end()) {

@@ -15,7 +15,7 @@
 namespace fsdp {
 namespace {
 
-using State = DeviceMeshAccess::State;
+using State = DeviceMesh::Access::State;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
@@ -141,7 +141,7 @@ DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vect
     state.groups.push_back(make_groups(*world, dim_names.empty() ? "" : dim_names[dim],
                                        rank_lists(shape, state.ranks, {dim})));
   set_root(state, std::move(world));
-  return DeviceMeshAccess::make(std::move(state));
+  return DeviceMesh::Access::make(std::move(state));
 }
 
 DeviceMesh mesh_of_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
@@ -162,7 +162,7 @@ DeviceMesh mesh_of_groups(const std::vector<std::shared_ptr<Communicator>>& grou
           "mesh from groups: {} share more than this rank; expected groups that cross in it", names_of(groups));
   check_names(state.dim_names, state.shape.size());
   set_root(state, nullptr);
-  return DeviceMeshAccess::make(std::move(state));
+  return DeviceMesh::Access::make(std::move(state));
 }
 
 DeviceMesh mesh_from_groups(const std::vector<std::shared_ptr<Communicator>>& groups,

@@ -8,13 +8,13 @@
 
 namespace fsdp {
 
-const DeviceMesh::State& DeviceMeshAccess::state(const DeviceMesh& mesh) {
+const DeviceMesh::State& DeviceMesh::Access::state(const DeviceMesh& mesh) {
   require(mesh.defined(), "device mesh: expected a mesh, got an undefined one; make it with "
                           "init_device_mesh, mesh_from_groups or hybrid_mesh");
   return *mesh.state_;
 }
 
-DeviceMesh DeviceMeshAccess::make(State state) {
+DeviceMesh DeviceMesh::Access::make(State state) {
   DeviceMesh mesh;
   mesh.state_ = std::make_shared<const State>(std::move(state));
   return mesh;

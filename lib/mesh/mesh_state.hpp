@@ -47,8 +47,8 @@ struct DeviceMesh::State {
   std::vector<int> root_dims;  // which dimension of the root each dimension is
 };
 
-/// The way in for the files of this layer.
-struct DeviceMeshAccess {
+/// For the files of this layer.
+struct DeviceMesh::Access {
   using State = DeviceMesh::State;
   /// Throws UsageError for an undefined mesh.
   static const State& state(const DeviceMesh& mesh);

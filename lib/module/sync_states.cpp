@@ -12,6 +12,7 @@
 #include "dispatch/residency.hpp"
 #include "param/replace_tensor.hpp"
 #include "tensor/broadcast_whole.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -228,7 +229,7 @@ void add_params(const ManagedStates& states, const PreparedGroup& group, std::ve
     if (states.params[group.params[i]].tied) continue;
     all.push_back({states.params[group.params[i]].unsharded_param, [&group, i](const at::Tensor& whole) {
                      const auto& param = group.group->params()[i];
-                     param.sharded_param().copy_(param.layout().part_of(whole, group.mesh_info.shard_rank()));
+                     param.sharded_param().copy_(part_of(param.layout(), whole, group.mesh_info.shard_rank()));
                    }});
   }
 }

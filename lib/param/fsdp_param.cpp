@@ -7,6 +7,7 @@
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
 #include "param/replace_tensor.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -77,7 +78,7 @@ void FSDPParam::reset_sharded_param(const at::Tensor& piece) {
                 "{}: it was moved from {} to {} after fully_shard; use fsdp::to(module, device). The "
                 "old values are back in place",
                 name(), piece.device().str(), values.device().str());
-  if (is_whole && !is_local) values = layout().part_of(values, spec.rank);
+  if (is_whole && !is_local) values = part_of(layout(), values, spec.rank);
   tensor.detach().copy_(values);
   sharded.bump_version();
 }

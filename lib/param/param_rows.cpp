@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "dispatch/residency.hpp"
+#include "tensor/shard_part.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -21,7 +22,7 @@ void copy_rows(const ParamSpec& spec, const at::Tensor& whole, const at::Tensor&
   BelowResidency below;
   const int64_t bytes = spec.local_bytes();
   if (bytes < piece.numel()) piece.narrow(0, bytes, piece.numel() - bytes).zero_();
-  if (bytes > 0) rows_in(spec, piece).copy_(spec.layout.part_of(whole, spec.rank));
+  if (bytes > 0) rows_in(spec, piece).copy_(part_of(spec.layout, whole, spec.rank));
 }
 
 at::Tensor own_memory(const ParamSpec& spec, const at::Tensor& unsharded_param, c10::Device device) {
@@ -49,7 +50,7 @@ void write_rows_back(const ParamSpec& spec, const at::Tensor& unsharded, const a
   const auto elements = unsharded.view(spec.param_dtype);
   const auto whole = elements.as_strided(spec.sizes(), spec.strides(), elements.storage_offset());
   const auto kept = rows_in(spec, piece);
-  const auto written = spec.layout.part_of(whole, spec.rank).to(kept.device());
+  const auto written = part_of(spec.layout, whole, spec.rank).to(kept.device());
   if (!spec.is_cast() && !shown.defined()) {
     kept.copy_(written);
     return;

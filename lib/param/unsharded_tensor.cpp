@@ -58,20 +58,20 @@ c10::Storage UnshardedTensor::set_aside(const at::Tensor& whole) {
   const auto tensor = this->tensor();
   auto storage = tensor.storage();
   tensor.set_data(whole);
-  storage_->is_set_aside = true;
+  storage_->set_aside(true);
   return storage;
 }
 
 void UnshardedTensor::restore(const ParamSpec& spec, c10::Storage storage) {
   BelowResidency below;
-  static_cast<UnshardedStorage*>(storage.unsafeGetStorageImpl())->is_set_aside = false;
+  static_cast<UnshardedStorage*>(storage.unsafeGetStorageImpl())->set_aside(false);
   if (const auto tensor = this->tensor(); tensor.defined()) point_at(spec, tensor, std::move(storage));
 }
 
 void UnshardedTensor::check(const std::string& name) const {
   const auto* tensor = peek();
   if (tensor == nullptr) return;  // the module is gone
-  if (storage_ != nullptr && storage_->is_set_aside) return;
+  if (storage_ != nullptr && storage_->is_set_aside()) return;
   require_state(storage_ != nullptr && tensor->unsafe_storage().unsafeGetStorageImpl() == storage_ &&
                     has_residency_key(tensor),
                 "{}: the tensor behind the module's member was replaced (set_data), so it is no "

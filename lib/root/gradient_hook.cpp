@@ -22,10 +22,9 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
     root->gradient_arrived(port_->group(), index_, unsharded_param);
   }
 
- private:
-  friend std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
-      std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook);
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> take_user() { return std::move(user_); }
 
+ private:
   // The unsharded parameter keeps its group alive, not the other way round.
   std::shared_ptr<GroupPort> port_;
   size_t index_;
@@ -36,7 +35,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 std::unique_ptr<torch::autograd::PostAccumulateGradHook> users_part(
     std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook) {
   auto* ours = dynamic_cast<GradientHook*>(hook.get());
-  return ours != nullptr ? std::move(ours->user_) : std::move(hook);
+  return ours != nullptr ? ours->take_user() : std::move(hook);
 }
 
 }  // namespace

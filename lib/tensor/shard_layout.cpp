@@ -1,25 +1,11 @@
 #include "tensor/shard_layout.hpp"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "base/stable_hash.hpp"
-#include "tensor/index_ranges.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
-
-namespace {
-
-int64_t product(c10::IntArrayRef sizes, size_t first, size_t last) {
-  int64_t result = 1;
-  for (size_t dim = first; dim < last; ++dim) result *= sizes[dim];
-  return result;
-}
-
-}  // namespace
 
 ShardLayout::ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim)
     : sizes_(sizes.vec()), strides_(strides.vec()), dim_(dim), rows_(1) {
@@ -47,9 +33,6 @@ ShardLayout::ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64
 
 ShardLayout::ShardLayout(c10::IntArrayRef sizes, int world_size)
     : ShardLayout(sizes, row_major_strides(sizes), 0, world_size) {}
-
-ShardLayout::ShardLayout(int64_t rows, int world_size)
-    : ShardLayout(c10::IntArrayRef(&rows, 1), world_size) {}
 
 ShardLayout ShardLayout::flat(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                               std::vector<RowRange> ranges) {
@@ -85,54 +68,6 @@ at::DimVector ShardLayout::local_strides(int rank) const {
     if (strides_[d] > strides_[static_cast<size_t>(dim_)])
       local[d] = strides_[d] / rows_ * std::max<int64_t>(rows(rank), 1);
   return local;
-}
-
-at::Tensor ShardLayout::part_of(const at::Tensor& whole, int rank) const {
-  const auto held = range(rank);
-  if (is_flat()) return in_memory_order(whole, strides_).narrow(0, held.begin, held.count());
-  if (sizes_.empty()) return held.count() == 1 ? whole : whole.new_empty({0});
-  return whole.narrow(dim_, held.begin, held.count());
-}
-
-std::vector<ElementRange> ShardLayout::element_ranges(int rank) const {
-  if (local_numel(rank) == 0) return {};
-  if (sizes_.empty()) return {{0, 1}};
-  return is_flat() ? memory_ranges(range(rank)) : box_ranges(range(rank));
-}
-
-uint64_t ShardLayout::cut_hash() const {
-  uint64_t hash = 0;
-  const auto mix = [&hash](int64_t value) { hash = mixed_hash(hash, static_cast<uint64_t>(value)); };
-  mix(world_size_);
-  if (is_whole()) return hash;
-  mix(dim_);
-  if (!is_flat()) return hash;
-  for (const int64_t stride : strides_) mix(stride);
-  for (const auto& range : ranges_) {
-    mix(range.begin);
-    mix(range.end);
-  }
-  return hash;
-}
-
-std::vector<ElementRange> ShardLayout::box_ranges(RowRange held) const {
-  const auto dim = static_cast<size_t>(dim_);
-  const int64_t before = product(sizes_, 0, dim), inside = product(sizes_, dim + 1, sizes_.size());
-  std::vector<ElementRange> ranges;
-  for (int64_t i = 0; i < before; ++i)
-    append(ranges, {(i * rows_ + held.begin) * inside, (i * rows_ + held.end) * inside});
-  return ranges;
-}
-
-std::vector<ElementRange> ShardLayout::memory_ranges(RowRange elements) const {
-  if (c10::IntArrayRef(strides_) == c10::IntArrayRef(row_major_strides(sizes_)))
-    return {{elements.begin, elements.end}};
-  // Which element lies at each place: as many entries as elements, for those who ask.
-  const auto order = in_memory_order(at::arange(rows_, at::kLong).view(sizes_), strides_).contiguous();
-  const auto* index = order.const_data_ptr<int64_t>();
-  std::vector<ElementRange> ranges;
-  for (int64_t i = elements.begin; i < elements.end; ++i) append(ranges, {index[i], index[i] + 1});
-  return ranges;
 }
 
 }  // namespace fsdp

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/DimVector.h>
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +12,7 @@ namespace fsdp {
 /// Rows [begin, end) of what is cut.
 using RowRange = ElementRange;
 
-/// Who holds what of one tensor that W ranks share.
+/// Who holds what of one tensor that W ranks share, in numbers; what follows from them for tensors: shard_part.hpp.
 ///
 /// In memory a dense tensor is [outer][rows][row_numel], for whichever dimension is cut in rows. Three
 /// cuts:
@@ -27,10 +26,9 @@ using RowRange = ElementRange;
 /// chunks padded to c rows, put one after another, are the tensor followed by padding only.
 class ShardLayout {
  public:
-  /// A row-major tensor along dimension 0. Throws UsageError for a negative size or a world size below 1.
+  /// A row-major tensor along dimension 0; one size alone is that of a 1-D tensor. Throws UsageError for a negative size or a
+  /// world size below 1.
   ShardLayout(c10::IntArrayRef sizes, int world_size);
-  /// A 1-D tensor of `rows` elements.
-  ShardLayout(int64_t rows, int world_size);
   /// Along `dim` (of a 0-dim tensor: 0). strides: dense, without gaps or overlaps.
   ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim, int world_size);
   /// Flat. ranges: by rank, adjacent, together all elements.
@@ -63,24 +61,14 @@ class ShardLayout {
   at::DimVector local_sizes(int rank) const;
   /// Its strides: dimensions in the whole tensor's order, without gaps.
   at::DimVector local_strides(int rank) const;
-  /// The elements of the whole tensor in row-major order that the piece holds; see fsdp::local_ranges.
-  std::vector<ElementRange> element_ranges(int rank) const;
-
-  /// `rank`'s piece of a tensor with these sizes, without padding: a view, but for a flat piece of a
-  /// tensor with other strides than the layout's.
-  at::Tensor part_of(const at::Tensor& whole, int rank) const;
 
   /// The same tensor cut alike: every rank holds the same, as it lies in memory.
   bool operator==(const ShardLayout&) const = default;
-  /// Who holds which elements of a tensor of these sizes, as a number: every rank and machine gets the same.
-  uint64_t cut_hash() const;
 
  private:
   static constexpr int64_t kFlat = -1;
 
   ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim);
-  std::vector<ElementRange> box_ranges(RowRange rows) const;
-  std::vector<ElementRange> memory_ranges(RowRange elements) const;
 
   std::vector<int64_t> sizes_, strides_;
   int64_t dim_;

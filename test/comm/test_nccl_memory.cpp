@@ -33,14 +33,14 @@ at::Tensor whole_of(int world_size, int value, int64_t bytes = 8) {
   return at::cat(pieces);
 }
 
-at::Tensor gather_into(CommSlot& slot, Communicator& comm, const at::Tensor& piece) {
+at::Tensor gather_into(SymmMemBuffer& slot, Communicator& comm, const at::Tensor& piece) {
   auto whole = slot.take(comm.size() * piece.numel());
   comm.start_all_gather(whole, piece, "slot")->wait();
   return whole;
 }
 
 /// Where the host waits, too: the piece is not kept.
-at::Tensor gather_into(CommSlot& slot, Communicator& comm, int value) {
+at::Tensor gather_into(SymmMemBuffer& slot, Communicator& comm, int value) {
   return gather_into(slot, comm, piece_of(comm, value));
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("what is reduced from a slot for reductions lies in a window of theirs
     const NcclSubstitute nccl({.polls = 2});
     const auto errors = errors_on_nccl(
         nccl, {.world_size = world_size, .streams = {.max_delay = 200us}}, [&](NcclRank& rank) {
-          const auto reduced_from = [&](CommSlot& slot, float value) {
+          const auto reduced_from = [&](SymmMemBuffer& slot, float value) {
             auto input = slot.take(world_size * 16).view(at::kFloat);
             input.fill_(value + static_cast<float>(rank.world->rank()));
             auto output = at::zeros({4});
@@ -269,7 +269,7 @@ TEST_CASE("a tensor keeps its memory when slot and communicator are gone", "[com
 
 TEST_CASE("a slot may outlive its communicator", "[comm][nccl_memory]") {
   const NcclSubstitute nccl;
-  std::vector<std::shared_ptr<CommSlot>> kept(2);
+  std::vector<std::shared_ptr<SymmMemBuffer>> kept(2);
   const auto errors =
       errors_on_nccl(nccl, {}, [&](NcclRank& rank) { kept[rank.world->rank()] = make_slot(*rank.world, SlotUse::kGathers, 16); });
   CHECK(errors == no_errors(2));

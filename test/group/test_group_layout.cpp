@@ -11,6 +11,7 @@
 
 #include "comm/forwarding.hpp"
 #include "group/group_layout.hpp"
+#include "tensor/shard_part.hpp"
 #include "tensor/split_log.hpp"
 #include "tensor/strides.hpp"
 
@@ -87,7 +88,7 @@ at::Tensor shard_of(const Drawn& group, const std::vector<at::Tensor>& wholes, s
     if (layout.stored_bytes(i) == 0) continue;
     auto place = shard.narrow(0, layout.stored_offset(i) / bytes, layout.stored_bytes(i) / bytes);
     CHECK_FALSE(place.any().item<bool>());
-    const auto part = layout.shard(i).part_of(wholes[i], static_cast<int>(rank)).reshape({-1});
+    const auto part = part_of(layout.shard(i), wholes[i], static_cast<int>(rank)).reshape({-1});
     REQUIRE(part.numel() <= place.numel());
     place.narrow(0, 0, part.numel()).copy_(part);
   }

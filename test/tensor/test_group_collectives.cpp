@@ -6,6 +6,7 @@
 #include "collectives/reduce_scatter.hpp"
 #include "draw.hpp"
 #include "support/ranks.hpp"
+#include "tensor/shard_part.hpp"
 
 // One group's tensors gathered and reduced together, over worlds that pack all, some or none.
 namespace fsdp::test {
@@ -135,7 +136,7 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
       for (size_t i = 0; i < drawn.size(); ++i) {
         int64_t weight = 0;
         for (int r = 0; r < world.size; ++r) weight += drawn[i].is_absent && r % 2 == 0 ? 0 : r + 1;
-        const auto expected = layouts[i].part_of(rows(drawn[i].count, drawn[i].width, 0) * weight, rank.index());
+        const auto expected = part_of(layouts[i], rows(drawn[i].count, drawn[i].width, 0) * weight, rank.index());
         rank.check_close(raw_view(reduction.output, layouts[i].local_numel(rank.index()), reduced_offset(reduction, i)),
                          expected.reshape({-1}), fmt::format("entry {}", i));
       }

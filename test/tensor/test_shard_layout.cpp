@@ -6,7 +6,7 @@
 #include "fsdp/error.hpp"
 #include "split_log.hpp"
 #include "support/error_of.hpp"
-#include "tensor/shard_layout.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -151,7 +151,7 @@ TEST_CASE("along any dimension of any dense tensor, pieces are torch's chunks, a
     const ShardLayout layout(whole.sizes(), whole.strides(), dim, world_size);
     const auto chunks = whole.dim() == 0 ? std::vector<at::Tensor>{whole} : whole.chunk(world_size, dim);
     for (int rank = 0; rank < world_size; ++rank) {
-      const auto part = layout.part_of(whole, rank);
+      const auto part = part_of(layout, whole, rank);
       CHECK(part.sizes() == c10::IntArrayRef(layout.local_sizes(rank)));
       CHECK(part.numel() == layout.local_numel(rank));
       CHECK(layout.local_numel(rank) <= layout.padded_local_numel());
@@ -160,7 +160,7 @@ TEST_CASE("along any dimension of any dense tensor, pieces are torch's chunks, a
       auto local = at::empty_strided(layout.local_sizes(rank), layout.local_strides(rank), at::kLong);
       CHECK((local.numel() < 2 || local.is_non_overlapping_and_dense()));
       local.copy_(part);
-      CHECK(local.reshape({-1}).equal(elements_in(layout.element_ranges(rank))));
+      CHECK(local.reshape({-1}).equal(elements_in(element_ranges(layout, rank))));
     }
   }
 }
@@ -183,7 +183,7 @@ TEST_CASE("in memory a dense tensor is its pieces interleaved as outer, rows and
     for (int rank = 0; rank < world_size; ++rank) {
       const auto held = layout.range(rank);
       auto local = at::empty_strided(layout.local_sizes(rank), layout.local_strides(rank), at::kLong);
-      local.copy_(layout.part_of(whole, rank));
+      local.copy_(part_of(layout, whole, rank));
       CHECK(local.as_strided({local.numel()}, {1}).equal(memory.narrow(1, held.begin, held.count()).reshape({-1})));
     }
   }
@@ -194,18 +194,18 @@ TEST_CASE("a flat piece is a range of the memory", "[tensor][shard_layout]") {
   const auto layout = ShardLayout::flat(whole.sizes(), whole.strides(), {{0, 4}, {4, 4}, {4, 6}});
   CHECK(local_sizes(layout, 0) == std::vector<int64_t>{4});
   CHECK(layout.local_numel(1) == 0);
-  CHECK(layout.part_of(whole, 0).equal(at::tensor({0, 3, 1, 4}, at::kLong)));
-  CHECK(layout.part_of(whole.contiguous(), 2).equal(at::tensor({2, 5}, at::kLong)));
-  CHECK(elements_in(layout.element_ranges(0)).equal(at::tensor({0, 3, 1, 4}, at::kLong)));
-  CHECK(layout.element_ranges(1).empty());
+  CHECK(part_of(layout, whole, 0).equal(at::tensor({0, 3, 1, 4}, at::kLong)));
+  CHECK(part_of(layout, whole.contiguous(), 2).equal(at::tensor({2, 5}, at::kLong)));
+  CHECK(elements_in(element_ranges(layout, 0)).equal(at::tensor({0, 3, 1, 4}, at::kLong)));
+  CHECK(element_ranges(layout, 1).empty());
 }
 
 TEST_CASE("a cut has one hash, whichever rank asks, and another cut has another", "[tensor][shard_layout]") {
   const std::vector<int64_t> sizes{4, 6}, across{1, 4}, along{6, 1};
   CHECK(ShardLayout(sizes, along, 0, 2) == ShardLayout(sizes, 2));
-  CHECK(ShardLayout(sizes, along, 0, 2).cut_hash() == ShardLayout(sizes, across, 0, 2).cut_hash());  // the same rows
+  CHECK(cut_hash(ShardLayout(sizes, along, 0, 2)) == cut_hash(ShardLayout(sizes, across, 0, 2)));  // the same rows
   CHECK(ShardLayout(sizes, along, 0, 2) != ShardLayout(sizes, across, 0, 2));
-  CHECK(ShardLayout(sizes, along, 0, 1).cut_hash() == ShardLayout(sizes, along, 1, 1).cut_hash());
+  CHECK(cut_hash(ShardLayout(sizes, along, 0, 1)) == cut_hash(ShardLayout(sizes, along, 1, 1)));
   const std::vector<ShardLayout> cuts{ShardLayout(sizes, along, 0, 2),
                                       ShardLayout(sizes, along, 1, 2),
                                       ShardLayout(sizes, along, 0, 3),
@@ -217,7 +217,7 @@ TEST_CASE("a cut has one hash, whichever rank asks, and another cut has another"
   for (size_t i = 0; i < cuts.size(); ++i)
     for (size_t j = 0; j < i; ++j) {
       CAPTURE(i, j);
-      CHECK(cuts[i].cut_hash() != cuts[j].cut_hash());
+      CHECK(cut_hash(cuts[i]) != cut_hash(cuts[j]));
       CHECK(cuts[i] != cuts[j]);
     }
 }

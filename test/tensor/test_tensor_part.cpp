@@ -6,7 +6,7 @@
 #include "mesh/merged_mesh.hpp"
 #include "printed.hpp"
 #include "support/ranks.hpp"
-#include "tensor/shard_layout.hpp"
+#include "tensor/shard_part.hpp"
 #include "tensor/tensor_part.hpp"
 
 namespace fsdp::test {
@@ -46,10 +46,10 @@ void check(Rank& rank, const PartCase& c) {
 
   // What data parallelism then cuts is what the DTensor says that this rank holds.
   const ShardLayout layout(local.sizes(), local.strides(), c.dim, static_cast<int>(c.shape[0]));
-  const auto rows = layout.part_of(local, static_cast<int>(mesh.local_rank(0)));
+  const auto rows = part_of(layout, local, static_cast<int>(mesh.local_rank(0)));
   const auto joined = DTensor::from_local(rows, mesh, part.with({Shard{c.dim}}), c.sizes);
   rank.check_identical(joined.full_tensor(), whole, what + ": the DTensor");
-  rank.check(part.in_whole(layout.element_ranges(static_cast<int>(mesh.local_rank(0)))) == joined.element_ranges(), what + ": ranges");
+  rank.check(part.in_whole(element_ranges(layout, static_cast<int>(mesh.local_rank(0)))) == joined.element_ranges(), what + ": ranges");
 }
 
 }  // namespace

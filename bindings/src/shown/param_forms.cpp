@@ -1,6 +1,7 @@
 #include "shown/param_forms.hpp"
 
 #include "param/grad_dtype.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp::python {
 
@@ -25,7 +26,7 @@ void ParamForms::make_post_forward(const FSDPParam& param, const PostForwardMesh
   const int64_t dim = param.layout().dim();
   const ShardLayout layout(param.spec.sizes(), param.spec.strides(), dim, mesh.ranks);
   // A view of the unsharded parameter, which is gathered when somebody reads it.
-  const auto part = layout.part_of(tensor_of(unsharded_.object()).detach(), mesh.rank);
+  const auto part = part_of(layout, tensor_of(unsharded_.object()).detach(), mesh.rank);
   const auto geometry = py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides()));
   post_forward_ = PyRef(maker.make_post_forward(part, mesh.mesh.object(), dim, geometry, param.requires_grad()));
   set_grad_dtype(tensor_of(post_forward_.object()), param.grad_dtype());

@@ -7,6 +7,7 @@
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "fsdp/local_ranges.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -47,13 +48,13 @@ c10::IntArrayRef whole_strides(const FoundParam& found) {
 }
 
 std::vector<ElementRange> ranges_of(const FoundParam& found) {
-  auto ranges = found.param().layout().element_ranges(found.group->identity().mesh_info.shard_rank());
+  auto ranges = element_ranges(found.param().layout(), found.group->identity().mesh_info.shard_rank());
   const auto& part = found.param().spec.spread.part;
   return part ? part->in_whole(ranges) : ranges;
 }
 
 uint64_t cut_of(const FoundParam& found) {
-  uint64_t hash = found.param().layout().cut_hash();
+  uint64_t hash = cut_hash(found.param().layout());
   const auto& part = found.param().spec.spread.part;
   const bool is_cut_further = part && !part->is_whole();
   if (is_cut_further)

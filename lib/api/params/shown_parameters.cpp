@@ -21,7 +21,7 @@ constexpr auto kCaller = "FullParameters";
 
 bool is_shown(const FoundParam& found) {
   const auto* storage = found.param().unsharded.storage();
-  return storage != nullptr && storage->is_set_aside;
+  return storage != nullptr && storage->is_set_aside();
 }
 
 /// The unsharded parameters below the module's roots that are shown already: in the tables they look like any tensor.
@@ -32,7 +32,7 @@ std::unordered_set<const c10::TensorImpl*> shown_unsharded(const torch::nn::Modu
     if (!context.steps_are_held()) continue;
     for (auto* group : context.groups())
       for (const auto& param : group->params())
-        if (param.unsharded.storage() != nullptr && param.unsharded.storage()->is_set_aside)
+        if (param.unsharded.storage() != nullptr && param.unsharded.storage()->is_set_aside())
           unsharded_params.insert(param.unsharded_param().unsafeGetTensorImpl());
   }
   return unsharded_params;

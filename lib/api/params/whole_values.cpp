@@ -1,6 +1,7 @@
 #include "api/params/whole_values.hpp"
 
 #include "dispatch/residency.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -13,7 +14,7 @@ at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
 
 at::Tensor own_values(const FoundParam& found, const at::Tensor& whole) {
   BelowResidency below;
-  return found.param().layout().part_of(whole.detach(), found.group->identity().mesh_info.shard_rank());
+  return part_of(found.param().layout(), whole.detach(), found.group->identity().mesh_info.shard_rank());
 }
 
 at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole) {

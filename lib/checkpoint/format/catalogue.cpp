@@ -10,7 +10,7 @@
 #include "checkpoint/format/strict_json.hpp"
 #include "checkpoint/format/weight_index.hpp"
 #include "checkpoint/io/checked_file.hpp"
-#include "checkpoint/io/save_folder.hpp"
+#include "checkpoint/io/checkpoint_names.hpp"
 
 namespace fsdp {
 

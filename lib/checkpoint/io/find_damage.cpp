@@ -8,7 +8,7 @@
 #include "checkpoint/format/block_sums.hpp"
 #include "checkpoint/format/manifest.hpp"
 #include "checkpoint/io/checked_file.hpp"
-#include "checkpoint/io/save_folder.hpp"
+#include "checkpoint/io/checkpoint_names.hpp"
 #include "checkpoint/plan/load_plan.hpp"
 
 namespace fsdp {

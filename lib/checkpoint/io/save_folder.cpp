@@ -2,21 +2,18 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <random>
 
 #include "base/log.hpp"
-#include "base/require.hpp"
 #include "checkpoint/checkpoint_error.hpp"
 #include "checkpoint/format/manifest.hpp"
+#include "checkpoint/io/checkpoint_names.hpp"
+#include "checkpoint/io/file.hpp"
 
 namespace fsdp {
 
@@ -26,28 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr auto kProbe = "fsdp_probe";
 constexpr int64_t kMaxManifestBytes = int64_t{1} << 32;
-
-std::string hidden(const std::string& name, const char* kind) { return "." + name + ".fsdp-" + kind; }
-
-/// The folder whose save left `entry` behind; nullopt: nothing of ours.
-std::optional<std::string> left_by(const std::string& entry) {
-  if (entry.empty() || entry.front() != '.') return std::nullopt;
-  for (const auto* kind : {"saving", "old", "removed"}) {
-    const auto mark = std::string(".fsdp-") + kind + "-";
-    if (const auto at = entry.rfind(mark); at != std::string::npos && at > 1) return entry.substr(1, at - 1);
-  }
-  return std::nullopt;
-}
-
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    names.push_back(entry->path().filename());
-  require_checkpoint(!error, "{}: cannot be listed: {}", folder, error.message());
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 /// With those above it that are not there. Each is on the disk before what is put into it.
 void make_folder(const fs::path& path) {
@@ -59,45 +34,22 @@ void make_folder(const fs::path& path) {
   File::folder(path.parent_path()).sync();
 }
 
-/// The lock of a save to `name`; -1: somebody else has it.
-int take_lock(const std::string& parent, const std::string& name) {
-  const auto path = parent + "/" + hidden(name, "lock");
-  for (;;) {
-    const int lock = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    require_checkpoint(lock >= 0, "{}: cannot be made: {}", path, std::strerror(errno));
-    if (::flock(lock, LOCK_EX | LOCK_NB) != 0) {
-      const int reason = errno;
-      ::close(lock);
-      require_checkpoint(reason == EWOULDBLOCK || reason == EINTR, "{}: cannot be locked: {}", path, std::strerror(reason));
-      return -1;
-    }
-    // Whoever had it before may have removed the file since it was opened here.
-    struct stat held {}, named {};
-    if (::fstat(lock, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino) return lock;
-    ::close(lock);
-  }
-}
-
-/// For another folder than the one that is saved: what cannot be locked, such as another user's, is left alone.
-int try_lock(const std::string& parent, const std::string& name) {
+/// For another folder than the one that is saved: what cannot be locked, such as another user's, is left alone. Null then,
+/// and where it is being written.
+std::unique_ptr<SaveLock> try_lock(const std::string& parent, const std::string& name) {
   try {
-    return take_lock(parent, name);
+    return SaveLock::take(parent, name);
   } catch (const CheckpointError& error) {
     log().warn("checkpoint: {} is left as it is: {}", name, error.what());
-    return -1;
+    return nullptr;
   }
-}
-
-void drop_lock(int lock, const std::string& parent, const std::string& name) {
-  ::unlink((parent + "/" + hidden(name, "lock")).c_str());
-  ::close(lock);
 }
 
 /// What `entry` in the folder `parent` has of the checkpoint `name`. By another name first, so that half of a checkpoint
 /// is never taken for one; what stays of it, the next save finds.
 void remove_checkpoint(const std::string& parent, const std::string& entry, const std::string& name,
                        const std::string& token, std::error_code& error) {
-  const auto removed = parent + "/" + hidden(name, "removed-") + token;
+  const auto removed = parent + "/" + hidden_name(name, "removed-") + token;
   fs::rename(parent + "/" + entry, removed, error);
   if (!error) fs::remove_all(removed, error);
 }
@@ -119,57 +71,6 @@ void sync_tree(const fs::path& path) {
 
 }  // namespace
 
-std::string checkpoint_path(const std::string& path) {
-  auto normal = fs::absolute(path).lexically_normal();
-  if (!normal.has_filename()) normal = normal.parent_path();
-  require(!path.empty() && normal.has_filename(), "checkpoint: '{}' is not the path of a folder", path);
-  return normal;
-}
-
-std::string saving_folder(const std::string& path, const std::string& token) {
-  const fs::path whole(path);
-  return whole.parent_path().string() + "/" + hidden(whole.filename(), "saving-") + token;
-}
-
-bool is_checkpoint(const std::string& path) {
-  std::error_code error;
-  return fs::is_regular_file(fs::path(path) / kManifestFile, error);
-}
-
-std::string readable_checkpoint(const std::string& path) {
-  const fs::path whole(path);
-  std::error_code error;
-  if (fs::exists(whole, error) || !fs::is_directory(whole.parent_path(), error)) return path;
-  const auto beginning = hidden(whole.filename(), "old-");
-  for (const auto& name : names_in(whole.parent_path()))
-    if (const auto old = (whole.parent_path() / name).string(); name.starts_with(beginning) && is_checkpoint(old)) return old;
-  return path;
-}
-
-std::optional<SeriesName> series_name(const std::string& name) {
-  size_t begin = name.size();
-  while (begin > 0 && std::isdigit(static_cast<unsigned char>(name[begin - 1])) != 0) --begin;
-  SeriesName series{name.substr(0, begin)};
-  const auto [end, error] = std::from_chars(name.data() + begin, name.data() + name.size(), series.number);
-  if (error != std::errc()) return std::nullopt;
-  return series;
-}
-
-std::vector<std::string> series_in(const std::string& parent, const std::optional<std::string>& prefix) {
-  std::set<std::pair<int64_t, std::string>> found;
-  for (const auto& entry : names_in(parent)) {
-    const auto owner = left_by(entry);
-    // A save that was killed between two renames has left the checkpoint under a hidden name.
-    const auto name = owner && entry.starts_with(hidden(*owner, "old-")) ? *owner : entry;
-    if (const auto series = series_name(name); series && name.front() != '.' && (!prefix || series->prefix == *prefix) &&
-                                               is_checkpoint(readable_checkpoint(parent + "/" + name)))
-      found.emplace(series->number, name);
-  }
-  std::vector<std::string> names;
-  for (const auto& item : found) names.push_back(item.second);
-  return names;
-}
-
 SaveFolder::SaveFolder(const std::string& path)
     : path_(path),
       parent_(fs::path(path).parent_path()),
@@ -177,8 +78,8 @@ SaveFolder::SaveFolder(const std::string& path)
       token_(new_token()),
       folder_(saving_folder(path, token_)) {
   make_folder(parent_);
-  lock_ = take_lock(parent_, name_);
-  require_checkpoint(lock_ >= 0, "{}: another save to it is under way", path_);
+  lock_ = SaveLock::take(parent_, name_);
+  require_checkpoint(lock_ != nullptr, "{}: another save to it is under way", path_);
   std::error_code error;
   try {
     remove_leftovers();
@@ -192,7 +93,6 @@ SaveFolder::SaveFolder(const std::string& path)
     write_text(folder_ + "/" + kProbe, token_);
   } catch (...) {
     fs::remove_all(folder_, error);
-    drop_lock(lock_, parent_, name_);
     throw;
   }
 }
@@ -202,7 +102,6 @@ SaveFolder::~SaveFolder() {
   // After the exchange this is what was replaced.
   fs::remove_all(folder_, error);
   if (error) log().warn("checkpoint: {} cannot be removed: {}", folder_, error.message());
-  drop_lock(lock_, parent_, name_);
 }
 
 void SaveFolder::remove_leftovers() const {
@@ -212,11 +111,11 @@ void SaveFolder::remove_leftovers() const {
     if (!owner) continue;
     const auto other = series_name(*owner);
     if (*owner != name_ && !(series && other && series->prefix == other->prefix)) continue;
-    const int lock = *owner == name_ ? lock_ : try_lock(parent_, *owner);
-    if (lock < 0) continue;  // it is being written
+    const auto lock = *owner == name_ ? nullptr : try_lock(parent_, *owner);
+    if (*owner != name_ && !lock) continue;
     const auto left = parent_ + "/" + entry, whole = parent_ + "/" + *owner;
     std::error_code error;
-    const bool was_checkpoint = entry.starts_with(hidden(*owner, "old-")) && is_checkpoint(left);
+    const bool was_checkpoint = entry.starts_with(hidden_name(*owner, "old-")) && is_checkpoint(left);
     if (!was_checkpoint)
       fs::remove_all(left, error);
     else if (fs::exists(whole, error))
@@ -224,7 +123,6 @@ void SaveFolder::remove_leftovers() const {
     else
       fs::rename(left, whole, error);
     if (error) log().warn("checkpoint: {}, which a killed save left, cannot be removed: {}", left, error.message());
-    if (lock != lock_) drop_lock(lock, parent_, *owner);
   }
 }
 
@@ -251,7 +149,7 @@ void SaveFolder::exchange() const {
   if (::renameat2(AT_FDCWD, folder_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) return;
   require_checkpoint(errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP, "{}: cannot take its place: {}", path_,
                      std::strerror(errno));
-  const auto old_name = hidden(name_, "old-") + token_, old = parent_ + "/" + old_name;
+  const auto old_name = hidden_name(name_, "old-") + token_, old = parent_ + "/" + old_name;
   fs::rename(path_, old);
   std::error_code error, ignored;
   fs::rename(folder_, path_, error);
@@ -282,12 +180,11 @@ void SaveFolder::retain(int keep_last) const {
   if (names.size() > kept) names.resize(names.size() - kept);
   else names.clear();
   for (const auto& name : names) {
-    const int lock = try_lock(parent_, name);
-    if (lock < 0) continue;
+    const auto lock = try_lock(parent_, name);
+    if (!lock) continue;
     std::error_code error;
     remove_checkpoint(parent_, name, name, token_, error);
     if (error) log().warn("checkpoint: {}, an older one, cannot be removed: {}", name, error.message());
-    drop_lock(lock, parent_, name);
   }
 }
 
@@ -301,14 +198,6 @@ void check_probe(const std::string& path, const std::string& token) {
         "{}: this rank does not see the folder that rank 0 made; a checkpoint needs one that all ranks share ({})", path,
         error.what()));
   }
-}
-
-std::optional<std::string> latest_checkpoint(const std::string& parent) {
-  std::error_code error;
-  if (!fs::is_directory(parent, error)) return std::nullopt;
-  const auto names = series_in(parent, std::nullopt);
-  if (names.empty()) return std::nullopt;
-  return (fs::path(parent) / names.back()).string();
 }
 
 }  // namespace fsdp

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <set>
@@ -63,6 +64,40 @@ std::optional<StateFields> state_of(const torch::optim::Optimizer& optimizer, co
   const auto state = optimizer.state().find(param.tensor.unsafeGetTensorImpl());
   if (state == optimizer.state().end()) return std::nullopt;
   return fields_of(*state->second);
+}
+
+/// The name that the parameter's state was saved under; null: there is none. Any of a tied parameter's names may be it.
+const std::string* saved_name(const OptimizerParam& param, const StateFields& fields, const OptimizerLoad::Saved& saved) {
+  const auto has_any = [&](const std::string& name) {
+    if (saved.tensors.contains(name + "." + kStep)) return true;
+    return std::ranges::any_of(fields.tensors, [&](const auto& field) { return saved.tensors.contains(name + "." + field.first); });
+  };
+  const std::string* name = nullptr;
+  for (const auto& candidate : param.names)
+    if (has_any(candidate)) name = &candidate;
+  return name;
+}
+
+/// Gives `fields` their tensors: those that are there already, so that old and new are not both alive, else new ones.
+std::vector<CheckpointTensor> wanted_tensors(const OptimizerParam& param, const std::string& name, const StateFields& fields,
+                                             const std::optional<StateFields>& current, const OptimizerLoad::Saved& saved) {
+  const auto like = param.param ? plain_view(param.tensor) : param.tensor.detach();
+  std::vector<CheckpointTensor> wanted;
+  for (size_t i = 0; i < fields.tensors.size(); ++i) {
+    const auto& [field, tensor] = fields.tensors[i];
+    if (is_optional(field) && !saved.tensors.contains(name + "." + field)) continue;
+    const bool is_there = current && i < current->tensors.size() && current->tensors[i].first == field &&
+                          current->tensors[i].second->defined() && current->tensors[i].second->sizes() == like.sizes();
+    *tensor = is_there ? *current->tensors[i].second : at::empty_like(like);
+    wanted.push_back(spread_like(param.param, name + "." + field, tensor->detach()));
+  }
+  return wanted;
+}
+
+/// In whichever dtype it was saved: Python's optimizers count in float32.
+at::Tensor step_like_saved(const std::string& name, const OptimizerLoad::Saved& saved) {
+  const auto found = saved.tensors.find(name);
+  return at::zeros({}, found == saved.tensors.end() ? at::kLong : found->second.dtype);
 }
 
 }  // namespace
@@ -185,44 +220,24 @@ bool OptimizerLoad::fits(const CheckpointTensor& tensor, const Saved& saved) {
   return false;
 }
 
+/// The checkpoint has no state of it. If it knows the parameter, it had none when it was saved, and has none afterwards.
+OptimizerLoad::Planned OptimizerLoad::plan_without_state(const OptimizerParam& param) {
+  const bool is_known = std::ranges::any_of(param.names, [&](const auto& name) { return groups_.contains(name); });
+  if (!is_known) misfits_.missing.push_back(fmt::format("the optimizer's '{}'", param.names.front()));
+  return {.state = nullptr, .step = {}, .is_left = !is_known};
+}
+
 OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const Saved& saved) {
   Planned planned;
   planned.state = new_state(class_);
   const auto fields = *fields_of(*planned.state);
-  // Any of a tied parameter's names may be the one that it was saved under.
-  const auto* name = &param.names.front();
-  const auto has_any = [&](const std::string& candidate) {
-    if (saved.tensors.contains(candidate + "." + kStep)) return true;
-    for (const auto& [field, tensor] : fields.tensors)
-      if (saved.tensors.contains(candidate + "." + field)) return true;
-    return false;
-  };
-  for (const auto& candidate : param.names)
-    if (has_any(candidate)) name = &candidate;
-  if (!has_any(*name)) {
-    bool is_known = false;
-    for (const auto& candidate : param.names) is_known |= groups_.contains(candidate);
-    if (!is_known) misfits_.missing.push_back(fmt::format("the optimizer's '{}'", param.names.front()));
-    return {.state = nullptr, .step = {}, .is_left = !is_known};
-  }
+  const auto* name = saved_name(param, fields, saved);
+  if (name == nullptr) return plan_without_state(param);
   if (const auto group = groups_.find(*name); group != groups_.end() && group->second != param.group)
     misfits_.wrong.push_back(fmt::format("'{}' is in the optimizer's group {}, expected {}", *name, group->second, param.group));
-  const auto current = state_of(optimizer_, param);
-  const auto like = param.param ? plain_view(param.tensor) : param.tensor.detach();
-  std::vector<CheckpointTensor> wanted;
-  for (size_t i = 0; i < fields.tensors.size(); ++i) {
-    const auto& [field, tensor] = fields.tensors[i];
-    if (is_optional(field) && !saved.tensors.contains(*name + "." + field)) continue;
-    // In the memory that is there, so that old and new are not both alive.
-    const bool is_there = current && i < current->tensors.size() && current->tensors[i].first == field &&
-                          current->tensors[i].second->defined() && current->tensors[i].second->sizes() == like.sizes();
-    *tensor = is_there ? *current->tensors[i].second : at::empty_like(like);
-    wanted.push_back(spread_like(param.param, *name + "." + field, tensor->detach()));
-  }
+  auto wanted = wanted_tensors(param, *name, fields, state_of(optimizer_, param), saved);
   if (fields.step != nullptr) {
-    // In whichever dtype it was saved: Python's optimizers count in float32.
-    const auto saved_step = saved.tensors.find(*name + "." + kStep);
-    planned.step = at::zeros({}, saved_step == saved.tensors.end() ? at::kLong : saved_step->second.dtype);
+    planned.step = step_like_saved(*name + "." + kStep, saved);
     wanted.push_back(spread_like({}, *name + "." + kStep, planned.step));
   }
   if (!is_strict_) {

@@ -50,6 +50,7 @@ class OptimizerLoad {
 
   void read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename);
   Planned plan(const OptimizerParam& param, const Saved& saved);
+  Planned plan_without_state(const OptimizerParam& param);
   bool fits(const CheckpointTensor& tensor, const Saved& saved);
 
   std::vector<OptimizerParam> params_;

@@ -9,6 +9,8 @@
 #include "checkpoint/format/block_sums.hpp"
 #include "checkpoint/format/manifest.hpp"
 #include "checkpoint/format/strict_json.hpp"
+#include "checkpoint/io/checkpoint_names.hpp"
+#include "checkpoint/io/file.hpp"
 #include "checkpoint/io/piece_writer.hpp"
 #include "checkpoint/io/save_folder.hpp"
 #include "checkpoint/plan/save_plan.hpp"

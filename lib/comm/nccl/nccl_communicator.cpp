@@ -198,7 +198,7 @@ class NcclCommunicator final : public Communicator,
     if (api_.has_memory() && api_.has_windows()) return {};
     return fmt::format("which has no symmetric memory in NCCL {}: that begins with NCCL 2.27", api_.version());
   }
-  std::shared_ptr<CommSlot> make_slot(SlotUse use, int64_t bytes) override {
+  std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes) override {
     return why_no_slots().empty() ? group_->make_slot(use, bytes) : nullptr;
   }
 

@@ -135,7 +135,7 @@ void NcclGroup::connect(NcclChannel& channel) {
 
 // --- memory
 
-std::shared_ptr<CommSlot> NcclGroup::make_slot(SlotUse use, int64_t bytes) {
+std::shared_ptr<SymmMemBuffer> NcclGroup::make_slot(SlotUse use, int64_t bytes) {
   if (!abort_.has_begun() && !windows_.may_exist()) return nullptr;
   const c10::DeviceGuard on_device(config_.streams->device());
   NcclChannel& channel = channel_of(use);

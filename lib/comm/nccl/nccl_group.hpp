@@ -56,7 +56,7 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   std::shared_ptr<Work> launch(NcclChannel& channel, NcclCollective collective);
 
   /// As HasCommMemory::make_slot.
-  std::shared_ptr<CommSlot> make_slot(SlotUse use, int64_t bytes);
+  std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes);
   /// Once nothing that is under way uses it. The memory stays the block's.
   void give_back_window(NcclBlock& block) noexcept;
   /// The same, when the group ends. Until then the block stays.

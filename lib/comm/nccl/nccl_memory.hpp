@@ -53,7 +53,7 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
 
   void* memory() const { return memory_; }
   SlotUse use() const { return source_.use; }
-  /// As CommSlot::take.
+  /// As SymmMemBuffer::take.
   at::Tensor take(int64_t bytes);
   bool is_taken() const { return is_taken_; }
 
@@ -75,7 +75,7 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
 };
 
 /// A block that is registered for a group's collectives of one use, until the slot goes or the group does.
-class NcclSlot final : public CommSlot {
+class NcclSlot final : public SymmMemBuffer {
  public:
   NcclSlot(std::shared_ptr<NcclGroup> group, std::shared_ptr<NcclBlock> block, int64_t bytes)
       : group_(std::move(group)), block_(std::move(block)), bytes_(bytes) {}

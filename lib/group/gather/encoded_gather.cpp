@@ -7,6 +7,7 @@
 #include "collectives/packed_gather.hpp"
 #include "collectives/raw_view.hpp"
 #include "param/param_rows.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -15,7 +16,7 @@ namespace {
 /// Rank `rank`'s piece, packed rows (1-D, with padding), to its place in the whole parameter.
 void place_rows(const ShardLayout& layout, int rank, const at::Tensor& piece, const at::Tensor& whole) {
   const auto rows = piece.as_strided(layout.local_sizes(rank), layout.local_strides(rank), piece.storage_offset());
-  if (rows.numel() > 0) layout.part_of(whole, rank).copy_(rows, /*non_blocking=*/true);
+  if (rows.numel() > 0) part_of(layout, whole, rank).copy_(rows, /*non_blocking=*/true);
 }
 
 /// The whole parameter inside the unsharded buffer.

@@ -33,10 +33,6 @@ SlotNeed grown(const SlotNeed& need, const SlotNeed& before) {
   return {.bytes = std::max(need.bytes, before.bytes), .is_own = need.is_own || before.is_own};
 }
 
-void move_out(ParamGroup* group, const CommSlot& slot) {
-  if (group != nullptr && slot.is_taken()) group->unsharder().leave_slot();
-}
-
 }  // namespace
 
 SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring) {
@@ -55,60 +51,60 @@ SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring) {
   return plan;
 }
 
+/// Who is in the slot still goes to memory of its own.
+void GatherSlots::move_out(Ring& ring, size_t slot) {
+  const auto* buffer = ring.pool.find(slot);
+  auto* group = ring.last[slot];
+  if (buffer != nullptr && group != nullptr && buffer->is_taken()) group->unsharder().leave_slot();
+}
+
 void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
-  for (auto& slot : ring.slots)
-    if (slot.memory) move_out(slot.last, *slot.memory);
-  ring.slots.clear();
+  for (size_t slot = 0; slot < ring.pool.size(); ++slot) move_out(ring, slot);
+  ring.pool.clear();
   const auto before = std::exchange(ring.places, {});
   ring.length = length;
+  const auto& comm = group.identity().mesh_info.shard_group;
   std::vector<const ParamGroup*> members;
   std::vector<SlotNeed> needs;
   for (const auto* other : group.comm_ctx()->groups) {
-    if (!other->uses_slots() || other->identity().mesh_info.shard_group != ring.comm) continue;
+    if (!other->uses_slots() || other->identity().mesh_info.shard_group != comm) continue;
     members.push_back(other);
     const auto known = before.find(other);
     needs.push_back(known == before.end() ? need_of(*other) : grown(need_of(*other), known->second.first));
   }
   const auto planned = plan_slots(needs, length);
-  for (const int64_t bytes : planned.bytes) ring.slots.push_back({.bytes = bytes});
+  for (const int64_t bytes : planned.bytes) ring.pool.add(bytes);
+  ring.last.assign(planned.bytes.size(), nullptr);
   for (size_t i = 0; i < members.size(); ++i) ring.places[members[i]] = {needs[i], planned.slots[i]};
 }
 
-CommSlot* GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
+SymmMemBuffer* GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
   const auto& comm = group.identity().mesh_info.shard_group;
-  auto& ring = rings_[comm.get()];
-  ring.comm = comm;
+  auto& ring = rings_.try_emplace(comm, Ring{.pool = {comm, SlotUse::kGathers}}).first->second;
   const auto length = static_cast<size_t>(1 + prefetch_distance);
   const auto place = ring.places.find(&group);
   const bool fits = place != ring.places.end() && grown(need_of(group), place->second.first) == place->second.first;
   if (!fits || ring.length != length) plan(ring, group, length);
-  auto& slot = *find(group);
-  if (!std::exchange(slot.was_made, true)) slot.memory = make_slot(*comm, SlotUse::kGathers, slot.bytes);
-  if (!slot.memory) return nullptr;
-  move_out(slot.last, *slot.memory);
-  slot.last = &group;
-  return slot.memory.get();
-}
-
-GatherSlots::Slot* GatherSlots::find(const ParamGroup& group) {
-  auto& ring = rings_.at(group.identity().mesh_info.shard_group.get());
-  return &ring.slots[ring.places.at(&group).second];
+  const size_t slot = ring.places.at(&group).second;
+  const auto buffer = ring.pool.buffer(slot);
+  if (!buffer) return nullptr;
+  move_out(ring, slot);
+  ring.last[slot] = &group;
+  return buffer.get();
 }
 
 void GatherSlots::remove(const ParamGroup& group) {
   for (auto& [comm, ring] : rings_) {
     ring.places.erase(&group);
-    for (auto& slot : ring.slots)
-      if (slot.last == &group) slot.last = nullptr;
-    if (ring.places.empty()) ring.slots.clear();
+    for (auto*& last : ring.last)
+      if (last == &group) last = nullptr;
   }
+  std::erase_if(rings_, [](const auto& entry) { return entry.second.places.empty(); });
 }
 
 int64_t GatherSlots::bytes() const {
   int64_t bytes = 0;
-  for (const auto& [comm, ring] : rings_)
-    for (const auto& slot : ring.slots)
-      if (slot.memory) bytes += slot.bytes;
+  for (const auto& [comm, ring] : rings_) bytes += ring.pool.bytes();
   return bytes;
 }
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/comm_memory.hpp"
+#include "group/symm_mem_pool.hpp"
 
 namespace fsdp {
 
@@ -38,41 +38,35 @@ SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring);
 // What encloses other groups, or stays after forward, would be in the way of every turn and has a slot of its own,
 // which takes no more memory than it would take anyway while it is unsharded.
 
-/// The slots of one root's groups, made when a group is first gathered into one. Needs only grow: options that come and
-/// go, as when gradients are accumulated, find their slots again. What asks for more than was planned (a wider dtype, a
-/// group that is to have a slot of its own from now on), for groups that were not there, or for another number of them
-/// gathered ahead, is a new plan, for which all slots of the communicator are given back and made anew.
+/// By place: in which slots one root's groups are gathered. Needs only grow: options that come and go, as when gradients
+/// are accumulated, find their slots again. What asks for more than was planned (a wider dtype, a group that is to have a
+/// slot of its own from now on), for groups that were not there, or for another number of them gathered ahead, is a new
+/// plan, for which all buffers of the communicator are given back and made anew.
 ///
 /// Not thread-safe: the root's lock guards it.
 class GatherSlots {
  public:
-  /// The group's slot for the gather that is to start now, empty on this rank; a collective call where it has to be made.
+  /// The group's buffer for the gather that is to start now, empty on this rank; a collective call where it has to be made.
   /// Null: there is none.
   /// prefetch_distance: groups that are gathered ahead.
-  CommSlot* prepare(ParamGroup& group, int prefetch_distance);
-  /// The group is gone, or is gathered elsewhere from now on and released: its ring goes with the last one.
+  SymmMemBuffer* prepare(ParamGroup& group, int prefetch_distance);
+  /// The group is gone, or is gathered elsewhere from now on and released: its communicator's slots go with the last one.
   void remove(const ParamGroup& group);
-  /// Of all slots that are there.
+  /// Of all buffers that are there.
   int64_t bytes() const;
 
  private:
-  struct Slot {
-    int64_t bytes = 0;
-    bool was_made = false;
-    std::shared_ptr<CommSlot> memory = nullptr;  // null: not made, or there is none
-    ParamGroup* last = nullptr;                  // who took it last
-  };
   struct Ring {
-    std::shared_ptr<Communicator> comm;  // outlives the slots
+    SymmMemPool pool;
     std::map<const ParamGroup*, std::pair<SlotNeed, size_t>> places = {};
-    std::vector<Slot> slots = {};
+    std::vector<ParamGroup*> last = {};  // by slot: who took it last
     size_t length = 0;
   };
 
-  void plan(Ring& ring, const ParamGroup& group, size_t length);
-  Slot* find(const ParamGroup& group);
+  static void move_out(Ring& ring, size_t slot);
+  static void plan(Ring& ring, const ParamGroup& group, size_t length);
 
-  std::map<const Communicator*, Ring> rings_;
+  std::map<std::shared_ptr<Communicator>, Ring> rings_;
 };
 
 }  // namespace fsdp

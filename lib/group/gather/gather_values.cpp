@@ -4,6 +4,7 @@
 
 #include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 
@@ -89,7 +90,7 @@ at::Tensor gather_values(const ParamGroup& group, size_t index, const at::Tensor
   std::vector<std::vector<ElementRange>> parts;
   int64_t padded = 0, numel = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    parts.push_back(param.layout().element_ranges(rank));
+    parts.push_back(element_ranges(param.layout(), rank));
     padded = std::max(padded, total(parts.back()));
     numel += total(parts.back());
   }

@@ -26,7 +26,7 @@ class Unsharder {
 
   /// How a gather is launched.
   struct Launch {
-    CommSlot* slot = nullptr;          ///< registered memory to gather into (GatherSlots); null: memory of its own
+    SymmMemBuffer* slot = nullptr;     ///< registered memory to gather into (GatherSlots); null: memory of its own
     bool may_overlap_copies = false;  ///< copies from host memory may go on while the host does
   };
   /// Throws StateError where there is nothing to gather.

@@ -13,6 +13,7 @@
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
 #include "group/reduce/reduce_call.hpp"
+#include "tensor/shard_part.hpp"
 
 namespace fsdp {
 namespace {
@@ -146,7 +147,7 @@ void Collection::add_alone(size_t index, at::Tensor gradient) {
     gradient = at::zeros(param.spec.sizes(), param.unsharded_param().options().requires_grad(false));
     buffer_bytes += static_cast<int64_t>(gradient.nbytes());
   }
-  if (!param.layout().is_whole()) gradient = param.layout().part_of(gradient, /*rank=*/0);
+  if (!param.layout().is_whole()) gradient = fsdp::part_of(param.layout(), gradient, /*rank=*/0);
   const auto dtype = dtype_of(index, gradient);
   if (param.grad_dtype().takes_any() && gradient.scalar_type() != dtype) {
     gradient = gradient.to(dtype);

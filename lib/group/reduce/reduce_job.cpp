@@ -117,7 +117,7 @@ void ReduceJob::start() {
     comm_ctx.trace.launch(call_of(*group_, part, Operation::kReduceScatter, comm), [&] {
       launch_reduce_scatter(reduce_scatter, options_of(*group_, part), group_->parts().launched_on(comm), group_->name());
     });
-    if (slot_ && reduce_scatter.work) slot_->under_way.push_back(reduce_scatter.work);
+    if (slot_ && reduce_scatter.work) slot_->note_reader(reduce_scatter.work);
     part.is_divided = reduce_scatter.is_scaled;
     comm_ctx.trace.note_bytes(reduce_scatter.layout->total_bytes());
     auto& statistics = comm_ctx.meter.total();
@@ -169,7 +169,7 @@ void ReduceJob::free_inputs() {
   // What is packed next on the same stream takes their memory.
   const c10::OptionalStreamGuard on_theirs(packed_on_);
   for (auto& part : inputs_.parts) free_reduce_scatter_inputs(part.reduce_scatter);
-  if (slot_) slot_->under_way.clear();
+  if (slot_) slot_->note_waited();
   slot_.reset();
 }
 

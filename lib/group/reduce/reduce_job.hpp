@@ -65,7 +65,7 @@ class ReduceJob {
   ReduceStage stage_ = ReduceStage::kPacked;  // on streams: of what has been queued
   ReduceOrder order_ = ReduceOrder::kInTurn;
   ReduceInputs inputs_;
-  std::unique_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
+  std::shared_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
   bool has_freed_inputs_ = false;
   std::optional<c10::Stream> packed_on_;          // where there are streams: the inputs' memory is its
   std::optional<c10::Event> reduced_, assigned_;  // on streams: behind the reduce-scatters, behind what follows them

@@ -24,42 +24,47 @@ int64_t expected_slot_bytes(ParamGroup& group) {
 }  // namespace
 
 ReductionSlots::Hold::~Hold() {
-  for (const auto& work : under_way) try {
+  for (const auto& work : under_way_) try {
       work->wait();
     } catch (const std::exception& error) {
       log().info("a reduction was given up, and failed: {}", error.what());
     }
-  slot_->is_held = false;
 }
 
-std::unique_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& group, int64_t bytes) {
+std::shared_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& group, int64_t bytes) {
   if (bytes == 0) return nullptr;
   const auto& comm = reduction_comm(group);
-  auto& ring = rings_[comm.get()];
-  ring.comm = comm;
+  auto& ring = rings_.try_emplace(comm, Ring{.pool = {comm, SlotUse::kReductions}}).first->second;
   const auto most = static_cast<size_t>(group.reduction().max_input_buffers);
-  if (bytes > ring.slot_bytes || most > ring.slots.size()) grow(ring, group, bytes);
-  const auto free = std::find_if(ring.slots.begin(), ring.slots.end(), [](const auto& slot) { return !slot->is_held; });
-  if (free == ring.slots.end()) return nullptr;
-  auto& slot = **free;
-  if (!std::exchange(slot.was_made, true)) slot.memory = make_slot(*comm, SlotUse::kReductions, ring.slot_bytes);
-  return slot.memory ? std::make_unique<Hold>(*free) : nullptr;
+  if (bytes > ring.slot_bytes || most > ring.pool.size()) {
+    grow(ring, comm.get(), group, bytes);
+    drop_unused(group.comm_ctx()->groups, nullptr);
+  }
+  const auto free = std::ranges::find_if(ring.holds, [](const auto& hold) { return hold.expired(); });
+  if (free == ring.holds.end()) return nullptr;
+  auto buffer = ring.pool.buffer(static_cast<size_t>(free - ring.holds.begin()));
+  if (!buffer) return nullptr;
+  auto hold = std::make_shared<Hold>(std::move(buffer));
+  *free = hold;
+  return hold;
 }
 
-void ReductionSlots::grow(Ring& ring, const ParamGroup& group, int64_t bytes) {
-  const auto& groups = group.comm_ctx()->groups;
-  size_t length = ring.slots.size();
+void ReductionSlots::grow(Ring& ring, const Communicator* comm, const ParamGroup& group, int64_t bytes) {
+  size_t length = ring.pool.size();
   int64_t most_bytes = std::max(bytes, ring.slot_bytes);
-  for (auto* other : groups) {
-    if (!is_over(*other, ring.comm.get())) continue;
+  for (auto* other : group.comm_ctx()->groups) {
+    if (!is_over(*other, comm)) continue;
     length = std::max(length, static_cast<size_t>(other->reduction().max_input_buffers));
     most_bytes = std::max(most_bytes, expected_slot_bytes(*other));
   }
-  // What is held goes when its reduction lets go of it.
-  if (most_bytes > ring.slot_bytes) ring.slots.clear();
+  if (most_bytes > ring.slot_bytes) {
+    // What is held goes when its reduction lets go of it.
+    ring.pool.clear();
+    ring.holds.clear();
+  }
   ring.slot_bytes = most_bytes;
-  while (ring.slots.size() < length) ring.slots.push_back(std::make_shared<Slot>());
-  drop_unused(groups, nullptr);
+  while (ring.pool.size() < length) ring.pool.add(most_bytes);
+  ring.holds.resize(length);
 }
 
 void ReductionSlots::remove(const ParamGroup& group) { drop_unused(group.comm_ctx()->groups, &group); }
@@ -67,15 +72,13 @@ void ReductionSlots::remove(const ParamGroup& group) { drop_unused(group.comm_ct
 void ReductionSlots::drop_unused(std::span<ParamGroup* const> groups, const ParamGroup* but) {
   std::erase_if(rings_, [&](const auto& entry) {
     return std::none_of(groups.begin(), groups.end(),
-                        [&](const ParamGroup* group) { return group != but && is_over(*group, entry.first); });
+                        [&](const ParamGroup* group) { return group != but && is_over(*group, entry.first.get()); });
   });
 }
 
 int64_t ReductionSlots::bytes() const {
   int64_t bytes = 0;
-  for (const auto& [comm, ring] : rings_)
-    for (const auto& slot : ring.slots)
-      if (slot->memory) bytes += ring.slot_bytes;
+  for (const auto& [comm, ring] : rings_) bytes += ring.pool.bytes();
   return bytes;
 }
 

@@ -6,10 +6,11 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "comm/comm_memory.hpp"
 #include "comm/work.hpp"
+#include "group/symm_mem_pool.hpp"
 
 namespace fsdp {
 
@@ -25,55 +26,52 @@ class ParamGroup;
 // holds its slot from packing until a stream has been made to wait for its collective: in the order of the schedule,
 // not when the device is done. What packs into it next runs behind the stream that let go of it.
 
-/// The slots that one root's reductions are packed in: for each communicator a ring of as many as may be alive together
-/// (max_input_buffers), each as large as the largest group's packed gradients. They are made when they are first needed
-/// and only grow.
+/// By hold: in which slots one root's reductions are packed. Of each communicator there are as many as reductions may be
+/// alive together (max_input_buffers), each as large as the largest group's packed gradients. They only grow.
 ///
 /// Not thread-safe: the root's lock guards it.
 class ReductionSlots {
-  struct Slot {
-    std::shared_ptr<CommSlot> memory = nullptr;  // null: not made, or there is none
-    bool was_made = false;
-    bool is_held = false;
-  };
-
  public:
-  /// One reduction's hold on its slot.
+  /// One reduction's hold on its slot: as long as this lives, nobody else gets it.
   class Hold {
    public:
-    explicit Hold(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) { slot_->is_held = true; }
+    explicit Hold(std::shared_ptr<SymmMemBuffer> buffer) : buffer_(std::move(buffer)) {}
     /// Lets the current stream wait for what is under way still, as after an exception.
     ~Hold();
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
 
-    /// The whole slot, as CommSlot::take.
-    at::Tensor take(int64_t bytes) { return slot_->memory->take(bytes); }
-
-    std::vector<std::shared_ptr<Work>> under_way;  ///< collectives that read the slot and were not waited for
+    /// The whole slot, as SymmMemBuffer::take.
+    at::Tensor take(int64_t bytes) { return buffer_->take(bytes); }
+    /// A collective that reads the slot has begun.
+    void note_reader(std::shared_ptr<Work> work) { under_way_.push_back(std::move(work)); }
+    /// A stream has been made to wait for all of these.
+    void note_waited() { under_way_.clear(); }
 
    private:
-    std::shared_ptr<Slot> slot_;
+    std::shared_ptr<SymmMemBuffer> buffer_;
+    std::vector<std::shared_ptr<Work>> under_way_;
   };
 
-  /// A slot for what `group` is to pack now, `bytes`; a collective call where it has to be made. Null: there is none.
-  std::unique_ptr<Hold> hold(const ParamGroup& group, int64_t bytes);
-  /// The group is gone, or does not use slots any more: its ring goes with the last one.
+  /// A slot for what `group` is to pack now, `bytes`; a collective call where its buffer has to be made. Null: there is
+  /// none.
+  std::shared_ptr<Hold> hold(const ParamGroup& group, int64_t bytes);
+  /// The group is gone, or does not use slots any more: its communicator's slots go with the last one.
   void remove(const ParamGroup& group);
-  /// Of all slots that are there.
+  /// Of all buffers that are there.
   int64_t bytes() const;
 
  private:
   struct Ring {
-    std::shared_ptr<Communicator> comm;  // outlives the slots
+    SymmMemPool pool;
+    std::vector<std::weak_ptr<Hold>> holds = {};  // by slot
     int64_t slot_bytes = 0;
-    std::vector<std::shared_ptr<Slot>> slots = {};
   };
 
-  void grow(Ring& ring, const ParamGroup& group, int64_t bytes);
+  static void grow(Ring& ring, const Communicator* comm, const ParamGroup& group, int64_t bytes);
   void drop_unused(std::span<ParamGroup* const> groups, const ParamGroup* but);
 
-  std::map<const Communicator*, Ring> rings_;
+  std::map<std::shared_ptr<Communicator>, Ring> rings_;
 };
 
 }  // namespace fsdp
