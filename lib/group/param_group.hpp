@@ -11,7 +11,7 @@
 #include "group/gather/unsharder.hpp"
 #include "group/group_notes.hpp"
 #include "group/group_parts.hpp"
-#include "group/local_classes.hpp"
+#include "group/local_shards.hpp"
 #include "group/reduce/group_gradients.hpp"
 #include "group/tied_params.hpp"
 

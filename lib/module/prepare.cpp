@@ -38,7 +38,7 @@ void check_nested(const ModuleWalk& walk) {
             "fully_shard: the module around '{}' is to be sharded, but that one has run a step as "
             "a root already; call fully_shard on all modules before the first forward",
             nested.path);
-    require_state(!context.steps_are_held(),
+    require_state(!context.step().is_pinned(),
                   "fully_shard: the module around '{}' is to be sharded while that one shows full "
                   "parameters (fsdp::FullParameters); end that first",
                   nested.path);

@@ -124,7 +124,7 @@ ParamDtypes dtypes_in(const ParamGroup& group, std::optional<at::ScalarType> flo
 }
 
 void check_convertible(const ParamGroup& group, const GroupConversion& to) {
-  require_state(!root_of(group).steps_are_held(),
+  require_state(!root_of(group).step().is_pinned(),
                 "'{}' shows full parameters (fsdp::FullParameters); end that scope before changing its dtype "
                 "or device",
                 group.name());
@@ -156,14 +156,14 @@ void convert(ParamGroup& group, const GroupConversion& to) {
   auto made = make_converted(group, to);
   if (!made.dtypes.changes) return;
 
-  root->reshard(group);
+  root->control(group, GroupEvent::kUserReshards);
   set_converted(group, std::move(made));
   group.count_trainable();  // converting took over what had been toggled
   group.gradient_dtypes().plan();
   convert_waiting_gradients(group);
   refresh_classes(group);
   group.unsharder().rest();
-  root->facts_changed(group);
+  root->runner().facts_changed(group);
   GroupPort::of(group).mark_not_ready();
 }
 
@@ -176,7 +176,7 @@ void compute_in_own_dtype(ParamGroup& group, bool value) {
   if (!made.changes) return;
 
   group.refresh();
-  root_of(group).reshard(group);
+  root_of(group).control(group, GroupEvent::kUserReshards);
   // Sums that wait for a reduction stay in the dtype that they are added up in.
   group.gradients().accumulate(group.gradient_dtypes());
   auto& parts = group.parts();
@@ -187,7 +187,7 @@ void compute_in_own_dtype(ParamGroup& group, bool value) {
   parts.is_cast = made.is_cast;
   group.gradient_dtypes().plan();
   group.unsharder().rest();
-  root_of(group).facts_changed(group);
+  root_of(group).runner().facts_changed(group);
 }
 
 }  // namespace fsdp

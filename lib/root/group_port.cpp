@@ -21,7 +21,7 @@ GroupPort::~GroupPort() {
     std::lock_guard lock(root_->mutex());
     group_.unsharder().abandon();
     try {
-      root_->remove(group_);
+      root_->runner().remove(group_);
     } catch (const std::exception& error) {
       log().error("{}: the end of a sharded module: {}", group_.name(), error.what());
     }
@@ -74,7 +74,7 @@ void GroupPort::carry_write(size_t index) {
   // version that moves makes the next touch gather what all of them hold. Within a step
   // the unsharded parameter stays as written, or autograd would refuse a legal write before a use.
   auto& param = group_.params()[index];
-  if (root->in_step() || group_.parts().is_never_released())
+  if (in_step(root->step().state()) || group_.parts().is_never_released())
     param.mark_written();
   else
     param.sharded.bump_version();
@@ -92,9 +92,9 @@ void GroupPort::take_over_requires_grad(size_t index) {
   // Most often nothing has changed: so this one is looked at before all of the group.
   auto& params = group_.params();
   const bool has_changed = index >= params.size() || params[index].has_new_requires_grad();
-  if (has_changed && !root->in_step()) group_.sync_requires_grad();
+  if (has_changed && !in_step(root->step().state())) group_.sync_requires_grad();
 }
 
-bool GroupPort::is_in_scope() const { return root_->is_in_scope(); }
+bool GroupPort::is_in_scope() const { return root_->step().is_in_scope(); }
 
 }  // namespace fsdp

@@ -48,16 +48,6 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   port.mark_between_steps(!in_step());
 }
 
-void RootContext::remove(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  runner_.remove(group);
-}
-
-void RootContext::facts_changed(const ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  runner_.facts_changed(group);
-}
-
 void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& use) {
   std::lock_guard lock(mutex_);
   auto& trace = runner_.comm_ctx().trace;
@@ -127,34 +117,16 @@ void RootContext::end_user_hook() noexcept {
 }
 
 void RootContext::control(ParamGroup& group, GroupEvent event) {
-  runner_.comm_ctx().trace.look_for_listener();
+  std::lock_guard lock(mutex_);
+  if (event != GroupEvent::kUserLetsGo) runner_.comm_ctx().trace.look_for_listener();
+  if (event == GroupEvent::kUserUnshards) {
+    take_over_modes();
+    if (group.is_stale()) runner_.tell(GroupEvent::kWritten, group);
+  }
   runner_.tell(event, group);
 }
 
-void RootContext::unshard(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  runner_.comm_ctx().trace.look_for_listener();
-  take_over_modes();
-  if (group.is_stale()) runner_.tell(GroupEvent::kWritten, group);
-  runner_.tell(GroupEvent::kUserUnshards, group);
-}
-
-void RootContext::wait_for_unshard(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  control(group, GroupEvent::kUserWaits);
-}
-
-void RootContext::end_hold(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  runner_.tell(GroupEvent::kUserLetsGo, group);
-}
-
-void RootContext::reshard(ParamGroup& group) {
-  std::lock_guard lock(mutex_);
-  control(group, GroupEvent::kUserReshards);
-}
-
-void RootContext::hold_steps(std::string_view caller) {
+std::shared_ptr<void> RootContext::hold_steps(std::string_view caller) {
   std::lock_guard lock(mutex_);
   require_state(is_quiescent(),
                 "{}: not inside a forward, a backward or a scope of the module, nor before the last of several "
@@ -162,11 +134,10 @@ void RootContext::hold_steps(std::string_view caller) {
                 "reset_iter_state(); a forward without backward belongs under torch::NoGradGuard or fsdp::forward_scope",
                 caller);
   step_.pin();
-}
-
-void RootContext::resume_steps() noexcept {
-  std::lock_guard lock(mutex_);
-  step_.unpin();
+  return {static_cast<void*>(nullptr), [root = shared_from_this()](void*) {
+            std::lock_guard lock(root->mutex_);
+            root->step_.unpin();
+          }};
 }
 
 void RootContext::reset_iter_state() {
@@ -174,7 +145,7 @@ void RootContext::reset_iter_state() {
   require_state(step_.task_count() == 0, "reset_iter_state inside a backward; call it after the exception "
                                 "has left backward()");
   release_everything();
-  for (auto* group : groups()) {
+  for (auto* group : runner_.groups()) {
     group->gradients().drop();
     for (auto& param : group->params())
       if (const auto sharded_param = param.sharded_param(); sharded_param.defined())
@@ -197,7 +168,7 @@ int64_t RootContext::finalize_backward() {
   step_.check(StepEvent::kFinalize);
   // What backwards left that ended by themselves counts too: without synchronisation, or not the last ones.
   const bool is_left = !runner_.reductions().is_empty() ||
-                       std::ranges::any_of(groups(), [](auto* group) { return has_gradients_to_reduce(*group); });
+                       std::ranges::any_of(runner_.groups(), [](auto* group) { return has_gradients_to_reduce(*group); });
   if (step_.state() != StepState::kDue && !is_left) return 0;
   runner_.comm_ctx().trace.look_for_listener();
   reducer_.flush();
@@ -212,7 +183,7 @@ void RootContext::wait_for_gradients(int64_t ticket) {
   auto& comm_ctx = runner_.comm_ctx();
   comm_ctx.trace.look_for_listener();
   runner_.reductions().finish();
-  for (auto* group : groups()) group->parts().shard.wait_for_copies();
+  for (auto* group : runner_.groups()) group->parts().shard.wait_for_copies();
   comm_ctx.meter.end_step();  // what the reductions launched and copied is the step's
   if (step_.state() == StepState::kFinalizing) enter(StepEvent::kWaitedFor);  // else a user's hook has given it up
   tell_of_end();

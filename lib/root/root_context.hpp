@@ -34,15 +34,6 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   // --- which groups
   /// Takes a group over; in the order of use as far as it is known (depth-first).
   void add(const std::shared_ptr<ParamGroup>& group);
-  void remove(ParamGroup& group);
-  template <class Value>
-  void set_policy(ParamGroup& group, Value GroupPolicy::*option, Value value) {
-    std::lock_guard lock(mutex_);
-    group.set_policy(option, std::move(value));
-    runner_.facts_changed(group);
-  }
-  /// Another layout, dtype or device has come: the scheduler is told.
-  void facts_changed(const ParamGroup& group);
 
   // --- what the dispatcher and autograd report
   /// One operator is about to use `used` (all of this root): they are readable when this returns.
@@ -50,21 +41,17 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& unsharded_param);
 
   // --- controls
-  void unshard(ParamGroup& group);
-  void wait_for_unshard(ParamGroup& group);
-  void reshard(ParamGroup& group);
-  /// The forward that `unshard` was for is over: the group is released as if it had been gathered for that.
-  void end_hold(ParamGroup& group);
+  /// What a user, or the runtime for itself, wants of one group.
+  void control(ParamGroup& group, GroupEvent event);
   void reset_iter_state();
   void enter_scope();
   void leave_scope() noexcept;
   /// Between steps: throws StateError if the sanitizer mode has found something since the last call.
   void throw_faults();
 
-  /// No step may begin until `resume_steps`: the unsharded parameters show other memory for a while. Counts.
+  /// No step may begin while what is returned lives: the unsharded parameters show other memory for a while.
   /// Throws StateError, beginning with `caller`, unless `is_quiescent()`.
-  void hold_steps(std::string_view caller);
-  void resume_steps() noexcept;
+  [[nodiscard]] std::shared_ptr<void> hold_steps(std::string_view caller);
 
   // --- manual finalization of backwards
   void set_manual_finalization(bool value);
@@ -77,35 +64,29 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
 
   /// Groups, scheduler, and what the groups share.
   ActionRunner& runner() { return runner_; }
-  const ActionRunner& runner() const { return runner_; }
-  const std::vector<ParamGroup*>& groups() const { return runner_.groups(); }
-  /// Keeps the root alive.
-  std::shared_ptr<ReductionQueue> reductions() { return {shared_from_this(), &runner_.reductions()}; }
-
   Options& options() { return options_; }
-  /// of_modules: what only the module tree knows; in place of those before.
-  void set_hooks(std::shared_ptr<StepHooks> of_modules) { module_hooks_ = std::move(of_modules); }
-  /// Who shows parameters in a form of its own; may be gone.
-  void set_follower(std::weak_ptr<StepHooks> follower) { follower_ = std::move(follower); }
+  struct Hooks {
+    std::shared_ptr<StepHooks> modules;  ///< what only the module tree knows; may be null
+    std::weak_ptr<StepHooks> follower;   ///< who shows parameters in a form of its own; may be gone
+  };
+  Hooks& hooks() { return hooks_; }
   /// Between steps lets groups follow their modules' modes; within one does nothing.
   void take_over_modes();
 
-  /// True once a step has begun: then the set of groups is fixed (S9).
+  const StepMachine& step() const { return step_; }
+  /// True once a step has begun: then the set of groups is fixed.
   bool has_started() const { return has_started_; }
-  bool steps_are_held() const { return step_.is_pinned(); }
-  bool is_in_scope() const { return step_.is_in_scope(); }
-  bool in_step() const { return fsdp::in_step(step_.state()); }
   /// The time to change what a step relies on, and to look at what it has left: not in a step or a scope, nor between
   /// a backward that was not the last one (set_is_last_backward), or is not finalized, and the end of that.
   bool is_quiescent() const { return step_.is_quiescent() && runner_.reductions().is_empty(); }
+
+ private:
+  class BackwardEnd;
 
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
   void begin_user_hook() override;
   void end_user_hook() noexcept override;
-
- private:
-  class BackwardEnd;
 
   // step boundaries (step.cpp)
   void enter_phase(int64_t task, const OperatorUse& use);
@@ -128,15 +109,15 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void read_beside(std::span<ParamGroup* const> used);
   void follow_step(std::span<ParamGroup* const> used);
-  void control(ParamGroup& group, GroupEvent event);
+
+  bool in_step() const { return fsdp::in_step(step_.state()); }
 
   RootMutex mutex_;
   Options options_;
   StepMachine step_;
   ActionRunner runner_{mutex_, step_};
   BackwardReducer reducer_{runner_, options_.reduce_scatter_start};
-  std::shared_ptr<StepHooks> module_hooks_;
-  std::weak_ptr<StepHooks> follower_;
+  Hooks hooks_;
   std::vector<int> held_before_hook_;
   bool has_started_ = false;
 };

@@ -48,15 +48,15 @@ void RootContext::enter(StepEvent event) {
   const bool was_in_step = in_step();
   step_.on(event);
   if (in_step() == was_in_step) return;
-  for (auto* group : groups()) GroupPort::of(*group).mark_between_steps(was_in_step);
+  for (auto* group : runner_.groups()) GroupPort::of(*group).mark_between_steps(was_in_step);
 }
 
 void RootContext::tell_of_beginning() const {
-  if (const auto shows = follower_.lock()) shows->take_over();
+  if (const auto shows = hooks_.follower.lock()) shows->take_over();
 }
 
 void RootContext::tell_of_end() const {
-  if (const auto shows = follower_.lock()) shows->show();
+  if (const auto shows = hooks_.follower.lock()) shows->show();
 }
 
 void RootContext::prepare_step(StepEvent begins) {
@@ -71,8 +71,8 @@ void RootContext::prepare_step(StepEvent begins) {
 }
 
 void RootContext::recheck() {
-  if (module_hooks_) module_hooks_->check_modules();
-  for (auto* group : groups()) {
+  if (hooks_.modules) hooks_.modules->check_modules();
+  for (auto* group : runner_.groups()) {
     group->validate();
     group->sync_requires_grad();
     group->notes().say(*group);
@@ -84,7 +84,7 @@ void RootContext::recheck() {
 
 /// Not before a backward: what a forward before it saved is in the dtype of that forward.
 void RootContext::take_over_modes() {
-  if (module_hooks_ && !in_step() && !steps_are_held()) module_hooks_->follow_modes();
+  if (hooks_.modules && !in_step() && !step_.is_pinned()) hooks_.modules->follow_modes();
 }
 
 void RootContext::begin_forward() {
@@ -93,7 +93,7 @@ void RootContext::begin_forward() {
   enter(StepEvent::kForwardBegins);
   runner_.comm_ctx().meter.begin_step();
   runner_.scheduler().begin_forward(at::GradMode::is_enabled());
-  runner_.comm_ctx().trace.note_first_values(take_first_values(groups()));  // there are none but in the first
+  runner_.comm_ctx().trace.note_first_values(take_first_values(runner_.groups()));  // there are none but in the first
   runner_.comm_ctx().trace.begin_phase(CollectiveTrace::Phase::kForward);
 }
 
@@ -115,7 +115,7 @@ void RootContext::begin_backward(int64_t task) {
   for (const int id : runner_.scheduler().current())
     if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
-  for (auto* group : groups())
+  for (auto* group : runner_.groups())
     if (group->unsharder().is_held()) group->sync_versions();
   watch_end_of(task);
 }
@@ -142,7 +142,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     std::lock_guard lock(mutex_);
     const bool has_ended_badly = is_backward(step_.state()) && step_.task_count() == 0;
     if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost && !has_ended_badly) return;
-    for (auto* group : groups()) group->gradients().drop();
+    for (auto* group : runner_.groups()) group->gradients().drop();
     release_everything();
   } catch (const std::exception& error) {
     log().error("giving up a failed backward: {}", error.what());
@@ -190,7 +190,7 @@ void RootContext::throw_faults() {
   // Not in a step: other ranks wait for what this one still has to launch.
   if (in_step()) return;
   std::vector<std::string> faults;
-  for (auto* group : groups()) {
+  for (auto* group : runner_.groups()) {
     if (group->parts().sanitizer == nullptr) continue;
     for (auto& fault : group->parts().sanitizer->take_faults()) faults.push_back(std::move(fault));
   }
@@ -208,12 +208,12 @@ void RootContext::close_step(bool waits_for_copies) {
   runner_.comm_ctx().meter.end_step();
   if (in_step()) enter(StepEvent::kStepEnds);
   runner_.comm_ctx().trace.end_step();
-  for (auto* group : groups()) {
+  for (auto* group : runner_.groups()) {
     if (waits_for_copies) group->parts().shard.wait_for_copies();
     GroupPort::of(*group).mark_not_ready();
   }
   runner_.apply(runner_.scheduler().end_step(end));
-  for (auto* group : groups()) group->unsharder().drop_post_forward_piece();
+  for (auto* group : runner_.groups()) group->unsharder().drop_post_forward_piece();
   tell_of_end();
 }
 
@@ -221,15 +221,15 @@ void RootContext::release_everything() {
   runner_.reductions().drop(nullptr);
   enter(StepEvent::kGivenUp);
   runner_.comm_ctx().trace.abandon_step();
-  for (auto* group : groups()) group->gradients().reset();
+  for (auto* group : runner_.groups()) group->gradients().reset();
   runner_.apply(runner_.scheduler().abandon());
-  for (auto* group : groups()) group->parts().shard.wait_for_copies();
+  for (auto* group : runner_.groups()) group->parts().shard.wait_for_copies();
   tell_of_end();
 }
 
 void RootContext::enter_scope() {
   std::lock_guard lock(mutex_);
-  if (!is_in_scope() && !in_step()) begin_forward();
+  if (!step_.is_in_scope() && !in_step()) begin_forward();
   step_.enter_scope();  // only now: it may have thrown
 }
 
@@ -237,7 +237,7 @@ void RootContext::leave_scope() noexcept {
   try {
     std::lock_guard lock(mutex_);
     step_.leave_scope();
-    if (is_in_scope() || !is_forward(step_.state()) || step_.records_autograd()) return;
+    if (step_.is_in_scope() || !is_forward(step_.state()) || step_.records_autograd()) return;
     end_step();
   } catch (const std::exception& error) {
     log().error("leaving a forward scope: {}", error.what());

@@ -14,12 +14,12 @@ namespace {
 void release_tied(ParamGroup& group, size_t index) {
   const auto root = GroupPort::of(group).root();
   std::lock_guard lock(root->mutex());
-  root->reshard(group);
+  root->control(group, GroupEvent::kUserReshards);
   group.params()[index].move_away();
   group.unsharder().form().drop_extension(index);
   group.gradients().reset();
   group.count_trainable();
-  root->facts_changed(group);
+  root->runner().facts_changed(group);
 }
 
 }  // namespace
@@ -53,9 +53,10 @@ void compact(ParamGroup& group) {
                vacant.size(), error.what());
     return;
   }
+  std::lock_guard lock(root_of(group).mutex());
   group.move_rows(std::move(layout), std::move(shard));
   group.unsharder().rest();
-  root_of(group).facts_changed(group);
+  root_of(group).runner().facts_changed(group);
 }
 
 }  // namespace fsdp

@@ -61,7 +61,7 @@ class Hooks final : public Interface {
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
     std::lock_guard lock(port.root()->mutex());
-    if (found->group->config().device.is_meta() || port.root()->steps_are_held()) return;  // looked at when that ends
+    if (found->group->config().device.is_meta() || port.root()->step().is_pinned()) return;  // looked at when that ends
     found->group->validate();
     port.mark_not_ready();  // the next touch is to see it
   }

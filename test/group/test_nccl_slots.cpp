@@ -82,7 +82,7 @@ namespace {
 /// What the scheduler believes of each group is so.
 void expect_known(ShardedChain& chain, const std::string& when) {
   auto& root = *chain.root[0].state().context();
-  for (const auto* group : root.groups()) {
+  for (const auto* group : root.runner().groups()) {
     const auto state = group->unsharder().state();
     const auto real = is_unsharded(state)    ? Residency::kUnsharded
                       : is_unsharding(state) ? Residency::kUnsharding

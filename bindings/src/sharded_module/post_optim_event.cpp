@@ -24,7 +24,7 @@ void PostOptimEvent::wait(RootContext& context, c10::Device device) {
     stream = context.runner().comm_ctx().all_gather_stream.to_wait_for_event(device);
     // Some groups are never gathered (one rank's), so no gather of theirs could wait for it.
     is_all_gathered =
-        std::ranges::none_of(context.groups(), [](const auto* group) { return group->parts().is_never_released(); });
+        std::ranges::none_of(context.runner().groups(), [](const auto* group) { return group->parts().is_never_released(); });
   }
   if (!stream || !is_all_gathered) event.attr("wait")();
   if (!stream) return;

@@ -50,7 +50,7 @@ void ShardedModule::find_params() {
   by_state()[&controls_.state()] = weak_from_this();
   std::vector<std::shared_ptr<ShownParam>> found;
   for (const auto& group : controls_.state().live_groups()) {
-    root_of(*group).set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
+    set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
     for (const auto& param : group->params())
       if (!param.has_moved_away)
         if (auto shown = shown_registry().find(param.sharded_param())) found.push_back(std::move(shown));
@@ -71,7 +71,7 @@ void ShardedModule::follow_root() {
     return;
   }
   follower_ = std::make_shared<RootFollower>(*root);
-  root->context()->set_follower(follower_);
+  root->context()->hooks().follower = follower_;
   // Outside a step: inside one, operators on sharded parameters mean the unsharded parameters.
   follower_->visit([](ShardedModule& module) { module.take_replaced(); });
   followed_ = root->context().get();  // only now: it may have thrown, and is to be tried again then
@@ -153,7 +153,7 @@ py::object ShardedModule::post_forward(py::object output) {
     py::gil_scoped_release no_gil;
     const OutsideTransforms outside;
     if (reshards)
-      for (const auto& group : controls_.state().live_groups()) context().end_hold(*group);
+      for (const auto& group : controls_.state().live_groups()) context().control(*group, GroupEvent::kUserLetsGo);
     context().leave_scope();
   });
   if (reshards && params_.form() == Form::kUnsharded) params_.show_as(params_.released_form());
@@ -215,7 +215,7 @@ void ShardedModule::reset_iter_state() {
   follow_root();
   {
     py::gil_scoped_release no_gil;
-    while (context().is_in_scope()) context().leave_scope();
+    while (context().step().is_in_scope()) context().leave_scope();
     controls_.reset_iter_state();
   }
   if (!follower_) return;

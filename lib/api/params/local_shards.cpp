@@ -3,7 +3,7 @@
 #include "api/params/find_param.hpp"
 #include "module/state/module_state.hpp"
 #include "root/group_port.hpp"
-#include "root/hand_out_classes.hpp"
+#include "root/make_local_shards.hpp"
 
 namespace fsdp {
 

@@ -29,8 +29,8 @@ std::unordered_set<const c10::TensorImpl*> shown_unsharded(const torch::nn::Modu
   std::unordered_set<const c10::TensorImpl*> unsharded_params;
   for (const auto& root : roots(module)) {
     const auto& context = *root.state().root()->context();
-    if (!context.steps_are_held()) continue;
-    for (auto* group : context.groups())
+    if (!context.step().is_pinned()) continue;
+    for (auto* group : context.runner().groups())
       for (const auto& param : group->params())
         if (param.unsharded.storage() != nullptr && param.unsharded.storage()->is_set_aside())
           unsharded_params.insert(param.unsharded_param().unsafeGetTensorImpl());
@@ -45,10 +45,6 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
 
 }  // namespace
 
-ShownParameters::HeldRoots::~HeldRoots() {
-  for (const auto& context : contexts) context->resume_steps();
-}
-
 ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
                                  const FullParametersOptions& options)
     : options_(options) {
@@ -57,7 +53,7 @@ ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
           "to false",
           kCaller);
   for (const auto& root : roots(module))
-    if (auto& context = *root.state().root()->context(); !context.steps_are_held()) bring_home(context);
+    if (auto& context = *root.state().root()->context(); !context.step().is_pinned()) bring_home(context);
   collect(module, which, /*is_start=*/true);
   const auto already = shown_unsharded(module);
   for (const auto& param : module.parameters(/*recurse=*/which != ShowWhich::kOwn))
@@ -142,10 +138,7 @@ void ShownParameters::hold_roots() {
     require_state(!is_shown(shown.found), "{}: {} is shown by another scope already; end that first",
                   kCaller, param.name());
     const auto& context = GroupPort::of(*shown.found.group).root();
-    const auto& held = roots_.contexts;
-    if (std::find(held.begin(), held.end(), context) != held.end()) continue;
-    context->hold_steps(kCaller);
-    roots_.contexts.push_back(context);
+    if (!held_roots_.contains(context)) held_roots_.emplace(context, context->hold_steps(kCaller));
   }
 }
 

@@ -38,12 +38,6 @@ class ShownParameters {
     c10::Storage storage;                  // defined while it is shown
     int64_t version = 0;                   // of the sharded parameter then
   };
-  /// Roots in which no step may begin.
-  struct HeldRoots {
-    std::vector<std::shared_ptr<RootContext>> contexts;
-    ~HeldRoots();
-  };
-
   void collect(torch::nn::Module& module, ShowWhich which, bool is_start);
   void add(FoundParam found, std::vector<Place> places);
   void hold_roots();
@@ -55,7 +49,8 @@ class ShownParameters {
   static void restore(Shown& shown);
 
   FullParametersOptions options_;
-  HeldRoots roots_;  // after which `shown_` is destroyed
+  /// Roots in which no step may begin, and what keeps them so; gone only after `shown_`.
+  std::map<std::shared_ptr<RootContext>, std::shared_ptr<void>> held_roots_;
   std::vector<Shown> shown_;
 };
 

@@ -16,7 +16,7 @@ namespace {
 /// Of all groups of ranks that the root communicates over. A maximum over each in turn is that over all their ranks.
 std::vector<std::shared_ptr<Communicator>> communicators_of(const RootContext& context) {
   std::vector<std::shared_ptr<Communicator>> known;
-  for (const auto* group : context.groups()) {
+  for (const auto* group : context.runner().groups()) {
     const auto& info = group->identity().mesh_info;
     for (const auto& comm : {info.shard_group, info.replicate_group})
       if (comm && comm->size() > 1 && std::find(known.begin(), known.end(), comm) == known.end()) known.push_back(comm);
@@ -32,7 +32,7 @@ double median(std::vector<double> values) {
 
 /// The times of the slowest ranks.
 std::vector<double> over_ranks(std::vector<double> times, const RootContext& context) {
-  const auto device = context.groups().front()->identity().mesh_info.mesh.device();
+  const auto device = context.runner().groups().front()->identity().mesh_info.mesh.device();
   const auto most = at::tensor(times, at::kDouble).to(device);
   for (const auto& comm : communicators_of(context)) comm->start_all_reduce(most, ReduceOp::kMax, "times of steps")->wait();
   const auto here = most.cpu();
@@ -48,7 +48,7 @@ ReduceScatterStart FSDPModule::choose_reduce_scatter_start(const std::function<d
   require_state(context.is_quiescent(), "choose_reduce_scatter_start: not inside a step; call it between steps");
   const auto before = context.options().reduce_scatter_start;
   if (communicators_of(context).empty()) return before;
-  require_state(std::any_of(context.groups().begin(), context.groups().end(),
+  require_state(std::any_of(context.runner().groups().begin(), context.runner().groups().end(),
                             [](const auto* group) { return group->reduction().uses_separate_group; }),
                 "choose_reduce_scatter_start: expected reductions over a communicator of their own, found none, so that all "
                 "starts are the same; call set_separate_reduce_scatter_group first");

@@ -20,7 +20,7 @@ bool is_own(const Comm* comm) { return comm == nullptr || is_process_group_comm(
 
 void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
   std::lock_guard lock(root_of(group).mutex());
-  root_of(group).reshard(group);
+  root_of(group).control(group, GroupEvent::kUserReshards);
   group.unsharder().form().set_custom(group.parts(), std::move(comm));
 }
 
@@ -88,7 +88,7 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
   }
   for (const auto& group : groups) {
     std::lock_guard lock(root_of(*group).mutex());
-    root_of(*group).reshard(*group);
+    root_of(*group).control(*group, GroupEvent::kUserReshards);
     group->set_symmetric_memory(true);
   }
 }
@@ -128,7 +128,8 @@ void share_comm_ctx(const std::vector<FSDPModule>& roots) {
   std::vector<std::shared_ptr<ReductionQueue>> queues;
   for (const auto& root : roots) {
     require(root.is_root(), "share_comm_ctx: '{}' is not a root; give the root modules", root.name());
-    auto queue = root.state().context()->reductions();
+    const auto& context = root.state().context();
+    std::shared_ptr<ReductionQueue> queue(context, &context->runner().reductions());  // keeps the root alive
     if (std::find(queues.begin(), queues.end(), queue) == queues.end()) queues.push_back(std::move(queue));
   }
   ReductionQueue::share(queues);

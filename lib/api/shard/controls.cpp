@@ -29,22 +29,22 @@ std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& 
 
 void UnshardHandle::wait() {
   if (!state_) return;
-  for_own(*state_, [&](ParamGroup& group) { state_->context()->wait_for_unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->control(group, GroupEvent::kUserWaits); });
   state_.reset();
 }
 
 void FSDPModule::unshard() {
-  for_own(*state_, [&](ParamGroup& group) { state_->context()->unshard(group); });
-  for_own(*state_, [&](ParamGroup& group) { state_->context()->wait_for_unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->control(group, GroupEvent::kUserUnshards); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->control(group, GroupEvent::kUserWaits); });
 }
 
 UnshardHandle FSDPModule::unshard_async() {
-  for_own(*state_, [&](ParamGroup& group) { state_->context()->unshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->control(group, GroupEvent::kUserUnshards); });
   return UnshardHandle(state_);
 }
 
 void FSDPModule::reshard() {
-  for_own(*state_, [&](ParamGroup& group) { state_->context()->reshard(group); });
+  for_own(*state_, [&](ParamGroup& group) { state_->context()->control(group, GroupEvent::kUserReshards); });
   state_->context()->throw_faults();
 }
 
@@ -78,17 +78,17 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
 
 void FSDPModule::set_reshard_after_backward(bool value, Recurse recurse) {
   for_groups(*state_, recurse,
-             [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::reshard_after_backward, value); });
+             [&](ParamGroup& group) { set_policy(group, &GroupPolicy::reshard_after_backward, value); });
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
   for_own(*state_,
-          [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::forward_prefetch, groups_of(modules)); });
+          [&](ParamGroup& group) { set_policy(group, &GroupPolicy::forward_prefetch, groups_of(modules)); });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
   for_own(*state_,
-          [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::backward_prefetch, groups_of(modules)); });
+          [&](ParamGroup& group) { set_policy(group, &GroupPolicy::backward_prefetch, groups_of(modules)); });
 }
 
 void FSDPModule::set_prefetch_distance(int groups) {
@@ -103,7 +103,7 @@ void FSDPModule::set_reduce_scatter_start(ReduceScatterStart start) {
 void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
   auto& context = root_context(*state_, "set_unsharded_byte_budget");
   int64_t largest = 0;
-  for (const auto* group : context.groups())
+  for (const auto* group : context.runner().groups())
     if (!group->parts().is_never_released()) largest = std::max(largest, group->parts().unsharded_bytes());
   require(!bytes || *bytes >= largest,
           "set_unsharded_byte_budget: expected {} bytes or more, the size of the largest group, found {}",
@@ -129,7 +129,7 @@ void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
 }
 
 void FSDPModule::set_unshard_in_backward(bool value) {
-  for_own(*state_, [&](ParamGroup& group) { root_of(group).set_policy(group, &GroupPolicy::prefetch_in_backward, value); });
+  for_own(*state_, [&](ParamGroup& group) { set_policy(group, &GroupPolicy::prefetch_in_backward, value); });
 }
 
 void set_reduce_scatter_unused_params(ModuleState& state, bool value, Recurse recurse) {

@@ -52,7 +52,7 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
                        .unsharded = comm_ctx.meter.unsharded_bytes(),
                        .peak_unsharded = comm_ctx.meter.peak_unsharded_bytes(),
                        .symmetric = comm_ctx.gather_slots.bytes() + comm_ctx.reduction_slots.bytes()};
-  for (const auto* group : context.groups()) {
+  for (const auto* group : context.runner().groups()) {
     bytes.sharded += group->layout().stored().rank_bytes();
     bytes.kept += group->unsharder().memory().kept_bytes();
   }

@@ -125,7 +125,7 @@ class ShardLike {
     to.reduction() = from.reduction();
     to.gradient_dtypes().plan();
     for (const auto option : {&GroupPolicy::reshard_after_backward, &GroupPolicy::prefetch_in_backward})
-      root_of(to).set_policy(to, option, from.policy().*option);
+      set_policy(to, option, from.policy().*option);
     to.unsharder().form().set_custom(to.parts(), from.unsharder().form().custom());
     to.set_symmetric_memory(from.has_symmetric_memory());
     to.unsharder().memory().set_keeps(from.unsharder().memory().keeps());
@@ -154,7 +154,7 @@ void copy_shards(const CopyPairs& pairs) {
 void check_copyable(Module& module) {
   require_not_shown(module, "clone");
   for (const auto& root : roots(module))
-    for (const auto* group : root.state().root()->context()->groups())
+    for (const auto* group : root.state().root()->context()->runner().groups())
       require_state(!group->config().device.is_meta(),
                     "clone: '{}' is on the meta device and has no values; materialise the module first", group->name());
 }

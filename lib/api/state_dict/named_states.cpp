@@ -79,7 +79,7 @@ std::vector<NamedState> named_states(const Module& module) { return Walk().run(m
 void require_not_shown(const Module& module, std::string_view caller) {
   for (const auto& root : roots(module)) {
     auto& context = *root.state().root()->context();
-    require_state(!context.steps_are_held(),
+    require_state(!context.step().is_pinned(),
                   "{}: not while the module shows full parameters (fsdp::FullParameters); end that "
                   "scope first",
                   caller);
@@ -89,7 +89,7 @@ void require_not_shown(const Module& module, std::string_view caller) {
 
 void bring_home(RootContext& context) {
   std::lock_guard lock(context.mutex());
-  for (auto* group : context.groups()) group->validate();
+  for (auto* group : context.runner().groups()) group->validate();
 }
 
 }  // namespace fsdp

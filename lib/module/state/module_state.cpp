@@ -83,7 +83,7 @@ void ModuleState::take_root() {
     }
   });
   number(0, "");
-  context_->set_hooks(std::make_shared<TreeHooks>(weak_from_this(), has_modes));
+  context_->hooks().modules = std::make_shared<TreeHooks>(weak_from_this(), has_modes);
 }
 
 int ModuleState::number(int next, const std::string& above) {

@@ -60,8 +60,8 @@ void apply_reshard(const std::vector<OwnedGroup>& groups, ReshardAfterForward re
   for (const auto& owned : groups) {
     const auto group = owned.group.lock();
     if (!group) continue;
-    root_of(*group).set_policy(*group, &GroupPolicy::after_forward, plan_of(owned, request, is_root));
-    root_of(*group).set_policy(*group, &GroupPolicy::is_after_forward_unset, !request.is_set());
+    set_policy(*group, &GroupPolicy::after_forward, plan_of(owned, request, is_root));
+    set_policy(*group, &GroupPolicy::is_after_forward_unset, !request.is_set());
   }
 }
 

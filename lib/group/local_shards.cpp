@@ -1,4 +1,4 @@
-#include "group/local_classes.hpp"
+#include "group/local_shards.hpp"
 
 #include <ATen/ATen.h>
 

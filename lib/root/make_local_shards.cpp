@@ -1,4 +1,4 @@
-#include "root/hand_out_classes.hpp"
+#include "root/make_local_shards.hpp"
 
 #include <algorithm>
 
@@ -78,12 +78,12 @@ LocalShards& make_local_shards(ParamGroup& group, const std::vector<std::string>
   auto layout = is_flat ? parts.layout : parts.layout.reordered(order_of(group, classes), parts.shard_group());
   auto shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
   // From here on nothing fails.
-  root->reshard(group);
+  root->control(group, GroupEvent::kUserReshards);
   group.move_rows(std::move(layout), std::move(shard));
   group.set_classes(std::make_unique<LocalShards>(std::move(classes), labels));
   refresh_classes(group);
   group.unsharder().rest();
-  root->facts_changed(group);
+  root->runner().facts_changed(group);
   return *group.classes();
 }
 
