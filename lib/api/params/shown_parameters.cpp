@@ -28,7 +28,7 @@ bool is_shown(const FoundParam& found) {
 std::unordered_set<const c10::TensorImpl*> shown_unsharded(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> unsharded_params;
   for (const auto& root : roots(module)) {
-    const auto& context = *root.state().root()->context();
+    auto& context = *root.state().root()->context();
     if (!context.step().is_pinned()) continue;
     for (auto* group : context.runner().groups())
       for (const auto& param : group->params())

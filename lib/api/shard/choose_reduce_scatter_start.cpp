@@ -14,7 +14,7 @@ namespace fsdp {
 namespace {
 
 /// Of all groups of ranks that the root communicates over. A maximum over each in turn is that over all their ranks.
-std::vector<std::shared_ptr<Communicator>> communicators_of(const RootContext& context) {
+std::vector<std::shared_ptr<Communicator>> communicators_of(RootContext& context) {
   std::vector<std::shared_ptr<Communicator>> known;
   for (const auto* group : context.runner().groups()) {
     const auto& info = group->identity().mesh_info;
@@ -31,7 +31,7 @@ double median(std::vector<double> values) {
 }
 
 /// The times of the slowest ranks.
-std::vector<double> over_ranks(std::vector<double> times, const RootContext& context) {
+std::vector<double> over_ranks(std::vector<double> times, RootContext& context) {
   const auto device = context.runner().groups().front()->identity().mesh_info.mesh.device();
   const auto most = at::tensor(times, at::kDouble).to(device);
   for (const auto& comm : communicators_of(context)) comm->start_all_reduce(most, ReduceOp::kMax, "times of steps")->wait();

@@ -78,7 +78,10 @@ void ModuleState::take_root() {
     state.context_ = context_;
     for (const auto& group : state.live_groups()) {
       const auto before = GroupPort::of(*group).root();  // outlives the call that empties it
-      before->remove(*group);
+      {
+        std::lock_guard lock(before->mutex());
+        before->runner().remove(*group);
+      }
       context_->add(group);
     }
   });
