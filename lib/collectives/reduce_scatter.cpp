@@ -54,10 +54,10 @@ void free_reduce_scatter_inputs(ReduceScatter& reduction) {
 }
 
 void recycle_reduce_scatter(ReduceScatter& reduction) {
+  reduction.work.reset();  // one that was given up may still use the memory
   reduction.inputs.let_go();
   reduction.outputs.let_go();
   reduction.output.reset();
-  reduction.work.reset();
 }
 
 int64_t reduced_offset(const ReduceScatter& reduction, size_t unit) {

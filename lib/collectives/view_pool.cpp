@@ -40,7 +40,8 @@ void ViewPool::add(const at::Tensor& base, int64_t numel, int64_t offset) {
   auto* impl = tensors_[i].unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(base.storage());
   impl->set_storage_offset(offset);
-  if (impl->numel() != numel) impl->set_sizes_contiguous({numel});
+  // A user's collective may have given it other sizes.
+  if (impl->dim() != 1 || impl->numel() != numel) impl->set_sizes_contiguous({numel});
 }
 
 void ViewPool::add(at::Tensor tensor) {
@@ -61,7 +62,8 @@ void ViewPool::let_go() {
     else
       tensor.reset();
   }
-  begin();
+  used_ = 0;
+  base_ = nullptr;
 }
 
 }  // namespace fsdp

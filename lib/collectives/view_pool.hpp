@@ -15,9 +15,9 @@ namespace fsdp {
 /// Not thread-safe; others may let go of the tensors on any thread.
 class ViewPool {
  public:
-  /// An empty list.
+  /// An empty list, and what was in it is let go.
   void begin() {
-    used_ = 0;
+    if (used_ > 0) let_go();
     base_ = nullptr;
   }
   /// 1-D: `numel` elements of base's storage from element `offset` on, as raw_view.
@@ -28,6 +28,8 @@ class ViewPool {
 
   /// The list is empty, and no memory is held.
   void let_go();
+  /// So are the views: for a collective that is under way, whose thread may be about to let go of them.
+  void drop() { *this = ViewPool(); }
 
  private:
   struct Form {

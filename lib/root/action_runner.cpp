@@ -19,9 +19,9 @@ void ActionRunner::add(ParamGroup& group) {
 
 void ActionRunner::remove(ParamGroup& group) {
   const int id = group.identity().id;
+  reductions_.drop(&group);  // first: they refer to it
   if (scheduler_.groups().is_held(id)) tell(GroupEvent::kWritten, group);
   comm_ctx_.gather_slots.remove(group);
-  reductions_.drop(&group);
   comm_ctx_.trace.remove(group.identity());
   std::erase(comm_ctx_.groups, &group);
   comm_ctx_.reduction_slots.remove(group);

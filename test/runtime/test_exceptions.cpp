@@ -115,4 +115,70 @@ TEST_CASE("a rank that fails makes the others fail by name instead of hanging", 
 }
 
 }  // namespace
+namespace {
+
+/// A user's communicator whose next `wait` fails when it is told so, and that goes on to work.
+class FailsOnce final : public Communicator {
+ public:
+  FailsOnce(std::shared_ptr<Communicator> inner, std::shared_ptr<bool> fails)
+      : Communicator(inner->rank(), inner->ranks(), inner->name()), inner_(std::move(inner)), fails_(std::move(fails)) {}
+  std::string backend() const override { return inner_->backend(); }
+  std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input, std::string_view subject) override {
+    return wrap(inner_->start_all_gather(output, input, subject));
+  }
+  std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                             std::string_view subject) override {
+    return wrap(inner_->start_reduce_scatter(output, input, op, subject));
+  }
+  std::shared_ptr<Work> start_all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view subject) override {
+    return wrap(inner_->start_all_reduce(tensor, op, subject));
+  }
+  std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root, std::string_view subject) override {
+    return wrap(inner_->start_broadcast(tensor, root, subject));
+  }
+  std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
+    auto group = inner_->split(ranks, name);
+    return group ? std::make_shared<FailsOnce>(std::move(group), fails_) : nullptr;
+  }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+
+ private:
+  struct Wrapped final : Work {
+    Wrapped(std::shared_ptr<Work> inner, std::shared_ptr<bool> fails) : inner(std::move(inner)), fails(std::move(fails)) {}
+    void wait() override {
+      inner->wait();
+      if (std::exchange(*fails, false)) throw CommError("the cable was out");
+    }
+    bool is_completed() override { return inner->is_completed(); }
+    std::shared_ptr<Work> inner;
+    std::shared_ptr<bool> fails;
+  };
+  std::shared_ptr<Work> wrap(std::shared_ptr<Work> work) const { return std::make_shared<Wrapped>(std::move(work), fails_); }
+
+  std::shared_ptr<Communicator> inner_;
+  std::shared_ptr<bool> fails_;
+};
+
+}  // namespace
+
+TEST_CASE("behind a gather whose wait has failed the next one sends what the parameters hold by then",
+          "[runtime][exceptions]") {
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);  // cast in front of each gather, or sent as they lie
+  CAPTURE(dtype);
+  const bool ok = on_ranks(2, [&](Rank& rank) {
+    const auto fails = std::make_shared<bool>(false);
+    const auto world = std::make_shared<FailsOnce>(rank.world(), fails);
+    torch::NoGradGuard no_grad;
+    nn::Linear net(4, 4);
+    net->weight.fill_(1);
+    net->bias.zero_();
+    fully_shard(net, {.mesh = init_device_mesh(world, {2}, {"shard"}), .mp_policy = {.param_dtype = dtype}});
+    *fails = true;
+    rank.check_throws<CommError>([&] { net->forward(torch::ones({1, 4})); }, {"the cable was out"}, "one wait");
+    for (auto& parameter : net->parameters()) parameter.mul_(3);
+    rank.check_close(net->forward(torch::ones({1, 4})).to(at::kFloat), torch::full({1, 4}, 12.0F), "the values by then");
+  });
+  CHECK(ok);
+}
+
 }  // namespace fsdp::test

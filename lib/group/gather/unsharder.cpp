@@ -90,20 +90,21 @@ AllGather Unsharder::start_gather(const Launch& launch) {
 
 AllGather Unsharder::start_gather_of_shard(GatherMemory memory, bool may_overlap_copies) {
   const auto input = gather_input(parts_, may_overlap_copies);
+  if (!sends_shard(input)) views_.inputs.clear();  // they are of another one
   try {
     return start_all_gather(parts_.layout.gathered(), input, parts_.launched_on(parts_.shard_group()), parts_.name(),
                             std::move(memory), &views_);
   } catch (...) {
-    let_go_of_views(input);
+    let_go_of_views(sends_shard(input));
     throw;
   }
 }
 
-/// Behind a gather of `sent`: the memory goes that its views show, but for the shard itself.
-void Unsharder::let_go_of_views(const at::Tensor& sent) {
+/// Behind a gather: the memory goes that its views show, but for the shard itself.
+void Unsharder::let_go_of_views(bool keeps_inputs) {
   if (views_.outputs.tensors().empty()) return;  // it was launched without them
   views_.outputs.let_go();
-  if (!sent.is_same(parts_.shard.bytes())) views_.inputs.clear();
+  if (!keeps_inputs) views_.inputs.clear();
 }
 
 AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
@@ -148,16 +149,18 @@ void Unsharder::wait_for_unshard() {
   const auto unsharded = next(UnshardEvent::kWaitForUnshard);
   BelowResidency below;
   auto& comm_ctx = *parts_.comm_ctx;
+  auto gather = std::exchange(gather_, {});
+  const bool sends_it = sends_shard(gather.local);
   try {
-    auto gather = std::exchange(gather_, {});
     comm_ctx.trace.wait(Operation::kAllGather, parts_.identity, gather.work);
     stream_use_.wait_before_use();
     gather.work.reset();
-    let_go_of_views(gather.local);
+    let_go_of_views(sends_it);
     const Range copy_out(comm_ctx.trace, "FSDP::all_gather_copy_out", parts_.identity);
     const GroupBuffers buffers(parts_, "gathered parameters");
     show(finish_gather(std::move(gather)));
   } catch (...) {
+    let_go_of_views(sends_it);
     comm_ctx.meter.remove_unsharded(parts_.unsharded_bytes());
     enter(next(UnshardEvent::kGatherFails));
     throw;
@@ -240,7 +243,8 @@ void Unsharder::give_up_gather() noexcept {
   } catch (const std::exception& error) {
     log().info("{}: its gather was given up, and failed: {}", parts_.name(), error.what());
   }
-  let_go_of_views(gather_.local);
+  if (!sends_shard(gather_.local)) views_.inputs.clear();
+  views_.outputs.drop();
   gather_ = {};
 }
 

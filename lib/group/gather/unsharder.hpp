@@ -99,7 +99,9 @@ class Unsharder {
   AllGather start_gather_of_post_forward_piece();
   at::Tensor finish_gather(AllGather gather) const;
   void count_gather(Communicator& comm);
-  void let_go_of_views(const at::Tensor& sent);
+  void let_go_of_views(bool keeps_inputs);
+  /// What a gather sends is this rank's rows as they lie.
+  bool sends_shard(const at::Tensor& sent) const { return sent.is_same(parts_.shard.bytes()); }
 
   GroupParts& parts_;
   GatherForm form_;

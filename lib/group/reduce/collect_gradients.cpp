@@ -189,9 +189,9 @@ std::vector<ReducePart> expected_parts(ParamGroup& group) {
 
 void keep_parts(ParamGroup& group, std::vector<ReducePart> parts) {
   for (auto& part : parts) {
+    part.all_reduce.reset();
     for (auto& entry : part.entries) entry.gradient.reset();
     recycle_reduce_scatter(part.reduce_scatter);
-    part.all_reduce.reset();
     part.hook_input.reset();
     part.is_divided = false;
   }

@@ -46,7 +46,8 @@ bool GradientStore::has_partial_sums() const {
 
 at::Tensor GradientStore::take(size_t index) {
   auto& accumulated = slots_[index].accumulated;
-  auto gradient = dense_gradient(std::exchange(params_[index].unsharded.peek()->mutable_grad(), {}));
+  auto* unsharded_param = params_[index].unsharded.peek();
+  auto gradient = unsharded_param ? dense_gradient(std::exchange(unsharded_param->mutable_grad(), {})) : at::Tensor();
   if (!accumulated.defined()) return gradient;
   if (gradient.defined()) accumulated.add_(gradient);
   return std::exchange(accumulated, {});

@@ -30,6 +30,7 @@ ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
 }
 
 ReduceJob::~ReduceJob() {
+  slot_.reset();  // waits for what is under way, before the memory goes
   if (!inputs_.parts.empty()) keep_parts(*group_, std::move(inputs_.parts));
 }
 
