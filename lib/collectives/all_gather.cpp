@@ -93,10 +93,21 @@ std::vector<at::Tensor> inputs_of(const PieceLayout& layout, const at::Tensor& l
   return inputs;
 }
 
+void launch(AllGather& gather, const GatherCall& call, std::span<const at::Tensor> outputs,
+            std::span<const at::Tensor> inputs) {
+  if (outputs.empty()) return;
+  if (call.custom != nullptr)
+    gather.work = call.custom->start_all_gather(outputs[0], inputs[0], call.group, call.subject);
+  else if (outputs.size() == 1)
+    gather.work = call.group.start_all_gather(outputs[0], inputs[0], call.subject);
+  else
+    gather.work = call.group.start_all_gather_batch(outputs, inputs, call.subject);
+}
+
 }  // namespace
 
-AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, Communicator& group,
-                           std::string_view subject, GatherMemory memory, GatherViews* views) {
+AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, const GatherCall& call, GatherMemory memory,
+                           GatherViews* views) {
   AllGather gather;
   gather.layout = &layout;
   gather.local = local;
@@ -107,15 +118,27 @@ AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, C
   if (layout.has_tail() && !gather.tail.defined())
     gather.tail = make_buffer(layout.tail_bytes() * layout.world_size(), local.options());
   GatherViews made;
-  auto& [pool, inputs] = views != nullptr ? *views : made;
-  list_outputs(gather, pool);
-  const auto outputs = pool.tensors();
+  auto& [outputs, inputs] = views != nullptr ? *views : made;
+  list_outputs(gather, outputs);
   if (inputs.empty()) inputs = inputs_of(layout, local);
-  if (outputs.size() == 1)
-    gather.work = group.start_all_gather(outputs[0], inputs[0], subject);
-  else if (!outputs.empty())
-    gather.work = group.start_all_gather_batch(outputs, inputs, subject);
+  launch(gather, call, outputs.tensors(), inputs);
   return gather;
+}
+
+AllGather prepare_packed_all_gather(const PieceLayout& layout, const GatherCall& call, c10::Device device,
+                                    at::Tensor unsharded) {
+  AllGather gather;
+  gather.layout = &layout;
+  gather.unsharded = std::move(unsharded);
+  const int64_t bytes = layout.rank_bytes();
+  gather.tail = make_buffer(layout.world_size() * bytes, at::TensorOptions().dtype(at::kByte).device(device), call.custom,
+                            call.subject);
+  gather.local = raw_view(gather.tail, bytes, gather.tail.storage_offset() + call.group.rank() * bytes);
+  return gather;
+}
+
+void launch_all_gather(AllGather& gather, const GatherCall& call) {
+  if (gather.layout->has_tail()) launch(gather, call, {&gather.tail, 1}, {&gather.local, 1});
 }
 
 at::Tensor finish_all_gather(AllGather gather) {
@@ -125,6 +148,18 @@ at::Tensor finish_all_gather(AllGather gather) {
     gather.unsharded = make_buffer(layout.total_bytes(), gather.tail.options());
   if (layout.has_tail()) unpack_tail(layout, gather.tail, gather.unsharded);
   return gather.unsharded;
+}
+
+at::Tensor gathered_pieces(const AllGather& gather, size_t i) {
+  const auto& layout = *gather.layout;
+  return raw_view(gather.tail, {layout.world_size(), layout.piece_bytes(i)}, {layout.tail_bytes(), 1},
+                  gather.tail.storage_offset() + layout.tail_offset(i));
+}
+
+void place_pieces(const AllGather& gather, size_t i, const at::Tensor& unsharded, int64_t offset) {
+  auto run = adjacent_run(*gather.layout, i);
+  run.to = offset;
+  copy_run(run, gather.tail, unsharded);
 }
 
 }  // namespace fsdp

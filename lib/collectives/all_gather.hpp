@@ -9,6 +9,7 @@
 #include "collectives/piece_layout.hpp"
 #include "collectives/view_pool.hpp"
 #include "fsdp/communicator.hpp"
+#include "fsdp/custom_comm.hpp"
 
 namespace fsdp {
 
@@ -19,8 +20,14 @@ struct AllGather {
   at::Tensor unsharded;        ///< undefined until `finish_all_gather` where everything is packed
   at::Tensor tail;             ///< rank-major; undefined where nothing is packed
   std::shared_ptr<Work> work;  ///< null where there was nothing to send
-  bool is_packed = false;      ///< all of it in the tail, whatever the layout says (packed_gather.hpp)
   bool in_progress() const { return layout != nullptr; }
+};
+
+/// Who launches a gather, and for whom.
+struct GatherCall {
+  Communicator& group;
+  std::string_view subject;
+  AllGatherComm* custom = nullptr;  ///< a user's, which allocates and launches what is packed; null: the group does
 };
 
 /// Memory that a gather is given. Undefined: it makes its own.
@@ -44,13 +51,23 @@ struct GatherViews {
 ///
 /// memory: 1-D bytes, to gather into. views: of the gather before, whose inputs are empty or of the same local and layout;
 /// their outputs hold the memory until they let go, behind the gather.
-[[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local,
-                                         Communicator& group, std::string_view subject,
+[[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, const GatherCall& call,
                                          GatherMemory memory = {}, GatherViews* views = nullptr);
+
+/// The same of a layout that packs everything, in place: for this rank's part, `local`, to be written into the buffer before
+/// `launch_all_gather`. device: of the buffer. unsharded: as in GatherMemory.
+[[nodiscard]] AllGather prepare_packed_all_gather(const PieceLayout& layout, const GatherCall& call, c10::Device device,
+                                                  at::Tensor unsharded);
+void launch_all_gather(AllGather& gather, const GatherCall& call);
 
 /// Waits and returns the unsharded tensors, 1-D bytes, tensor-major as the layout says. Where
 /// everything is packed, this allocates them and frees the packed buffer: both live for the moment
-/// of the copy. Throws CommError if the collective failed; nothing is left allocated then.
-at::Tensor finish_all_gather(AllGather gather);
+/// of the copy.
+[[nodiscard]] at::Tensor finish_all_gather(AllGather gather);
+
+/// Of a packed piece: those of all ranks, (ranks, piece_bytes(i)).
+at::Tensor gathered_pieces(const AllGather& gather, size_t i);
+/// Puts them side by side into the unsharded buffer, `offset` bytes from its start.
+void place_pieces(const AllGather& gather, size_t i, const at::Tensor& unsharded, int64_t offset);
 
 }  // namespace fsdp

@@ -34,6 +34,12 @@ void PieceLayout::place(size_t i) {
   rank_bytes_ += aligned(pieces_[i].bytes);
 }
 
+PieceLayout PieceLayout::packed() const {
+  PieceLayout all = *this;
+  all.tail_begin_ = 0;
+  return all;
+}
+
 PieceLayout PieceLayout::regrouped(int world_size) const {
   // Scaling the offsets too keeps tensor_offset(i) where it is: one unsharded buffer serves both.
   const int64_t factor = world_size_ / world_size;

@@ -63,7 +63,7 @@ TEST_CASE("a group's all-gather puts every rank's pieces side by side", "[collec
           local.narrow(0, layout.offset(i), pieces[i]).fill_(value(i, rank.index()));
         const auto before = views.inputs;
         const auto whole =
-            finish_all_gather(start_all_gather(layout, local, *rank.world(), "group", {}, keeps ? &views : nullptr));
+            finish_all_gather(start_all_gather(layout, local, {*rank.world(), "group"}, {}, keeps ? &views : nullptr));
         for (size_t i = 0; i < pieces.size(); ++i)
           for (int from = 0; from < world.size; ++from)
             rank.check_identical(whole.narrow(0, layout.tensor_offset(i) + from * pieces[i], pieces[i]),

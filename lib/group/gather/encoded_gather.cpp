@@ -4,7 +4,7 @@
 
 #include "base/require.hpp"
 #include "collectives/buffer.hpp"
-#include "collectives/packed_gather.hpp"
+#include "collectives/all_gather.hpp"
 #include "collectives/raw_view.hpp"
 #include "param/param_rows.hpp"
 #include "tensor/shard_part.hpp"
@@ -44,7 +44,7 @@ EncodedGather::EncodedGather(const GroupLayout& layout, Extensions extensions, s
     // Every rank's bytes begin aligned.
     pieces[layout.unit_of(i)].bytes = aligned(encoded_bytes_[i]);
   }
-  layout_ = PieceLayout(std::move(pieces), world_size);
+  layout_ = PieceLayout(std::move(pieces), world_size).packed();
 }
 
 void EncodedGather::encode(size_t param, const at::Tensor& piece, const at::Tensor& encoded) const {

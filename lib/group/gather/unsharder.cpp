@@ -8,7 +8,6 @@
 #include "base/require.hpp"
 #include "base/side_stream.hpp"
 #include "collectives/buffer.hpp"
-#include "collectives/packed_gather.hpp"
 #include "dispatch/residency.hpp"
 #include "group/comm_context.hpp"
 #include "param/param_rows.hpp"
@@ -92,8 +91,7 @@ AllGather Unsharder::start_gather_of_shard(GatherMemory memory, bool may_overlap
   const auto input = gather_input(parts_, may_overlap_copies);
   if (!sends_shard(input)) views_.inputs.clear();  // they are of another one
   try {
-    return start_all_gather(parts_.layout.gathered(), input, parts_.launched_on(parts_.shard_group()), parts_.name(),
-                            std::move(memory), &views_);
+    return start_all_gather(parts_.layout.gathered(), input, call_over(parts_.shard_group()), std::move(memory), &views_);
   } catch (...) {
     let_go_of_views(sends_shard(input));
     throw;
@@ -114,32 +112,32 @@ AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
     for (size_t i = 0; i < pieces.size(); ++i)
       pieces[i] = shard.narrow(0, parts_.layout.stored_offset(i), parts_.layout.stored_bytes(i));
   }
-  const PackedGatherOptions options{.group = parts_.launched_on(parts_.shard_group()),
-                                    .subject = parts_.name(),
-                                    .custom = form_.custom().get(),
-                                    .memory = at::TensorOptions().device(parts_.identity.mesh_info.mesh.device()),
-                                    .unsharded = memory_.take_kept()};
-  return start_packed_all_gather(form_.encoded()->layout(), options, [&](const at::Tensor& part) {
-    form_.encoded()->write(parts_, pieces, part);
-  });
+  const auto call = call_over(parts_.shard_group());
+  auto gather = prepare_packed_all_gather(form_.encoded()->layout(), call, parts_.identity.mesh_info.mesh.device(),
+                                          memory_.take_kept());
+  form_.encoded()->write(parts_, pieces, gather.local);
+  launch_all_gather(gather, call);
+  return gather;
 }
 
 AllGather Unsharder::start_gather_of_post_forward_piece() {
   const auto& [layout, piece, group] = post_forward_;
-  auto& comm = parts_.launched_on(*group);
-  if (!form_.custom()) return start_all_gather(layout, piece, comm, parts_.name(), {memory_.take_kept(), {}});
-  const PackedGatherOptions options{.group = comm,
-                                    .subject = parts_.name(),
-                                    .custom = form_.custom().get(),
-                                    .memory = at::TensorOptions().device(parts_.identity.mesh_info.mesh.device()),
-                                    .unsharded = memory_.take_kept()};
-  return start_packed_all_gather(layout, options, [&](const at::Tensor& part) { part.copy_(piece); });
+  const auto call = call_over(*group);
+  if (!form_.custom()) return start_all_gather(layout, piece, call, {memory_.take_kept(), {}});
+  auto gather = prepare_packed_all_gather(layout, call, parts_.identity.mesh_info.mesh.device(), memory_.take_kept());
+  gather.local.copy_(piece);
+  launch_all_gather(gather, call);
+  return gather;
+}
+
+/// One rank gathers nothing, and no user's collective does it.
+GatherCall Unsharder::call_over(Communicator& comm) const {
+  return {.group = parts_.launched_on(comm), .subject = parts_.name(), .custom = form_.encoded() ? form_.custom().get() : nullptr};
 }
 
 at::Tensor Unsharder::finish_gather(AllGather gather) const {
-  if (!gather.is_packed) return finish_all_gather(std::move(gather));
   const auto* encoded = form_.encoded();
-  if (encoded == nullptr || gather.layout != &encoded->layout()) return finish_packed_all_gather(std::move(gather));
+  if (encoded == nullptr || gather.layout != &encoded->layout()) return finish_all_gather(std::move(gather));
   if (gather.work) gather.work->wait();
   return encoded->read(parts_, gather);
 }
@@ -221,7 +219,8 @@ void Unsharder::keep_post_forward_piece(const std::shared_ptr<Communicator>& ove
   BelowResidency below;
   const Range copy(parts_.comm_ctx->trace, "FSDP::post_forward_copy", parts_.identity);
   const GroupBuffers buffers(parts_, "parameters kept after forward");
-  post_forward_ = {.layout = parts_.layout.gathered().regrouped(over->size()), .piece = {}, .group = over};
+  auto regrouped = parts_.layout.gathered().regrouped(over->size());
+  post_forward_ = {.layout = form_.custom() ? regrouped.packed() : std::move(regrouped), .piece = {}, .group = over};
   auto& [layout, piece, group] = post_forward_;
   const auto& unsharded = memory_.bytes();
   piece = make_buffer(layout.rank_bytes(), unsharded.options()).zero_();

@@ -97,6 +97,7 @@ class Unsharder {
   AllGather start_gather_of_shard(GatherMemory memory, bool may_overlap_copies);
   AllGather start_encoded_gather(bool may_overlap_copies);
   AllGather start_gather_of_post_forward_piece();
+  GatherCall call_over(Communicator& comm) const;
   at::Tensor finish_gather(AllGather gather) const;
   void count_gather(Communicator& comm);
   void let_go_of_views(bool keeps_inputs);
