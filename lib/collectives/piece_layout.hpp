@@ -54,9 +54,6 @@ class PieceLayout {
   int64_t tensor_offset(size_t i) const { return offsets_[i] * world_size_; }
   int64_t total_bytes() const { return rank_bytes_ * world_size_; }
 
-  /// What an all-gather allocates: the unsharded tensors, and the tail once more to unpack it from.
-  int64_t gather_bytes() const { return total_bytes() + tail_bytes() * world_size_; }
-
   bool is_direct(size_t i) const { return offsets_[i] < tail_begin_; }
   bool has_direct() const { return tail_begin_ > 0; }
   bool has_tail() const { return tail_bytes() > 0; }

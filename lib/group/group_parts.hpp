@@ -42,7 +42,9 @@ struct GroupParts {
   /// Bytes of the unsharded parameters, with padding.
   int64_t unsharded_bytes() const { return layout.gathered().total_bytes(); }
   /// Of those, and packed beside them what is too small to travel by itself.
-  int64_t slot_bytes() const { return layout.gathered().gather_bytes(); }
+  int64_t slot_bytes() const {
+    return unsharded_bytes() + layout.gathered().tail_bytes() * layout.gathered().world_size();
+  }
   /// A sharded parameter has been written, or its storage replaced, since the versions were followed.
   bool has_writes() const {
     return std::any_of(params.begin(), params.end(), [](const FSDPParam& param) { return param.sharded.was_changed(); });

@@ -10,7 +10,7 @@
 
 #include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/schedule_check.hpp"
+#include "fsdp/schedule_check_options.hpp"
 #include "trace/collective_log.hpp"
 #include "trace/first_values.hpp"
 #include "trace/group_identity.hpp"

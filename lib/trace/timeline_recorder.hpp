@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/timeline.hpp"
+#include "fsdp/timeline_events.hpp"
 
 namespace fsdp {
 

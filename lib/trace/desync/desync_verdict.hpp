@@ -7,7 +7,7 @@
 
 #include "comm/failure_flag.hpp"
 #include "fsdp/communicator.hpp"
-#include "fsdp/schedule_check.hpp"
+#include "fsdp/schedule_check_options.hpp"
 
 namespace fsdp {
 

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+/// Something that took time on one rank.
+struct TimelineEvent {
+  enum class Kind {
+    kPhase,       ///< of a step: "forward", "backward"; "between steps"
+    kUse,         ///< operators that use a group ran, named after it
+    kRuntime,     ///< the library's own work or wait: "FSDP::all_gather_wait (blocks.3)"
+    kCollective,  ///< from its launch until the host has waited for it, or gave it up
+  };
+  Kind kind = Kind::kPhase;
+  std::string name;
+  int64_t begin_ns = 0, end_ns = 0;  ///< since the epoch, from one steady clock
+  // Of collectives alone:
+  std::string subject = {};  ///< the module's name
+  std::string group = {};    ///< the ranks that took part, such as "shard[0,1]"
+  int ranks = 0;
+  int64_t bytes = 0;     ///< of the full buffer, as `statistics` counts them
+  bool is_given_up = false;  ///< nobody waited for the result
+};
+
+/// What one rank did, and when, as its host saw it.
+struct Timeline {
+  int rank = 0;
+  std::vector<TimelineEvent> events;  ///< by begin
+  int64_t dropped = 0;                ///< events that found no room
+
+  /// In the Chrome trace format, which ui.perfetto.dev and chrome://tracing open: one process per rank.
+  std::string json() const;
+  /// Throws UsageError if the file cannot be written.
+  void write(const std::string& path) const;
+};
+
+}  // namespace fsdp
