@@ -66,9 +66,9 @@ std::optional<size_t> ExecOrder::last_use(int group) const {
   return index < last_seen_.size() ? last_seen_[index] : std::nullopt;
 }
 
-std::vector<int> ExecOrder::upcoming(size_t count) const {
-  std::vector<int> groups;
-  groups.reserve(std::min(count, learned_.size() - position_));
+const std::vector<int>& ExecOrder::upcoming(size_t count) const {
+  auto& groups = upcoming_;
+  groups.clear();
   const int current = position_ == 0 ? -1 : learned_[position_ - 1];
   for (size_t i = position_; i < learned_.size() && groups.size() < count; ++i)
     if (learned_[i] != current && std::find(groups.begin(), groups.end(), learned_[i]) == groups.end())

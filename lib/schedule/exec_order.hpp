@@ -34,8 +34,9 @@ class ExecOrder {
   /// Only while `follows()`. How far ahead the next use of `group` lies in the learned pass;
   /// nullopt if it is not used again.
   std::optional<size_t> distance_to_next_use(int group) const;
-  /// Only while `follows()`. The next distinct groups after the present use, nearest first, at most `count`.
-  std::vector<int> upcoming(size_t count) const;
+  /// Only while `follows()`. The next distinct groups after the present use, nearest first, at most `count`. Good until it is
+  /// asked again.
+  const std::vector<int>& upcoming(size_t count) const;
 
   /// Only while `follows()`. Where in the learned pass the group has been used last; nullopt if not yet.
   std::optional<size_t> last_use(int group) const;
@@ -56,6 +57,7 @@ class ExecOrder {
   std::vector<std::optional<size_t>> first_;  // by group: its first position
   std::vector<std::optional<size_t>> last_seen_;  // by group: its latest position in this pass
   std::vector<int> uses_;                    // this pass, as it went
+  mutable std::vector<int> upcoming_;        // the last answer: asked several times a group and step
   size_t position_ = 0;                      // uses so far, within the learned pass
   int lessons_ = 0;
   bool follows_ = false;

@@ -183,7 +183,7 @@ std::pair<Actions, int> Scheduler::gather_before_reduce(int group) {
   const bool is_read_again = groups_[group].read_again_in >= orders_.learned_in();
   const bool has_left = !groups_.is_held(group) && !is_read_again && current_.size() == 1 && current_.front() == group;
   if (!has_left || options_.prefetch_distance == 0 || !orders_.current().follows()) return {{}, -1};
-  const auto upcoming = orders_.current().upcoming(1);
+  const auto& upcoming = orders_.current().upcoming(1);
   // A list says what that one is to gather ahead, and when.
   if (upcoming.empty() || groups_[upcoming.front()].facts.has_backward_list) return {{}, -1};
   const int next = upcoming.front();
@@ -201,7 +201,7 @@ std::pair<Actions, int> Scheduler::gather_before_reduce(int group) {
 bool is_urgent(int gathered, const GroupStates& groups, const ExecOrder& order) {
   int64_t bytes_before = 0;
   // All before it are held, so it is among these.
-  const auto upcoming = order.upcoming(groups.held().size() + 1);
+  const auto& upcoming = order.upcoming(groups.held().size() + 1);
   for (size_t i = 0; i < upcoming.size(); ++i) {
     const int64_t bytes = groups[upcoming[i]].facts.unsharded_bytes;
     // Behind the last gather there are only reductions, and waiting makes them later.

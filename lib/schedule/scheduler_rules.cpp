@@ -142,8 +142,11 @@ int Scheduler::prefetch_upcoming(Groups used, Actions& actions) {
   int first = -1;
   // Behind those that are here already, too. Under a budget that takes no more than a plan may: each group between
   // this use and the gathered one's is here and takes nothing more, and the budget has room for it.
-  const auto upcoming = orders_.current().upcoming(distance + groups_.held().size());
-  if (upcoming.empty() && orders_.is_forward() && !orders_.is_inference()) prefetch_for_backward(used, actions);
+  const auto& upcoming = orders_.current().upcoming(distance + groups_.held().size());
+  if (upcoming.empty()) {
+    if (orders_.is_forward() && !orders_.is_inference()) prefetch_for_backward(used, actions);
+    return -1;
+  }
   for (const int group : upcoming) {
     const auto& facts = groups_[group].facts;
     if (facts.is_never_released || contains(used, group)) continue;
