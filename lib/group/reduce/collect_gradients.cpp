@@ -45,8 +45,6 @@ std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
 
 /// Sorts gradients into parts. Most often they are those of the reduction before, whose parts are filled again then: they
 /// have their lists, their layout and their views.
-/// Sorts gradients into parts. Most often they are those of the reduction before, whose parts are filled again then: they
-/// have their lists, their layout and their views.
 class Collection {
  public:
   /// kept: parts of an earlier reduction, recycled.
