@@ -5,6 +5,7 @@ tests and no others. A file of tests reaches itself.
 """
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -29,10 +30,19 @@ def everything(tests):
     return [(test, Cases()) for test in tests]
 
 
+def is_catch2(test):
+    return Path(test["cmd"][0]).name.startswith("fsdp_test_")
+
+
+def has_cases(test):
+    """A tool that is itself the test, such as tools/fuzz, has none to choose from."""
+    return is_catch2(test) or any(re.fullmatch(r"test_\w+\.py", Path(part).name) for part in test["cmd"])
+
+
 def with_text(tests, text):
-    if text.startswith("["):  # only Catch2 knows tags
-        tests = [test for test in tests if "test" in Path(test["cmd"][0]).parts]
-    return [(test, Cases(text=text)) for test in tests]
+    # Only Catch2 knows tags.
+    can_choose = is_catch2 if text.startswith("[") else has_cases
+    return [(test, Cases(text=text)) for test in tests if can_choose(test)]
 
 
 def write_failed(build, failed):

@@ -42,6 +42,14 @@ class RunTests(unittest.TestCase):
             self.assertGreater(outcome.passed, 0, cases)
             self.assertLess(outcome.passed, 20, cases)
 
+    def test_what_has_no_cases_to_choose_from_is_left_out(self):
+        tests = [*TESTS, test_of("fuzz_readers", "checkpoint", "/test/fuzz/../../tools/fuzz", "--seconds", "5")]
+        programs = {"comm", "tensor", "group", "runtime", "checkpoint"}
+        for text, expected in ("gather", programs | {"parity", "threads"}), ("[unsharder]", programs):
+            chosen = test_selection.with_text(tests, text)
+            self.assertEqual({test["name"] for test, _ in chosen}, expected, text)
+            self.assertEqual({cases.text for _, cases in chosen}, {text})
+
     def reached(self, *files):
         return {test["name"]: cases.files for test, cases in test_selection.reached_by(TESTS, files)}
 
