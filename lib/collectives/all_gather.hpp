@@ -20,7 +20,6 @@ struct AllGather {
   at::Tensor unsharded;        ///< undefined until `finish_all_gather` where everything is packed
   at::Tensor tail;             ///< rank-major; undefined where nothing is packed
   std::shared_ptr<Work> work;  ///< null where there was nothing to send
-  bool in_progress() const { return layout != nullptr; }
 };
 
 /// Who launches a gather, and for whom.

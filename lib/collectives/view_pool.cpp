@@ -18,14 +18,15 @@ void ViewPool::take_form(const at::Tensor& base) {
                                                               /*resizable=*/false))};
 }
 
-void ViewPool::add_new(const at::Tensor& base, int64_t numel, int64_t offset) {
+/// The list's next place, for a tensor that takes the place of what is in it.
+at::Tensor& ViewPool::add_place(bool is_view) {
   const size_t i = used_++;
   if (i == tensors_.size()) {
     tensors_.emplace_back();
-    is_view_.push_back(true);
+    is_view_.emplace_back();
   }
-  is_view_[i] = true;
-  tensors_[i] = raw_view(base, numel, offset);
+  is_view_[i] = is_view;
+  return tensors_[i];
 }
 
 void ViewPool::add(const at::Tensor& base, int64_t numel, int64_t offset) {
@@ -34,8 +35,10 @@ void ViewPool::add(const at::Tensor& base, int64_t numel, int64_t offset) {
     base_ = base.unsafeGetTensorImpl();
   }
   const size_t i = used_;
-  if (i >= tensors_.size() || !is_view_[i] || !tensors_[i].defined() || tensors_[i].use_count() != 1)
-    return add_new(base, numel, offset);
+  if (i >= tensors_.size() || !is_view_[i] || !tensors_[i].defined() || tensors_[i].use_count() != 1) {
+    add_place(/*is_view=*/true) = raw_view(base, numel, offset);
+    return;
+  }
   ++used_;
   auto* impl = tensors_[i].unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(base.storage());
@@ -44,15 +47,7 @@ void ViewPool::add(const at::Tensor& base, int64_t numel, int64_t offset) {
   if (impl->dim() != 1 || impl->numel() != numel) impl->set_sizes_contiguous({numel});
 }
 
-void ViewPool::add(at::Tensor tensor) {
-  const size_t i = used_++;
-  if (i == tensors_.size()) {
-    tensors_.emplace_back();
-    is_view_.push_back(false);
-  }
-  is_view_[i] = false;
-  tensors_[i] = std::move(tensor);
-}
+void ViewPool::add(at::Tensor tensor) { add_place(/*is_view=*/false) = std::move(tensor); }
 
 void ViewPool::let_go() {
   for (size_t i = 0; i < used_; ++i) {

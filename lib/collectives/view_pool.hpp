@@ -39,7 +39,7 @@ class ViewPool {
   };
 
   void take_form(const at::Tensor& base);
-  void add_new(const at::Tensor& base, int64_t numel, int64_t offset);
+  at::Tensor& add_place(bool is_view);
 
   std::vector<at::Tensor> tensors_;
   std::vector<char> is_view_;  // by tensor

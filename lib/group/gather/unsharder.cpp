@@ -105,6 +105,14 @@ void Unsharder::let_go_of_views(bool keeps_inputs) {
   if (!keeps_inputs) views_.inputs.clear();
 }
 
+template <class Write>
+AllGather Unsharder::start_packed_gather(const PieceLayout& layout, const GatherCall& call, Write&& write) {
+  auto gather = prepare_packed_all_gather(layout, call, parts_.identity.mesh_info.mesh.device(), memory_.take_kept());
+  write(gather.local);
+  launch_all_gather(gather, call);
+  return gather;
+}
+
 AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
   auto pieces = parts_.shard.pieces();
   if (parts_.config.host_memory) {
@@ -112,22 +120,16 @@ AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
     for (size_t i = 0; i < pieces.size(); ++i)
       pieces[i] = shard.narrow(0, parts_.layout.stored_offset(i), parts_.layout.stored_bytes(i));
   }
-  const auto call = call_over(parts_.shard_group());
-  auto gather = prepare_packed_all_gather(form_.encoded()->layout(), call, parts_.identity.mesh_info.mesh.device(),
-                                          memory_.take_kept());
-  form_.encoded()->write(parts_, pieces, gather.local);
-  launch_all_gather(gather, call);
-  return gather;
+  const auto& encoded = *form_.encoded();
+  return start_packed_gather(encoded.layout(), call_over(parts_.shard_group()),
+                             [&](const at::Tensor& local) { encoded.write(parts_, pieces, local); });
 }
 
 AllGather Unsharder::start_gather_of_post_forward_piece() {
   const auto& [layout, piece, group] = post_forward_;
   const auto call = call_over(*group);
   if (!form_.custom()) return start_all_gather(layout, piece, call, {memory_.take_kept(), {}});
-  auto gather = prepare_packed_all_gather(layout, call, parts_.identity.mesh_info.mesh.device(), memory_.take_kept());
-  gather.local.copy_(piece);
-  launch_all_gather(gather, call);
-  return gather;
+  return start_packed_gather(layout, call, [&sent = piece](const at::Tensor& local) { local.copy_(sent); });
 }
 
 /// One rank gathers nothing, and no user's collective does it.

@@ -97,6 +97,9 @@ class Unsharder {
   AllGather start_gather_of_shard(GatherMemory memory, bool may_overlap_copies);
   AllGather start_encoded_gather(bool may_overlap_copies);
   AllGather start_gather_of_post_forward_piece();
+  /// write: this rank's part, `AllGather::local`.
+  template <class Write>
+  AllGather start_packed_gather(const PieceLayout& layout, const GatherCall& call, Write&& write);
   GatherCall call_over(Communicator& comm) const;
   at::Tensor finish_gather(AllGather gather) const;
   void count_gather(Communicator& comm);
