@@ -9,7 +9,7 @@
 #include "dispatch/param_owner.hpp"
 #include "group/eval_precision.hpp"
 #include "group/gather/unsharder.hpp"
-#include "group/group_notes.hpp"
+#include "group/notes/group_notes.hpp"
 #include "group/group_parts.hpp"
 #include "group/local_shards.hpp"
 #include "group/reduce/group_gradients.hpp"

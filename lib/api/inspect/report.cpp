@@ -6,7 +6,7 @@
 
 #include "api/params/find_param.hpp"
 #include "comm/work.hpp"
-#include "group/frozen_mixture.hpp"
+#include "group/notes/frozen_mixture.hpp"
 #include "module/state/module_state.hpp"
 #include "root/root_context.hpp"
 

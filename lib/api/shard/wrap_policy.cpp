@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "base/require.hpp"
-#include "group/frozen_mixture.hpp"
+#include "group/notes/frozen_mixture.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/refuse_container.hpp"

@@ -1,4 +1,4 @@
-#include "group/frozen_mixture.hpp"
+#include "group/notes/frozen_mixture.hpp"
 
 #include <fmt/ranges.h>
 

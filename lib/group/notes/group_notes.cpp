@@ -1,8 +1,8 @@
-#include "group/group_notes.hpp"
+#include "group/notes/group_notes.hpp"
 
 #include "base/log.hpp"
 #include "comm/work.hpp"
-#include "group/frozen_mixture.hpp"
+#include "group/notes/frozen_mixture.hpp"
 #include "group/param_group.hpp"
 
 namespace fsdp {

@@ -1,4 +1,4 @@
-#include "group/optimizer_check.hpp"
+#include "group/notes/optimizer_check.hpp"
 
 #include "base/log.hpp"
 

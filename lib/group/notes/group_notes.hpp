@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "group/optimizer_check.hpp"
+#include "group/notes/optimizer_check.hpp"
 #include "param/left_storage.hpp"
 #include "trace/first_values.hpp"
 
