@@ -75,8 +75,8 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
     return fsdp::fully_shard(raw, call.options);
   }();
   for (const auto& group : controls.state().live_groups()) {
-    group->reduction().in_own_dtype = call.reduces_in_own_dtype;
-    group->gradient_dtypes().plan();
+    group->gradients().config.in_own_dtype = call.reduces_in_own_dtype;
+    group->gradients().dtypes.plan();
   }
   Params params;
   for (const auto& group : controls.state().live_groups()) show_group(*group, *originals, placer, params);

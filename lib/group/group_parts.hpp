@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/tree_interval.hpp"
+#include "dispatch/param_owner.hpp"
+#include "group/eval_precision.hpp"
 #include "group/group_layout.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/group_spec.hpp"
+#include "group/local_shards.hpp"
 #include "group/shard_buffer.hpp"
 #include "param/fsdp_param.hpp"
 #include "trace/group_identity.hpp"
@@ -19,17 +25,28 @@ struct CommContext;
 /// What a group is made of. Whatever gathers a group, releases it or puts it in other memory works on this, and knows
 /// nothing else of it.
 struct GroupParts {
+  OwnerLink link;          ///< to whom operators on its parameters turn, and who it is a part of
   GroupIdentity identity;  ///< its number is the root's to give, names are the module layer's
   GroupConfig config;
   std::vector<FSDPParam> params = {};
   GroupLayout layout = {};
   ShardBuffer shard = {};
-  TreeInterval tree = {};  ///< of the owning module; the module layer sets it
-  CommContext* comm_ctx = nullptr;                       ///< the root's; null until there is one
+  std::unique_ptr<LocalShards> local_shards = nullptr;  ///< what points into it; null until handed out (P5)
+  TreeInterval tree = {};                               ///< of the owning module; the module layer sets it
+  CommContext* comm_ctx = nullptr;                      ///< the root's; null until there is one
   std::unique_ptr<GroupSanitizer> sanitizer = nullptr;  ///< null unless the sanitizer mode is on
-  bool is_cast = false;  ///< a parameter is gathered in another dtype than it is kept in
+  EvalPrecision eval_precision = {};  ///< of full_precision_in_eval, where the policy asks for it
+  bool is_cast = false;               ///< a parameter is gathered in another dtype than it is kept in
+  bool has_symmetric_memory = false;  ///< see symmetric_memory.hpp
 
+  ParamOwner& owner() const { return **link; }
   const std::string& name() const { return identity.name; }
+  /// The group's, and its parameters'.
+  void rename(std::string name, std::vector<std::string> param_names) {
+    for (size_t i = 0; i < params.size(); ++i) params[i].rename(param_names[i]);
+    identity.name = std::move(name);
+    identity.params = std::move(param_names);
+  }
   Communicator& shard_group() const { return *identity.mesh_info.shard_group; }
   /// What collectives are launched on: `comm`, or in the sanitizer mode one that is late.
   Communicator& launched_on(Communicator& comm) const {
@@ -44,6 +61,10 @@ struct GroupParts {
   /// Of those, and packed beside them what is too small to travel by itself.
   int64_t slot_bytes() const {
     return unsharded_bytes() + layout.gathered().tail_bytes() * layout.gathered().world_size();
+  }
+  /// Of what operators on parameter `index` return, where it is not their own choice.
+  std::optional<at::ScalarType> output_dtype(size_t index) const {
+    return eval_precision.is_own_dtype() ? std::nullopt : params[index].spec.output_dtype;
   }
   /// A sharded parameter has been written, or its storage replaced, since the versions were followed.
   bool has_writes() const {

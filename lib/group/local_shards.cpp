@@ -15,7 +15,7 @@ namespace fsdp {
 std::vector<LocalShards::Class> LocalShards::plan(const ParamGroup& group,
                                                     const std::vector<std::string>& labels) {
   std::vector<Class> classes;
-  for (const size_t i : group.layout().order()) {
+  for (const size_t i : group.parts().layout.order()) {
     const auto& param = group.params()[i];
     if (param.has_moved_away) continue;
     auto known = std::find_if(classes.begin(), classes.end(), [&](const Class& one) {
@@ -39,23 +39,23 @@ LocalShards::LocalShards(std::vector<Class> classes, std::vector<std::string> la
 
 void LocalShards::point_into(ParamGroup& group, const at::Tensor& memory) {
   BelowResidency below;
-  const auto link = group.link();
+  const auto& parts = group.parts();
   for (size_t c = 0; c < classes_.size(); ++c) {
     auto& one = classes_[c];
-    one.dtype = group.params()[one.members.front()].spec.dtype;
+    one.dtype = parts.params[one.members.front()].spec.dtype;
     int64_t begin = memory.numel(), end = 0;
     for (const size_t i : one.members) {
-      const int64_t bytes = group.layout().stored_bytes(i);
+      const int64_t bytes = parts.layout.stored_bytes(i);
       if (bytes == 0) continue;
-      begin = std::min(begin, group.layout().stored_offset(i));
-      end = std::max(end, group.layout().stored_offset(i) + bytes);
+      begin = std::min(begin, parts.layout.stored_offset(i));
+      end = std::max(end, parts.layout.stored_offset(i) + bytes);
     }
     const auto itemsize = static_cast<int64_t>(c10::elementSize(one.dtype));
     one.begin = end > 0 ? begin / itemsize : 0;
     one.numel = end > 0 ? (end - begin) / itemsize : 0;
     auto* data = memory.is_meta() ? nullptr
                                   : static_cast<char*>(memory.mutable_data_ptr()) + one.begin * itemsize;
-    auto storage = c10::make_intrusive<ShardStorage>(link, group.params().size() + c, one.numel * itemsize,
+    auto storage = c10::make_intrusive<ShardStorage>(parts.link, parts.params.size() + c, one.numel * itemsize,
                                                           data, memory.storage(), memory.device());
     auto shard = at::empty({0}, at::TensorOptions().dtype(one.dtype).device(memory.device()));
     shard.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(std::move(storage)));
@@ -67,7 +67,7 @@ void LocalShards::point_into(ParamGroup& group, const at::Tensor& memory) {
       one.shard = std::move(shard);
     }
     one.shard.set_requires_grad(one.is_trainable);
-    set_grad_dtype(one.shard, group.params()[one.members.front()].grad_dtype());
+    set_grad_dtype(one.shard, parts.params[one.members.front()].grad_dtype());
     add_residency_key(one.shard);
     one.gradient.reset();
   }
@@ -77,7 +77,7 @@ at::Tensor LocalShards::place(const ParamGroup& group, size_t param) const {
   const auto& one = class_of(param);
   const auto& layout = group.params()[param].layout();
   const int rank = group.identity().mesh_info.shard_rank();
-  const int64_t offset = group.layout().stored_offset(param) / static_cast<int64_t>(c10::elementSize(one.dtype));
+  const int64_t offset = group.parts().layout.stored_offset(param) / static_cast<int64_t>(c10::elementSize(one.dtype));
   const bool is_empty = layout.local_numel(rank) == 0;
   return raw_view(one.gradient, layout.local_sizes(rank), layout.local_strides(rank), is_empty ? 0 : offset - one.begin);
 }
@@ -118,10 +118,10 @@ void LocalShards::begin_gradient(ParamGroup& group, Class& one) {
   for (const size_t i : one.members)
     if (is_in_place(group, one, i)) group.params()[i].sharded_param().mutable_grad().reset();
   const auto given = one.shard.grad();
-  const auto& host_memory = group.config().host_memory;
+  const auto& host_memory = group.parts().config.host_memory;
   auto options = host_memory ? host_memory->options(one.dtype) : one.shard.options().requires_grad(false);
   const size_t first = one.members[0];
-  const auto& dtypes = group.gradient_dtypes();
+  const auto& dtypes = group.gradients().dtypes;
   options = options.dtype(dtypes.kept_dtype(first).value_or(dtypes.reduce_dtype(first)));
   one.gradient = at::zeros({one.numel}, options);
   if (given.defined()) one.gradient.copy_(given);
@@ -135,10 +135,10 @@ void LocalShards::drop_gradients() {
   }
 }
 
-void LocalShards::check_requires_grad(const ParamGroup& group) const {
+void LocalShards::check_requires_grad(std::span<const FSDPParam> params) const {
   for (const auto& one : classes_)
     for (const size_t i : one.members) {
-      const auto& param = group.params()[i];
+      const auto& param = params[i];
       const auto unsharded_param = param.unsharded_param(), sharded_param = param.sharded_param();
       const bool is_toggled = (unsharded_param.defined() && unsharded_param.requires_grad() != one.is_trainable) ||
                               (sharded_param.defined() && sharded_param.requires_grad() != one.is_trainable);
@@ -149,18 +149,18 @@ void LocalShards::check_requires_grad(const ParamGroup& group) const {
     }
 }
 
-void LocalShards::check_grad_dtypes(const ParamGroup& group) const {
+void LocalShards::check_grad_dtypes(std::span<const FSDPParam> params) const {
   for (const auto& one : classes_)
     for (const size_t i : one.members)
-      require_state(group.params()[i].grad_dtype() == grad_dtype_of(one.shard),
+      require_state(params[i].grad_dtype() == grad_dtype_of(one.shard),
                     "{}: its grad_dtype was changed after fsdp::local_shards handed it out with others; set it back, or "
                     "set it before local_shards",
-                    group.params()[i].name());
+                    params[i].name());
 }
 
 void refresh_classes(ParamGroup& group) {
-  auto* classes = group.classes();
-  if (classes == nullptr) return;
+  const auto& classes = group.parts().local_shards;
+  if (!classes) return;
   const auto& shard = group.parts().shard.bytes();
   classes->point_into(group, shard);
   const bool has_gradients = std::any_of(group.params().begin(), group.params().end(), [](const auto& param) {

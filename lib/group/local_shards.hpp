@@ -2,11 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
 #include <string>
 #include <vector>
 
 namespace fsdp {
 
+struct FSDPParam;
 class ParamGroup;
 
 /// The classes of a group whose parameters have been handed out as one tensor each (P5): the same dtype,
@@ -48,9 +50,9 @@ class LocalShards {
   bool is_trainable(size_t param) const { return class_of(param).is_trainable; }
 
   /// Throws StateError naming a parameter whose requires_grad has been toggled.
-  void check_requires_grad(const ParamGroup& group) const;
+  void check_requires_grad(std::span<const FSDPParam> params) const;
   /// Throws StateError if a parameter's grad_dtype is not what it was then.
-  void check_grad_dtypes(const ParamGroup& group) const;
+  void check_grad_dtypes(std::span<const FSDPParam> params) const;
 
  private:
   const Class& class_of(size_t param) const { return classes_[class_of_[param]]; }

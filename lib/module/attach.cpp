@@ -38,7 +38,7 @@ void replace_registrations(const ManagedStates& states, const PreparedGroup& pre
       if (is_listed)
         owned.registrations.push_back(std::move(place));
       else
-        remember_tied_entry(place, group.share());
+        remember_tied_entry(place, prepared.group);
     }
   }
 }
@@ -58,7 +58,7 @@ std::shared_ptr<RootContext> attach_groups(Prepared& prepared) {
 void follow_modes(const std::shared_ptr<ModuleState>& state) {
   if (!state->precision().follows_modes()) return;
   for (const auto& group : state->live_groups())
-    group->eval_precision().follow([weak = std::weak_ptr(state)] {
+    group->parts().eval_precision.follow([weak = std::weak_ptr(state)] {
       const auto alive = weak.lock();
       return alive && alive->precision().wants_own_dtype();
     });

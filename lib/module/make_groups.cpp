@@ -70,7 +70,7 @@ std::shared_ptr<ParamGroup> make_group(const PreparedGroup& prepared, const std:
   if (config.sanitizer && !config.sanitizer->is_enabled) config.sanitizer.reset();
   if (options.offload_policy && (!info.mesh.device().is_cpu() || environment::copies_on_cpu()))
     config.host_memory = HostMemory{.is_pinned = options.offload_policy->pin_memory && !info.mesh.device().is_cpu()};
-  if (cut_like != nullptr) config.cut_like = cut_like->layout();
+  if (cut_like != nullptr) config.cut_like = cut_like->parts().layout;
   return make_group(GroupIdentity{.name = name + prepared.suffix, .mesh_info = info}, std::move(config),
                                       params);
 }

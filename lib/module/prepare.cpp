@@ -138,10 +138,10 @@ std::vector<OwnedGroup> owned_groups(const Prepared& prepared) {
 /// The parameters' first values, where the groups have not copied them from the modules.
 void fill_values(const Prepared& prepared, const FullyShardOptions& options, const ModuleState* like) {
   if (options.sync_from_rank0) send_states(prepared.states, prepared.groups, prepared.request.mesh_info);
-  for (const auto& made : prepared.groups) made.group->gather_tied();
+  for (const auto& made : prepared.groups) gather_tied(made.group->parts(), made.group->tied());
   // Those of the first rank are everybody's, and those of a copy follow.
   if (options.sync_from_rank0 || like != nullptr) return;
-  for (const auto& made : prepared.groups) made.group->note_first_values();
+  for (const auto& made : prepared.groups) made.group->notes().note_first_values(made.group->parts());
 }
 
 }  // namespace

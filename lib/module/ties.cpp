@@ -103,7 +103,7 @@ void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const 
     const auto& found = claimed[i];
     if (places.of(i).empty()) continue;  // registered beside these modules alone
     const auto unsharded_param = found.param().unsharded_param();
-    require_state(found.group->classes() == nullptr,
+    require_state(found.group->parts().local_shards == nullptr,
                   "fully_shard: {} is shared with another sharded module, but '{}', which held it, has handed out "
                   "its local shards (fsdp::local_shards); call that after the last fully_shard",
                   found.param().name(), found.group->name());

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dispatch/residency.hpp"
+#include "group/symmetric_memory.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
 
@@ -10,7 +11,7 @@ namespace fsdp {
 
 void ActionRunner::add(ParamGroup& group) {
   group.parts().comm_ctx = &comm_ctx_;
-  group.identity().id = scheduler_.groups().add(facts_of(group));
+  group.parts().identity.id = scheduler_.groups().add(facts_of(group));
   comm_ctx_.groups.push_back(&group);
   groups_by_id_.push_back(&group);
   comm_ctx_.trace.add(group.identity());
@@ -71,8 +72,10 @@ void ActionRunner::execute(const Action& action) {
 /// Into which memory it gathers has to come out the same on all ranks (Note [Which slot]), so it is decided here.
 void ActionRunner::unshard_now(ParamGroup& group) {
   BelowResidency below;
-  group.prepare_unshard();
-  const bool has_slot = group.uses_slots() && group.unsharder().state() != UnshardState::kShardedPostForward;
+  group.unsharder().check_can_unshard();
+  // A piece that was kept after forward is made of values from before the write.
+  if (group.changes().refresh_before_gather()) group.unsharder().drop_post_forward_piece();
+  const bool has_slot = gathers_in_slots(group) && group.unsharder().state() != UnshardState::kShardedPostForward;
   auto* slot =
       has_slot ? comm_ctx_.gather_slots.prepare(group, scheduler_.options().prefetch_distance) : nullptr;
   // Within a step whoever writes the shard on the host waits for gradients first; after a read nobody does.
@@ -84,7 +87,7 @@ void ActionRunner::reshard_now(ParamGroup& group, bool after_forward) {
   GroupPort::of(group).mark_not_ready();
   if (!after_forward) return group.unsharder().reshard();
   const auto& over = group.policy().after_forward.post_forward_group;
-  group.unsharder().reshard_after_forward(over && !group.is_stale() ? over : nullptr);  // may find no memory
+  group.unsharder().reshard_after_forward(over && !group.changes().is_stale() ? over : nullptr);  // may find no memory
 }
 
 void ActionRunner::prefetch_listed(const ParamGroup& group) {

@@ -21,17 +21,18 @@ const char* name_of(ReduceScatterStart start) {
 bool has_all_gradients(const ParamGroup& group) {
   // Ranks may use different parameters then: no rank may start a reduction because its own are
   // complete, or the order of collectives would depend on the data.
-  return !group.reduction().reduces_unused_params && group.gradients().is_complete(group.trainable_count());
+  const auto& gradients = group.gradients();
+  return !gradients.config.reduces_unused_params && gradients.store.is_complete(gradients.trainable_count);
 }
 
 void BackwardReducer::on_last_gradient(ParamGroup& group) {
   runner_.tell(GroupEvent::kLastGradient, group);
   auto& reductions = runner_.reductions();
   reductions.launch_behind_backward();
-  if (!group.reduction().requires_gradient_sync) return;
+  if (!group.gradients().config.requires_gradient_sync) return;
   // Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
   // earlier reductions, and over a communicator of its own the gather need not.
-  const bool gathers_first = group.reduction().uses_separate_group;
+  const bool gathers_first = group.gradients().config.uses_separate_group;
   const auto* gathered = gathers_first ? gather_before_reduce(group) : nullptr;
   auto reduction = pack(group);
   if (!gathers_first) gathered = gather_before_reduce(group);
@@ -53,9 +54,9 @@ const ParamGroup* BackwardReducer::gather_before_reduce(const ParamGroup& finish
 ReduceJob BackwardReducer::pack(ParamGroup& group) {
   runner_.comm_ctx().trace.look_for_listener();
   runner_.reductions().make_room(group);
-  group.gradients().note_reduced();
+  group.gradients().store.note_reduced();
   runner_.tell(GroupEvent::kReduced, group);
-  group.notes().optimizer().note_reduction(group.params()[0].name(), group.config().warn_after_reductions);
+  group.notes().optimizer().note_reduction(group.params()[0].name(), group.parts().config.warn_after_reductions);
   return ReduceJob(group, runner_.reductions().has_in_turn(group));
 }
 
@@ -65,7 +66,7 @@ ReduceJob BackwardReducer::pack(ParamGroup& group) {
 /// gathered: in the room that the reduction's group has left; null: nothing.
 ReductionQueue::Waits BackwardReducer::hold_back(ReduceJob& reduction, const ParamGroup* gathered) {
   using Waits = ReductionQueue::Waits;
-  if (gathered == nullptr || !reduction.group().reduction().uses_separate_group) return Waits::kNot;
+  if (gathered == nullptr || !reduction.group().gradients().config.uses_separate_group) return Waits::kNot;
   // Groups over other ranks may have other bytes there, by which these would come to another order.
   const auto& ranks = reduction.group().identity().mesh_info.shard_group;
   if (std::ranges::any_of(runner_.groups(),
@@ -84,17 +85,19 @@ namespace {
 
 /// What the backward has left is added up for a later one.
 void end_backward(ParamGroup& group) {
-  if (!group.reduction().requires_gradient_sync) group.gradients().accumulate(group.gradient_dtypes());
-  group.gradients().end_backward();
+  auto& gradients = group.gradients();
+  if (!gradients.config.requires_gradient_sync) gradients.store.accumulate(gradients.dtypes);
+  gradients.store.end_backward();
 }
 
 }  // namespace
 
 void BackwardReducer::flush() {
   for (auto* group : runner_.groups()) {
-    const auto& config = group->reduction();
+    const auto& gradients = group->gradients();
+    const auto& config = gradients.config;
     const bool owes_zeros = config.requires_gradient_sync && config.reduces_unused_params &&
-                            !group->gradients().is_reduced() && group->trainable_count() > 0;
+                            !gradients.store.is_reduced() && gradients.trainable_count > 0;
     if (owes_zeros || has_gradients_to_reduce(*group)) {
       runner_.tell(GroupEvent::kLastGradient, *group);
       runner_.reductions().launch(pack(*group));

@@ -24,7 +24,7 @@ GroupFacts facts_of(const ParamGroup& group) {
 std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> groups) {
   std::vector<FirstValuesOfGroup> all;
   for (auto* group : groups) {
-    auto values = group->take_first_values();
+    auto values = group->notes().take_first_values();
     if (!values) continue;
     std::vector<int64_t> versions;
     for (const auto& param : group->params()) versions.push_back(param.sharded.version());

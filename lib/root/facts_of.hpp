@@ -14,7 +14,7 @@ class ParamGroup;
 
 GroupFacts facts_of(const ParamGroup& group);
 
-/// Of the groups that have noted any (ParamGroup::note_first_values); they have none from then on.
+/// Of the groups that have noted any (GroupNotes::note_first_values); they have none from then on.
 std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> groups);
 
 }  // namespace fsdp

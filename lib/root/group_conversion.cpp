@@ -6,6 +6,7 @@
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
+#include "group/shard_rows.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {
@@ -65,7 +66,7 @@ void convert_gradients(const GroupParts& parts, Converted& made) {
 Converted make_converted(const ParamGroup& group, const GroupConversion& to) {
   const auto& parts = group.parts();
   Converted made{.device = to.device.value_or(parts.config.device),
-                 .dtypes = dtypes_in(group, to.dtype, group.eval_precision().is_own_dtype())};
+                 .dtypes = dtypes_in(group, to.dtype, parts.eval_precision.is_own_dtype())};
   made.dtypes.changes |= made.device != parts.config.device;
   if (!made.dtypes.changes) return made;
 
@@ -78,20 +79,21 @@ Converted make_converted(const ParamGroup& group, const GroupConversion& to) {
 }
 
 void convert_waiting_gradients(ParamGroup& group) {
-  const auto& dtypes = group.gradient_dtypes();
+  const auto& config = group.parts().config;
+  auto& gradients = group.gradients();
   for (size_t i = 0; i < group.params().size(); ++i)
-    for (auto* sum : {&group.gradients().partial_sum(i), &group.gradients().accumulated(i)}) {
+    for (auto* sum : {&gradients.store.partial_sum(i), &gradients.store.accumulated(i)}) {
       if (!sum->defined()) continue;
-      const bool follows = !group.config().mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
-      *sum = converted(*sum, group.config().device,
-                       follows ? dtypes.reduce_dtype(i, sum->scalar_type()) : sum->scalar_type());
+      const bool follows = !config.mp_policy.reduce_dtype && at::isFloatingType(sum->scalar_type());
+      *sum = converted(*sum, config.device,
+                       follows ? gradients.dtypes.reduce_dtype(i, sum->scalar_type()) : sum->scalar_type());
     }
 }
 
 /// Nothing of it fails.
 void set_converted(ParamGroup& group, Converted made) {
   auto& parts = group.parts();
-  const auto owner = group.owner().shared_from_this();
+  const auto owner = parts.owner().shared_from_this();
   for (size_t i = 0; i < parts.params.size(); ++i) {
     auto& param = parts.params[i];
     param.convert(made.dtypes.stored[i], made.dtypes.gathered[i], made.pieces[i], owner, made.device);
@@ -124,19 +126,20 @@ ParamDtypes dtypes_in(const ParamGroup& group, std::optional<at::ScalarType> flo
 }
 
 void check_convertible(const ParamGroup& group, const GroupConversion& to) {
+  const auto& parts = group.parts();
   require_state(!root_of(group).step().is_pinned(),
                 "'{}' shows full parameters (fsdp::FullParameters); end that scope before changing its dtype "
                 "or device",
                 group.name());
   // Parameters without values take part in no step, though a use of them may have begun one.
   require_state(
-      root_of(group).is_quiescent() || group.config().device.is_meta(),
+      root_of(group).is_quiescent() || parts.config.device.is_meta(),
       "'{}' is in the middle of a step; change its dtype or device before forward or after "
       "backward (after an exception, call reset_iter_state() on the root first)",
       group.name());
-  for (const auto& param : group.params()) param.unsharded.check(param.name());
+  for (const auto& param : parts.params) param.unsharded.check(param.name());
   if (to.dtype)
-    group.unsharder().form().check(group.parts(), dtypes_in(group, to.dtype, group.eval_precision().is_own_dtype()).stored);
+    group.unsharder().form().check(parts, dtypes_in(group, to.dtype, parts.eval_precision.is_own_dtype()).stored);
 }
 
 void convert(ParamGroup& group, const GroupConversion& to) {
@@ -144,8 +147,8 @@ void convert(ParamGroup& group, const GroupConversion& to) {
   std::lock_guard lock(root->mutex());
   check_convertible(group, to);
   BelowResidency below;
-  group.sync_grad_dtypes();
-  for (size_t i = 0; i < group.params().size() && !group.config().device.is_meta(); ++i) {
+  group.changes().sync_grad_dtypes();
+  for (size_t i = 0; i < group.params().size() && !group.parts().config.device.is_meta(); ++i) {
     try {
       group.params()[i].reset_sharded_param(group.parts().shard.piece(i));
     } catch (const StateError& error) {
@@ -158,8 +161,8 @@ void convert(ParamGroup& group, const GroupConversion& to) {
 
   root->control(group, GroupEvent::kUserReshards);
   set_converted(group, std::move(made));
-  group.count_trainable();  // converting took over what had been toggled
-  group.gradient_dtypes().plan();
+  group.changes().count_trainable();  // converting took over what had been toggled
+  group.gradients().dtypes.plan();
   convert_waiting_gradients(group);
   refresh_classes(group);
   group.unsharder().rest();
@@ -168,24 +171,24 @@ void convert(ParamGroup& group, const GroupConversion& to) {
 }
 
 void compute_in_own_dtype(ParamGroup& group, bool value) {
-  if (value == group.eval_precision().is_own_dtype()) return;
+  auto& parts = group.parts();
+  if (value == parts.eval_precision.is_own_dtype()) return;
   BelowResidency below;
   const auto made = dtypes_in(group, /*floating=*/std::nullopt, value);
   GroupPort::of(group).mark_not_ready();
-  group.eval_precision().set_own_dtype(value);
+  parts.eval_precision.set_own_dtype(value);
   if (!made.changes) return;
 
-  group.refresh();
+  group.changes().refresh();
   root_of(group).control(group, GroupEvent::kUserReshards);
   // Sums that wait for a reduction stay in the dtype that they are added up in.
-  group.gradients().accumulate(group.gradient_dtypes());
-  auto& parts = group.parts();
-  group.set_layout(group.layout().with_itemsizes(made.itemsizes, parts.shard_group()));
+  group.gradients().store.accumulate(group.gradients().dtypes);
+  set_layout(group, parts.layout.with_itemsizes(made.itemsizes, parts.shard_group()));
   for (size_t i = 0; i < parts.params.size(); ++i)
     if (made.gathered[i] != parts.params[i].spec.param_dtype)
-      parts.params[i].set_param_dtype(made.gathered[i], group.owner().shared_from_this(), group.config().device);
+      parts.params[i].set_param_dtype(made.gathered[i], parts.owner().shared_from_this(), parts.config.device);
   parts.is_cast = made.is_cast;
-  group.gradient_dtypes().plan();
+  group.gradients().dtypes.plan();
   group.unsharder().rest();
   root_of(group).runner().facts_changed(group);
 }

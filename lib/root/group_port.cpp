@@ -2,6 +2,8 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <utility>
+
 #include "base/log.hpp"
 #include "dispatch/residency.hpp"
 #include "root/gradient_hook.hpp"
@@ -11,7 +13,7 @@ namespace fsdp {
 
 GroupPort::GroupPort(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params)
     : group_(link_, std::move(identity), std::move(config), params) {
-  const auto& policy = group_.config().mp_policy;
+  const auto& policy = group_.parts().config.mp_policy;
   set_casts_operands(policy.param_dtype && policy.cast_forward_inputs);
   set_follows_mode(policy.full_precision_in_eval);
 }
@@ -30,12 +32,12 @@ GroupPort::~GroupPort() {
 }
 
 std::shared_ptr<ParamGroup> make_group(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params) {
-  return std::make_shared<GroupPort>(std::move(identity), std::move(config), params)->group().share();
+  return std::make_shared<GroupPort>(std::move(identity), std::move(config), params)->share_group();
 }
 
 void GroupPort::attach() {
-  const auto ties = group_.take_ties();
-  for (const auto& tied : ties) take_tied(group_.parts(), link_, tied);
+  const auto ties = std::exchange(group_.tied(), {});
+  for (const auto& tied : ties) take_tied(group_.parts(), tied);
   group_.attach();
   const auto self = std::static_pointer_cast<GroupPort>(shared_from_this());
   for (size_t i = 0; i < group_.params().size(); ++i) install_gradient_hook(group_.params()[i].unsharded_param(), self, i);
@@ -61,7 +63,7 @@ void GroupPort::make_resident(std::span<ParamOwner* const> owners, const Operato
 }
 
 void GroupPort::note_write(size_t index) {
-  group_.bump_versions(index);
+  group_.changes().bump_versions(index);
   mark_not_ready();  // the next touch is to see it
 }
 
@@ -92,7 +94,7 @@ void GroupPort::take_over_requires_grad(size_t index) {
   // Most often nothing has changed: so this one is looked at before all of the group.
   auto& params = group_.params();
   const bool has_changed = index >= params.size() || params[index].has_new_requires_grad();
-  if (has_changed && !in_step(root->step().state())) group_.sync_requires_grad();
+  if (has_changed && !in_step(root->step().state())) group_.changes().sync_requires_grad();
 }
 
 bool GroupPort::is_in_scope() const { return root_->step().is_in_scope(); }

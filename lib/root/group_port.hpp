@@ -16,9 +16,11 @@ class GroupPort final : public ParamOwner {
   /// See ParamGroup's.
   GroupPort(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
   ~GroupPort() override;
-  static GroupPort& of(const ParamGroup& group) { return static_cast<GroupPort&>(group.owner()); }
+  static GroupPort& of(const ParamGroup& group) { return static_cast<GroupPort&>(group.parts().owner()); }
 
   ParamGroup& group() { return group_; }
+  /// Keeps this alive, too.
+  std::shared_ptr<ParamGroup> share_group() { return {shared_from_this(), &group_}; }
   /// Whose the group is; null before RootContext::add.
   const std::shared_ptr<RootContext>& root() const { return root_; }
   void set_root(std::shared_ptr<RootContext> root) { root_ = std::move(root); }
@@ -50,7 +52,7 @@ class GroupPort final : public ParamOwner {
     return index < group_.params().size() ? group_.params()[index].name() : group_.name();
   }
   bool is_cut() const override { return group_.identity().mesh_info.shard_size() > 1; }
-  std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.output_dtype(index); }
+  std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.parts().output_dtype(index); }
 
   OwnerLink link_ = std::make_shared<ParamOwner*>(this);
   std::shared_ptr<RootContext> root_;

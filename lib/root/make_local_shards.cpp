@@ -4,6 +4,7 @@
 
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
+#include "group/shard_rows.hpp"
 #include "root/group_conversion.hpp"
 #include "root/group_port.hpp"
 
@@ -13,12 +14,13 @@ namespace {
 
 /// Flat runs cannot be put in another order: every rank would hold other elements.
 void check_adjacent(const ParamGroup& group, const std::vector<LocalShards::Class>& classes) {
-  auto order = group.layout().order();
+  const auto& layout = group.parts().layout;
+  auto order = layout.order();
   std::erase_if(order, [&](size_t i) { return group.params()[i].has_moved_away; });
   for (const auto& one : classes) {
     const auto first = std::find(order.begin(), order.end(), one.members.front());
     const bool is_run = std::equal(one.members.begin(), one.members.end(), first) &&
-                        group.layout().unit_of(one.members.front()) == group.layout().unit_of(one.members.back());
+                        layout.unit_of(one.members.front()) == layout.unit_of(one.members.back());
     require(is_run,
             "local_shards: in the flat layout of '{}' the parameters with label '{}' do not follow each other "
             "in one run; use one label for all, or ParamLayout::kPerParameter",
@@ -36,7 +38,7 @@ std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalSha
 
 /// One tensor has one dtype.
 void check_gradients(const ParamGroup& group, const std::vector<LocalShards::Class>& classes) {
-  const auto& dtypes = group.gradient_dtypes();
+  const auto& dtypes = group.gradients().dtypes;
   for (const auto& one : classes)
     for (const size_t i : one.members) {
       if (!one.is_trainable || dtypes.kept_dtype(i)) continue;
@@ -58,33 +60,33 @@ void check_gradients(const ParamGroup& group, const std::vector<LocalShards::Cla
 LocalShards& make_local_shards(ParamGroup& group, const std::vector<std::string>& labels) {
   const auto root = GroupPort::of(group).root();
   std::lock_guard lock(root->mutex());
-  if (auto* classes = group.classes()) {
+  auto& parts = group.parts();
+  if (const auto& classes = parts.local_shards) {
     require(classes->labels() == labels,
             "local_shards: the parameters of '{}' were handed out with other labels before; they stay as they were",
             group.name());
     return *classes;
   }
   check_convertible(group);
-  group.sync_requires_grad();
-  group.sync_grad_dtypes();
+  group.changes().sync_requires_grad();
+  group.changes().sync_grad_dtypes();
   auto classes = LocalShards::plan(group, labels);
-  const bool is_flat = group.config().layout == ParamLayout::kFlat;
+  const bool is_flat = parts.config.layout == ParamLayout::kFlat;
   if (is_flat) check_adjacent(group, classes);
   check_gradients(group, classes);
 
   BelowResidency below;
-  group.refresh();
-  const auto& parts = group.parts();
+  group.changes().refresh();
   auto layout = is_flat ? parts.layout : parts.layout.reordered(order_of(group, classes), parts.shard_group());
   auto shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
   // From here on nothing fails.
   root->control(group, GroupEvent::kUserReshards);
-  group.move_rows(std::move(layout), std::move(shard));
-  group.set_classes(std::make_unique<LocalShards>(std::move(classes), labels));
+  move_rows(group, std::move(layout), std::move(shard));
+  parts.local_shards = std::make_unique<LocalShards>(std::move(classes), labels);
   refresh_classes(group);
   group.unsharder().rest();
   root->runner().facts_changed(group);
-  return *group.classes();
+  return *parts.local_shards;
 }
 
 }  // namespace fsdp

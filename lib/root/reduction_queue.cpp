@@ -19,7 +19,7 @@ bool ReductionQueue::has_in_turn(const ParamGroup& group) const {
 /// By default one reduction under way at a time (and one all-reduce behind it): two groups' gradients are never packed
 /// together.
 void ReductionQueue::make_room(const ParamGroup& group) {
-  const auto limit = static_cast<size_t>(group.reduction().max_input_buffers);
+  const auto limit = static_cast<size_t>(group.gradients().config.max_input_buffers);
   if (sharers_) {
     // What other roots have left under way goes first: they are further back in time.
     size_t alive = inputs();
@@ -51,7 +51,7 @@ void ReductionQueue::launch(ReduceJob reduction) {
 
 void ReductionQueue::launch_or_postpone(ReduceJob reduction, Waits waits, const ParamGroup* until) {
   if (waits == Waits::kNot && postponed_.empty()) return launch(std::move(reduction));
-  const auto device = reduction.group().config().device;
+  const auto device = reduction.group().parts().config.device;
   postponed_.push_back(
       {.reduction = std::move(reduction), .waits = waits, .until = until, .stream = current_stream(device)});
 }

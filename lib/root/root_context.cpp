@@ -30,9 +30,9 @@ Ids ids_of(std::span<ParamGroup* const> groups) {
 Ids take_writes(std::span<ParamGroup* const> used) {
   Ids written;
   for (auto* group : used) {
-    if (!group->is_stale()) continue;
+    if (!group->changes().is_stale()) continue;
     written.push_back(group->identity().id);
-    if (group->parts().is_never_released()) group->refresh();
+    if (group->parts().is_never_released()) group->changes().refresh();
   }
   return written;
 }
@@ -68,7 +68,7 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
 void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use) {
   take_over_modes();
   for (auto* group : used)
-    require_state(!group->config().throws_outside_step,
+    require_state(!group->parts().config.throws_outside_step,
                   "{}: this sharded parameter was read outside a step; use fsdp::forward_scope or "
                   "fsdp::call, or set fault_outside_step to kGather",
                   use.param_name);
@@ -84,7 +84,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   const bool forward = is_forward(step_.state());
   const auto ids = ids_of(used);
   if (forward)
-    for (auto* group : used) group->eval_precision().check(group->name());
+    for (auto* group : used) group->parts().eval_precision.check(group->name());
   const auto noted = scheduler.note_use(ids);
   runner_.apply(noted.actions);
   if (noted.has_started_over) recheck();
@@ -121,7 +121,7 @@ void RootContext::control(ParamGroup& group, GroupEvent event) {
   if (event != GroupEvent::kUserLetsGo) runner_.comm_ctx().trace.look_for_listener();
   if (event == GroupEvent::kUserUnshards) {
     take_over_modes();
-    if (group.is_stale()) runner_.tell(GroupEvent::kWritten, group);
+    if (group.changes().is_stale()) runner_.tell(GroupEvent::kWritten, group);
   }
   runner_.tell(event, group);
 }
@@ -146,11 +146,11 @@ void RootContext::reset_iter_state() {
                                 "has left backward()");
   release_everything();
   for (auto* group : runner_.groups()) {
-    group->gradients().drop();
+    group->gradients().store.drop();
     for (auto& param : group->params())
       if (const auto sharded_param = param.sharded_param(); sharded_param.defined())
         sharded_param.mutable_grad().reset();
-    if (auto* classes = group->classes()) classes->drop_gradients();
+    if (const auto& classes = group->parts().local_shards) classes->drop_gradients();
   }
   tell_of_end();
 }

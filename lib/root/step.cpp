@@ -73,12 +73,12 @@ void RootContext::prepare_step(StepEvent begins) {
 void RootContext::recheck() {
   if (hooks_.modules) hooks_.modules->check_modules();
   for (auto* group : runner_.groups()) {
-    group->validate();
-    group->sync_requires_grad();
+    group->changes().validate();
+    group->changes().sync_requires_grad();
     group->notes().say(*group);
     if (!group->unsharder().is_held()) continue;
-    if (!group->parts().is_never_released() && group->is_stale()) runner_.tell(GroupEvent::kWritten, *group);
-    group->sync_versions();
+    if (!group->parts().is_never_released() && group->changes().is_stale()) runner_.tell(GroupEvent::kWritten, *group);
+    group->changes().sync_versions();
   }
 }
 
@@ -111,12 +111,13 @@ void RootContext::begin_backward(int64_t task) {
   runner_.comm_ctx().trace.begin_phase(CollectiveTrace::Phase::kBackward);
   runner_.reductions().begin_backward();
   for (const int id : runner_.scheduler().begin_backward(is_of_forward))
-    if (auto* group = runner_.find(id); group != nullptr && group->is_stale()) runner_.tell(GroupEvent::kWritten, *group);
+    if (auto* group = runner_.find(id); group != nullptr && group->changes().is_stale())
+      runner_.tell(GroupEvent::kWritten, *group);
   for (const int id : runner_.scheduler().current())
     if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();
   // Written between forward and backward: what autograd saved is out of date, and is to say so.
   for (auto* group : runner_.groups())
-    if (group->unsharder().is_held()) group->sync_versions();
+    if (group->unsharder().is_held()) group->changes().sync_versions();
   watch_end_of(task);
 }
 
@@ -142,7 +143,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     std::lock_guard lock(mutex_);
     const bool has_ended_badly = is_backward(step_.state()) && step_.task_count() == 0;
     if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost && !has_ended_badly) return;
-    for (auto* group : runner_.groups()) group->gradients().drop();
+    for (auto* group : runner_.groups()) group->gradients().store.drop();
     release_everything();
   } catch (const std::exception& error) {
     log().error("giving up a failed backward: {}", error.what());
@@ -157,7 +158,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
                 "derivatives",
                 group.params()[index].name());
   enter_phase(torch::autograd::get_current_graph_task_id(), {});
-  group.gradients().arrived(index);
+  group.gradients().store.arrived(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
   if (step_.task_count() != 1 || !has_all_gradients(group)) return;
   runner_.comm_ctx().trace.look_for_listener();
@@ -221,7 +222,7 @@ void RootContext::release_everything() {
   runner_.reductions().drop(nullptr);
   enter(StepEvent::kGivenUp);
   runner_.comm_ctx().trace.abandon_step();
-  for (auto* group : runner_.groups()) group->gradients().reset();
+  for (auto* group : runner_.groups()) group->gradients().store.reset();
   runner_.apply(runner_.scheduler().abandon());
   for (auto* group : runner_.groups()) group->parts().shard.wait_for_copies();
   tell_of_end();

@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "dispatch/residency.hpp"
+#include "group/shard_rows.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {
@@ -17,21 +18,21 @@ void release_tied(ParamGroup& group, size_t index) {
   root->control(group, GroupEvent::kUserReshards);
   group.params()[index].move_away();
   group.unsharder().form().drop_extension(index);
-  group.gradients().reset();
-  group.count_trainable();
+  group.gradients().store.reset();
+  group.changes().count_trainable();
   root->runner().facts_changed(group);
 }
 
 }  // namespace
 
-void take_tied(GroupParts& parts, const OwnerLink& link, const TiedParam& tied) {
+void take_tied(GroupParts& parts, const TiedParam& tied) {
   BelowResidency below;
   auto& param = parts.params[tied.index];
   const auto sharded_param = param.sharded_param();
   release_tied(*tied.from.group, tied.from.index);
   // In its new shape a gradient of the old one would be wrong.
   if (tied.gradient.defined()) sharded_param.mutable_grad().reset();
-  param.make_sharded_param(link, tied.index, parts.shard.piece(tied.index));
+  param.make_sharded_param(parts.link, tied.index, parts.shard.piece(tied.index));
   if (tied.gradient.defined()) sharded_param.mutable_grad() = tied.gradient;
 }
 
@@ -54,7 +55,7 @@ void compact(ParamGroup& group) {
     return;
   }
   std::lock_guard lock(root_of(group).mutex());
-  group.move_rows(std::move(layout), std::move(shard));
+  move_rows(group, std::move(layout), std::move(shard));
   group.unsharder().rest();
   root_of(group).runner().facts_changed(group);
 }

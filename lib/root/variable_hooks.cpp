@@ -61,8 +61,9 @@ class Hooks final : public Interface {
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
     std::lock_guard lock(port.root()->mutex());
-    if (found->group->config().device.is_meta() || port.root()->step().is_pinned()) return;  // looked at when that ends
-    found->group->validate();
+    // Looked at when that ends.
+    if (found->group->parts().config.device.is_meta() || port.root()->step().is_pinned()) return;
+    found->group->changes().validate();
     port.mark_not_ready();  // the next touch is to see it
   }
 

@@ -121,7 +121,7 @@ void ShardedModule::use(bool records_autograd) {
   const OutsideTransforms outside;
   std::vector<ParamOwner*> owners;
   const auto groups = controls_.state().live_groups();
-  for (const auto& group : groups) owners.push_back(&group->owner());
+  for (const auto& group : groups) owners.push_back(&group->parts().owner());
   context().enter_scope();
   try {
     if (!owners.empty()) owners[0]->make_resident(owners, {.records_autograd = records_autograd});

@@ -28,7 +28,7 @@ void ShardedDTensor::follow_requires_grad() const {
   const auto param = find_param(sharded_param_);
   if (!param || in_step(root_of(*param->group).step().state())) return;
   take_over_requires_grad();
-  param->group->sync_requires_grad();
+  param->group->changes().sync_requires_grad();
 }
 
 void ShardedDTensor::take_over_grad_dtype() const {

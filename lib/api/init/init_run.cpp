@@ -158,7 +158,7 @@ void InitRun::write_local(const TreeEntry& entry, const at::Tensor& values) cons
   }
   std::lock_guard lock(root_of(*entry.group).mutex());
   plain_view(entry.tensor).copy_(values.view(entry.tensor.sizes()));
-  entry.group->owner().note_write(entry.index);
+  entry.group->parts().owner().note_write(entry.index);
 }
 
 void InitRun::write_whole(const TreeEntry& entry, const at::Tensor& whole) const {

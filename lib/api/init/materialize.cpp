@@ -22,7 +22,7 @@ void allocate_plain(const at::Tensor& tensor, c10::Device device) {
 
 void allocate(const ModuleTree& tree, std::optional<c10::Device> device) {
   for (const auto& group : tree.groups)
-    if (group->config().device.is_meta())
+    if (group->parts().config.device.is_meta())
       fsdp::convert(*group, {.device = group->identity().mesh_info.mesh.device()});
   if (!device)
     device = tree.groups.empty() ? c10::Device(at::kCPU)

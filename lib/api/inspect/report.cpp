@@ -15,7 +15,7 @@ namespace fsdp {
 namespace {
 
 std::string layout_of(const std::shared_ptr<ParamGroup>& group) {
-  if (group->config().layout == ParamLayout::kFlat) return "flat";
+  if (group->parts().config.layout == ParamLayout::kFlat) return "flat";
   std::set<std::string> kinds;  // parameters may be cut along different dimensions
   for (size_t i = 0; i < group->params().size(); ++i) {
     if (group->params()[i].has_moved_away) continue;
@@ -46,7 +46,7 @@ void add_groups(ModuleState& state, int depth, Report& report) {
     report.groups.push_back({.name = group->name(),
                              .depth = depth,
                              .parameters = parameters_of(*group),
-                             .sharded_bytes = group->layout().stored().rank_bytes(),
+                             .sharded_bytes = group->parts().layout.stored().rank_bytes(),
                              .unsharded_bytes = group->parts().unsharded_bytes(),
                              .layout = layout_of(group),
                              .reshard_after_forward = reshard_text(*group),

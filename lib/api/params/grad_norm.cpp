@@ -84,7 +84,7 @@ void all_reduce(const NormPart& part, Communicator& group, const at::Tensor& val
     group.start_all_reduce(values, op, "gradient norm")->wait();
   } catch (const CommError& error) {
     std::lock_guard lock(root_of(*part.any).mutex());
-    part.any->comm_ctx()->trace.explain(error);
+    part.any->parts().comm_ctx->trace.explain(error);
   }
 }
 

@@ -23,7 +23,7 @@ LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const 
   for (const size_t i : one.members) {
     const auto& param = group.params()[i];
     const int64_t numel = param.layout().local_numel(rank);
-    const int64_t offset = numel > 0 ? group.layout().stored_offset(i) / itemsize - one.begin : 0;
+    const int64_t offset = numel > 0 ? group.parts().layout.stored_offset(i) / itemsize - one.begin : 0;
     local.parts.push_back({param.name(), param.sharded_param(), offset, numel});
   }
   return local;
@@ -35,12 +35,13 @@ std::optional<FoundParam> find_local_shard(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
   const auto* storage = ParamStorage::of(tensor.unsafeGetTensorImpl());
   if (storage == nullptr || storage->owner() == nullptr) return std::nullopt;
-  auto& group = static_cast<GroupPort&>(*storage->owner()).group();
-  const size_t params = group.params().size();
-  if (storage->index() < params || !group.classes()) return std::nullopt;
-  const auto& one = group.classes()->all()[storage->index() - params];
+  auto& port = static_cast<GroupPort&>(*storage->owner());
+  const auto& parts = port.group().parts();
+  const size_t params = parts.params.size();
+  if (storage->index() < params || !parts.local_shards) return std::nullopt;
+  const auto& one = parts.local_shards->all()[storage->index() - params];
   if (!one.shard.is_same(tensor)) return std::nullopt;
-  return FoundParam{group.share(), one.members.front(), /*is_unsharded_param=*/false};
+  return FoundParam{port.share_group(), one.members.front(), /*is_unsharded_param=*/false};
 }
 
 std::vector<LocalShard> local_shards(const torch::nn::Module& module, const ShardLabel& label) {

@@ -132,7 +132,7 @@ void ShownParameters::add(FoundParam found, std::vector<Place> places) {
 void ShownParameters::hold_roots() {
   for (const auto& shown : shown_) {
     const auto& param = shown.found.param();
-    require_state(!shown.found.group->config().device.is_meta(),
+    require_state(!shown.found.group->parts().config.device.is_meta(),
                   "{}: {} is on the meta device and has no values; materialise the module first",
                   kCaller, param.name());
     require_state(!is_shown(shown.found), "{}: {} is shown by another scope already; end that first",
@@ -187,7 +187,7 @@ void ShownParameters::write_back(Shown& shown) const {
   if (!at::equal(as_bytes(own), as_bytes(sharded_param))) sharded_param.copy_(own);
   if (!options_.with_grads) return;
   write_back_gradient(shown);
-  if (auto* classes = shown.found.group->classes()) classes->refresh(*shown.found.group);
+  if (const auto& classes = shown.found.group->parts().local_shards) classes->refresh(*shown.found.group);
 }
 
 void ShownParameters::write_back_gradient(Shown& shown) {

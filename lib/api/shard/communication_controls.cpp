@@ -1,6 +1,7 @@
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
 #include "comm/comm_memory.hpp"
+#include "group/symmetric_memory.hpp"
 #include "mesh/separate_group.hpp"
 #include "root/group_port.hpp"
 
@@ -35,13 +36,13 @@ void FSDPModule::set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recu
 void FSDPModule::set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse) {
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_custom_reduce_scatter");
-  for (const auto& group : groups) group->reduction().custom_reduce_scatter = comm;
+  for (const auto& group : groups) group->gradients().config.custom_reduce_scatter = comm;
 }
 
 void FSDPModule::set_all_reduce_hook(AllReduceHook hook, Recurse recurse) {
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_all_reduce_hook");
-  for (const auto& group : groups) group->reduction().all_reduce_hook = hook;
+  for (const auto& group : groups) group->gradients().config.all_reduce_hook = hook;
 }
 
 void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse) {
@@ -50,7 +51,7 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
   check_between_steps(groups, control);
   for (const auto& group : groups) {
     const auto& gather = group->unsharder().form().custom();
-    const auto& reduce = group->reduction().custom_reduce_scatter;
+    const auto& reduce = group->gradients().config.custom_reduce_scatter;
     require(is_own(gather.get()) && is_own(reduce.get()),
             "{}: '{}' has a custom {}, which allocates its own buffers; set that to null first", control,
             group->name(), is_own(gather.get()) ? "reduce-scatter" : "all-gather");
@@ -61,8 +62,8 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
     const bool has_slots = why_no_slots(*comm).empty();
     const bool packs = enable && !has_slots;
     set_all_gather(*group, packs ? process_group_all_gather(comm) : nullptr);
-    group->set_symmetric_memory(enable && has_slots);
-    group->reduction().custom_reduce_scatter = packs ? process_group_reduce_scatter(comm) : nullptr;
+    set_symmetric_memory(*group, enable && has_slots);
+    group->gradients().config.custom_reduce_scatter = packs ? process_group_reduce_scatter(comm) : nullptr;
   }
 }
 
@@ -74,7 +75,7 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
   check_between_steps(groups, "set_symm_mem_for_comm");
   for (const auto& group : groups) {
     const auto& gather = group->unsharder().form().custom();
-    const auto& reduce = group->reduction().custom_reduce_scatter;
+    const auto& reduce = group->gradients().config.custom_reduce_scatter;
     require(!gather && !reduce,
             "set_symm_mem_for_comm: '{}' has a custom {} or memory from the process group, which says where buffers "
             "lie; take that back first",
@@ -89,13 +90,13 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
   for (const auto& group : groups) {
     std::lock_guard lock(root_of(*group).mutex());
     root_of(*group).control(*group, GroupEvent::kUserReshards);
-    group->set_symmetric_memory(true);
+    set_symmetric_memory(*group, true);
   }
 }
 
 void FSDPModule::set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse) {
   require(buffers >= 1, "set_reduce_scatter_max_input_buffers: expected 1 buffer or more, found {}", buffers);
-  for (const auto& group : controlled_groups(*state_, recurse)) group->reduction().max_input_buffers = buffers;
+  for (const auto& group : controlled_groups(*state_, recurse)) group->gradients().config.max_input_buffers = buffers;
 }
 
 void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse) {
@@ -103,7 +104,7 @@ void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse)
   check_between_steps(groups, "set_separate_reduce_scatter_group");
   for (const auto& group : groups) {
     const auto& info = group->identity().mesh_info;
-    auto& config = group->reduction();
+    auto& config = group->gradients().config;
     config.uses_separate_group = enable && info.shard_size() > 1;
     if (config.uses_separate_group && !config.separate_group) config.separate_group = separate_group_of(info);
   }

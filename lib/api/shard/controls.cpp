@@ -51,13 +51,14 @@ void FSDPModule::reshard() {
 void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {
   // Both parts of the reduction, as in FSDP2: what set_requires_all_reduce said before is over.
   for_groups(*state_, recurse, [&](ParamGroup& group) {
-    group.reduction().requires_gradient_sync = group.reduction().requires_all_reduce = value;
+    auto& config = group.gradients().config;
+    config.requires_gradient_sync = config.requires_all_reduce = value;
   });
 }
 
 void FSDPModule::set_requires_all_reduce(bool value, Recurse recurse) {
   for_groups(*state_, recurse,
-             [&](ParamGroup& group) { group.reduction().requires_all_reduce = value; });
+             [&](ParamGroup& group) { group.gradients().config.requires_all_reduce = value; });
 }
 
 void FSDPModule::set_is_last_backward(bool value) { state_->context()->options().is_last_backward = value; }
@@ -113,7 +114,7 @@ void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
 
 void set_gradient_divide_factor(ModuleState& state, double factor, Recurse recurse) {
   require(factor > 0, "set_gradient_divide_factor: expected a factor above 0, found {}", factor);
-  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().divide_factor = factor; });
+  for_groups(state, recurse, [&](ParamGroup& group) { group.gradients().config.divide_factor = factor; });
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) {
@@ -121,7 +122,7 @@ void FSDPModule::set_gradient_divide_factor(double factor) {
 }
 
 void set_force_sum_reduction_for_comms(ModuleState& state, bool value, Recurse recurse) {
-  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().forces_sum = value; });
+  for_groups(state, recurse, [&](ParamGroup& group) { group.gradients().config.forces_sum = value; });
 }
 
 void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
@@ -133,7 +134,7 @@ void FSDPModule::set_unshard_in_backward(bool value) {
 }
 
 void set_reduce_scatter_unused_params(ModuleState& state, bool value, Recurse recurse) {
-  for_groups(state, recurse, [&](ParamGroup& group) { group.reduction().reduces_unused_params = value; });
+  for_groups(state, recurse, [&](ParamGroup& group) { group.gradients().config.reduces_unused_params = value; });
 }
 
 void FSDPModule::set_reduce_scatter_unused_params(bool value) {

@@ -53,7 +53,7 @@ ParameterBytes parameter_bytes(const FSDPModule& root) {
                        .peak_unsharded = comm_ctx.meter.peak_unsharded_bytes(),
                        .symmetric = comm_ctx.gather_slots.bytes() + comm_ctx.reduction_slots.bytes()};
   for (const auto* group : context.runner().groups()) {
-    bytes.sharded += group->layout().stored().rank_bytes();
+    bytes.sharded += group->parts().layout.stored().rank_bytes();
     bytes.kept += group->unsharder().memory().kept_bytes();
   }
   return bytes;

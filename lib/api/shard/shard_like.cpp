@@ -11,6 +11,7 @@
 #include "api/state_dict/named_states.hpp"
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
+#include "group/symmetric_memory.hpp"
 #include "module/attach.hpp"
 #include "module/module_access.hpp"
 #include "param/grad_dtype.hpp"
@@ -122,12 +123,12 @@ class ShardLike {
   }
 
   static void copy_controls(const ParamGroup& from, ParamGroup& to) {
-    to.reduction() = from.reduction();
-    to.gradient_dtypes().plan();
+    to.gradients().config = from.gradients().config;
+    to.gradients().dtypes.plan();
     for (const auto option : {&GroupPolicy::reshard_after_backward, &GroupPolicy::prefetch_in_backward})
       set_policy(to, option, from.policy().*option);
     to.unsharder().form().set_custom(to.parts(), from.unsharder().form().custom());
-    to.set_symmetric_memory(from.has_symmetric_memory());
+    set_symmetric_memory(to, from.parts().has_symmetric_memory);
     to.unsharder().memory().set_keeps(from.unsharder().memory().keeps());
   }
 
@@ -155,7 +156,7 @@ void check_copyable(Module& module) {
   require_not_shown(module, "clone");
   for (const auto& root : roots(module))
     for (const auto* group : root.state().root()->context()->runner().groups())
-      require_state(!group->config().device.is_meta(),
+      require_state(!group->parts().config.device.is_meta(),
                     "clone: '{}' is on the meta device and has no values; materialise the module first", group->name());
 }
 

@@ -89,7 +89,7 @@ void require_not_shown(const Module& module, std::string_view caller) {
 
 void bring_home(RootContext& context) {
   std::lock_guard lock(context.mutex());
-  for (auto* group : context.runner().groups()) group->validate();
+  for (auto* group : context.runner().groups()) group->changes().validate();
 }
 
 }  // namespace fsdp

@@ -18,7 +18,7 @@ StateTensor tensor_of(const NamedState& state) {
 
 void require_values(const std::vector<NamedState>& states, std::string_view caller) {
   for (const auto& state : states)
-    require_state(!state.param || !state.param->group->config().device.is_meta(),
+    require_state(!state.param || !state.param->group->parts().config.device.is_meta(),
                   "{}: '{}' is on the meta device and has no values; materialise the module first",
                   caller, state.names.front());
 }

@@ -4,6 +4,7 @@
 
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
+#include "group/symmetric_memory.hpp"
 
 namespace fsdp {
 namespace {
@@ -19,9 +20,9 @@ bool is_around(const ParamGroup& group, const ParamGroup& other) {
 }
 
 SlotNeed need_of(const ParamGroup& group) {
-  const auto& groups = group.comm_ctx()->groups;
+  const auto& groups = group.parts().comm_ctx->groups;
   const bool encloses_any = std::any_of(groups.begin(), groups.end(), [&](const ParamGroup* other) {
-    return is_around(group, *other) && other->uses_slots() &&
+    return is_around(group, *other) && gathers_in_slots(*other) &&
            other->identity().mesh_info.shard_group == group.identity().mesh_info.shard_group;
   });
   return {.bytes = group.parts().slot_bytes(), .is_own = encloses_any || stays(group)};
@@ -66,8 +67,8 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
   const auto& comm = group.identity().mesh_info.shard_group;
   std::vector<const ParamGroup*> members;
   std::vector<SlotNeed> needs;
-  for (const auto* other : group.comm_ctx()->groups) {
-    if (!other->uses_slots() || other->identity().mesh_info.shard_group != comm) continue;
+  for (const auto* other : group.parts().comm_ctx->groups) {
+    if (!gathers_in_slots(*other) || other->identity().mesh_info.shard_group != comm) continue;
     members.push_back(other);
     const auto known = before.find(other);
     needs.push_back(known == before.end() ? need_of(*other) : grown(need_of(*other), known->second.first));

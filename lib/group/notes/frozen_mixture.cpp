@@ -37,15 +37,15 @@ FrozenMixture mixture_of(const ParamGroup& group) {
   for (size_t i = 0; i < params.size(); ++i) {
     if (params[i].has_moved_away) continue;
     const bool is_trainable = needs_gradient(params[i]);
-    if (is_trainable) reduced.insert(group.layout().unit_of(i));
+    if (is_trainable) reduced.insert(group.parts().layout.unit_of(i));
     auto& part = is_trainable ? mixture.trainable : mixture.frozen;
     part.bytes += params[i].spec.unsharded_bytes();
     part.names.push_back(params[i].name());
   }
   for (size_t i = 0; i < params.size(); ++i)
-    if (!params[i].has_moved_away && !needs_gradient(params[i]) && reduced.contains(group.layout().unit_of(i)))
+    if (!params[i].has_moved_away && !needs_gradient(params[i]) && reduced.contains(group.parts().layout.unit_of(i)))
       mixture.extra_gradient_bytes +=
-          params[i].layout().numel() * static_cast<int64_t>(c10::elementSize(group.gradient_dtypes().reduce_dtype(i)));
+          params[i].layout().numel() * static_cast<int64_t>(c10::elementSize(group.gradients().dtypes.reduce_dtype(i)));
   return mixture;
 }
 

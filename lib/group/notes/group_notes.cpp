@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "comm/work.hpp"
+#include "dispatch/residency.hpp"
 #include "group/notes/frozen_mixture.hpp"
 #include "group/param_group.hpp"
 
@@ -21,6 +22,15 @@ void note_mixture(const ParamGroup& group) {
 }
 
 }  // namespace
+
+void GroupNotes::note_first_values(const GroupParts& parts) {
+  if (parts.identity.mesh_info.data_parallel_size() == 1 || parts.config.device.is_meta()) return;
+  BelowResidency below;
+  auto values = std::make_unique<FirstValues>();
+  for (const auto& param : parts.params)
+    values->add(param.sharded.is_taken() ? at::Tensor() : param.unsharded_param(), param.sharded.version());
+  first_values_ = std::move(values);
+}
 
 void GroupNotes::say_all(const ParamGroup& group) {
   is_due_ = false;

@@ -10,6 +10,7 @@
 namespace fsdp {
 
 class ParamGroup;
+struct GroupParts;
 
 /// What a group says in the log when a step begins: not before, as its parameters get their full names, and others give up
 /// what they share, only when everything is sharded. And what it has noted for that, and for the ranks to compare.
@@ -18,7 +19,8 @@ class GroupNotes {
   /// The memory that its parameters were views of.
   LeftStorages& left() { return left_; }
   OptimizerCheck& optimizer() { return optimizer_; }
-  void keep_first_values(std::unique_ptr<FirstValues> values) { first_values_ = std::move(values); }
+  /// What ranks compare at the first step, of a group that is not attached yet: its parameters are whole here.
+  void note_first_values(const GroupParts& parts);
   /// Null: nothing was noted, or it has been taken.
   std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
   /// Which parameters are trained: there may be something new to say.

@@ -20,7 +20,7 @@ void run_hook(ParamGroup& group, ReducePart& part, Communicator& comm) {
                                 .divide_factor = division_of(group, part.dtype).after,
                                 .subject = group.name()};
   auto result =
-      group.comm_ctx()->trace.launch(call, [&] { return group.reduction().all_reduce_hook(arguments); });
+      group.parts().comm_ctx->trace.launch(call, [&] { return group.gradients().config.all_reduce_hook(arguments); });
   const auto& output = result.gradients;
   require(output.defined() && output.dim() == 1 && output.numel() == input.numel() && output.is_contiguous() &&
               output.device() == input.device() && at::isFloatingType(output.scalar_type()),
@@ -38,16 +38,16 @@ void start_all_reduce(ParamGroup& group, ReducePart& part) {
   const auto& info = group.identity().mesh_info;
   // A hook on a mesh that does not replicate sums over ranks we know nothing of; ours all run it.
   auto& comm = info.replicate_group ? *info.replicate_group : *info.shard_group;
-  if (group.reduction().all_reduce_hook) return run_hook(group, part, comm);
+  if (group.gradients().config.all_reduce_hook) return run_hook(group, part, comm);
   auto call = call_of(group, part, Operation::kAllReduce, comm);
   call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
-  group.comm_ctx()->meter.total().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
+  group.parts().comm_ctx->meter.total().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
   auto& launched = group.parts().launched_on(comm);
   const auto scale = scale_in_collective(group, part);
   auto* scaled = scale ? scaled_sums_of(launched, part.dtype) : nullptr;
   part.is_divided = scaled != nullptr;
   const auto& sum = part.reduce_scatter.output;
-  part.all_reduce = group.comm_ctx()->trace.launch(call, [&] {
+  part.all_reduce = group.parts().comm_ctx->trace.launch(call, [&] {
     return scaled != nullptr ? scaled->start_scaled_all_reduce(sum, *scale, group.name())
                              : launched.start_all_reduce(sum, ReduceOp::kSum, group.name());
   });

@@ -20,20 +20,21 @@ namespace {
 
 /// That the gradients at hand promote to, where they count as they are and go together.
 std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
-  const auto& dtypes = group.gradient_dtypes();
+  const auto& dtypes = group.gradients().dtypes;
   if (!dtypes.takes_any()) return std::nullopt;
+  auto& store = group.gradients().store;
   std::optional<at::ScalarType> joint;
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto& param = group.params()[i];
     if (!dtypes.takes_any(i)) continue;
-    require(!group.reduction().reduces_unused_params || !param.requires_grad(),
+    require(!group.gradients().config.reduces_unused_params || !param.requires_grad(),
             "{}: with set_reduce_scatter_unused_params a grad_dtype of None leaves open in which dtype the ranks without a "
             "gradient reduce; set MixedPrecisionPolicy::reduce_dtype, or a grad_dtype",
             param.name());
     if (!dtypes.promotes()) continue;
     const auto unsharded_param = param.unsharded_param();
-    for (const auto& gradient : {unsharded_param.defined() ? unsharded_param.grad() : at::Tensor(), group.gradients().accumulated(i),
-                                 group.gradients().partial_sum(i)})
+    for (const auto& gradient : {unsharded_param.defined() ? unsharded_param.grad() : at::Tensor(), store.accumulated(i),
+                                 store.partial_sum(i)})
       if (gradient.defined()) joint = at::promote_types(joint.value_or(gradient.scalar_type()), gradient.scalar_type());
   }
   if (!joint) return std::nullopt;
@@ -79,10 +80,10 @@ void cut(ReducePart& part, size_t taken) {
 }
 
 at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) const {
-  const auto& dtypes = group_.gradient_dtypes();
+  const auto& dtypes = group_.gradients().dtypes;
   auto own = dtypes.reduce_dtype(index, gradient.defined() ? std::optional(gradient.scalar_type()) : std::nullopt);
   if (joint_) return at::isFloatingType(own) ? *joint_ : own;
-  const auto& sum = group_.gradients().partial_sum(index);  // not to be rounded, either
+  const auto& sum = group_.gradients().store.partial_sum(index);  // not to be rounded, either
   return sum.defined() && dtypes.takes_any(index) ? at::promote_types(own, sum.scalar_type()) : own;
 }
 
@@ -105,7 +106,7 @@ size_t Collection::part_of(at::ScalarType dtype) {
 }
 
 void Collection::add(size_t index, at::Tensor gradient) {
-  const auto& layout = group_.layout();
+  const auto& layout = group_.parts().layout;
   const size_t p = part_of(dtype_of(index, gradient));
   auto& part = inputs_.parts[p];
   const size_t taken = taken_[p]++;
@@ -140,7 +141,7 @@ ReduceInputs Collection::finish() {
 
 void Collection::add_alone(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
-  auto& buffer_bytes = group_.comm_ctx()->meter.total().buffer_bytes;
+  auto& buffer_bytes = group_.parts().comm_ctx->meter.total().buffer_bytes;
   if (!gradient.defined()) {
     gradient = at::zeros(param.spec.sizes(), param.unsharded_param().options().requires_grad(false));
     buffer_bytes += static_cast<int64_t>(gradient.nbytes());
@@ -159,14 +160,14 @@ void Collection::add_alone(size_t index, at::Tensor gradient) {
 ReduceInputs collect_gradients(ParamGroup& group) {
   const bool is_alone = reduces_alone(group);
   auto& gradients = group.gradients();
-  Collection collection(group, joint_dtype(group), std::exchange(group.kept_parts(), {}));
-  for (const size_t i : group.layout().order()) {
+  Collection collection(group, joint_dtype(group), std::exchange(gradients.kept_parts, {}));
+  for (const size_t i : group.parts().layout.order()) {
     const auto& param = group.params()[i];
-    group.comm_ctx()->meter.total().buffer_bytes += gradients.bytes_to_take(i);
+    group.parts().comm_ctx->meter.total().buffer_bytes += gradients.store.bytes_to_take(i);
     if (param.unsharded.peek() == nullptr) continue;
-    auto gradient = gradients.take(i);
-    const bool takes_part = gradient.defined() || gradients.partial_sum(i).defined() ||
-                            (group.reduction().reduces_unused_params && param.requires_grad());
+    auto gradient = gradients.store.take(i);
+    const bool takes_part = gradient.defined() || gradients.store.partial_sum(i).defined() ||
+                            (gradients.config.reduces_unused_params && param.requires_grad());
     if (!takes_part) continue;
     if (is_alone)
       collection.add_alone(i, std::move(gradient));
@@ -178,7 +179,7 @@ ReduceInputs collect_gradients(ParamGroup& group) {
 
 std::vector<ReducePart> expected_parts(ParamGroup& group) {
   Collection collection(group, std::nullopt, {});
-  for (const size_t i : group.layout().order()) {
+  for (const size_t i : group.parts().layout.order()) {
     const auto& param = group.params()[i];
     if (param.unsharded.peek() != nullptr && param.requires_grad()) collection.add(i, {});
   }
@@ -193,7 +194,7 @@ void keep_parts(ParamGroup& group, std::vector<ReducePart> parts) {
     part.hook_input.reset();
     part.is_divided = false;
   }
-  group.kept_parts() = std::move(parts);
+  group.gradients().kept_parts = std::move(parts);
 }
 
 }  // namespace fsdp

@@ -12,12 +12,12 @@ at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i
   const auto& spec = group.params()[index].spec;
   const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
   return raw_view(part.reduce_scatter.output, spec.local_sizes, spec.local_strides,
-                  begin + group.layout().local_start(index));
+                  begin + group.parts().layout.local_start(index));
 }
 
 void add_partial_sums(ParamGroup& group, ReducePart& part) {
   for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group.gradients().partial_sum(part.indices[i]);
+    auto& sum = group.gradients().store.partial_sum(part.indices[i]);
     if (sum.defined()) local_piece(group, part, i).add_(sum);
     sum.reset();
   }
@@ -25,7 +25,7 @@ void add_partial_sums(ParamGroup& group, ReducePart& part) {
 
 void store_partial_sums(ParamGroup& group, ReducePart& part) {
   for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group.gradients().partial_sum(part.indices[i]);
+    auto& sum = group.gradients().store.partial_sum(part.indices[i]);
     const auto piece = local_piece(group, part, i);
     if (sum.defined() && sum.scalar_type() != piece.scalar_type()) sum = sum.to(piece.scalar_type());
     if (sum.defined())

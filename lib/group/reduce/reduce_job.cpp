@@ -15,17 +15,19 @@
 #include "group/reduce/partial_sums.hpp"
 #include "group/reduce/reduce_call.hpp"
 #include "group/reduce/sharded_grads.hpp"
+#include "group/symmetric_memory.hpp"
 
 namespace fsdp {
 
 ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
-  const Range range(group.comm_ctx()->trace, "FSDP::post_backward_reduce", group.identity());
-  const GroupBuffers buffers(group.parts(), "reduced gradients");
+  auto& parts = group.parts();
+  const Range range(parts.comm_ctx->trace, "FSDP::post_backward_reduce", parts.identity);
+  const GroupBuffers buffers(parts, "reduced gradients");
   BelowResidency below;
   inputs_ = collect_gradients(group);
   pack();
   if (!is_behind_one && can_be_on_streams()) order_ = ReduceOrder::kOnStreams;
-  const auto device = group.config().device;
+  const auto device = parts.config.device;
   if (SideStream::exists_on(device)) packed_on_ = current_stream(device);
 }
 
@@ -42,9 +44,9 @@ void ReduceJob::enter(ReduceEvent event) {
 
 /// 1-D bytes for the parts one after another; undefined: there is no slot.
 at::Tensor ReduceJob::take_slot() {
-  if (!group_->reduces_in_slots()) return {};
+  if (!reduces_in_slots(*group_)) return {};
   const int64_t bytes = measure_slot(*group_, inputs_.parts);
-  slot_ = group_->comm_ctx()->reduction_slots.hold(*group_, bytes);
+  slot_ = group_->parts().comm_ctx->reduction_slots.hold(*group_, bytes);
   return slot_ ? slot_->take(bytes) : at::Tensor();
 }
 
@@ -71,20 +73,20 @@ void ReduceJob::pack() {
 
 /// By options alone: with all-reduces it decides the order of launches.
 bool ReduceJob::can_be_on_streams() const {
-  const auto& config = group_->config();
-  const auto& reduction = group_->reduction();
+  const auto& config = group_->parts().config;
+  const auto& reduction = group_->gradients().config;
   if (!SideStream::exists_on(config.device)) return false;
   if (reduction.all_reduce_hook || reduction.custom_reduce_scatter || !reduces_in_streams(*group_)) return false;
   // Alone there is nothing to wait for but copies to the host.
   if (reduces_alone(*group_) && !config.host_memory) return false;
   // Partial sums go from backward to backward, and with them the stream that they were allocated on.
-  return (!has_all_reduce(*group_) || reduction.requires_all_reduce) && !group_->gradients().has_partial_sums();
+  return (!has_all_reduce(*group_) || reduction.requires_all_reduce) && !group_->gradients().store.has_partial_sums();
 }
 
 /// What would block the host or run a user's code waits for its turn instead, on the stream that computes.
 bool ReduceJob::can_assign_on_streams() const {
-  if (group_->classes() != nullptr) return false;  // they may let go of gradients that are a user's
-  const auto& host_memory = group_->config().host_memory;
+  if (group_->parts().local_shards != nullptr) return false;  // they may let go of gradients that are a user's
+  const auto& host_memory = group_->parts().config.host_memory;
   if (host_memory && !host_memory->is_pinned) return false;
   return std::ranges::none_of(group_->params(), [&](const FSDPParam& param) {
     const auto sharded_param = param.sharded_param();
@@ -93,30 +95,32 @@ bool ReduceJob::can_assign_on_streams() const {
 }
 
 bool ReduceJob::hold_back_by(const ParamGroup& gathered) {
+  const auto& parts = group_->parts();
   auto& comm = *reduction_comm(*group_);
   auto* gather = gathered.unsharder().gather_under_way();
   // What a user's collective gives may depend on whether it is done, which differs by rank.
-  const bool is_custom = group_->reduction().custom_reduce_scatter || gathered.unsharder().form().custom();
+  const bool is_custom = group_->gradients().config.custom_reduce_scatter || gathered.unsharder().form().custom();
   const bool is_on_streams = order_ == ReduceOrder::kOnStreams;
   if (gather == nullptr || inputs_.parts.empty() || is_custom || (comm.waits_in_streams() && !is_on_streams)) return false;
   const auto beside =
-      is_on_streams ? group_->comm_ctx()->reduce_scatter_stream.enter(group_->config().device) : SideStream::Entered();
+      is_on_streams ? parts.comm_ctx->reduce_scatter_stream.enter(parts.config.device) : SideStream::Entered();
   return gather->hold_back(comm);
 }
 
 void ReduceJob::start() {
   enter(ReduceEvent::kStart);
-  auto& comm_ctx = *group_->comm_ctx();
-  const GroupBuffers buffers(group_->parts(), "reduced gradients");
+  auto& parts = group_->parts();
+  auto& comm_ctx = *parts.comm_ctx;
+  const GroupBuffers buffers(parts, "reduced gradients");
   BelowResidency below;
   const bool is_on_streams = order_ == ReduceOrder::kOnStreams;
   const auto beside =
-      is_on_streams ? comm_ctx.reduce_scatter_stream.enter(group_->config().device) : SideStream::Entered();
+      is_on_streams ? comm_ctx.reduce_scatter_stream.enter(parts.config.device) : SideStream::Entered();
   auto& comm = *reduction_comm(*group_);
   for (auto& part : inputs_.parts) {
     auto& reduce_scatter = part.reduce_scatter;
     comm_ctx.trace.launch(call_of(*group_, part, Operation::kReduceScatter, comm), [&] {
-      launch_reduce_scatter(reduce_scatter, options_of(*group_, part), group_->parts().launched_on(comm), group_->name());
+      launch_reduce_scatter(reduce_scatter, options_of(*group_, part), parts.launched_on(comm), parts.name());
     });
     if (slot_ && reduce_scatter.work) slot_->note_reader(reduce_scatter.work);
     part.is_divided = reduce_scatter.is_scaled;
@@ -132,27 +136,28 @@ void ReduceJob::start() {
 /// On the stream of reduce-scatters, which those that come next wait for anyway; all-reduces, divisions and copies, which
 /// they do not, go on another.
 void ReduceJob::continue_on_streams() {
-  const auto device = group_->config().device;
+  const auto device = group_->parts().config.device;
   continue_behind_reduce_scatters();
   record(reduced_, current_stream(device));
   if (!can_assign_on_streams()) return;
   enter(ReduceEvent::kAssign);
   if (!queues_more()) return assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes);
-  const auto behind = group_->comm_ctx()->post_reduce_stream.enter(device);
+  const auto behind = group_->parts().comm_ctx->post_reduce_stream.enter(device);
   assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes);
   record(assigned_, current_stream(device));
 }
 
 /// False: what the reduce-scatters gave becomes the gradients as it is.
 bool ReduceJob::queues_more() const {
-  const auto& config = group_->config();
+  const auto& config = group_->parts().config;
+  const auto& dtypes = group_->gradients().dtypes;
   if (!inputs_.alone.empty() || config.host_memory) return true;
   return std::ranges::any_of(inputs_.parts, [&](const ReducePart& part) {
     if (part.all_reduce || (!part.is_divided && division_of(*group_, part.dtype).after != 1)) return true;
     return std::ranges::any_of(part.indices, [&](size_t i) {
       const auto sharded_param = group_->params()[i].sharded_param();
       return sharded_param.defined() &&
-             (sharded_param.grad().defined() || group_->gradient_dtypes().kept_dtype(i).value_or(part.dtype) != part.dtype);
+             (sharded_param.grad().defined() || dtypes.kept_dtype(i).value_or(part.dtype) != part.dtype);
     });
   });
 }
@@ -163,7 +168,7 @@ void ReduceJob::free_inputs() {
   if (order_ == ReduceOrder::kOnStreams) {
     reduced_->block(*packed_on_);
   } else {
-    group_->comm_ctx()->let_current_wait_for_reductions();  // sums that they have left
+    group_->parts().comm_ctx->let_current_wait_for_reductions();  // sums that they have left
     continue_behind_reduce_scatters();
     if (packed_on_) let_wait_for_current(*packed_on_);
   }
@@ -175,10 +180,11 @@ void ReduceJob::free_inputs() {
 }
 
 void ReduceJob::continue_behind_reduce_scatters() {
-  const bool is_partial = group_->identity().mesh_info.replicate_size() > 1 && !group_->reduction().requires_all_reduce;
+  const auto& identity = group_->identity();
+  const bool is_partial = identity.mesh_info.replicate_size() > 1 && !group_->gradients().config.requires_all_reduce;
   enter(is_partial ? ReduceEvent::kStorePartialSums : ReduceEvent::kAllReduce);
   for (auto& part : inputs_.parts) {
-    group_->comm_ctx()->trace.wait(Operation::kReduceScatter, group_->identity(), part.reduce_scatter.work);
+    group_->parts().comm_ctx->trace.wait(Operation::kReduceScatter, identity, part.reduce_scatter.work);
     part.reduce_scatter.work.reset();
     if (is_partial) {
       store_partial_sums(*group_, part);
@@ -191,7 +197,7 @@ void ReduceJob::continue_behind_reduce_scatters() {
 
 void ReduceJob::finish() {
   free_inputs();
-  auto& comm_ctx = *group_->comm_ctx();
+  auto& comm_ctx = *group_->parts().comm_ctx;
   if (stage_ == ReduceStage::kReduceScattered) {
     comm_ctx.let_current_wait_for_reductions();
     enter(ReduceEvent::kAssign);

@@ -7,12 +7,13 @@
 #include "group/param_group.hpp"
 #include "group/reduce/collect_gradients.hpp"
 #include "group/reduce/reduce_call.hpp"
+#include "group/symmetric_memory.hpp"
 
 namespace fsdp {
 namespace {
 
 bool is_over(const ParamGroup& group, const Communicator* comm) {
-  return group.reduces_in_slots() && reduction_comm(group).get() == comm;
+  return reduces_in_slots(group) && reduction_comm(group).get() == comm;
 }
 
 /// That the group's reductions want when all trainable parameters have gradients.
@@ -35,10 +36,10 @@ std::shared_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& gro
   if (bytes == 0) return nullptr;
   const auto& comm = reduction_comm(group);
   auto& ring = rings_.try_emplace(comm, Ring{.pool = {comm, SlotUse::kReductions}}).first->second;
-  const auto most = static_cast<size_t>(group.reduction().max_input_buffers);
+  const auto most = static_cast<size_t>(group.gradients().config.max_input_buffers);
   if (bytes > ring.slot_bytes || most > ring.pool.size()) {
     grow(ring, comm.get(), group, bytes);
-    drop_unused(group.comm_ctx()->groups, nullptr);
+    drop_unused(group.parts().comm_ctx->groups, nullptr);
   }
   const auto free = std::ranges::find_if(ring.holds, [](const auto& hold) { return hold.expired(); });
   if (free == ring.holds.end()) return nullptr;
@@ -52,9 +53,9 @@ std::shared_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& gro
 void ReductionSlots::grow(Ring& ring, const Communicator* comm, const ParamGroup& group, int64_t bytes) {
   size_t length = ring.pool.size();
   int64_t most_bytes = std::max(bytes, ring.slot_bytes);
-  for (auto* other : group.comm_ctx()->groups) {
+  for (auto* other : group.parts().comm_ctx->groups) {
     if (!is_over(*other, comm)) continue;
-    length = std::max(length, static_cast<size_t>(other->reduction().max_input_buffers));
+    length = std::max(length, static_cast<size_t>(other->gradients().config.max_input_buffers));
     most_bytes = std::max(most_bytes, expected_slot_bytes(*other));
   }
   if (most_bytes > ring.slot_bytes) {
@@ -67,7 +68,7 @@ void ReductionSlots::grow(Ring& ring, const Communicator* comm, const ParamGroup
   ring.holds.resize(length);
 }
 
-void ReductionSlots::remove(const ParamGroup& group) { drop_unused(group.comm_ctx()->groups, &group); }
+void ReductionSlots::remove(const ParamGroup& group) { drop_unused(group.parts().comm_ctx->groups, &group); }
 
 void ReductionSlots::drop_unused(std::span<ParamGroup* const> groups, const ParamGroup* but) {
   std::erase_if(rings_, [&](const auto& entry) {

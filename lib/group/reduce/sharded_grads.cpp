@@ -85,7 +85,7 @@ void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indi
     const auto sharded_param = group.params()[index].sharded_param();
     // A hook before this one may have dropped the gradient.
     if (!sharded_param.defined() || !sharded_param.grad().defined()) continue;
-    const UserHook user(*group.comm_ctx()->user_hooks, below);
+    const UserHook user(*group.parts().comm_ctx->user_hooks, below);
     if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_param)) (*hook)(sharded_param);
   }
 }
@@ -110,7 +110,7 @@ class Assignment {
 at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
   const auto sharded_param = group_.params()[index].sharded_param();
   if (has_post_accumulate_hook(sharded_param)) hooked_.push_back(index);
-  const UserHook hook(*group_.comm_ctx()->user_hooks, below_);
+  const UserHook hook(*group_.parts().comm_ctx->user_hooks, below_);
   return run_gradient_hooks(sharded_param, std::move(gradient));
 }
 
@@ -118,10 +118,10 @@ void Assignment::assign(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
   const auto sharded_param = param.sharded_param();
   if (!sharded_param.defined()) return;  // nobody is left to use it
-  if (const auto kept = group_.gradient_dtypes().kept_dtype(index); kept && gradient.scalar_type() != *kept)
+  if (const auto kept = group_.gradients().dtypes.kept_dtype(index); kept && gradient.scalar_type() != *kept)
     gradient = gradient.to(*kept);
   auto& present = sharded_param.mutable_grad();
-  auto* classes = group_.classes();
+  auto* classes = group_.parts().local_shards.get();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
   const bool has_hooks = has_user_hooks(sharded_param);
   const bool is_first = !present.defined() && !has_hooks;
@@ -147,8 +147,8 @@ void Assignment::assign(size_t index, at::Tensor gradient) {
 
 void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone) {
   Assignment assignment(group);
-  auto& comm_ctx = *group.comm_ctx();
-  if (auto* classes = group.classes()) {
+  auto& comm_ctx = *group.parts().comm_ctx;
+  if (const auto& classes = group.parts().local_shards) {
     group.parts().shard.wait_for_copies();
     classes->refresh(group);
   }

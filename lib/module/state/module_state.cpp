@@ -105,7 +105,7 @@ void ModuleState::rename_groups(const std::string& above, int enter, int exit) c
     group->parts().tree = {.enter = enter, .exit = exit};
     std::vector<std::string> full;
     for (const auto& param : owned.params) full.push_back(tree_.full_name(param, above));
-    group->rename(tree_.description() + owned.suffix, full);
+    group->parts().rename(tree_.description() + owned.suffix, full);
   }
 }
 
