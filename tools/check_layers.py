@@ -1,7 +1,7 @@
 """Fails if a file of lib/ or include/ includes a header of a layer to its right, one of group/ a header of schedule/, or one
 of schedule/ a header of LibTorch.
 
-    base <- { schedule | comm } <- mesh <- tensor <- { collectives | param | trace } <- group <- root <- module <- api <- checkpoint
+    base <- { schedule | comm } <- mesh <- tensor <- dtensor <- { collectives | param | trace } <- group <- root <- module <- api <- checkpoint
 
 Runs with every build. With --stamp and --depfile it tells ninja what it has read, folders too, so that it
 runs again when a file changes, comes or goes.
@@ -20,6 +20,7 @@ LAYERS = [
     ["comm", "schedule"],
     ["mesh"],
     ["tensor"],
+    ["dtensor"],
     ["collectives", "dispatch"],
     ["param", "trace"],
     ["group"],
@@ -53,7 +54,7 @@ PUBLIC = {
     "mesh_dims.hpp": "mesh",
     "param_placement.hpp": "mesh",
     "placement.hpp": "mesh",
-    "dtensor.hpp": "tensor",
+    "dtensor.hpp": "dtensor",
     "reduce_scatter_start.hpp": "root",
     "async_handles.hpp": "module",
     "fsdp_module.hpp": "module",

@@ -10,11 +10,26 @@
 
 namespace fsdp {
 
-/// A tensor spread over a mesh: this rank's piece together with what is needed to know the whole.
-/// A plain value; it communicates only where a method says so.
-class DTensor {
+/// A tensor that is spread over a mesh, and is one tensor to all who use it: sizes, strides and numel are the whole's, dtype and
+/// device this rank's piece's. Every operator of LibTorch runs on it and computes what it computes on the whole. Optimizers,
+/// clipping, norms and what else works element by element run on the pieces; where an operator needs more than them, it
+/// gathers: right, and slower (`log level debug` names such an operator once). All ranks make the same calls, as for any
+/// collective.
+///
+/// It has no memory of its own: `data_ptr`, accessors and `storage().data()` throw, and `is_contiguous` is false. What reads
+/// memory takes `to_local()` or `full_tensor()`. Views show its values. What autograd records of it is computed with the whole.
+/// `torch::save`, `item` and printing gather, so all ranks call them; `torch::load` and `set_data` of a whole tensor keep this
+/// rank's part.
+///
+/// A reduction to one number (a norm, a sum) is a DTensor, too: the ranks' parts are added up when somebody reads one, for all
+/// such numbers at once.
+///
+/// This class is a handle that says so in the type; `at::Tensor` handles of the same tensor behave alike.
+class DTensor : public at::Tensor {
  public:
   DTensor() = default;
+  /// Throws UsageError if `tensor` is defined and no DTensor.
+  explicit DTensor(at::Tensor tensor);
 
   /// Wraps this rank's piece. `sizes` and `strides` are the whole tensor's; without them the local
   /// sizes times the mesh size of each sharded dimension, in row-major order. No communication.
@@ -23,6 +38,8 @@ class DTensor {
   /// StridedShard is cut after mesh dimensions to its right, see there. Shard(0) of a 0-dim tensor
   /// (`sizes` must say so: an empty list) gives it to rank 0; the others hold size {0}.
   ///
+  /// With autograd on and a piece that requires grad, the result has a history, and the piece gets its part of the gradient.
+  ///
   /// Throws UsageError if placements are not one per mesh dimension, the dim of a Shard or StridedShard is
   /// out of range, a split factor is below 1, two Partials differ, the local sizes are not those of this
   /// rank's piece, the strides leave gaps or overlap, or the tensor is sparse or on another device
@@ -30,16 +47,13 @@ class DTensor {
   static DTensor from_local(at::Tensor local, DeviceMesh mesh, std::vector<Placement> placements,
                             at::OptionalIntArrayRef sizes = {}, at::OptionalIntArrayRef strides = {});
 
-  bool defined() const { return local_.defined(); }
-  const DeviceMesh& mesh() const { return mesh_; }
+  const DeviceMesh& mesh() const;
   /// One per mesh dimension; a Shard's dimension is never negative.
-  const std::vector<Placement>& placements() const { return placements_; }
-  c10::IntArrayRef sizes() const { return sizes_; }
-  c10::IntArrayRef strides() const { return strides_; }
-  int64_t numel() const;
-  c10::ScalarType dtype() const { return local_.scalar_type(); }
-  /// This rank's piece; it shares memory with what it was made from.
-  const at::Tensor& to_local() const { return local_; }
+  const std::vector<Placement>& placements() const;
+  /// This rank's piece, an ordinary tensor; it shares memory with what it was made from. A piece of a DTensor that requires
+  /// grad has a history; `grad_placements`: how its gradient is placed, by default as this tensor, Replicate where that is Partial.
+  /// Throws UsageError for a view that has no piece: one that joins or cuts a sharded dimension.
+  at::Tensor to_local(std::vector<Placement> grad_placements = {}) const;
   /// Which elements of the whole, in row-major order, this rank's piece holds, in the order of `to_local()` read
   /// row-major. Ranges of no elements are left out, adjacent ones joined. No communication.
   std::vector<ElementRange> element_ranges() const;
@@ -68,10 +82,10 @@ class DTensor {
   ///
   /// The result shares memory with this piece only where no rank had to move or drop anything.
   ///
-  /// Gradients: with autograd on and a local tensor that requires grad, the new local tensor has a
+  /// Gradients: with autograd on and a tensor that requires grad, the result has a
   /// history; its backward redistributes the gradient back and is a collective call too. It can itself be
   /// differentiated. Gradients are taken to be placed as the result, but replicated where that is Partial,
-  /// and the local tensor's gradient comes back the same way. `grad_placements` says otherwise: the
+  /// and this tensor's gradient comes back the same way. `grad_placements` says otherwise: the
   /// same as the result's where that shards, elsewhere Replicate or Partial(sum), for ranks whose gradients
   /// are summands of the true one.
   ///
@@ -84,16 +98,11 @@ class DTensor {
   /// communicates, in gradients and in `grad_placements`. A collective call unless every mesh dimension
   /// replicates. Shares memory with the local piece where that is the whole already.
   at::Tensor full_tensor(std::vector<Placement> grad_placements = {}) const;
-
- private:
-  DTensor moved(std::vector<Placement> placements, std::vector<Placement> grad_placements,
-                const char* subject) const;
-
-  DeviceMesh mesh_;
-  std::vector<Placement> placements_;
-  std::vector<int64_t> sizes_, strides_;
-  at::Tensor local_;
 };
+
+bool is_dtensor(const at::Tensor& tensor);
+/// This rank's piece of a DTensor, outside autograd; any other tensor is returned as it is.
+at::Tensor to_local(const at::Tensor& tensor);
 
 /// Spreads `tensor`, which every rank holds, over `mesh`: each rank keeps its own piece, a copy on the
 /// mesh's device that requires grad if `tensor` does.

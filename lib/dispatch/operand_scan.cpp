@@ -4,6 +4,7 @@
 #include "dispatch/dtensor_dispatch.hpp"
 #include "dispatch/residency.hpp"
 #include "dispatch/shard_copy.hpp"
+#include "dtensor/dtensor_impl.hpp"
 
 namespace fsdp {
 
@@ -70,6 +71,11 @@ void OperandScan::examine_list(IValue& value, size_t argument) {
 void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, size_t argument) {
   auto* storage = ParamStorage::of(impl);
   if (storage == nullptr) {
+    if (DTensorImpl::of(impl) != nullptr) {
+      has_dtensors_ = true;
+      return;
+    }
+    if (become_ordinary(value.toTensor())) return;
     if (stand_in_of(value.toTensor())) has_stand_ins_ = true;
     if (traits_.is_differentiable) refuse_moved_copy(value.toTensor());
     return;

@@ -36,6 +36,7 @@ class OperandScan {
   /// Of the operands, each once.
   const Owners& owners() const { return owners_; }
   bool has_stand_ins() const { return has_stand_ins_; }
+  bool has_dtensors() const { return has_dtensors_; }
   bool touches_all_ready(int64_t task) const {
     return std::ranges::all_of(owners_, [task](auto* owner) { return owner->is_ready(task); });
   }
@@ -71,7 +72,7 @@ class OperandScan {
   std::span<c10::IValue> arguments_;
   Owners owners_;
   size_t first_index_ = 0;
-  bool has_stand_ins_ = false;
+  bool has_stand_ins_ = false, has_dtensors_ = false;
   const std::string* cloned_ = nullptr;  // the parameter whose part is cloned
   OperandCast cast_;
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;

@@ -1,25 +1,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DispatchKey.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 #include <utility>
 
-namespace fsdp {
+#include "dtensor/residency_key.hpp"
 
-/// Note [Residency key]
-/// Unsharded and sharded parameters carry a dispatch key that no LibTorch kernel uses. A
-/// fallback on that key sees every operator that touches one of them, or a view of one (views copy
-/// key sets and share storage), in forward and in backward, above autograd and autocast. It makes
-/// the groups of all operands readable, and hands on to the operator itself with the key excluded,
-/// so that the parts of a LibTorch operator are not examined again.
-///
-/// The key is one of the process-wide registrations that a library can make only once: two copies of
-/// libfsdp in one process do not load.
-inline constexpr auto kResidencyKey = c10::DispatchKey::DeferredInit;
+namespace fsdp {
 
 /// Note [Inner residency key]
 /// A wrapper subclass (a DTensor) does its work in __torch_dispatch__, where all keys above Python's are excluded,
@@ -27,12 +17,6 @@ inline constexpr auto kResidencyKey = c10::DispatchKey::DeferredInit;
 /// carries a second key, below Python's, that LibTorch reserves and does not use, with the same fallback.
 inline constexpr auto kInnerResidencyKey = c10::DispatchKey::CustomRNGKeyId;
 
-inline bool has_residency_key(const c10::TensorImpl* impl) {
-  return impl->key_set().has(kResidencyKey);
-}
-
-void add_residency_key(const at::Tensor& tensor);
-void remove_residency_key(const at::Tensor& tensor);
 /// For an unsharded parameter's alias that a wrapper subclass is to hold. Makes the second fallback known the first time.
 void add_inner_residency_key(const at::Tensor& alias);
 

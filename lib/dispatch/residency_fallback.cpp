@@ -9,6 +9,7 @@
 #include "dispatch/operand_scan.hpp"
 #include "dispatch/recomputation.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/rules/propagate.hpp"
 
 namespace fsdp {
 namespace {
@@ -21,6 +22,7 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   OperandScan operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+  if (operands.has_dtensors()) return propagate(op, below, stack);
   if (operands.has_stand_ins()) return call_with_stand_ins(op, below, stack);
   if (operands.owners().empty()) place_on_meta(op, stack);
   operands.follow_modes(task);

@@ -1,10 +1,13 @@
 #include "tensor/strides.hpp"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
 namespace fsdp {
+
+std::string sizes_text(c10::IntArrayRef sizes) { return fmt::format("({})", fmt::join(sizes, ", ")); }
 
 std::vector<int64_t> row_major_strides(c10::IntArrayRef sizes) {
   std::vector<int64_t> strides(sizes.size(), 1);

@@ -3,9 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace fsdp {
+
+/// "(5, 3)".
+std::string sizes_text(c10::IntArrayRef sizes);
 
 /// Strides of a row-major tensor. As ATen's: an empty dimension counts as 1, so that none is 0.
 std::vector<int64_t> row_major_strides(c10::IntArrayRef sizes);

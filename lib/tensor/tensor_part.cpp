@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "base/require.hpp"
-#include "fsdp/dtensor.hpp"
+#include "tensor/dtensor_spec.hpp"
 #include "tensor/index_ranges.hpp"
 #include "tensor/local_piece.hpp"
 #include "tensor/piece.hpp"
@@ -56,8 +56,7 @@ std::vector<ElementRange> TensorPart::in_whole(const std::vector<ElementRange>& 
 
 at::Tensor TensorPart::gather(const at::Tensor& local) const {
   if (is_whole()) return local;
-  at::NoGradGuard no_grad;
-  return DTensor::from_local(local, mesh, placements, sizes, strides).full_tensor();
+  return DTensorSpec(mesh, placements, sizes, strides).gather(local, "full_tensor");
 }
 
 at::Tensor TensorPart::part_of(const at::Tensor& whole) const {

@@ -129,9 +129,10 @@ TEST_CASE("distribute_tensor keeps strides, dtype and requires_grad", "[tensor][
   CHECK_FALSE(tensor.to_local().requires_grad());
 
   const at::Tensor weight = torch::rand({4, 2}, torch::requires_grad());
-  const at::Tensor piece = distribute_tensor(weight, silent_mesh(1, 2), {Shard{0}}).to_local();
-  CHECK(piece.requires_grad());
-  CHECK(piece.is_leaf());
+  const DTensor leaf = distribute_tensor(weight, silent_mesh(1, 2), {Shard{0}});
+  CHECK(leaf.requires_grad());
+  CHECK(leaf.is_leaf());
+  CHECK(leaf.to_local().requires_grad());
 
   // A view with gaps has no strides that a whole tensor could have.
   CHECK(distribute_tensor(torch::rand({4, 4}).narrow(1, 0, 2), silent_mesh(0, 2), {Shard{0}}).strides() == Sizes{2, 1});

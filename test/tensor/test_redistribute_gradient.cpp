@@ -21,10 +21,11 @@ at::Tensor piece_of(const at::Tensor& whole, const DeviceMesh& mesh, const Place
   return distribute_tensor(whole, mesh, without_partial(placements)).to_local();
 }
 
-/// This rank's piece of `whole` as a leaf, summand for Partials.
+/// `whole`, spread, as a leaf; for Partials every rank has all of it.
 DTensor leaf_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  return DTensor::from_local(piece_of(whole, mesh, placements).set_requires_grad(true), mesh, placements,
-                             whole.sizes());
+  const DTensor tensor = DTensor::from_local(piece_of(whole, mesh, placements), mesh, placements, whole.sizes());
+  tensor.set_requires_grad(true);
+  return tensor;
 }
 
 using Body = std::function<void(Rank&, const DeviceMesh&, Draw&)>;
@@ -55,7 +56,7 @@ TEST_CASE("the gradient of a whole tensor's loss comes back to every piece", "[t
     const at::Tensor unsharded = whole.detach().set_requires_grad(true);
     loss_of(unsharded).backward();
     const at::Tensor expected = piece_of(unsharded.grad(), mesh, placements);
-    rank.check_close(tensor.to_local().grad(), expected, describe(whole, placements));
+    rank.check_close(to_local(tensor.grad()), expected, describe(whole, placements));
   });
 }
 
@@ -69,7 +70,7 @@ TEST_CASE("gradients come back through any change of placements", "[tensor][redi
     const at::Tensor moved = tensor.redistribute(to).to_local();
     // The loss is the weighted sum of the whole, each rank adding up its own piece.
     (moved * piece_of(weights, mesh, to)).sum().backward();
-    rank.check_close(tensor.to_local().grad(), piece_of(weights, mesh, from),
+    rank.check_close(to_local(tensor.grad()), piece_of(weights, mesh, from),
                      describe(whole, from) + " to " + to_string(to));
   });
 }
@@ -84,7 +85,7 @@ TEST_CASE("summands of the gradient are added up if asked for", "[tensor][redist
     // Each rank's loss counts (rank + 1) times, as data-parallel ranks' losses on their own data do.
     ((full * weights).sum() * (rank.index() + 1)).backward();
     const int64_t n = rank.size();
-    rank.check_close(tensor.to_local().grad(), piece_of(weights * (n * (n + 1) / 2), mesh, placements),
+    rank.check_close(to_local(tensor.grad()), piece_of(weights * (n * (n + 1) / 2), mesh, placements),
                      describe(whole, placements));
   });
 }
@@ -97,10 +98,10 @@ TEST_CASE("a second derivative is that of the whole", "[tensor][redistribute_gra
     const DTensor tensor = leaf_of(whole, mesh, placements);
     const at::Tensor loss = tensor.full_tensor().pow(3).sum();
     const at::Tensor gradient =
-        torch::autograd::grad({loss}, {tensor.to_local()}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+        torch::autograd::grad({loss}, {tensor}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
     gradient.pow(2).sum().backward();
     // The gradient is 3 x^2; the sum of its squares, 9 x^4, has the gradient 36 x^3.
-    rank.check_close(tensor.to_local().grad(), piece_of(36 * whole.pow(3), mesh, placements),
+    rank.check_close(to_local(tensor.grad()), piece_of(36 * whole.pow(3), mesh, placements),
                      describe(whole, placements));
   });
 }
@@ -111,7 +112,7 @@ TEST_CASE("a backward sends what the way back sends", "[tensor][redistribute_gra
     const auto backward_of = [&](const DTensor& tensor, const at::Tensor& result) {
       rank.log().clear();
       result.sum().backward();
-      rank.check(tensor.to_local().grad().defined(), "gradient");
+      rank.check(tensor.grad().defined(), "gradient");
       return rank.calls();
     };
     const auto check_calls = [&](const Placements& from, const Placements& gradient,
@@ -137,8 +138,8 @@ TEST_CASE("a whole tensor may be changed in place under autograd", "[tensor][red
     const at::Tensor full = tensor.full_tensor();
     full.mul_(2);
     full.sum().backward();
-    rank.check_identical(tensor.to_local().grad(), torch::full_like(tensor.to_local(), 2), "gradient");
-    rank.check_identical(tensor.to_local().detach(), torch::ones_like(tensor.to_local()), "the piece");
+    rank.check_identical(to_local(tensor.grad()), torch::full_like(to_local(tensor), 2), "gradient");
+    rank.check_identical(to_local(tensor), torch::ones_like(to_local(tensor)), "the piece");
   });
 }
 

@@ -1,0 +1,130 @@
+#include "dtensor/dtensor_impl.hpp"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include "base/require.hpp"
+
+namespace fsdp {
+
+namespace {
+
+c10::DispatchKeySet keys_of(const DTensorValue& value) {
+  const auto keys = value.local.defined() ? value.local.key_set()
+                                          : c10::DispatchKeySet(c10::computeDispatchKey(
+                                                value.partial->dtype(), c10::kStrided, value.partial->device()));
+  return keys.add(kResidencyKey);
+}
+caffe2::TypeMeta dtype_of(const DTensorValue& value) {
+  return value.local.defined() ? value.local.dtype() : c10::scalarTypeToTypeMeta(value.partial->dtype());
+}
+c10::Device device_of(const DTensorValue& value) {
+  return value.local.defined() ? value.local.device() : value.partial->device();
+}
+
+}  // namespace
+
+DTensorImpl::DTensorImpl(DTensorValue value, WholeStorage::Message message)
+    : TensorImpl(keys_of(value), dtype_of(value), device_of(value)), value_(std::move(value)) {
+  set_sizes_and_strides(value_.spec->sizes(), value_.spec->strides());
+  // After the sizes, which may not be set with it.
+  set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
+  if (value_.local.defined()) set_version_counter(value_.local.unsafeGetTensorImpl()->version_counter());
+  own_storage(message);
+}
+
+DTensorImpl::DTensorImpl(const DTensorImpl& viewed, at::Tensor base, DTensorValue value, const Geometry& geometry)
+    : TensorImpl(viewed.key_set(), viewed.dtype(), viewed.device()), value_(std::move(value)), base_(std::move(base)) {
+  set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.offset);
+  set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
+  set_version_counter(viewed.version_counter());
+  storage_ = keep_ = viewed.storage_;
+}
+
+void DTensorImpl::own_storage(WholeStorage::Message message) {
+  storage_ = keep_ = c10::Storage(c10::make_intrusive<WholeStorage>(value_, message));
+}
+
+at::Tensor DTensorImpl::whole(std::string_view operation) const {
+  if (value_.local.defined() || value_.partial) {
+    const auto whole = value_.whole(operation);
+    return whole.sizes() == sizes() ? whole : whole.view(sizes());
+  }
+  const auto elements = of(base_)->whole(operation);
+  // Strides and offset of a window count elements in the memory of the base.
+  const auto& spec = of(base_)->spec();
+  const auto in_order = elements.strides() == c10::IntArrayRef(spec.strides())
+                            ? elements
+                            : at::empty_strided(spec.sizes(), spec.strides(), elements.options()).copy_(elements);
+  return in_order.as_strided(sizes(), strides(), in_order.storage_offset() + storage_offset());
+}
+
+void DTensorImpl::settle() {
+  value_.local = value_.partial->read();
+  value_.partial = nullptr;
+  value_.local = at::Tensor(value_.local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_counter(), true));
+}
+
+void DTensorImpl::set_local(const at::Tensor& local) {
+  value_.local = at::Tensor(local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_counter(), true));
+  own_storage(WholeStorage::Message::kFull);
+}
+
+template <class Version>
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copied(Version&& version, bool may_change) const {
+  auto copy = c10::make_intrusive<DTensorImpl>(*this, base_, value_, Geometry{sizes(), strides(), storage_offset()});
+  copy->set_version_counter(std::forward<Version>(version));
+  copy->set_allow_tensor_metadata_change(may_change);
+  return copy;
+}
+
+void DTensorImpl::take(const DTensorImpl& other) {
+  value_ = other.value_, base_ = other.base_;
+  storage_ = keep_ = other.storage_;
+}
+
+void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) {
+  if (const auto* other = of(from.get())) {
+    copy_tensor_metadata(other, this, version_counter(), allow_tensor_metadata_change());
+    take(*other);
+    if (value_.local.defined())
+      value_.local = at::Tensor(value_.local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_counter(), true));
+  } else {
+    const at::Tensor whole(from);
+    require(whole.sizes() == sizes(), "{}: set_data expects a tensor of the whole's sizes ({}), got ({}); write this rank's part with "
+            "fsdp::to_local(tensor).copy_(part)", spec().name().empty() ? "a sharded tensor" : spec().name(),
+            fmt::join(sizes(), ", "), fmt::join(whole.sizes(), ", "));
+    base_ = at::Tensor();
+    data_type_ = from->dtype(), device_opt_ = from->device();
+    set_local(spec().own_part_of(whole.detach()));
+  }
+  bump_version();
+}
+
+at::Tensor make_dtensor(at::Tensor local, DTensorSpec::Ptr spec, WholeStorage::Message message) {
+  return at::Tensor(c10::make_intrusive<DTensorImpl>(DTensorValue{std::move(spec), std::move(local), nullptr}, message));
+}
+
+at::Tensor make_dtensor(PartialScalar::Ptr scalar, DTensorSpec::Ptr spec) {
+  return at::Tensor(c10::make_intrusive<DTensorImpl>(DTensorValue{std::move(spec), {}, std::move(scalar)},
+                                                     WholeStorage::Message::kNone));
+}
+
+at::Tensor whole_of(const at::Tensor& tensor, std::string_view operation) {
+  const auto* dtensor = tensor.defined() ? DTensorImpl::of(tensor) : nullptr;
+  return dtensor != nullptr ? dtensor->whole(operation) : tensor;
+}
+
+bool become_ordinary(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  if (!has_residency_key(impl) || !impl->has_storage() || DTensorImpl::of(impl) != nullptr) return false;
+  const auto* storage = WholeStorage::of(impl->unsafe_storage().unsafeGetStorageImpl());
+  if (storage == nullptr) return false;
+  const auto whole = storage->value().whole("set_data");
+  const auto& spec = *storage->value().spec;
+  impl->set_storage_keep_dtype(at::empty_strided(spec.sizes(), spec.strides(), whole.options()).copy_(whole).storage());
+  remove_residency_key(tensor);
+  return true;
+}
+
+}  // namespace fsdp

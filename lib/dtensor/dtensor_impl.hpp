@@ -1,0 +1,92 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <optional>
+#include <utility>
+
+#include "dtensor/residency_key.hpp"
+#include "dtensor/whole_storage.hpp"
+
+namespace fsdp {
+
+/// The tensor that a DTensor is: the whole's sizes and strides, under the residency key, around this rank's piece. A view that
+/// keeps every cut dimension as it is holds a view of the piece. Any other view is a *window*: it has no piece, but names the
+/// tensor whose elements it shows (`base`), by sizes, strides and offset.
+///
+/// It has the piece's version counter, so that writes to either show on both. Which kind a view is follows from what is the same on
+/// all ranks: one that decided by its own piece would take another branch than the others, and collectives would cross.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  DTensorImpl(DTensorValue value, WholeStorage::Message message);
+  /// How a view lies in the memory of the whole.
+  struct Geometry {
+    c10::IntArrayRef sizes, strides;
+    int64_t offset;
+  };
+  /// A view of `viewed` that shows elements of `base`. value: without a piece it is a window.
+  DTensorImpl(const DTensorImpl& viewed, at::Tensor base, DTensorValue value, const Geometry& geometry);
+
+  /// Keys are copied along with metadata (`plain.set_data(dtensor)`), so they alone prove nothing.
+  static DTensorImpl* of(const c10::TensorImpl* impl) {
+    return has_residency_key(impl) && typeid(*impl) == typeid(DTensorImpl)
+               ? static_cast<DTensorImpl*>(const_cast<c10::TensorImpl*>(impl))
+               : nullptr;
+  }
+  static DTensorImpl* of(const at::Tensor& tensor) { return of(tensor.unsafeGetTensorImpl()); }
+
+  const DTensorValue& value() const { return value_; }
+  const DTensorSpec& spec() const { return *value_.spec; }
+  const at::Tensor& local() const { return value_.local; }
+  bool is_window() const { return !value_.local.defined() && !value_.partial; }
+  bool is_waiting() const { return value_.partial != nullptr; }
+  /// Of a view: whose elements it shows. Undefined: it is none.
+  const at::Tensor& base() const { return base_; }
+  /// Everybody has its piece, cut by placements, and sums nothing up.
+  bool has_piece() const { return value_.local.defined() && !value_.spec->has_partial(); }
+
+  /// The whole as an ordinary tensor of these sizes, outside autograd; may share memory with the piece. A collective call.
+  at::Tensor whole(std::string_view operation) const;
+  /// After its values have been read: from now on it is replicated.
+  void settle();
+
+  /// Its values become `local`, a piece as this one's, which counts versions as this tensor does from then on.
+  void set_local(const at::Tensor& local);
+
+  /// False, so that `contiguous()` is dispatched and gives an ordinary tensor: what printing and readers of memory go through.
+  c10::SymBool sym_is_contiguous_custom(at::MemoryFormat) const override { return false; }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version, bool may_change) const override {
+    return copied(version, may_change);
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool may_change) const override {
+    return copied(std::move(version), may_change);
+  }
+  /// set_data: of a DTensor as it is placed; of an ordinary tensor of the whole's sizes, this rank's part is cut.
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) override;
+
+ private:
+  template <class Version>
+  c10::intrusive_ptr<TensorImpl> copied(Version&& version, bool may_change) const;
+  void take(const DTensorImpl& other);
+  void own_storage(WholeStorage::Message message);
+
+  DTensorValue value_;
+  at::Tensor base_;
+  c10::Storage keep_;  // a second reference: autograd adds in place where a gradient's storage has but one
+};
+
+/// The result of an operator on pieces: placed by `spec`, whose local sizes it has.
+at::Tensor make_dtensor(at::Tensor local, DTensorSpec::Ptr spec, WholeStorage::Message message = WholeStorage::Message::kNone);
+/// A 0-dim tensor that waits to be read.
+at::Tensor make_dtensor(PartialScalar::Ptr scalar, DTensorSpec::Ptr spec);
+
+/// Of an ordinary tensor: itself. Else as DTensorImpl::whole.
+at::Tensor whole_of(const at::Tensor& tensor, std::string_view operation);
+
+/// An ordinary tensor that `set_data` gave a DTensor's metadata and storage (LibTorch's Module::clone() does) gets the values, in
+/// place: a collective call. Returns false for any other tensor.
+bool become_ordinary(const at::Tensor& tensor);
+
+}  // namespace fsdp

@@ -1,0 +1,69 @@
+#include <ATen/ATen.h>
+
+#include "dtensor/rules/propagate.hpp"
+
+// What makes tensors from a DTensor's form, and what draws random numbers. Every rank draws the whole from its generator and keeps its
+// part: the numbers of the unsharded program, and generators that stay in step, without a gather.
+namespace fsdp {
+
+namespace {
+
+at::TensorOptions options_of(const DTensorImpl& dtensor) {
+  return at::TensorOptions().dtype(dtensor.dtype()).device(dtensor.device());
+}
+
+bool asks_for_sizes_of(const DTensorImpl& dtensor, const c10::IValue& value) {
+  return value.isIntList() && value.toDimVector() == at::DimVector(dtensor.sizes());
+}
+
+}  // namespace
+
+void run_like(const OperatorCall& call, bool draws) {
+  const auto tensor = call.operand(0).toTensor();
+  const auto* dtensor = DTensorImpl::of(tensor);
+  if (dtensor == nullptr) return run_general(call);  // one behind it is the DTensor
+  auto arguments = call.arguments();
+  const bool has_piece = dtensor->has_piece();
+  if (draws || !has_piece)
+    arguments[0] = at::empty_strided(dtensor->sizes(), dtensor->strides(), options_of(*dtensor));
+  else
+    arguments[0] = dtensor->local();
+  const auto made = call.call_for_tensor(std::move(arguments));
+  if (!has_piece) return call.give(made);
+  const auto piece = draws ? dtensor->spec().own_part_of(made) : made;
+  call.give(make_dtensor(piece, dtensor->value().spec, WholeStorage::Message::kFull));
+}
+
+void run_new(const OperatorCall& call) {
+  const auto tensor = call.operand(0).toTensor();
+  const auto* dtensor = DTensorImpl::of(tensor);
+  if (dtensor == nullptr) return run_general(call);
+  // Of its own sizes: a gradient, say, which autograd clones so.
+  const bool is_alike = dtensor->has_piece() && dtensor->dim() > 0 && asks_for_sizes_of(*dtensor, call.operand(1));
+  auto arguments = call.arguments();
+  arguments[0] = at::empty({0}, options_of(*dtensor));
+  if (is_alike) {
+    arguments[1] = dtensor->local().sizes();
+    if (call.name() == "new_empty_strided") arguments[2] = dtensor->local().strides();
+  }
+  const auto made = call.call_for_tensor(std::move(arguments));
+  call.give(is_alike ? make_dtensor(made, dtensor->value().spec) : made);
+}
+
+bool run_draw(const OperatorCall& call) {
+  const auto tensor = call.operand(0).toTensor();
+  const auto* dtensor = DTensorImpl::of(tensor);
+  if (dtensor == nullptr || !dtensor->has_piece()) return false;
+  auto arguments = call.arguments();
+  for (size_t i = 1; i < call.count(); ++i)
+    replace_tensors(arguments[i], [&](const at::Tensor& other, int64_t) {
+      return DTensorImpl::of(other) != nullptr ? whole_of(other, call.name()) : at::Tensor();
+    });
+  arguments[0] = at::empty_strided(dtensor->sizes(), dtensor->strides(), options_of(*dtensor));
+  const auto drawn = call.call_for_tensor(std::move(arguments));
+  dtensor->local().copy_(dtensor->spec().part_of(drawn));
+  call.give(tensor);
+  return true;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dtensor/dtensor_impl.hpp"
+#include "dtensor/rules/operator_family.hpp"
+
+namespace fsdp {
+
+/// Calls `visit(tensor, position in its list or -1)` for every defined tensor of an operand; a defined tensor that it returns takes
+/// the other's place. Lists are the caller's own, so they are copied first.
+template <class Visit>
+void replace_tensors(c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) return;
+    if (at::Tensor other = visit(value.toTensor(), int64_t{-1}); other.defined()) value = std::move(other);
+  } else if (value.isList()) {
+    std::optional<c10::List<c10::IValue>> copy;
+    const auto elements = value.toListRef();
+    for (size_t i = 0; i < elements.size(); ++i) {
+      if (!elements[i].isTensor() || !elements[i].toTensor().defined()) continue;
+      at::Tensor other = visit(elements[i].toTensor(), static_cast<int64_t>(i));
+      if (!other.defined()) continue;
+      if (!copy) copy = value.toList().copy();
+      copy->set(i, std::move(other));
+    }
+    if (copy) value = std::move(*copy);
+  }
+}
+/// The same without replacing.
+template <class Visit>
+void for_tensors(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) visit(value.toTensor(), int64_t{-1});
+  } else if (value.isList()) {
+    const auto elements = value.toListRef();
+    for (size_t i = 0; i < elements.size(); ++i)
+      if (elements[i].isTensor() && elements[i].toTensor().defined())
+        visit(elements[i].toTensor(), static_cast<int64_t>(i));
+  }
+}
+
+/// One call of an operator that has DTensors among its operands, which are the last values on the stack.
+class OperatorCall {
+ public:
+  using Arguments = std::vector<c10::IValue>;
+
+  OperatorCall(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack)
+      : op_(op), below_(below), stack_(stack), form_(form_of(op)), count_(op.schema().arguments().size()) {}
+
+  const c10::OperatorHandle& op() const { return op_; }
+  const OperatorForm& form() const { return form_; }
+  /// Without "aten::".
+  std::string_view name() const;
+  size_t count() const { return count_; }
+  std::span<c10::IValue> operands() const { return {stack_->data() + (stack_->size() - count_), count_}; }
+  const c10::IValue& operand(size_t i) const { return operands()[i]; }
+  /// A copy, to be changed for `call`.
+  Arguments arguments() const { return {operands().begin(), operands().end()}; }
+  bool is_written(size_t i) const { return (form_.writes >> std::min<size_t>(i, 63) & 1) != 0; }
+
+  /// The operator anew, on other operands; whatever it returns.
+  torch::jit::Stack call(Arguments arguments) const;
+  /// The same of one that returns a tensor.
+  at::Tensor call_for_tensor(Arguments arguments) const { return call(std::move(arguments)).back().toTensor(); }
+  /// The operator itself, which comes back here with each of its parts.
+  void run_parts() const { op_.redispatchBoxed(below_, stack_); }
+
+  /// The operands are replaced by what the caller gets.
+  void give(c10::IValue result) const;
+  /// By the results of a call on other operands: what was written is what the caller knows, other tensors become
+  /// `other(tensor, position)` where that is defined.
+  template <class Other>
+  void give_results(torch::jit::Stack results, const Other& other) const {
+    for (size_t i = 0; i < results.size(); ++i)
+      if (!restore_written(i, results[i])) replace_tensors(results[i], other);
+    finish(std::move(results));
+  }
+
+ private:
+  /// Result `i` if it is an operand that was written: as the caller knows it.
+  bool restore_written(size_t i, c10::IValue& result) const;
+  void finish(torch::jit::Stack results) const;
+
+  const c10::OperatorHandle& op_;
+  const c10::DispatchKeySet below_;
+  torch::jit::Stack* stack_;
+  const OperatorForm& form_;
+  const size_t count_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "dtensor/rules/operator_call.hpp"
+
+namespace fsdp {
+
+/// Note [Sharding propagation]
+/// An operator with DTensors among its operands runs by the rule of its family: on pieces where that gives pieces of the result, else
+/// by the general rule. That one is right for every operator: it gathers, runs the operator on ordinary tensors, and cuts back what
+/// was written. Which rule applies follows from sizes and placements of the whole alone, so all ranks take the same, and
+/// collectives never cross.
+///
+/// What autograd would record runs on whole tensors, gathered with a gradient: no piece has a history.
+
+/// Runs the operator, whose operands are the last on the stack, and puts its results in their place. below: the keys
+/// below the residency key. May call collectives.
+void propagate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+
+/// How often operators took the general rule, by name, in this process.
+std::map<std::string, int64_t> general_rule_counts();
+
+// The rules. Those that may not apply return false, and have done nothing then.
+void run_general(const OperatorCall& call);
+bool run_pointwise(const OperatorCall& call);
+bool run_along_dim(const OperatorCall& call);
+bool run_reduction(const OperatorCall& call);
+bool run_dot(const OperatorCall& call);
+bool run_foreach_norm(const OperatorCall& call);
+bool run_draw(const OperatorCall& call);
+void run_like(const OperatorCall& call, bool draws);
+void run_new(const OperatorCall& call);
+void run_view(const OperatorCall& call);
+
+}  // namespace fsdp
