@@ -42,17 +42,17 @@ std::unique_ptr<at::ObserverContext> on_range(const at::RecordFunction& range) {
   return std::make_unique<OpenRange>();
 }
 
+/// From the program's start on: who allocates in another thread meanwhile would find the allocator half made.
+const bool is_watching = [] {
+  static RangeCountingAllocator allocator(c10::GetDefaultCPUAllocator());
+  c10::SetAllocator(c10::DeviceType::CPU, &allocator, /*priority=*/255);
+  at::addGlobalCallback(at::RecordFunctionCallback(&on_range).scopes({at::RecordScope::USER_SCOPE}));
+  return true;
+}();
+
 }  // namespace
 
-void watch_runtime_allocations() {
-  static const bool is_done = [] {
-    static RangeCountingAllocator allocator(c10::GetDefaultCPUAllocator());
-    c10::SetAllocator(c10::DeviceType::CPU, &allocator, /*priority=*/255);
-    at::addGlobalCallback(at::RecordFunctionCallback(&on_range).scopes({at::RecordScope::USER_SCOPE}));
-    return true;
-  }();
-  static_cast<void>(is_done);
-}
+void watch_runtime_allocations() { static_cast<void>(is_watching); }
 
 void listen_to_ranges(std::function<void(std::string_view)> on_start) { listener = std::move(on_start); }
 
