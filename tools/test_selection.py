@@ -15,6 +15,7 @@ from test_programs import Cases
 LAYERS = [
     ({"base", "comm"}, {"comm"}),
     ({"mesh", "tensor", "collectives"}, {"tensor"}),
+    ({"dtensor"}, {"dtensor"}),
     ({"schedule", "dispatch", "param", "trace", "group", "root"}, {"group", "late_device"}),
     ({"module", "api"}, {"runtime", "property", "bench", "processes", "package", "python", "gpu"}),
     ({"checkpoint"}, {"checkpoint", "processes", "python"}),

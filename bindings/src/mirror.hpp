@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "module/shows_own_parameters.hpp"
 #include "place.hpp"
 
 namespace fsdp::python {
@@ -18,7 +19,7 @@ class Mirrors;
 ///
 /// Of parameters that are sharded it holds what the core registered; what the Python module shows of them
 /// at the moment is ShownParam's business. It knows of the Python module only its table of parameters.
-class Mirror final : public torch::nn::Module {
+class Mirror final : public torch::nn::Module, public ShowsOwnParameters {
  public:
   explicit Mirror(py::handle module);
 

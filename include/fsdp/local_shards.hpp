@@ -25,7 +25,7 @@ struct LocalShard {
   std::string module;  ///< the sharded module's name; "" for the root
   struct Part {
     std::string name;      ///< of the parameter
-    at::Tensor parameter;  ///< the sharded one
+    at::Tensor parameter;  ///< as parameters() gives it
     int64_t offset = 0;    ///< of its first element in `shard`
     int64_t numel = 0;     ///< that this rank holds
   };

@@ -1,10 +1,10 @@
 #include "dispatch/operand_scan.hpp"
 
 #include "base/require.hpp"
-#include "dispatch/dtensor_dispatch.hpp"
+#include "dispatch/stand_in/stand_in.hpp"
 #include "dispatch/residency.hpp"
-#include "dispatch/shard_copy.hpp"
 #include "dtensor/dtensor_impl.hpp"
+#include "dtensor/rules/operator_call.hpp"
 
 namespace fsdp {
 
@@ -68,16 +68,39 @@ void OperandScan::examine_list(IValue& value, size_t argument) {
   value = std::move(list);
 }
 
+namespace {
+
+/// Whose parameter a DTensor is, as modules hold it; null for any other.
+std::pair<ParamOwner*, size_t> registered(const DTensorImpl& dtensor) {
+  const auto* storage = dtensor.local().defined() ? ParamStorage::of(dtensor.local().unsafeGetTensorImpl()) : nullptr;
+  auto* owner = storage != nullptr ? storage->owner() : nullptr;
+  if (owner == nullptr || owner->sharded_param(storage->index()) != &dtensor) return {nullptr, 0};
+  return {owner, storage->index()};
+}
+
+}  // namespace
+
+/// What autograd is to record in the place of a DTensor that is a parameter; undefined: the DTensor itself is meant.
+at::Tensor OperandScan::unsharded_in_place_of(ParamOwner& owner, size_t index) const {
+  if (owner.is_between_steps() && traits_.is_differentiable && at::GradMode::is_enabled()) owner.take_over_requires_grad(index);
+  return stands_for_unsharded(owner) ? owner.recorded_param(index) : at::Tensor();
+}
+
+void OperandScan::examine_dtensor(IValue& value, const DTensorImpl& dtensor, size_t argument) {
+  const auto [owner, index] = registered(dtensor);
+  auto unsharded_param = owner != nullptr ? unsharded_in_place_of(*owner, index) : at::Tensor();
+  has_dtensors_ |= !unsharded_param.defined();
+  if (!unsharded_param.defined()) return;
+  value = std::move(unsharded_param);
+  if (has_residency_key(value.unsafeToTensorImpl())) examine_tensor(value, value.unsafeToTensorImpl(), argument);
+}
+
 void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, size_t argument) {
   auto* storage = ParamStorage::of(impl);
   if (storage == nullptr) {
-    if (DTensorImpl::of(impl) != nullptr) {
-      has_dtensors_ = true;
-      return;
-    }
+    if (const auto* dtensor = DTensorImpl::of(impl)) return examine_dtensor(value, *dtensor, argument);
     if (become_ordinary(value.toTensor())) return;
     if (stand_in_of(value.toTensor())) has_stand_ins_ = true;
-    if (traits_.is_differentiable) refuse_moved_copy(value.toTensor());
     return;
   }
   if (storage->owner() == nullptr) return;  // outlived its group
@@ -91,8 +114,6 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
                                                                             : at::Tensor();
     if (!unsharded_param.defined()) {
       if (is_written) note_write(storage);
-      if (traits_.is_clone && is_sharded_param && owner->is_cut())
-        cloned_ = &owner->param_name(storage->index());
       return;
     }
     storage = ParamStorage::of(unsharded_param.unsafeGetTensorImpl());
@@ -124,8 +145,37 @@ void OperandScan::check_write(const ParamStorage& storage, const IValue& value) 
           storage.owner()->param_name(storage.index()), name);
 }
 
-void OperandScan::mark_copy(torch::jit::Stack* stack) const {
-  if (cloned_ != nullptr) mark_shard_copy(stack->back().toTensor(), *cloned_);
+bool OperandScan::makes_state(const c10::OperatorHandle& op, int64_t task) const {
+  return !owners_.empty() && task == -1 && !at::GradMode::is_enabled() && form_of(op).family == Family::kLike &&
+         std::ranges::all_of(owners_, [](const auto* owner) { return owner->is_between_steps(); });
+}
+
+OperandScan::Replaced OperandScan::use_dtensors() {
+  Replaced replaced;
+  if (owners_.empty() || records_autograd()) return replaced;
+  for (auto& value : arguments_)
+    replace_tensors(value, [&](const at::Tensor& tensor, int64_t) {
+      const auto* storage = has_residency_key(tensor.unsafeGetTensorImpl()) ? ParamStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
+      if (storage == nullptr || storage->kind() != ParamStorage::Kind::kUnsharded) return at::Tensor();
+      auto& owner = *storage->owner();
+      if (!owner.unsharded_param(storage->index()).is_same(tensor)) return at::Tensor();  // a view of it
+      const auto dtensor = owner.registered_param(storage->index());
+      if (!dtensor.defined() || DTensorImpl::of(dtensor) == nullptr || dtensor.sizes() != tensor.sizes()) return at::Tensor();
+      replaced.emplace_back(dtensor, tensor);
+      has_dtensors_ = true;
+      return dtensor;
+    });
+  return replaced;
+}
+
+void OperandScan::restore(const Replaced& replaced, torch::jit::Stack* stack) const {
+  const size_t count = op_.schema().returns().size();
+  for (size_t i = 0; i < count; ++i)
+    replace_tensors((*stack)[stack->size() - count + i], [&](const at::Tensor& result, int64_t) {
+      for (const auto& [dtensor, tensor] : replaced)
+        if (dtensor.is_same(result)) return tensor;
+      return at::Tensor();
+    });
 }
 
 void OperandScan::carry_writes() {

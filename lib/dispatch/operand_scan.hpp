@@ -16,6 +16,8 @@
 
 namespace fsdp {
 
+class DTensorImpl;
+
 /// One operator's operands, as the fallback finds them on the stack: whose parameters they are, and what is written.
 class OperandScan {
  public:
@@ -37,6 +39,13 @@ class OperandScan {
   const Owners& owners() const { return owners_; }
   bool has_stand_ins() const { return has_stand_ins_; }
   bool has_dtensors() const { return has_dtensors_; }
+  /// An optimizer that was made before fully_shard makes what it keeps for a parameter, in the form of the parameter.
+  bool makes_state(const c10::OperatorHandle& op, int64_t task) const;
+  /// Unsharded parameters whose operator is not recorded become DTensors, with which the operator can run on pieces.
+  using Replaced = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2>;  // DTensor, what it stands for
+  Replaced use_dtensors();
+  /// Results that are operands are as the caller knows them.
+  void restore(const Replaced& replaced, torch::jit::Stack* stack) const;
   bool touches_all_ready(int64_t task) const {
     return std::ranges::all_of(owners_, [task](auto* owner) { return owner->is_ready(task); });
   }
@@ -50,8 +59,6 @@ class OperandScan {
   /// T8: see OperandCast.
   void cast_operands() { cast_.cast_operands(arguments_, traits_.statistics); }
   void cast_results(torch::jit::Stack* stack) const { cast_.cast_results(stack, op_.schema().returns().size()); }
-  /// The result of a `clone`, if that of a part of a parameter.
-  void mark_copy(torch::jit::Stack* stack) const;
   /// Behind the operator: what it has written is taken over.
   void carry_writes();
 
@@ -59,7 +66,9 @@ class OperandScan {
   void examine(c10::IValue& value, size_t argument);
   void examine_constant(const c10::IValue& element, size_t argument);
   void examine_list(c10::IValue& value, size_t argument);
+  void examine_dtensor(c10::IValue& value, const DTensorImpl& dtensor, size_t argument);
   void examine_tensor(c10::IValue& value, const c10::TensorImpl* impl, size_t argument);
+  at::Tensor unsharded_in_place_of(ParamOwner& owner, size_t index) const;
   bool stands_for_unsharded(const ParamOwner& owner) const;
   void check_write(const ParamStorage& storage, const c10::IValue& value) const;
   void note_write(ParamStorage* storage) {
@@ -73,7 +82,6 @@ class OperandScan {
   Owners owners_;
   size_t first_index_ = 0;
   bool has_stand_ins_ = false, has_dtensors_ = false;
-  const std::string* cloned_ = nullptr;  // the parameter whose part is cloned
   OperandCast cast_;
   c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 1> written_;
 };

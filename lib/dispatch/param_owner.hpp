@@ -60,12 +60,13 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
 
   virtual const std::string& param_name(size_t index) const = 0;
 
-  /// True if sharded parameters are less than the whole: other ranks hold the rest.
-  virtual bool is_cut() const = 0;
-
   /// The unsharded parameter of parameter `index`; undefined once its module is gone.
   virtual at::Tensor unsharded_param(size_t index) const = 0;
-  /// The sharded parameter's identity.
+  /// What autograd is to record in the place of the DTensor: of its sizes, and leading to the unsharded parameter.
+  virtual at::Tensor recorded_param(size_t index) const { return unsharded_param(index); }
+  /// What modules hold of it, where that is a DTensor; it may be undefined.
+  virtual at::Tensor registered_param(size_t index) const = 0;
+  /// The identity of what modules hold of it, in whichever form.
   virtual const at::TensorImpl* sharded_param(size_t index) const = 0;
 
   /// The storage behind unsharded parameter `index` is being destroyed: the module, or its member, is gone.

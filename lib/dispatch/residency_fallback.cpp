@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
-#include "dispatch/dtensor_call.hpp"
+#include "dispatch/stand_in/stand_in_call.hpp"
 #include "dispatch/host_lock.hpp"
 #include "dispatch/meta_factory.hpp"
 #include "dispatch/operand_scan.hpp"
@@ -22,7 +22,13 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   OperandScan operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
-  if (operands.has_dtensors()) return propagate(op, below, stack);
+  if (operands.has_dtensors() || operands.makes_state(op, task)) {
+    const auto replaced = operands.use_dtensors();
+    if (operands.has_dtensors()) {
+      propagate(op, below, stack);
+      return operands.restore(replaced, stack);
+    }
+  }
   if (operands.has_stand_ins()) return call_with_stand_ins(op, below, stack);
   if (operands.owners().empty()) place_on_meta(op, stack);
   operands.follow_modes(task);
@@ -44,7 +50,6 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     op.redispatchBoxed(below, stack);
   }
   operands.cast_results(stack);
-  operands.mark_copy(stack);
   operands.carry_writes();
 }
 

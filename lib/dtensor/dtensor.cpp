@@ -90,7 +90,7 @@ DTensor DTensor::from_local(at::Tensor local, DeviceMesh mesh, std::vector<Place
         "from_local: expected a tensor on {}, the device type of {}, got one on {}; move it or make the "
         "mesh with that device type",
         c10::DeviceTypeName(mesh.device_type(), true), mesh.to_string(), local.device().str()));
-  auto spec = DTensorSpec::of_local(local, std::move(mesh), std::move(placements), sizes, strides, "from_local");
+  auto spec = spec_of_local(local, std::move(mesh), std::move(placements), sizes, strides, "from_local");
   if (is_recorded(local)) return DTensor(recorded_from_local(local, std::move(spec)));
   return DTensor(make_dtensor(local.requires_grad() ? local.detach() : std::move(local), std::move(spec),
                               WholeStorage::Message::kFull));
@@ -102,7 +102,7 @@ const std::vector<Placement>& DTensor::placements() const { return impl_of(*this
 at::Tensor DTensor::to_local(std::vector<Placement> grad_placements) const {
   const auto& impl = impl_of(*this, "to_local");
   if (!is_recorded(*this)) return impl.local();
-  const auto way = impl.spec().way_to(impl.spec().placements(), "to_local");
+  const auto way = way_to(impl.spec(), impl.spec().placements(), "to_local");
   return recorded_to_local(*this, gradient_placements(std::move(grad_placements), way, "to_local"));
 }
 
@@ -118,7 +118,7 @@ at::Tensor moved(const at::Tensor& tensor, std::vector<Placement> placements, st
   const auto& impl = impl_of(tensor, subject);
   const auto& spec = impl.spec();
   placements = normalised(std::move(placements), spec.mesh(), spec.ndim(), subject);
-  auto way = spec.way_to(std::move(placements), subject);
+  auto way = way_to(spec, std::move(placements), subject);
   auto gradient = gradient_placements(std::move(grad_placements), way, subject);
   check_partials(tensor, way, subject);
   if (is_recorded(tensor) && way.from == way.to && gradient == default_gradient(way.to)) return tensor;
@@ -126,7 +126,7 @@ at::Tensor moved(const at::Tensor& tensor, std::vector<Placement> placements, st
   const at::NoGradGuard no_grad;
   auto local = redistribute_piece(impl.local(), way);
   if (local.is_same(impl.local())) local = local.detach();
-  return make_dtensor(std::move(local), spec.of(spec.sizes(), way.to, spec.strides()), WholeStorage::Message::kFull);
+  return make_dtensor(std::move(local), spec_like(spec, spec.sizes(), way.to, spec.strides()), WholeStorage::Message::kFull);
 }
 
 }  // namespace
@@ -171,7 +171,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, DeviceMesh mesh, std::vector
     at::Tensor whole = tensor.detach();
     if (!whole.is_meta()) whole = whole.to(spec->mesh().device());
     if (source == DistributeSource::kBroadcastFromRank0) whole = broadcast_whole(whole, spec->mesh());
-    result = make_dtensor(spec->own_part_of(whole), spec, WholeStorage::Message::kFull);
+    result = make_dtensor(own_part_of(*spec, whole), spec, WholeStorage::Message::kFull);
   }
   result.set_requires_grad(tensor.requires_grad());
   return DTensor(std::move(result));

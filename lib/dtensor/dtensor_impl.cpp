@@ -1,9 +1,9 @@
 #include "dtensor/dtensor_impl.hpp"
 
 #include <ATen/ATen.h>
-#include <fmt/ranges.h>
 
 #include "base/require.hpp"
+#include "tensor/strides.hpp"
 
 namespace fsdp {
 
@@ -59,6 +59,13 @@ at::Tensor DTensorImpl::whole(std::string_view operation) const {
   return in_order.as_strided(sizes(), strides(), in_order.storage_offset() + storage_offset());
 }
 
+void DTensorImpl::release_resources() {
+  value_ = {};
+  base_.reset();
+  keep_ = c10::Storage();
+  TensorImpl::release_resources();
+}
+
 void DTensorImpl::settle() {
   value_.local = value_.partial->read();
   value_.partial = nullptr;
@@ -70,6 +77,29 @@ void DTensorImpl::set_local(const at::Tensor& local) {
   own_storage(WholeStorage::Message::kFull);
 }
 
+void DTensorImpl::follow(at::Tensor local, DTensorSpec::Ptr spec) {
+  value_ = {.spec = std::move(spec), .local = std::move(local)};
+  key_set_ = keys_of(value_);
+  data_type_ = value_.local.dtype(), device_opt_ = value_.local.device();
+  own_storage(WholeStorage::Message::kFull);
+  keeps_memory_ = true;
+}
+
+/// from: of the whole's sizes.
+void DTensorImpl::write(const at::Tensor& from) {
+  const auto* other = of(from);
+  require_state(from.scalar_type() == c10::typeMetaToScalarType(dtype()) && from.device() == device(),
+                "{}: it is {} on {} and was to be set to a tensor that is {} on {}; use fsdp::to(module, ...), or write "
+                "values with copy_. Nothing was changed",
+                spec().name(), c10::toString(c10::typeMetaToScalarType(dtype())), device().str(),
+                c10::toString(from.scalar_type()), from.device().str());
+  const at::NoGradGuard no_grad;
+  if (other != nullptr && other->has_piece() && other->spec().is_placed_as(spec()))
+    value_.local.copy_(other->local());
+  else
+    value_.local.copy_(part_of(spec(), whole_of(from, "set_data").detach()));
+}
+
 template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copied(Version&& version, bool may_change) const {
   auto copy = c10::make_intrusive<DTensorImpl>(*this, base_, value_, Geometry{sizes(), strides(), storage_offset()});
@@ -78,25 +108,39 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copied(Version&& version, bool 
   return copy;
 }
 
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                         bool may_change) const {
+  return copied(version, may_change);
+}
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version, bool may_change) const {
+  return copied(std::move(version), may_change);
+}
+
 void DTensorImpl::take(const DTensorImpl& other) {
   value_ = other.value_, base_ = other.base_;
   storage_ = keep_ = other.storage_;
 }
 
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) {
-  if (const auto* other = of(from.get())) {
+  const auto* other = of(from.get());
+  const at::Tensor given(from);
+  require(other != nullptr && !keeps_memory_ ? true : given.sizes() == sizes(),
+          "{}: set_data expects a tensor of the whole's sizes {}, got {}; write this rank's part with "
+          "fsdp::to_local(tensor).copy_(part)",
+          spec().name().empty() ? "a sharded tensor" : spec().name(), sizes_text(sizes()), sizes_text(given.sizes()));
+  if (keeps_memory_) return write(given);
+  // A view that gets other data is one no longer.
+  if (other == nullptr && base_.defined())
+    value_ = {.spec = spec_like(spec(), sizes().vec(), std::vector<Placement>(spec().placements().size(), Replicate{}))};
+  if (other != nullptr) {
     copy_tensor_metadata(other, this, version_counter(), allow_tensor_metadata_change());
     take(*other);
     if (value_.local.defined())
       value_.local = at::Tensor(value_.local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_counter(), true));
   } else {
-    const at::Tensor whole(from);
-    require(whole.sizes() == sizes(), "{}: set_data expects a tensor of the whole's sizes ({}), got ({}); write this rank's part with "
-            "fsdp::to_local(tensor).copy_(part)", spec().name().empty() ? "a sharded tensor" : spec().name(),
-            fmt::join(sizes(), ", "), fmt::join(whole.sizes(), ", "));
     base_ = at::Tensor();
     data_type_ = from->dtype(), device_opt_ = from->device();
-    set_local(spec().own_part_of(whole.detach()));
+    set_local(own_part_of(spec(), given.detach()));
   }
   bump_version();
 }

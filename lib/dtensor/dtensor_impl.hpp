@@ -51,18 +51,19 @@ class DTensorImpl final : public c10::TensorImpl {
   /// After its values have been read: from now on it is replicated.
   void settle();
 
-  /// Its values become `local`, a piece as this one's, which counts versions as this tensor does from then on.
-  void set_local(const at::Tensor& local);
+  /// Of a parameter, whose memory is a group's: it is around this piece from now on, with its dtype and device, and what is
+  /// set (set_data, torch::load) is written to it.
+  void follow(at::Tensor local, DTensorSpec::Ptr spec);
+  /// After the spec got another name.
+  void renamed() { static_cast<WholeStorage*>(storage_.unsafeGetStorageImpl())->renamed(); }
 
   /// False, so that `contiguous()` is dispatched and gives an ordinary tensor: what printing and readers of memory go through.
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat) const override { return false; }
 
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version, bool may_change) const override {
-    return copied(version, may_change);
-  }
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool may_change) const override {
-    return copied(std::move(version), may_change);
-  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version, bool may_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool may_change) const override;
+  /// With the last strong reference: a weak one keeps the object, but must not keep what it is made of.
+  void release_resources() override;
   /// set_data: of a DTensor as it is placed; of an ordinary tensor of the whole's sizes, this rank's part is cut.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) override;
 
@@ -71,9 +72,13 @@ class DTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> copied(Version&& version, bool may_change) const;
   void take(const DTensorImpl& other);
   void own_storage(WholeStorage::Message message);
+  void write(const at::Tensor& from);
+  /// Its values become `local`, a piece as this one's, which counts versions as this tensor does from then on.
+  void set_local(const at::Tensor& local);
 
   DTensorValue value_;
   at::Tensor base_;
+  bool keeps_memory_ = false;
   c10::Storage keep_;  // a second reference: autograd adds in place where a gradient's storage has but one
 };
 

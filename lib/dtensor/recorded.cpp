@@ -34,16 +34,16 @@ Held kept(AutogradContext* context) {
 at::Tensor placed(const at::Tensor& gradient, const DTensorSpec& spec, const Placements& placements, const std::string& subject) {
   const auto* dtensor = DTensorImpl::of(gradient);
   if (dtensor == nullptr) {
-    const auto to = spec.of(spec.sizes(), placements, spec.strides());
-    const auto piece = to->part_of(gradient);
+    const auto to = spec_like(spec, spec.sizes(), placements, spec.strides());
+    const auto piece = part_of(*to, gradient);
     return is_recorded(piece) ? recorded_from_local(piece, to) : make_dtensor(piece, to);
   }
   if (dtensor->spec().placements() == placements) return gradient;
-  auto way = dtensor->spec().way_to(placements, subject);
+  auto way = way_to(dtensor->spec(), placements, subject);
   way.subject = subject;
   // Recorded again where the graph is kept for a second derivative.
   if (is_recorded(gradient)) return recorded_redistribution(gradient, std::move(way), default_gradient(placements));
-  return make_dtensor(redistribute_piece(dtensor->local(), way), spec.of(spec.sizes(), placements, spec.strides()));
+  return make_dtensor(redistribute_piece(dtensor->local(), way), spec_like(spec, spec.sizes(), placements, spec.strides()));
 }
 
 /// The piece of a DTensor, recorded where it is.
@@ -73,7 +73,7 @@ class ToLocal : public torch::autograd::Function<ToLocal> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto held = kept(context);
     const auto& spec = *held->spec;
-    const auto piece = spec.of(spec.sizes(), held->gradient, spec.strides());
+    const auto piece = spec_like(spec, spec.sizes(), held->gradient, spec.strides());
     const auto gradient = is_recorded(gradients[0]) ? recorded_from_local(gradients[0], piece) : make_dtensor(gradients[0], piece);
     // Whoever made a tensor that is no leaf brings its gradient where it belongs, in one step.
     if (!held->is_leaf) return {gradient, at::Tensor()};
@@ -87,7 +87,7 @@ class Redistribute : public torch::autograd::Function<Redistribute> {
     keep(context, held);
     const auto& spec = *held->spec;
     return make_dtensor(redistribute_piece(DTensorImpl::of(dtensor)->local(), held->way).detach(),
-                        spec.of(spec.sizes(), held->way.to, spec.strides()));
+                        spec_like(spec, spec.sizes(), held->way.to, spec.strides()));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto held = kept(context);
@@ -130,7 +130,7 @@ at::Tensor recorded_redistribution(const at::Tensor& dtensor, Redistribution way
 at::Tensor recorded_whole(const at::Tensor& dtensor, std::string_view operation) {
   const auto spec = DTensorImpl::of(dtensor)->value().spec;
   const Placements everywhere(spec->placements().size(), Replicate{});
-  const auto moved = recorded_redistribution(dtensor, spec->way_to(everywhere, operation), everywhere);
+  const auto moved = recorded_redistribution(dtensor, way_to(*spec, everywhere, operation), everywhere);
   const auto local = recorded_to_local(moved, everywhere);
   return local.strides() == c10::IntArrayRef(spec->strides()) ? local : local.as_strided(spec->sizes(), spec->strides());
 }

@@ -29,12 +29,17 @@ class WholeStorage final : public c10::StorageImpl {
   WholeStorage(DTensorValue value, Message message);
 
   const DTensorValue& value() const { return value_; }
+  /// After the spec got another name: what the message says.
+  void renamed();
+  /// With the last strong reference: a weak one keeps the object, but must not keep the piece.
+  void release_resources() override;
   static const WholeStorage* of(const c10::StorageImpl* storage) {
     return storage != nullptr && typeid(*storage) == typeid(WholeStorage) ? static_cast<const WholeStorage*>(storage) : nullptr;
   }
 
  private:
   DTensorValue value_;
+  Message message_;
 };
 
 }  // namespace fsdp

@@ -51,6 +51,7 @@ struct GroupParam {
   bool has_param_dtype = false;
   ParamSpread spread = {};  ///< beyond the group's ranks
   std::optional<TiedSource> tied = {};
+  bool is_dtensor = false;  ///< is registered as a DTensor, where the layout cuts a dimension
   /// That it is kept in.
   at::ScalarType dtype() const;
 };

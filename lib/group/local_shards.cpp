@@ -139,7 +139,7 @@ void LocalShards::check_requires_grad(std::span<const FSDPParam> params) const {
   for (const auto& one : classes_)
     for (const size_t i : one.members) {
       const auto& param = params[i];
-      const auto unsharded_param = param.unsharded_param(), sharded_param = param.sharded_param();
+      const auto unsharded_param = param.unsharded_param(), sharded_param = param.registered_param();
       const bool is_toggled = (unsharded_param.defined() && unsharded_param.requires_grad() != one.is_trainable) ||
                               (sharded_param.defined() && sharded_param.requires_grad() != one.is_trainable);
       require_state(!is_toggled,

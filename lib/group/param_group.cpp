@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include "base/require.hpp"
 #include "dispatch/residency.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/dense_gradient.hpp"
 #include "group/shard_rows.hpp"
+#include "param/param_placements.hpp"
 #include "tensor/shard_part.hpp"
 
 namespace fsdp {
@@ -25,16 +27,28 @@ Extensions extensions_of(const std::vector<GroupParam>& params) {
   return extensions;
 }
 
+/// In which form it is registered; one that is tied stays the tensor that it is.
+void choose_form(FSDPParam& param, const GroupParam& given, const MeshInfo& info) {
+  auto& spec = param.spec;
+  if (given.is_dtensor) spec.dtensor = dtensor_spec(spec, info);
+  if (!given.tied) return;
+  const auto& held = given.tied->group->params()[given.tied->index];
+  require(!held.spec.dtensor || spec.dtensor, "{}: is tied, tensor-parallel, and held by '{}'; the flat layout cannot take it over",
+          given.name, given.tied->group->name());
+  if (!held.spec.dtensor) spec.dtensor = nullptr;
+  param.take_identity(held);
+}
+
 /// A gradient that the unsharded parameter already has moves to the sharded parameter: this rank's rows of it.
 void take_over_gradient(FSDPParam& param, int shard_rank) {
   const auto unsharded_param = param.unsharded_param();
-  if (!unsharded_param.grad().defined()) return;
+  if (!accumulated_grad(unsharded_param).defined()) return;
   BelowResidency below;
-  auto gradient = dense_gradient(unsharded_param.grad());
+  auto gradient = dense_gradient(accumulated_grad(unsharded_param));
   const auto sharded_param = param.sharded_param();
   if (!param.layout().is_whole()) gradient = part_of(param.layout(), gradient, shard_rank).clone();
   sharded_param.mutable_grad() = gradient.to(sharded_param.device());
-  unsharded_param.mutable_grad().reset();
+  accumulated_grad(unsharded_param).reset();
 }
 
 }  // namespace
@@ -60,10 +74,8 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
                                          .output_dtype = param.output_dtype,
                                          .spread = param.spread},
                                param.unsharded_param);
-    if (param.tied) {
-      parts_.params.back().take_identity(param.tied->group->params()[param.tied->index]);
-      tied_.push_back({i, *param.tied});
-    }
+    choose_form(parts_.params.back(), param, info);
+    if (param.tied) tied_.push_back({i, *param.tied});
     parts_.is_cast |= parts_.params.back().spec.is_cast();
   }
   parts_.shard = ShardBuffer(parts_.config.host_memory);

@@ -71,6 +71,8 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested, const
   auto prepared = prepare(requested, options, like);
   const auto& info = prepared.request.mesh_info;
   const auto device = info.mesh.device();
+  info_once("parameters() of a sharded module are DTensors: sizes, numel and grad mean the whole parameter; this rank's part is "
+            "fsdp::to_local(parameter)");
   if (info.data_parallel_size() == 1) warn_once("one rank: nothing is communicated, copied or released");
   auto context = attach_groups(prepared);
   const auto state = std::make_shared<ModuleState>(std::move(prepared.request), std::move(prepared.units),

@@ -3,6 +3,7 @@
 #include "base/environment.hpp"
 #include "base/require.hpp"
 #include "group/group_sanitizer.hpp"
+#include "module/shows_own_parameters.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {
@@ -36,7 +37,8 @@ GroupParam group_param(const ManagedParam& param, const ParamPlace& place, const
                     .param_dtype = at::kFloat,
                     .dim = place.dim,
                     .spread = place.spread,
-                    .tied = param.tied};
+                    .tied = param.tied,
+                    .is_dtensor = dynamic_cast<const ShowsOwnParameters*>(param.registrations.front().module) == nullptr};
   set_dtypes(result, param, options.mp_policy);
   if (options.flat_block_numel) result.block_numel = options.flat_block_numel(result.name, result.unsharded_param);
   require(result.block_numel >= 1, "{}: flat_block_numel gave {}; expected 1 element or more", result.name,

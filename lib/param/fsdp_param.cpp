@@ -26,6 +26,7 @@ FSDPParam::FSDPParam(ParamSpec spec, const at::Tensor& unsharded_param)
 
 void FSDPParam::rename(std::string name) {
   spec.name = std::move(name);
+  sharded.rename(spec);
   if (auto* storage = unsharded.storage()) storage->set_name(spec.name);
 }
 
@@ -50,6 +51,7 @@ void FSDPParam::make_sharded_param(OwnerLink link, size_t index, const at::Tenso
 void FSDPParam::attach(const std::shared_ptr<ParamOwner>& owner, c10::Device device) {
   sharded.see_version();
   unsharded.attach(spec, owner, sharded.place(), device);
+  if (sharded.shared()) sharded.shared()->join(unsharded_param(), SharedAutograd::Side::kUnsharded);
 }
 
 void FSDPParam::mark_written() {
@@ -94,7 +96,7 @@ void FSDPParam::convert(at::ScalarType dtype, at::ScalarType param_dtype, const 
     make_sharded_param(place.link, place.index, piece);
     sharded.bump_version();
   }
-  if (const auto tensor = unsharded_param(); tensor.defined()) tensor.mutable_grad().reset();
+  if (auto* tensor = unsharded.peek()) accumulated_grad(*tensor).reset();
   set_param_dtype(param_dtype, owner, unsharded_device);
 }
 
@@ -104,13 +106,13 @@ void FSDPParam::set_param_dtype(at::ScalarType param_dtype, const std::shared_pt
   spec.param_dtype = param_dtype;
   if (!unsharded.retire(name())) return;
   const auto tensor = unsharded_param();
-  const auto gradient = std::exchange(tensor.mutable_grad(), {});
+  const auto gradient = std::exchange(accumulated_grad(tensor), {});
   replace_tensor(tensor, at::empty({0}, at::TensorOptions().dtype(param_dtype).device(unsharded_device)));
   attach(owner, unsharded_device);
   // A graph that saved the unsharded parameter itself is out of date, and is to say so.
   unsharded.bump_version();
   if (gradient.defined())
-    tensor.mutable_grad() = settings.unsharded_grad_dtype().takes_any() ? gradient : gradient.to(param_dtype);
+    accumulated_grad(tensor) = settings.unsharded_grad_dtype().takes_any() ? gradient : gradient.to(param_dtype);
 }
 
 void FSDPParam::set_unsharded_grad_dtype(const GradDtype& value) {

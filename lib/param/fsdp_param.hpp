@@ -12,7 +12,7 @@
 
 namespace fsdp {
 
-/// One parameter with its two tensors: the *unsharded parameter*, which the module's member holds and `forward` reads, and
+/// One parameter with its tensors (Note [One parameter, three tensors]): the *unsharded parameter*, which the module's member holds and `forward` reads, and
 /// the *sharded parameter*, which `parameters()` and the optimizer see. What concerns one of them is a function of it;
 /// what keeps the two in step is here.
 ///
@@ -33,7 +33,10 @@ struct FSDPParam {
   const std::string& name() const { return spec.name; }
   const ShardLayout& layout() const { return spec.layout; }
   at::Tensor unsharded_param() const { return unsharded.tensor(); }  ///< undefined once the module is gone
-  at::Tensor sharded_param() const { return sharded.tensor(); }      ///< undefined once nobody can use it any more
+  /// This rank's rows; undefined once nobody can use them any more.
+  at::Tensor sharded_param() const { return sharded.tensor(); }
+  /// What modules hold of it and users see: a DTensor around the rows, or the rows (ParamSpec::dtensor).
+  at::Tensor registered_param() const { return sharded.registered(); }
   bool requires_grad() const { return settings.requires_grad(); }
   const GradDtype& grad_dtype() const { return settings.grad_dtype(); }
   void rename(std::string name);
@@ -68,9 +71,9 @@ struct FSDPParam {
   void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
 
   // See AutogradSettings.
-  bool has_new_requires_grad() const { return settings.has_new_requires_grad(unsharded.peek(), sharded.peek()); }
-  bool sync_requires_grad() { return settings.sync_requires_grad(unsharded.peek(), sharded.peek()); }
-  bool sync_grad_dtype() { return settings.sync_grad_dtype(unsharded.peek(), sharded.peek()); }
+  bool has_new_requires_grad() const { return settings.has_new_requires_grad(unsharded.peek(), sharded.peek_registered()); }
+  bool sync_requires_grad() { return settings.sync_requires_grad(unsharded.peek(), sharded.peek_registered()); }
+  bool sync_grad_dtype() { return settings.sync_grad_dtype(unsharded.peek(), sharded.peek_registered()); }
   /// Nothing before it is an unsharded parameter, or once that is gone.
   void set_unsharded_grad_dtype(const GradDtype& value);
 };

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensor/dtensor_spec.hpp"
 #include "tensor/shard_layout.hpp"
 #include "tensor/tensor_part.hpp"
 
@@ -25,6 +26,8 @@ struct ParamSpec {
   /// Operators that use it give their outputs in this dtype; none: as they are.
   std::optional<at::ScalarType> output_dtype = {};
   ParamSpread spread = {};  ///< beyond the group's ranks
+  /// How it is registered: as a DTensor; null: as this rank's rows.
+  DTensorSpec::Ptr dtensor = {};
   /// Of this rank's rows. Kept, as every step asks for them: see `set_layout`.
   at::DimVector local_sizes = {}, local_strides = {};
 

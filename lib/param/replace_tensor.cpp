@@ -30,20 +30,24 @@ void move_grad_dtype(Meta& to, Meta& from) {
 }
 }  // namespace
 
+void move_autograd_fields(torch::autograd::AutogradMeta& from, torch::autograd::AutogradMeta& to) {
+  to.name_ = std::move(from.name_);
+  to.grad_ = std::move(from.grad_);
+  to.grad_accumulator_ = std::move(from.grad_accumulator_);
+  to.fw_grad_ = std::move(from.fw_grad_);
+  to.hooks_ = std::move(from.hooks_);
+  to.cpp_hooks_list_ = std::move(from.cpp_hooks_list_);
+  to.post_acc_grad_hooks_ = std::move(from.post_acc_grad_hooks_);
+  to.requires_grad_ = from.requires_grad_;
+  to.retains_grad_ = from.retains_grad_;
+  move_grad_dtype(to, from);
+}
+
 void forget_base(const at::Tensor& leaf) {
   auto* known = torch::autograd::impl::get_autograd_meta(leaf);
   if (known == nullptr || !known->is_view_) return;
   auto alone = std::make_unique<torch::autograd::AutogradMeta>();
-  alone->name_ = std::move(known->name_);
-  alone->grad_ = std::move(known->grad_);
-  alone->grad_accumulator_ = std::move(known->grad_accumulator_);
-  alone->fw_grad_ = std::move(known->fw_grad_);
-  alone->hooks_ = std::move(known->hooks_);
-  alone->cpp_hooks_list_ = std::move(known->cpp_hooks_list_);
-  alone->post_acc_grad_hooks_ = std::move(known->post_acc_grad_hooks_);
-  alone->requires_grad_ = known->requires_grad_;
-  alone->retains_grad_ = known->retains_grad_;
-  move_grad_dtype(*alone, *known);
+  move_autograd_fields(*known, *alone);
   leaf.unsafeGetTensorImpl()->set_autograd_meta(std::move(alone));
 }
 

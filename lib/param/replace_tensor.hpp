@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace fsdp {
 
@@ -15,5 +16,8 @@ void replace_tensor(const at::Tensor& tensor, const at::Tensor& other);
 /// Autograd regards a view of a view as one of the first tensor. When a version moves it derives such
 /// a view anew, from a tensor that no gradient leads to.
 void forget_base(const at::Tensor& leaf);
+
+/// All that a leaf's metadata holds but its being a view: gradients, hooks, what it requires.
+void move_autograd_fields(torch::autograd::AutogradMeta& from, torch::autograd::AutogradMeta& to);
 
 }  // namespace fsdp

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "dispatch/residency.hpp"
+#include "dtensor/dtensor_impl.hpp"
 #include "param/replace_tensor.hpp"
 #include "param/unsharded_keeper.hpp"
 
@@ -13,6 +14,11 @@ namespace fsdp {
 
 at::Tensor ShardedTensor::tensor() const {
   auto impl = tensor_.lock();
+  return impl.defined() ? at::Tensor(std::move(impl)) : at::Tensor();
+}
+
+at::Tensor ShardedTensor::registered() const {
+  auto impl = registered_.lock();
   return impl.defined() ? at::Tensor(std::move(impl)) : at::Tensor();
 }
 
@@ -31,25 +37,54 @@ void ShardedTensor::make(const ParamSpec& spec, ParamRef place, const at::Tensor
     replace_tensor(known, tensor);
     tensor = std::move(known);
   } else {
-    initial_ = tensor;
-    identity_ = tensor.unsafeGetTensorImpl();
-    tensor_ = tensor.getIntrusivePtr();
-    torch::autograd::impl::add_hook(tensor, std::make_unique<UnshardedKeeper>(unsharded));
-    set_grad_dtype(tensor, settings.grad_dtype());
+    begin(spec, tensor, settings, unsharded);
   }
-  if (tensor.requires_grad() != settings.requires_grad()) tensor.set_requires_grad(settings.requires_grad());
   add_residency_key(tensor);
   storage_ = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const auto registered = this->registered();
+  if (auto* dtensor = registered.defined() ? DTensorImpl::of(registered) : nullptr) {
+    shared_->set_spec(spec.dtensor);
+    dtensor->follow(tensor, spec.dtensor);
+  }
+  if (registered.defined() && registered.requires_grad() != settings.requires_grad())
+    registered.set_requires_grad(settings.requires_grad());
+}
+
+/// The first time: the tensors that are there from now on.
+void ShardedTensor::begin(const ParamSpec& spec, const at::Tensor& local, const AutogradSettings& settings,
+                          const at::Tensor& unsharded) {
+  initial_ = local;
+  tensor_ = local.getIntrusivePtr();
+  torch::autograd::impl::add_hook(local, std::make_unique<UnshardedKeeper>(unsharded));
+  if (spec.dtensor) {
+    initial_ = make_dtensor(local, spec.dtensor, WholeStorage::Message::kFull);
+    shared_ = std::make_shared<SharedAutograd>(spec.dtensor, settings.requires_grad());
+    shared_->join(initial_, SharedAutograd::Side::kDTensor);
+    shared_->join_piece(local);
+  }
+  registered_ = initial_.getIntrusivePtr();
+  identity_ = initial_.unsafeGetTensorImpl();
+  set_grad_dtype(initial_, settings.grad_dtype());
 }
 
 void ShardedTensor::take(const ShardedTensor& other) {
   tensor_ = other.tensor_;
+  registered_ = other.registered_;
   identity_ = other.identity_;
+  shared_ = other.shared_;
 }
 
 void ShardedTensor::move_away() {
-  tensor_ = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>();
+  tensor_ = registered_ = Strong();
   identity_ = nullptr;
+  shared_ = nullptr;
+}
+
+void ShardedTensor::rename(const ParamSpec& spec) const {
+  if (!spec.dtensor) return;
+  spec.dtensor->rename(spec.name);
+  const auto registered = this->registered();
+  if (auto* dtensor = registered.defined() ? DTensorImpl::of(registered) : nullptr) dtensor->renamed();
 }
 
 void ShardedTensor::bump_version() const {

@@ -3,26 +3,34 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "param/autograd_settings.hpp"
 #include "param/param_spec.hpp"
+#include "param/shared_autograd.hpp"
 #include "param/unsharded_tensor.hpp"
 
 namespace fsdp {
 
-/// The tensor of a parameter that `parameters()` and the optimizer see: this rank's rows, in the original dtype, on top of
-/// the group's shard. Gradients for the user live on it.
+/// This rank's rows of a parameter, in the original dtype, on top of the group's shard, and the gradient that the user is to see of
+/// them. `parameters()` and the optimizer see it as a DTensor around it, or itself (ParamSpec::dtensor): what is registered.
 ///
-/// Does not keep the tensor alive: the module does, as before fully_shard. Not thread-safe: its group's lock guards it.
+/// Does not keep what is registered alive: the module does, as before fully_shard. Not thread-safe: its group's lock guards it.
 class ShardedTensor {
  public:
-  ShardedTensor() : tensor_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
+  ShardedTensor() : tensor_(Strong()), registered_(Strong()) {}
 
   at::Tensor tensor() const;  ///< undefined once nobody can use it any more
   /// The same for a look, without a reference: null then.
   c10::TensorImpl* peek() const { return tensor_.expired() ? nullptr : tensor_._unsafe_get_target(); }
+  /// What modules hold and users see of it; undefined once nobody can use it any more.
+  at::Tensor registered() const;
+  c10::TensorImpl* peek_registered() const { return registered_.expired() ? nullptr : registered_._unsafe_get_target(); }
+  /// Of what is registered.
   const at::TensorImpl* identity() const { return identity_; }
+  /// What it has in common with the unsharded tensor; null without a DTensor.
+  const std::shared_ptr<SharedAutograd>& shared() const { return shared_; }
   const ParamRef& place() const { return place_; }
 
   /// Makes it on top of `piece`, whose memory it keeps alive: the tensor that optimizers know, where there is one.
@@ -30,13 +38,15 @@ class ShardedTensor {
   void make(const ParamSpec& spec, ParamRef place, const at::Tensor& piece, const AutogradSettings& settings,
             const at::Tensor& unsharded);
   /// Gives up the only strong reference to a new tensor: for the module to hold.
-  at::Tensor hand_over() { return initial_.defined() ? std::move(initial_) : tensor(); }
+  at::Tensor hand_over() { return initial_.defined() ? std::move(initial_) : registered(); }
   /// Becomes the one that `other`, of another group, is; nothing of that changes before `make`.
   void take(const ShardedTensor& other);
   /// Between these two.
   bool is_taken() const { return identity_ != nullptr && storage_ == nullptr; }
   /// Another group has taken it over.
   void move_away();
+  /// spec: with the new name.
+  void rename(const ParamSpec& spec) const;
 
   /// Written, or its storage replaced, since `see_version`.
   bool was_changed() const {
@@ -59,12 +69,18 @@ class ShardedTensor {
   bool see_version() { return version() != std::exchange(seen_version_, version()); }
 
  private:
+  using Strong = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  void begin(const ParamSpec& spec, const at::Tensor& local, const AutogradSettings& settings, const at::Tensor& unsharded);
+
   static int64_t version_of(const c10::TensorImpl& impl) {
     return static_cast<int64_t>(impl.version_counter().current_version());
   }
 
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
+  Weak tensor_, registered_;  // the same without a DTensor
   c10::TensorImpl* identity_ = nullptr;
+  std::shared_ptr<SharedAutograd> shared_;
   at::Tensor initial_;
   const c10::StorageImpl* storage_ = nullptr;  // that it should have
   ParamRef place_;

@@ -9,7 +9,7 @@
 
 namespace fsdp {
 
-/// A tensor recognised as a parameter's unsharded parameter or sharded parameter.
+/// A tensor recognised as one of a parameter's: the unsharded tensor, the DTensor, or this rank's rows.
 struct FoundParam {
   std::shared_ptr<ParamGroup> group;
   size_t index;

@@ -56,7 +56,7 @@ void convert_gradients(const GroupParts& parts, Converted& made) {
     made.gradients.push_back(
         converted(gradient, made.shard.device(),
                   follows || !gradient.defined() ? made.dtypes.stored[i] : gradient.scalar_type()));
-    const auto unreduced = unsharded_param.defined() ? unsharded_param.grad() : at::Tensor();
+    const auto unreduced = unsharded_param.defined() ? accumulated_grad(unsharded_param) : at::Tensor();
     const bool stays = unreduced.defined() && grad_dtype_of(unsharded_param).takes_any();
     made.unsharded_gradients.push_back(
         converted(unreduced, made.device, stays ? unreduced.scalar_type() : made.dtypes.gathered[i]));
@@ -98,7 +98,7 @@ void set_converted(ParamGroup& group, Converted made) {
     auto& param = parts.params[i];
     param.convert(made.dtypes.stored[i], made.dtypes.gathered[i], made.pieces[i], owner, made.device);
     if (made.gradients[i].defined()) param.sharded_param().mutable_grad() = made.gradients[i];
-    if (made.unsharded_gradients[i].defined()) param.unsharded_param().mutable_grad() = made.unsharded_gradients[i];
+    if (made.unsharded_gradients[i].defined()) accumulated_grad(param.unsharded_param()) = made.unsharded_gradients[i];
   }
   parts.config.device = made.device;
   parts.layout = std::move(made.layout);

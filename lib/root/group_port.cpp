@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "dispatch/residency.hpp"
+#include "fsdp/dtensor.hpp"
 #include "root/gradient_hook.hpp"
 #include "root/tied_groups.hpp"
 
@@ -95,6 +96,15 @@ void GroupPort::take_over_requires_grad(size_t index) {
   auto& params = group_.params();
   const bool has_changed = index >= params.size() || params[index].has_new_requires_grad();
   if (has_changed && !in_step(root->step().state())) group_.changes().sync_requires_grad();
+}
+
+/// The unsharded parameter of a tensor-parallel one is less than the DTensor: the other ranks' parts are gathered.
+at::Tensor GroupPort::recorded_param(size_t index) const {
+  const auto& param = group_.params()[index];
+  const auto unsharded = param.unsharded_param();
+  const auto& part = param.spec.spread.part;
+  if (!unsharded.defined() || !part || part->is_whole() || !param.spec.dtensor) return unsharded;
+  return DTensor::from_local(unsharded, part->mesh, part->placements, part->sizes, part->strides).full_tensor();
 }
 
 bool GroupPort::is_in_scope() const { return root_->step().is_in_scope(); }

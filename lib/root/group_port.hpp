@@ -43,6 +43,8 @@ class GroupPort final : public ParamOwner {
   void take_over_requires_grad(size_t index) override;
   bool is_in_scope() const override;
   at::Tensor unsharded_param(size_t index) const override { return group_.params()[index].unsharded_param(); }
+  at::Tensor recorded_param(size_t index) const override;
+  at::Tensor registered_param(size_t index) const override { return group_.params()[index].registered_param(); }
   const at::TensorImpl* sharded_param(size_t index) const override {
     return index < group_.params().size() ? group_.params()[index].sharded.identity() : nullptr;
   }
@@ -51,7 +53,6 @@ class GroupPort final : public ParamOwner {
   const std::string& param_name(size_t index) const override {
     return index < group_.params().size() ? group_.params()[index].name() : group_.name();
   }
-  bool is_cut() const override { return group_.identity().mesh_info.shard_size() > 1; }
   std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.parts().output_dtype(index); }
 
   OwnerLink link_ = std::make_shared<ParamOwner*>(this);

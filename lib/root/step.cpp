@@ -152,7 +152,8 @@ void RootContext::abandon_task(int64_t task) noexcept {
 
 void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& unsharded_param) {
   std::lock_guard lock(mutex_);
-  require_state(!unsharded_param.grad().defined() || !unsharded_param.grad().requires_grad(),
+  const auto& gradient = accumulated_grad(unsharded_param);
+  require_state(!gradient.defined() || !gradient.requires_grad(),
                 "{}: backward with create_graph leaves gradients with a history, which cannot be "
                 "reduced over ranks; use torch::autograd::grad on the module's own weight for higher "
                 "derivatives",

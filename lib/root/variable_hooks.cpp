@@ -6,7 +6,9 @@
 #include "base/require.hpp"
 #include "dispatch/host_lock.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/dtensor_impl.hpp"
 #include "param/grad_dtype.hpp"
+#include "root/captured_gradient.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 
@@ -21,12 +23,16 @@ namespace {
 using at::TensorBase;
 using Interface = at::impl::VariableHooksInterface;
 
-/// `tensor` as a sharded parameter; none in the runtime's own work, or below an operator.
-std::optional<FoundParam> find_sharded(const TensorBase& tensor) {
+/// `tensor` as a parameter; none in the runtime's own work, or below an operator.
+std::optional<FoundParam> find_any(const TensorBase& tensor) {
   if (!tensor.defined() || !has_residency_key(tensor.unsafeGetTensorImpl()) ||
       c10::impl::tls_is_dispatch_key_excluded(kResidencyKey))
     return std::nullopt;
-  auto found = find_param(at::Tensor(tensor));
+  return find_param(at::Tensor(tensor));
+}
+/// The same of what is not the unsharded parameter.
+std::optional<FoundParam> find_sharded(const TensorBase& tensor) {
+  auto found = find_any(tensor);
   return found && !found->is_unsharded_param ? found : std::nullopt;
 }
 
@@ -44,6 +50,19 @@ std::optional<c10::ScalarType> grad_dtype_in(const Hooks& hooks, const TensorBas
 template <class Hooks>
 void set_grad_dtype_in(const Hooks& hooks, const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) {
   if constexpr (requires { hooks.set_grad_dtype(tensor, dtype); }) hooks.set_grad_dtype(tensor, dtype);
+}
+
+/// What leads to the DTensor leads to the unsharded tensor, whose gradient autograd accumulates. False: there is no DTensor.
+bool join_accumulators(const FoundParam& found) {
+  namespace autograd_impl = torch::autograd::impl;
+  const auto& param = found.param();
+  const auto unsharded = param.unsharded_param(), registered = param.registered_param();
+  if (!param.sharded.shared() || !unsharded.defined() || !registered.defined()) return false;
+  if (!unsharded.requires_grad()) return true;
+  const auto accumulator = autograd_impl::grad_accumulator(unsharded);
+  autograd_impl::get_autograd_meta(registered)->grad_accumulator_ =
+      autograd_impl::get_autograd_meta(unsharded)->grad_accumulator_;
+  return true;
 }
 
 class Hooks final : public Interface {
@@ -69,7 +88,12 @@ class Hooks final : public Interface {
 
   /// Of a leaf only autograd asks that, and that for where a gradient is to be led to, or to save it for backward.
   int64_t output_nr(const TensorBase& tensor) const override {
-    if (const auto found = find_sharded(tensor))
+    const auto found = next_.grad_fn(tensor) ? std::nullopt : find_any(tensor);
+    const bool is_joined = found && join_accumulators(*found);
+    if (is_joined && found->param().requires_grad())
+      install_capture_hook(found->param().unsharded_param(),
+                           std::static_pointer_cast<GroupPort>(GroupPort::of(*found->group).shared_from_this()), found->index);
+    if (found && !found->is_unsharded_param && !is_joined)
       throw UsageError(fmt::format(
           "{}: torch::autograd::grad, backward({{...}}, inputs) and save_for_backward were given a sharded "
           "parameter, which is this rank's part; gradients lead to the tensor that the module's member holds. Use "
@@ -79,12 +103,16 @@ class Hooks final : public Interface {
     return next_.output_nr(tensor);
   }
 
-  TensorBase tensor_data(const TensorBase& tensor) const override { return next_.tensor_data(tensor); }
-  TensorBase variable_data(const TensorBase& tensor) const override { return next_.variable_data(tensor); }
+  /// Before autograd leads a gradient to a leaf it asks whether it is one.
   decltype(std::declval<const Interface&>().grad_fn(std::declval<const TensorBase&>())) grad_fn(
       const TensorBase& tensor) const override {
+    if (tensor.defined() && DTensorImpl::of(tensor.unsafeGetTensorImpl()) != nullptr) [[unlikely]]
+      if (const auto found = find_sharded(tensor)) join_accumulators(*found);
     return next_.grad_fn(tensor);
   }
+
+  TensorBase tensor_data(const TensorBase& tensor) const override { return next_.tensor_data(tensor); }
+  TensorBase variable_data(const TensorBase& tensor) const override { return next_.variable_data(tensor); }
   unsigned _register_hook(const TensorBase& tensor, std::function<TensorBase(const TensorBase&)> hook) const override {
     const c10::impl::ExcludeDispatchKeyGuard below(kResidencyKey);  // it asks for output_nr, too
     return next_._register_hook(tensor, std::move(hook));

@@ -8,6 +8,7 @@
 
 #include "base/require.hpp"
 #include "tensor/piece.hpp"
+#include "tensor/shard_part.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -33,6 +34,15 @@ at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides) {
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
+/// Nearly all tensors have no name.
+std::string memory_error_of(const std::string& name) {
+  static const std::string unnamed =
+      "this tensor is sharded over ranks and has no memory of its own: read this rank's part with fsdp::to_local(tensor), the "
+      "whole with fsdp::full_tensor(tensor)";
+  constexpr std::string_view kThis = "this tensor";
+  return name.empty() ? unnamed : name + unnamed.substr(kThis.size());
+}
+
 TensorPiece all_of(const at::Tensor& whole) {
   TensorPiece all{.data = whole.dim() == 0 ? whole.reshape({1}) : whole, .indices = {}};
   for (const int64_t size : all.data.sizes()) all.indices.push_back(all_indices(size));
@@ -48,20 +58,42 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std
       sizes_(std::move(sizes)),
       strides_(std::move(strides)),
       name_(std::move(name)),
+      memory_error_(memory_error_of(name_)),
       numel_(c10::multiply_integers(sizes_)),
       map_(sizes_, mesh_.shape(), placements_),
       piece_(local_piece(sizes_, mesh_.shape(), mesh_.coordinates(), placements_)) {
-  for (int64_t dim = 0; dim < map_.ndim(); ++dim) {
-    cut_ |= map_.cutting(dim);
-    cut_dims_.push_back(map_.cutting(dim).any());
-  }
+  for (int64_t dim = 0; dim < map_.ndim(); ++dim) cut_dims_.push_back(map_.cutting(dim).any());
   for (size_t m = 0; m < placements_.size(); ++m)
     has_partial_ |= mesh_.shape()[m] > 1 && std::holds_alternative<Partial>(placements_[m]);
 }
 
-DTensorSpec::Ptr DTensorSpec::of_local(const at::Tensor& local, DeviceMesh mesh, std::vector<Placement> placements,
-                                       at::OptionalIntArrayRef sizes, at::OptionalIntArrayRef strides,
-                                       std::string_view subject) {
+DTensorSpec::DTensorSpec(DeviceMesh mesh, ShardLayout layout, std::shared_ptr<Communicator> group, std::string name)
+    : DTensorSpec(mesh, std::vector<Placement>(static_cast<size_t>(mesh.ndim()), Replicate{}), layout.sizes(), layout.strides(),
+                  std::move(name)) {
+  piece_ = {.sizes = {layout.local_numel(group->rank())}, .indices = {}};
+  flat_ = Flat{std::move(layout), std::move(group)};
+}
+
+void DTensorSpec::rename(std::string name) const {
+  name_ = std::move(name);
+  memory_error_ = memory_error_of(name_);
+}
+
+std::vector<std::shared_ptr<Communicator>> DTensorSpec::groups_cutting(c10::IntArrayRef dims) const {
+  std::vector<std::shared_ptr<Communicator>> groups;
+  if (flat_) {
+    if (flat_->group->size() > 1) groups.push_back(flat_->group);
+    return groups;
+  }
+  MeshDims cutting;
+  for (const auto dim : dims) cutting |= map_.cutting(dim);
+  for (size_t m = mesh_.shape().size(); m-- > 0;)
+    if (cutting[m]) groups.push_back(mesh_.group(static_cast<int>(m)));
+  return groups;
+}
+
+DTensorSpec::Ptr spec_of_local(const at::Tensor& local, DeviceMesh mesh, std::vector<Placement> placements,
+                               at::OptionalIntArrayRef sizes, at::OptionalIntArrayRef strides, std::string_view subject) {
   const std::vector<int64_t>& coordinates = mesh.coordinates();
   const int64_t ndim = sizes ? static_cast<int64_t>(sizes->size()) : local.dim();
   placements = normalised(std::move(placements), mesh, ndim, subject);
@@ -82,50 +114,78 @@ DTensorSpec::Ptr DTensorSpec::of_local(const at::Tensor& local, DeviceMesh mesh,
                                              strides ? strides->vec() : row_major_strides(whole));
 }
 
-DTensorSpec::Ptr DTensorSpec::of(std::vector<int64_t> sizes, std::vector<Placement> placements,
-                                 at::OptionalIntArrayRef strides) const {
+DTensorSpec::Ptr spec_like(const DTensorSpec& like, std::vector<int64_t> sizes, std::vector<Placement> placements,
+                           at::OptionalIntArrayRef strides) {
   auto rows = strides ? strides->vec() : row_major_strides(sizes);
-  return std::make_shared<const DTensorSpec>(mesh_, std::move(placements), std::move(sizes), std::move(rows), name_);
+  return std::make_shared<const DTensorSpec>(like.mesh(), std::move(placements), std::move(sizes), std::move(rows), like.name());
 }
 
-bool DTensorSpec::is_placed_as(const DTensorSpec& other) const {
-  return this == &other ||
-         (sizes_ == other.sizes_ && placements_ == other.placements_ && mesh_ == other.mesh_);
+bool DTensorSpec::is_equal(const DTensorSpec& other) const {
+  return sizes_ == other.sizes_ && placements_ == other.placements_ && flat_ == other.flat_ && mesh_ == other.mesh_;
 }
 
-Redistribution DTensorSpec::way_to(std::vector<Placement> placements, std::string_view operation) const {
-  return {.mesh = mesh_,
-          .sizes = sizes_,
-          .strides = strides_,
-          .from = placements_,
+Redistribution way_to(const DTensorSpec& spec, std::vector<Placement> placements, std::string_view operation) {
+  return {.mesh = spec.mesh(),
+          .sizes = spec.sizes(),
+          .strides = spec.strides(),
+          .from = spec.placements(),
           .to = std::move(placements),
-          .subject = name_.empty() ? fmt::format("{} {}", operation, sizes_text(sizes_))
-                                   : fmt::format("{} of {}", operation, name_)};
+          .subject = spec.name().empty() ? fmt::format("{} {}", operation, sizes_text(spec.sizes()))
+                                         : fmt::format("{} of {}", operation, spec.name())};
 }
 
-at::Tensor DTensorSpec::gather(const at::Tensor& local, std::string_view operation) const {
+namespace {
+
+std::vector<Placement> everywhere(const DTensorSpec& spec) {
+  return std::vector<Placement>(spec.placements().size(), Replicate{});
+}
+
+at::Tensor gather_flat(const DTensorSpec& spec, const at::Tensor& local, std::string_view operation) {
+  const auto& [layout, group] = *spec.flat();
+  const auto in_memory = at::empty({layout.numel()}, local.options());
+  int64_t longest = 0;
+  for (int rank = 0; rank < group->size(); ++rank) longest = std::max(longest, layout.local_numel(rank));
+  const auto own = at::zeros({longest}, local.options());
+  own.narrow(0, 0, local.numel()).copy_(local);
+  const auto all = at::empty({group->size(), longest}, local.options());
+  group->start_all_gather(all.view(-1), own, way_to(spec, everywhere(spec), operation).subject)->wait();
+  for (int rank = 0; rank < group->size(); ++rank)
+    in_memory.narrow(0, layout.range(rank).begin, layout.local_numel(rank)).copy_(all[rank].narrow(0, 0, layout.local_numel(rank)));
+  return in_memory.as_strided(spec.sizes(), spec.strides());
+}
+
+}  // namespace
+
+at::Tensor gather(const DTensorSpec& spec, const at::Tensor& local, std::string_view operation) {
   const at::NoGradGuard no_grad;
-  const auto whole = redistribute_piece(local, way_to(std::vector<Placement>(placements_.size(), Replicate{}), operation));
-  return with_strides(whole, strides_);
+  // Offloaded: a group's collectives run on its mesh's device.
+  const auto& mesh = spec.mesh();
+  if (local.device().type() != mesh.device_type() && !local.is_meta())
+    return gather(spec, local.to(mesh.device()), operation).to(local.device());
+  if (spec.is_flat()) return gather_flat(spec, local, operation);
+  return with_strides(redistribute_piece(local, way_to(spec, everywhere(spec), operation)), spec.strides());
 }
 
-at::Tensor DTensorSpec::part_of(const at::Tensor& whole) const {
-  if (is_replicated()) return whole;
-  if (has_partial_) {
+at::Tensor part_of(const DTensorSpec& spec, const at::Tensor& whole) {
+  if (spec.is_flat()) return part_of(spec.flat()->layout, whole, spec.flat()->group->rank());
+  if (spec.is_replicated()) return whole;
+  if (spec.has_partial()) {
     const at::NoGradGuard no_grad;
-    const DTensorSpec replicated(mesh_, std::vector<Placement>(placements_.size(), Replicate{}), sizes_, strides_);
-    return redistribute_piece(whole, replicated.way_to(placements_, "part"));
+    const DTensorSpec replicated(spec.mesh(), everywhere(spec), spec.sizes(), spec.strides());
+    return redistribute_piece(whole, way_to(replicated, spec.placements(), "part"));
   }
-  if (sizes_.empty()) return piece_.sizes.empty() ? whole : whole.new_empty(piece_.sizes);
-  return fsdp::part_of(all_of(whole), piece_.indices).data;
+  if (spec.sizes().empty()) return spec.piece().sizes.empty() ? whole : whole.new_empty(spec.piece().sizes);
+  return part_of(all_of(whole), spec.piece().indices).data;
 }
 
-at::Tensor DTensorSpec::own_part_of(const at::Tensor& whole) const {
-  const auto part = part_of(whole);
-  if (sizes_.empty()) return part.is_same(whole) ? whole.clone() : part;
-  const std::vector<int64_t> strides = dense_strides(piece_.sizes, whole.strides());
+at::Tensor own_part_of(const DTensorSpec& spec, const at::Tensor& whole) {
+  const auto part = part_of(spec, whole);
+  if (spec.is_flat()) return part.clone();
+  if (spec.sizes().empty()) return part.is_same(whole) ? whole.clone() : part;
+  const auto& sizes = spec.piece().sizes;
+  const std::vector<int64_t> strides = dense_strides(sizes, whole.strides());
   if (!part.is_alias_of(whole) && part.strides() == c10::IntArrayRef(strides)) return part;
-  return at::empty_strided(piece_.sizes, strides, part.options()).copy_(part);
+  return at::empty_strided(sizes, strides, part.options()).copy_(part);
 }
 
 }  // namespace fsdp

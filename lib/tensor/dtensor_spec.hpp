@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "tensor/local_piece.hpp"
 #include "tensor/piece_map.hpp"
 #include "tensor/redistribute.hpp"
+#include "tensor/shard_layout.hpp"
 
 namespace fsdp {
 
@@ -22,21 +25,29 @@ namespace fsdp {
 class DTensorSpec {
  public:
   using Ptr = std::shared_ptr<const DTensorSpec>;
+  struct Flat {
+    ShardLayout layout;
+    std::shared_ptr<Communicator> group;
+    bool operator==(const Flat&) const = default;
+  };
 
   /// placements: normalised. strides: of the whole, dense. name: of a parameter, for what collectives are called.
   DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std::vector<int64_t> sizes, std::vector<int64_t> strides,
               std::string name = "");
-  /// Of a piece, as DTensor::from_local has it. Throws UsageError, beginning with `subject`.
-  static Ptr of_local(const at::Tensor& local, DeviceMesh mesh, std::vector<Placement> placements,
-                      at::OptionalIntArrayRef sizes, at::OptionalIntArrayRef strides, std::string_view subject);
-  /// The same mesh and name, another tensor. Row-major unless strides are given.
-  Ptr of(std::vector<int64_t> sizes, std::vector<Placement> placements, at::OptionalIntArrayRef strides = {}) const;
-
+  /// In a flat layout: `group`, a group of the mesh, cuts the elements as they lie in memory, and pieces are 1-D.
+  DTensorSpec(DeviceMesh mesh, ShardLayout layout, std::shared_ptr<Communicator> group, std::string name);
   const DeviceMesh& mesh() const { return mesh_; }
+  /// One for each mesh dimension; of a flat layout, which is none, Replicate.
   const std::vector<Placement>& placements() const { return placements_; }
+  bool is_flat() const { return flat_.has_value(); }
+  const std::optional<Flat>& flat() const { return flat_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
   const std::vector<int64_t>& strides() const { return strides_; }
   const std::string& name() const { return name_; }
+  /// The one thing that may change: modules find out late what they are called.
+  void rename(std::string name) const;
+  /// What an error says to whoever asks for the memory of a tensor that is spread so.
+  const std::string& memory_error() const { return memory_error_; }
   int64_t ndim() const { return static_cast<int64_t>(sizes_.size()); }
   int64_t numel() const { return numel_; }
   /// This rank's.
@@ -44,34 +55,44 @@ class DTensorSpec {
 
   bool has_partial() const { return has_partial_; }
   /// Every rank holds all elements, and none a summand.
-  bool is_replicated() const { return !has_partial_ && cut_.none(); }
-  /// The mesh dimensions of several ranks that cut `dim`; of a 0-dim tensor: 0.
-  MeshDims cutting(int64_t dim) const { return map_.cutting(dim); }
-  bool is_cut(int64_t dim) const { return cut_dims_[static_cast<size_t>(dim)]; }
+  bool is_replicated() const { return !has_partial_ && !is_flat() && std::ranges::find(cut_dims_, true) == cut_dims_.end(); }
+  /// Of a 0-dim tensor: dimension 0.
+  bool is_cut(int64_t dim) const { return is_flat() || cut_dims_[static_cast<size_t>(dim)]; }
+  /// The groups of several ranks that hold different indices of any of these dimensions, those of the last mesh dimension first.
+  std::vector<std::shared_ptr<Communicator>> groups_cutting(c10::IntArrayRef dims) const;
   /// Equal sizes and placements on one mesh: ranks hold the same elements of both.
-  bool is_placed_as(const DTensorSpec& other) const;
-
-  /// From everybody's pieces, with this tensor's strides, on every rank, outside autograd: may be `local` itself. A collective
-  /// call, unless replicated.
-  at::Tensor gather(const at::Tensor& local, std::string_view operation) const;
-  /// This rank's piece of a tensor of these sizes, which all ranks hold; may share its memory.
-  at::Tensor part_of(const at::Tensor& whole) const;
-  /// The same in memory of its own, laid out as the whole is.
-  at::Tensor own_part_of(const at::Tensor& whole) const;
-  /// The way from these placements to others.
-  Redistribution way_to(std::vector<Placement> placements, std::string_view operation) const;
+  bool is_placed_as(const DTensorSpec& other) const { return this == &other || is_equal(other); }
 
  private:
+  bool is_equal(const DTensorSpec& other) const;
+
   DeviceMesh mesh_;
   std::vector<Placement> placements_;
   std::vector<int64_t> sizes_, strides_;
-  std::string name_;
+  mutable std::string name_, memory_error_;
   int64_t numel_;
   PieceMap map_;
   LocalPiece piece_;
-  MeshDims cut_;                // mesh dimensions that cut anything
   std::vector<bool> cut_dims_;  // by tensor dimension
   bool has_partial_ = false;
+  std::optional<Flat> flat_;
 };
+
+/// The same mesh and name, another tensor. Row-major unless strides are given.
+DTensorSpec::Ptr spec_like(const DTensorSpec& like, std::vector<int64_t> sizes, std::vector<Placement> placements,
+                           at::OptionalIntArrayRef strides = {});
+/// Of a piece, as DTensor::from_local has it. Throws UsageError, beginning with `subject`.
+DTensorSpec::Ptr spec_of_local(const at::Tensor& local, DeviceMesh mesh, std::vector<Placement> placements,
+                               at::OptionalIntArrayRef sizes, at::OptionalIntArrayRef strides, std::string_view subject);
+
+/// The way from these placements to others.
+Redistribution way_to(const DTensorSpec& spec, std::vector<Placement> placements, std::string_view operation);
+/// From everybody's pieces, with this tensor's strides, on every rank, outside autograd: may be `local` itself. A collective
+/// call, unless replicated.
+at::Tensor gather(const DTensorSpec& spec, const at::Tensor& local, std::string_view operation);
+/// This rank's piece of a tensor of these sizes, which all ranks hold; may share its memory.
+at::Tensor part_of(const DTensorSpec& spec, const at::Tensor& whole);
+/// The same in memory of its own, laid out as the whole is.
+at::Tensor own_part_of(const DTensorSpec& spec, const at::Tensor& whole);
 
 }  // namespace fsdp

@@ -56,7 +56,7 @@ std::vector<ElementRange> TensorPart::in_whole(const std::vector<ElementRange>& 
 
 at::Tensor TensorPart::gather(const at::Tensor& local) const {
   if (is_whole()) return local;
-  return DTensorSpec(mesh, placements, sizes, strides).gather(local, "full_tensor");
+  return fsdp::gather(DTensorSpec(mesh, placements, sizes, strides), local, "full_tensor");
 }
 
 at::Tensor TensorPart::part_of(const at::Tensor& whole) const {

@@ -36,11 +36,13 @@ std::shared_ptr<Communicator> gloo_world(const c10::intrusive_ptr<c10d::Store>& 
                             .launches_batches = true});
 }
 
-/// Runs `body` and keeps the message of what this library throws.
+/// Runs `body` and keeps the message of what it throws.
 void keep_message(std::string& message, const std::function<void()>& body) {
   try {
     body();
-  } catch (const Error& error) {
+  } catch (const c10::Error& error) {
+    message = error.what_without_backtrace();
+  } catch (const std::exception& error) {
     message = error.what();
   }
 }

@@ -97,7 +97,7 @@ TEST_CASE("packed gradients are reduced from windows, and are those of the plain
           const auto expected = summed_gradients(plain, c.world_size, {0, 1, 2});
           const auto found = unique_parameters(*chain.model);
           for (size_t i = 0; i < found.size(); ++i)
-            expect(at::allclose(found[i].second.grad(), local_elements(found[i].second, expected[i].second), 1e-4,
+            expect(at::allclose(to_local(found[i].second.grad()), local_elements(found[i].second, expected[i].second), 1e-4,
                                 1e-7),
                    "gradient of " + found[i].first);
         });
@@ -225,7 +225,7 @@ TEST_CASE("groups on different meshes have slots with each communicator", "[grou
         const int first = is_paired ? index / 2 * 2 : 0, count = is_paired ? 2 : 4;
         auto sum = at::zeros_like(by_rank[0][i].second);
         for (int r = first; r < first + count; ++r) sum += by_rank[r][i].second;
-        expect(at::allclose(parameter.grad(), rows_of(sum / count, index - first, count), 1e-4, 1e-7),
+        expect(at::allclose(to_local(parameter.grad()), rows_of(sum / count, index - first, count), 1e-4, 1e-7),
                fmt::format("step {}: gradient of {}", step, name));
       }
       model->zero_grad();
@@ -324,7 +324,7 @@ TEST_CASE("reductions that are given up, or whose group goes, leave their slots 
         const auto& [name, parameter] = found[i];
         if (name.starts_with("layer0")) continue;
         const auto rows = rows_of(expected[i].second + more[i].second, rank.world->rank(), 2);
-        expect(at::allclose(parameter.grad(), rows, 1e-4, 1e-7), "gradient of " + name);
+        expect(at::allclose(to_local(parameter.grad()), rows, 1e-4, 1e-7), "gradient of " + name);
       }
     });
     CHECK(errors == no_errors(2));

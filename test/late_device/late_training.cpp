@@ -99,9 +99,9 @@ void train_late(LateRank& rank, const LateTraining& training, const PlainTrainin
   const auto parameters = unique_parameters(*chain.model);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, parameter] = parameters[i];
-    expect_close(parameter.grad().cpu().flatten(), local_elements(parameter, plain.gradients[i].second),
+    expect_close(to_local(parameter.grad()).cpu().flatten(), local_elements(parameter, plain.gradients[i].second),
                  training.relative, "the last gradient of " + name);
-    expect_close(parameter.detach().cpu().flatten(), local_elements(parameter, plain.parameters[i].second),
+    expect_close(to_local(parameter.detach()).cpu().flatten(), local_elements(parameter, plain.parameters[i].second),
                  training.relative, name);
   }
   if (!training.waits_in_steps) require(waits == 0, "the host has waited for its device {} times", waits);

@@ -210,7 +210,7 @@ class Replay {
     const auto& group = groups_[reduction.group];
     for (const int p : reduction.params) {
       if (group.is_offloaded)
-        sum_.offloaded_bytes += sharded(group.params[static_cast<size_t>(p)].tensor).numel() *
+        sum_.offloaded_bytes += to_local(sharded(group.params[static_cast<size_t>(p)].tensor)).numel() *
                                 static_cast<int64_t>(c10::elementSize(dtypes_of(reduction.group, p).kept_in));
     }
   }

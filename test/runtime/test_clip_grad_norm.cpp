@@ -52,28 +52,47 @@ TEST_CASE("gradients below the limit stay, bit for bit", "[runtime][clip_grad_no
   });
 }
 
-TEST_CASE("LibTorch's own clip would clip by the local norm in silence", "[runtime][clip_grad_norm]") {
+TEST_CASE("LibTorch's own clipping clips by the global norm, with one collective", "[runtime][clip_grad_norm]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
     double norm = plain_norm(averaged_gradients(plain, 2), 2);
+    const auto expected = averaged_gradients(plain, 2);
     chain.loss(rank.index(), 0).backward();
-    double local = torch::nn::utils::clip_grad_norm_(chain.model->parameters(), 1e6);
-    double global = clip_grad_norm_(chain.model->parameters(), 1e6);
-    rank.check(near(global, norm), "ours is the plain model's");
-    rank.check(local < 0.999 * norm, fmt::format("LibTorch's is this rank's part: {} of {}", local, norm));
+    rank.log().clear();
+    const double found = torch::nn::utils::clip_grad_norm_(chain.model->parameters(), norm / 4);
+    rank.check_equal(rank.calls().size(), size_t{1}, fmt::format("collectives: {}", rank.calls()));
+    rank.check(near(found, norm), fmt::format("expected {}, found {}", norm, found));
+    check_gradients(rank, *chain.model, expected, "clipped", 0.25);
+    torch::nn::utils::clip_grad_value_(chain.model->parameters(), norm / 40);
+    for (size_t i = 0; i < expected.size(); ++i)
+      rank.check_close(full_grad(chain.model->parameters()[i]), (expected[i].second / 4).clamp(-norm / 40, norm / 40),
+                       "clipped by value: " + expected[i].first);
+    rank.check(near(clip_grad_norm_(chain.model->parameters(), 1e6), torch::nn::utils::clip_grad_norm_(chain.model->parameters(), 1e6)),
+               "ours is the same");
   });
 }
 
-TEST_CASE("unsharded parameters given to clip_grad_norm_ are an error that says what to give", "[runtime][clip_grad_norm]") {
+TEST_CASE("what modules' members hold is clipped as parameters() are", "[runtime][clip_grad_norm]") {
   on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
+    const auto expected = averaged_gradients(plain, 2);
     chain.loss(rank.index(), 0).backward();
+    const auto members = [&] {
+      std::vector<Tensor> found;
+      for (auto& layer : chain.model->layers) found.insert(found.end(), {layer->weight, layer->bias});
+      found.insert(found.end(), {chain.model->head->weight, chain.model->head->bias});
+      return found;
+    }();
+    const double norm = plain_norm(expected, 2);
     rank.log().clear();
-    rank.check_throws<UsageError>([&] { clip_grad_norm_({chain.model->layers[0]->weight}, 1.0); },
-                                  {"layer0.weight", "parameters()"}, "an unsharded parameter");
-    rank.check_throws<UsageError>([&] { get_total_norm({chain.model->layers[0]->weight}); }, {"layer0.weight"}, "norm");
-    rank.check(rank.log().calls.empty(), "nothing was communicated");
+    rank.check(near(get_total_norm(members), norm), "the norm");
+    rank.check(near(clip_grad_norm_(members, norm / 2), norm), "ours");
+    rank.check_equal(rank.calls().size(), size_t{2}, "a collective each");
+    check_gradients(rank, *chain.model, expected, "clipped by ours", 0.5);
+    rank.check(near(torch::nn::utils::clip_grad_norm_(members, norm / 4), norm / 2), "LibTorch's");
+    check_gradients(rank, *chain.model, expected, "clipped by LibTorch's", 0.25);
   });
 }
 
@@ -82,7 +101,7 @@ TEST_CASE("a norm that is not finite throws if asked to, and leaves the gradient
     ShardedChain chain(rank.mesh());
     chain.loss(rank.index(), 0).backward();
     auto gradient = chain.model->parameters()[0].grad();
-    if (rank.index() == 1) gradient.view({-1})[0] = std::numeric_limits<float>::quiet_NaN();  // one rank only
+    if (rank.index() == 1) to_local(gradient).view({-1})[0] = std::numeric_limits<float>::quiet_NaN();  // one rank only
     auto before = chain.model->parameters()[1].grad().clone();
     rank.check_throws<StateError>([&] { clip_grad_norm_(chain.model->parameters(), 1.0, 2.0, NonFinite::kThrow); },
                                   {"norm"}, "on both ranks");
@@ -134,7 +153,7 @@ TEST_CASE("a norm that is not a number makes all gradients so, whichever rank it
         ShardedChain chain(rank.mesh());
         chain.loss(rank.index(), 0).backward();
         auto parameters = chain.model->parameters();
-        if (rank.index() == guilty) parameters[0].grad().view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
+        if (rank.index() == guilty) to_local(parameters[0].grad()).view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
         rank.check_throws<StateError>([&] { clip_grad_norm_(parameters, 1.0, type, NonFinite::kThrow); }, {"norm"}, "asked to");
         rank.check(std::isnan(clip_grad_norm_(parameters, 1.0, type)), "the norm");
         rank.check(parameters[1].grad().isnan().all().item<bool>(), "another parameter's gradient");

@@ -55,10 +55,12 @@ TEST_CASE("a clone is sharded like its original and independent of it", "[runtim
       for (size_t i = 0; i < copies.size(); ++i) {
         auto& [name, parameter] = copies[i];
         rank.check_equal(name, parameters[i].first, "name of a parameter");
-        rank.check(parameter.sizes() == parameters[i].second.sizes(), name + ": the same rows");
+        rank.check(parameter.sizes() == parameters[i].second.sizes(), name + ": the same sizes");
+        rank.check(to_local(parameter).sizes() == to_local(parameters[i].second).sizes(), name + ": the same rows");
         rank.check(parameter.requires_grad() == parameters[i].second.requires_grad(), name + ": requires_grad");
         rank.check(is_fsdp_parameter(parameter) == (name != "plain"), name + ": ignored as before");
-        rank.check(!parameter.is_alias_of(parameters[i].second) || parameter.numel() == 0, name + ": own memory");
+        const auto piece = to_local(parameter);
+        rank.check(!piece.is_alias_of(to_local(parameters[i].second)) || piece.numel() == 0, name + ": own memory");
       }
       rank.check(copy->embed->weight.is_same(copy->head->weight), "tied");
       rank.check(copy->lin->weight.scalar_type() == model->lin->weight.scalar_type(), "mixed precision");
@@ -224,20 +226,58 @@ TEST_CASE("what cannot be cloned is refused, and the original is as it was", "[r
   });
 }
 
-TEST_CASE("what LibTorch's clone() leaves is reported by name at its first use", "[runtime][clone]") {
+/// LibTorch's own clone(), whose random numbers nobody needs.
+template <class Module>
+std::shared_ptr<Module> libtorch_clone(Module& module) {
+  return seeded(3, [&] { return std::dynamic_pointer_cast<Module>(module.clone()); });
+}
+
+TEST_CASE("LibTorch's clone() of a sharded module is an ordinary module with the whole values", "[runtime][clone]") {
+  for (const int ranks : {1, 2, 3})
+    for (const auto layout : {ParamLayout::kPerParameter, ParamLayout::kFlat})
+      on_ranks(ranks, [&](Rank& rank) {
+        const auto make = [] { return seeded(5, [] { return nn::Sequential(nn::Linear(4, 6), nn::Linear(6, 3)); }); };
+        auto model = make(), plain = make();
+        fully_shard(*model->ptr(0), {.mesh = rank.mesh(), .layout = layout});
+        fully_shard(model, {.mesh = rank.mesh(), .layout = layout});
+        auto copy = libtorch_clone(*model), plain_copy = libtorch_clone(*plain);
+        const auto members = [](nn::SequentialImpl& net) { return net.ptr(0)->as<nn::Linear>()->weight; };
+        rank.check(!find_fsdp_module(*copy), "not sharded");
+        torch::optim::AdamW ours(copy->parameters(), 1e-2), theirs(plain_copy->parameters(), 1e-2);
+        for (int step = 0; step < 3; ++step) {
+          for (auto* net : {copy.get(), plain_copy.get()}) {
+            net->zero_grad();
+            net->forward(Inputs(0, step).normal({3, 4})).square().mean().backward();
+          }
+          ours.step();
+          theirs.step();
+          for (size_t i = 0; i < copy->parameters().size(); ++i) {
+            const auto found = copy->parameters()[i], expected = plain_copy->parameters()[i];
+            rank.check(!is_dtensor(found) && !is_fsdp_parameter(found) && found.is_contiguous(), "an ordinary tensor");
+            rank.check_equal(found.sizes().vec(), expected.sizes().vec(), "sizes");
+            rank.check_close(found.grad(), expected.grad(), fmt::format("step {}: gradient {}", step, i));
+            rank.check_close(found.detach(), expected.detach(), fmt::format("step {}: values {}", step, i));
+          }
+        }
+        rank.check(members(*copy).const_data_ptr() == copy->parameters()[0].const_data_ptr(), "members are the parameters");
+        for (size_t i = 0; i < plain->parameters().size(); ++i)
+          rank.check_identical(full_tensor(model->parameters()[i]), plain->parameters()[i].detach(), "the original is untouched");
+      });
+}
+
+TEST_CASE("LibTorch's clone() computes without autograd, and an embedding looks up what it should", "[runtime][clone]") {
   on_ranks(2, [](Rank& rank) {
-    auto model = seeded(5, [] { return nn::Sequential(nn::Linear(4, 6), nn::Embedding(6, 4)); });
+    const auto make = [] { return seeded(5, [] { return nn::Sequential(nn::Embedding(6, 4), nn::Linear(4, 6)); }); };
+    auto model = make(), plain = make();
     fully_shard(model, {.mesh = rank.mesh()});
-    auto copy = seeded(3, [&] { return std::dynamic_pointer_cast<nn::SequentialImpl>(model->clone()); });
-    auto* linear = copy->ptr(0)->as<nn::Linear>();
-    rank.check_throws<StateError>([&] { linear->forward(torch::ones({1, 4})); }, {"0.weight", "fsdp::clone"}, "with autograd");
+    auto copy = libtorch_clone(*model);
     at::NoGradGuard no_grad;
-    rank.check_throws<StateError>([&] { linear->forward(torch::ones({1, 4})); }, {"0.weight", "3x4", "fsdp::clone"}, "without");
-    rank.check_throws<StateError>([&] { copy->ptr(1)->as<nn::Embedding>()->forward(torch::zeros({1}, at::kLong)); }, {"1.weight"}, "embedding");
+    const auto tokens = torch::tensor({0, 5, 2});
+    rank.check_identical(copy->forward(tokens), plain->forward(tokens), "forward");
   });
 }
 
-TEST_CASE("a copy of a sharded parameter is an ordinary tensor", "[runtime][clone]") {
+TEST_CASE("a copy of a sharded parameter is a DTensor of its own", "[runtime][clone]") {
   for (int ranks : {1, 2})
     on_ranks(ranks, [](Rank& rank) {
       auto model = plain_chain(1);
@@ -245,16 +285,17 @@ TEST_CASE("a copy of a sharded parameter is an ordinary tensor", "[runtime][clon
       at::NoGradGuard no_grad;
       for (auto& parameter : model->parameters()) {
         auto copy = parameter.clone();
-        rank.check(!is_fsdp_parameter(copy), "no parameter");
-        rank.check_identical(copy.mul(2).t().contiguous(), (parameter.detach() * 2).t(), "arithmetic");
+        rank.check(is_dtensor(copy) && !is_fsdp_parameter(copy), "no parameter");
+        rank.check(!to_local(copy).is_alias_of(to_local(parameter)) || to_local(copy).numel() == 0, "memory of its own");
+        const auto whole = full_tensor(parameter);
+        rank.check_identical(full_tensor(copy), whole, "values");
+        rank.check_identical(copy.mul(2).t().contiguous(), (whole * 2).t().contiguous(), "arithmetic");
         copy.set_requires_grad(true);
         at::AutoGradMode grad(true);
         copy.square().sum().backward();
         rank.check_close(copy.grad(), 2 * parameter.detach(), "autograd");
-        copy.grad().resize_({0});
-        auto resized = parameter.detach().clone();
-        resized.resize_({100});
-        rank.check_equal(resized.numel(), int64_t{100}, "resize");
+        rank.check_equal(copy.grad().sizes().vec(), whole.sizes().vec(), "the gradient's sizes");
+        rank.check_throws<Error>([&] { parameter.detach().clone().resize_({100}); }, {"resize_", "copy_"}, "resize");
       }
     });
 }

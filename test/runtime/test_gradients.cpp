@@ -19,7 +19,8 @@ class PostAccumulate final : public torch::autograd::PostAccumulateGradHook {
   std::function<void(const Tensor&)> hook_;
 };
 
-TEST_CASE("gradients live on the sharded parameter; grad_dtensor_of gives the whole", "[runtime][gradients]") {
+TEST_CASE("a parameter and what its module's member holds have one gradient, a DTensor; grad_dtensor_of gives it",
+          "[runtime][gradients]") {
   on_ranks(3, [](Rank& rank) {
     auto plain = plain_chain(2, 5);
     ShardedChain chain(rank.mesh(), 2, 5);
@@ -28,12 +29,73 @@ TEST_CASE("gradients live on the sharded parameter; grad_dtensor_of gives the wh
     auto parameters = unique_parameters(*chain.model);
     for (size_t i = 0; i < parameters.size(); ++i) {
       auto& [name, parameter] = parameters[i];
-      rank.check(!fsdp::unsharded(parameter).grad().defined(), name + ": none on the unsharded parameter");
+      const auto gradient = parameter.grad();
+      rank.check(is_dtensor(gradient), name + ": a DTensor");
+      rank.check(fsdp::unsharded(parameter).grad().is_same(gradient), name + ": the same on the unsharded parameter");
+      rank.check_equal(gradient.sizes().vec(), expected[i].second.sizes().vec(), name + ": the whole's sizes");
+      rank.check_close(full_tensor(gradient), expected[i].second, name + " gathered");
+      rank.check_close(gradient.norm(), expected[i].second.norm(), name + ": its norm");
       auto whole = grad_dtensor_of(parameter);
-      rank.check(whole.to_local().data_ptr() == parameter.grad().data_ptr(), name + ": shares memory");
+      rank.check(whole.to_local().data_ptr() == to_local(gradient).data_ptr(), name + ": shares memory");
       rank.check_close(whole.full_tensor(), expected[i].second, name);
       rank.check_close(grad_dtensor_of(fsdp::unsharded(parameter)).full_tensor(), expected[i].second, name + " by unsharded parameter");
     }
+  });
+}
+
+TEST_CASE("a gradient's memory goes when either side is reset, whoever was asked before", "[runtime][gradients]") {
+  on_ranks(2, [](Rank& rank) {
+    torch::nn::Linear net(torch::nn::LinearOptions(3, 4).bias(false));  // alone in its group, whose gradients share memory
+    fully_shard(net, {.mesh = rank.mesh()});
+    auto& member = net->weight;
+    const auto parameter = sharded(member);
+    for (int way = 0; way < 4; ++way) {
+      const auto what = fmt::format("way {}", way);
+      for (int pass = 1; pass <= 2; ++pass) {  // the second is added to what the user has seen
+        net->forward(torch::ones({1, 3})).sum().backward();
+        rank.check_close(parameter.grad(), torch::full({2, 3}, pass, at::kFloat), what);
+      }
+      const auto memory = to_local(parameter.grad()).storage().getWeakStorageImpl();
+      if (way == 0) member.mutable_grad().reset();
+      if (way == 1) parameter.mutable_grad().reset();
+      if (way == 2) net->zero_grad(/*set_to_none=*/true);
+      if (way == 3) parameter.mutable_grad() = torch::zeros_like(parameter);
+      rank.check(memory.expired(), what + ": the memory is gone");
+      rank.check(member.grad().defined() == (way == 3) && parameter.grad().defined() == (way == 3), what + ": on both sides");
+      net->zero_grad(/*set_to_none=*/true);
+    }
+  });
+}
+
+TEST_CASE("a gradient that is replaced in place of a dropped one is taken over, even at its address", "[runtime][gradients]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    const auto parameter = sharded(chain.model->layers[0]->weight);
+    for (int time = 1; time <= 8; ++time) {
+      auto& gradient = parameter.mutable_grad();
+      gradient.reset();
+      gradient = torch::full({6, 6}, time, at::kFloat);
+      rank.check_close(full_grad(parameter), torch::full({6, 6}, time, at::kFloat), fmt::format("time {}", time));
+    }
+  });
+}
+
+TEST_CASE("a gradient hook may read the gradient that is added to", "[runtime][gradients]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ShardedChain chain(rank.mesh());
+    const auto parameter = sharded(chain.model->layers[0]->weight);
+    int had = 0;
+    parameter.register_hook([&](const Tensor& gradient) {
+      had += parameter.grad().defined();
+      return gradient;
+    });
+    const auto expected = averaged_gradients(plain, 2);
+    for (int pass = 1; pass <= 3; ++pass) {
+      chain.loss(rank.index(), 0).backward();
+      check_gradients(rank, *chain.model, expected, fmt::format("pass {}", pass), pass);
+    }
+    rank.check_equal(had, 2, "passes that began with a gradient");
   });
 }
 
@@ -217,8 +279,9 @@ TEST_CASE("uneven and short shards hold no padding", "[runtime][gradients]") {
     fully_shard(net, {.mesh = rank.mesh()});
     net->forward(torch::ones({1, 3})).sum().backward();
     int64_t rows[] = {2, 2, 1, 0};
-    rank.check_equal(sharded(net->weight).sizes().vec(), std::vector<int64_t>{rows[rank.index()], 3}, "weight");
-    rank.check_equal(sharded(net->weight).grad().sizes().vec(), std::vector<int64_t>{rows[rank.index()], 3}, "gradient");
+    rank.check_equal(to_local(sharded(net->weight)).sizes().vec(), std::vector<int64_t>{rows[rank.index()], 3}, "weight");
+    rank.check_equal(to_local(net->weight.grad()).sizes().vec(), std::vector<int64_t>{rows[rank.index()], 3}, "gradient");
+    rank.check_equal(net->weight.grad().numel(), int64_t{15}, "the whole gradient's numel");
     rank.check_close(grad_dtensor_of(net->weight).full_tensor(), torch::ones({5, 3}), "the whole");
   });
 }
@@ -246,7 +309,8 @@ TEST_CASE("a complex gradient that autograd leaves conjugated is reduced as what
       fully_shard(net, {.mesh = rank.mesh()});
       const auto x = torch::complex(torch::arange(8.F).view({4, 2}), torch::ones({4, 2}));
       for (auto* each : {&net, &plain}) (each->z.conj() * x).sum().abs().backward();
-      rank.check_close(torch::view_as_real(net.parameters()[0].grad().resolve_conj()),
+      rank.check_throws<Error>([&] { torch::view_as_real(net.z.grad()); }, {"view_as_real", "full_tensor"}, "as another dtype");
+      rank.check_close(torch::view_as_real(to_local(net.z.grad()).resolve_conj()),
                        torch::view_as_real(rows_of(plain.z.grad().resolve_conj(), rank.index(), 2)), "the gradient");
     }, {.timeout = patience(), .launches_batches = batches});
 }

@@ -93,7 +93,7 @@ TEST_CASE("a piece is torch's chunk of the dimension, row-major if the parameter
     auto root = fully_shard(linear, {.mesh = rank.mesh(), .shard_placement_fn = [](auto& name, auto&) {
                                        return name == "weight" ? std::optional(Shard{1}) : std::nullopt;
                                      }});
-    const auto local = linear->parameters()[0];
+    const auto local = to_local(linear->parameters()[0]);
     rank.check_identical(local.detach(), weight.chunk(3, 1)[rank.index()], "this rank's columns");
     rank.check(local.is_contiguous(), "row-major");
     const auto tensor = dtensor_of(linear->weight);
@@ -127,10 +127,12 @@ TEST_CASE("the flat layout holds runs: nothing is copied around an all-gather, o
     auto root = fully_shard(net, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
     int64_t elements = 0;
     for (auto& [name, parameter] : unique_parameters(*net)) {
-      rank.check_equal(parameter.dim(), int64_t{1}, name + " is 1-D");
-      elements += parameter.numel();
+      rank.check_equal(to_local(parameter).dim(), int64_t{1}, name + ": its piece is 1-D");
+      elements += to_local(parameter).numel();
       const auto whole = plain->named_parameters()[name].detach();
       rank.check_identical(parameter.detach(), local_elements(parameter, whole), name);
+      rank.check_equal(parameter.sizes().vec(), whole.sizes().vec(), name + ": sizes");
+      rank.check(parameter.strides() == whole.strides(), name + ": strides of the DTensor");
       rank.check_identical(full_tensor(parameter), whole, name + " gathered");
       rank.check(full_tensor(parameter).strides() == whole.strides(), name + ": strides");
       rank.check_throws<UsageError>([&] { dtensor_of(parameter); }, {name, "flat layout", "full_tensor"}, "dtensor_of");
@@ -229,7 +231,7 @@ TEST_CASE("writes through unsharded parameters reach columns and flat pieces", "
       for (auto& handle : {net->conv->weight, net->up->weight, net->down}) {
         const auto values = torch::arange(handle.numel(), at::kFloat).view(handle.sizes());
         Tensor(handle).copy_(values);
-        rank.check_identical(sharded(handle).detach().reshape({-1}), local_elements(handle, values), "the piece");
+        rank.check_identical(to_local(sharded(handle)).reshape({-1}), local_elements(handle, values), "the piece");
         rank.check_identical(full_tensor(handle), values, "gathered");
       }
     });
@@ -276,7 +278,7 @@ TEST_CASE("whole parameters, state dicts and clones are right in every layout an
             rank.check_identical(entry.value().detach(), expected[entry.key()].detach(), entry.key() + " shown");
         }
         for (auto& entry : net->named_parameters())
-          rank.check_identical(entry.value().detach().reshape({-1}),
+          rank.check_identical(to_local(entry.value()).reshape({-1}),
                                local_elements(entry.value(), expected[entry.key()].detach()), entry.key() + " afterwards");
         const auto full = state_dict(*net, {.kind = StateDictKind::kFull});
         for (const auto& entry : full.entries)

@@ -3,7 +3,7 @@
 #include "fsdp/parameters.hpp"
 #include "support/models.hpp"
 
-// torch::nn::init and Tensor::new_* on sharded parameters, which are this rank's rows.
+// torch::nn::init and Tensor::new_* on sharded parameters, which are the whole to them.
 
 namespace fsdp::test {
 namespace {
@@ -11,15 +11,23 @@ namespace {
 namespace init = torch::nn::init;
 using at::Tensor;
 
-/// All functions of torch::nn::init.
-const std::vector<std::pair<std::string, std::function<Tensor(Tensor)>>> kInits = {
+enum class Needs { kOwnTurn, kOtherRanks, kOneRank };
+
+/// All functions of torch::nn::init. Ranks that are threads share LibTorch's generator: who draws from it waits for nobody
+/// (kOwnTurn), so what draws and gathers by turns is for one rank.
+struct Init {
+  std::string name;
+  std::function<Tensor(Tensor)> fill;
+  Needs needs = Needs::kOwnTurn;
+};
+const std::vector<Init> kInits = {
     {"constant_", [](Tensor t) { return init::constant_(t, 0.5); }},
-    {"dirac_", [](Tensor t) { return init::dirac_(t); }},
-    {"eye_", [](Tensor t) { return init::eye_(t); }},
+    {"dirac_", [](Tensor t) { return init::dirac_(t); }, Needs::kOtherRanks},
+    {"eye_", [](Tensor t) { return init::eye_(t); }, Needs::kOtherRanks},
     {"normal_", [](Tensor t) { return init::normal_(t, 1, 0.5); }},
     {"ones_", [](Tensor t) { return init::ones_(t); }},
     {"orthogonal_", [](Tensor t) { return init::orthogonal_(t); }},
-    {"sparse_", [](Tensor t) { return init::sparse_(t, 0.5); }},
+    {"sparse_", [](Tensor t) { return init::sparse_(t, 0.5); }, Needs::kOneRank},
     {"uniform_", [](Tensor t) { return init::uniform_(t, -1, 2); }},
     {"kaiming_normal_", [](Tensor t) { return init::kaiming_normal_(t); }},
     {"kaiming_uniform_", [](Tensor t) { return init::kaiming_uniform_(t); }},
@@ -39,32 +47,37 @@ struct FourShapesImpl : torch::nn::Module {
 TORCH_MODULE(FourShapes);
 
 /// The error, or "" and the values in `tensor`.
-std::string filled(const std::function<Tensor(Tensor)>& fill, Tensor tensor) {
-  return seeded(7, [&]() -> std::string {
+std::string filled(const Init& init, Tensor tensor) {
+  const auto run = [&]() -> std::string {
     try {
-      fill(std::move(tensor));
+      init.fill(std::move(tensor));
       return "";
     } catch (const c10::Error& error) {
       return error.what_without_backtrace();
     }
-  });
+  };
+  return init.needs == Needs::kOtherRanks ? run() : seeded(7, run);
 }
 
-TEST_CASE("every function of torch::nn::init fills a sharded parameter as it fills a tensor of its rows",
+TEST_CASE("every function of torch::nn::init fills a sharded parameter as it fills the whole",
           "[runtime][libtorch_init]") {
-  on_ranks(2, [](Rank& rank) {
-    FourShapes model = seeded(5, [] { return FourShapes(); });
-    fully_shard(model, {.mesh = rank.mesh()});
-    for (auto& item : model->named_parameters()) {
-      auto& registered = item.value();
-      for (const auto& [name, fill] : kInits) {
-        const auto what = fmt::format("{} of {}", name, item.key());
-        const auto rows = seeded(8, [&] { return torch::randn(registered.sizes()); });
-        rank.check_equal(filled(fill, registered), filled(fill, rows), what);
-        if (filled(fill, rows).empty()) rank.check_identical(registered.detach(), rows, what);
+  for (const int ranks : {1, 2, 4})
+    on_ranks(ranks, [=](Rank& rank) {
+      FourShapes model = seeded(5, [] { return FourShapes(); });
+      fully_shard(model, {.mesh = rank.mesh()});
+      for (auto& item : model->named_parameters()) {
+        auto& registered = item.value();
+        for (const auto& init : kInits) {
+          const bool gathers_what_it_drew = init.name == "orthogonal_" && registered.dim() > 2;
+          if ((init.needs == Needs::kOneRank || gathers_what_it_drew) && ranks > 1) continue;
+          const auto what = fmt::format("{} of {}", init.name, item.key());
+          const auto whole = seeded(8, [&] { return torch::randn(registered.sizes()); });
+          const auto error = filled(init, whole);
+          rank.check_equal(filled(init, registered), error, what);
+          if (error.empty()) rank.check_identical(registered.detach(), rows_of(whole, rank.index(), ranks), what);
+        }
       }
-    }
-  });
+    });
 }
 
 TEST_CASE("what torch::nn::init writes to a sharded parameter is gathered next", "[runtime][libtorch_init]") {
@@ -80,7 +93,7 @@ TEST_CASE("what torch::nn::init writes to a sharded parameter is gathered next",
   });
 }
 
-TEST_CASE("Tensor::new_* of a sharded parameter, of its unsharded parameter and of views make plain tensors",
+TEST_CASE("Tensor::new_* of a sharded parameter, of its unsharded parameter and of views make plain tensors of other sizes",
           "[runtime][libtorch_init]") {
   on_ranks(2, [](Rank& rank) {
     FourShapes model = seeded(5, [] { return FourShapes(); });
@@ -104,6 +117,9 @@ TEST_CASE("Tensor::new_* of a sharded parameter, of its unsharded parameter and 
       }
       rank.check_equal(of.toString(), like.toString(), "kind of the parameter");
     }
+    const auto alike = registered.new_ones(registered.sizes());
+    rank.check(is_dtensor(alike) && !alike.requires_grad(), "of its own sizes: a DTensor, as gradients need it");
+    rank.check_identical(full_tensor(alike), torch::ones({6, 4}), "its values");
   });
 }
 

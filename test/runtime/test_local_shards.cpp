@@ -132,8 +132,10 @@ TEST_CASE("a local shard is its parameters' memory, and zero between them", "[lo
       for (const auto& part : local.parts) {
         ++parts;
         const auto flat = local.shard.detach().narrow(0, part.offset, part.numel);
-        rank.check_identical(flat, part.parameter.detach().reshape({-1}), "the values of " + part.name);
-        rank.check(part.numel == 0 || flat.const_data_ptr() == part.parameter.const_data_ptr(), "the memory of " + part.name);
+        rank.check(part.parameter.is_same(model->named_parameters()[part.name]), "the parameter: " + part.name);
+        const auto piece = to_local(part.parameter).detach();
+        rank.check_identical(flat, piece.reshape({-1}), "the values of " + part.name);
+        rank.check(part.numel == 0 || flat.const_data_ptr() == piece.const_data_ptr(), "the memory of " + part.name);
         rest.narrow(0, part.offset, part.numel).zero_();
         rank.check_equal(part.parameter.requires_grad(), local.shard.requires_grad(), "requires_grad of " + part.name);
       }
@@ -162,8 +164,9 @@ TEST_CASE("gradients of local shards follow whoever resets them", "[local_shards
         for (const auto& part : local.parts) {
           const auto flat = local.shard.grad().narrow(0, part.offset, part.numel);
           if (!part.parameter.grad().defined()) continue;
-          rank.check_identical(flat, part.parameter.grad().reshape({-1}), what + ": the shard's");
-          rank.check(part.numel == 0 || part.parameter.grad().const_data_ptr() == flat.const_data_ptr(), what + ": a view");
+          const auto piece = to_local(part.parameter.grad());
+          rank.check_identical(flat, piece.reshape({-1}), what + ": the shard's");
+          rank.check(part.numel == 0 || piece.const_data_ptr() == flat.const_data_ptr(), what + ": a view");
           rest.narrow(0, part.offset, part.numel).zero_();
         }
         rank.check(rest.eq(0).all().item<bool>(), what + ": zeros elsewhere");
@@ -319,7 +322,7 @@ TEST_CASE("local shards handed out on the meta device get memory and values with
     materialize(*other, {.seed = 2});
     for (const auto& local : shards)
       for (const auto& part : local.parts)
-        rank.check_identical(local.shard.detach().narrow(0, part.offset, part.numel), part.parameter.detach().reshape({-1}), part.name);
+        rank.check_identical(local.shard.detach().narrow(0, part.offset, part.numel), to_local(part.parameter).detach().reshape({-1}), part.name);
     for (auto& [name, parameter] : other->named_parameters().pairs())
       rank.check_identical(full_tensor(model->named_parameters()[name]), full_tensor(parameter), name);
     loss_of(model, rank.index(), 0).backward();
@@ -336,7 +339,7 @@ TEST_CASE("local shards' gradients may stay in the reduce dtype", "[local_shards
       if (!local.shard.requires_grad()) continue;
       rank.check(local.shard.grad().scalar_type() == at::kBFloat16, "the dtype");
       for (const auto& part : local.parts)
-        rank.check_identical(local.shard.grad().narrow(0, part.offset, part.numel), part.parameter.grad().reshape({-1}), part.name);
+        rank.check_identical(local.shard.grad().narrow(0, part.offset, part.numel), to_local(part.parameter.grad()).reshape({-1}), part.name);
     }
   }));
 }

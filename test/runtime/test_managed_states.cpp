@@ -17,7 +17,7 @@ Names names_of(const nn::Module& module) {
   return names;
 }
 
-TEST_CASE("names, order and requires_grad of parameters() stay; values become this rank's rows",
+TEST_CASE("names, order, sizes and requires_grad of parameters() stay; each is a DTensor around this rank's rows",
           "[runtime][managed_states]") {
   on_ranks(3, [](Rank& rank) {
     auto plain = plain_chain(2, 5);
@@ -30,7 +30,12 @@ TEST_CASE("names, order and requires_grad of parameters() stay; values become th
     rank.check_equal(names_of(*sharded_twin), names, "names");
     auto full = plain->named_parameters();
     for (auto& item : sharded_twin->named_parameters()) {
-      rank.check_identical(item.value().detach(), rows_of(full[item.key()].detach(), rank.index(), 3), item.key());
+      const auto& whole = full[item.key()];
+      rank.check(is_dtensor(item.value()), item.key() + " is a DTensor");
+      rank.check_equal(item.value().sizes().vec(), whole.sizes().vec(), item.key() + ": sizes");
+      rank.check_equal(item.value().strides().vec(), whole.strides().vec(), item.key() + ": strides");
+      rank.check_equal(item.value().numel(), whole.numel(), item.key() + ": numel");
+      rank.check_identical(to_local(item.value()), rows_of(whole.detach(), rank.index(), 3), item.key());
       rank.check(item.value().requires_grad() == (item.key() != "layer0.bias"), item.key() + " requires_grad");
       rank.check(item.value().is_leaf(), item.key() + " is a leaf");
     }
@@ -60,7 +65,8 @@ TEST_CASE("unsharded parameters, sharded parameters and DTensors know each other
     auto whole = dtensor_of(parameter);
     rank.check_equal(whole.sizes().vec(), std::vector<int64_t>{5, 5}, "global sizes");
     rank.check(whole.placements() == std::vector<Placement>{Shard{0}}, "placements");
-    rank.check(whole.to_local().data_ptr() == parameter.data_ptr(), "shares memory");
+    rank.check(whole.to_local().data_ptr() == to_local(parameter).data_ptr(), "shares memory");
+    rank.check_throws<c10::Error>([&] { parameter.data_ptr(); }, {"weight", "to_local", "full_tensor"}, "memory of the whole");
     rank.check_identical(whole.full_tensor().detach(), plain->layers[0]->weight.detach(), "full_tensor");
     rank.check_identical(dtensor_of(handle).full_tensor().detach(), plain->layers[0]->weight.detach(), "by unsharded parameter");
     rank.check(!grad_dtensor_of(parameter).defined(), "no gradient yet");
@@ -219,7 +225,9 @@ TEST_CASE("meta parameters stay meta", "[runtime][managed_states]") {
     fully_shard(net, {.mesh = rank.mesh()});
     for (auto& parameter : net.parameters()) {
       rank.check(parameter.is_meta(), "still meta");
-      rank.check_equal(parameter.size(0), rank.index() == 1 && parameter.dim() == 1 ? int64_t{1} : int64_t{2}, "its rows");
+      rank.check_equal(parameter.size(0), parameter.dim() == 1 ? int64_t{3} : int64_t{4}, "the whole's sizes");
+      rank.check(to_local(parameter).is_meta(), "its piece is meta, too");
+      rank.check_equal(to_local(parameter).size(0), rank.index() == 1 && parameter.dim() == 1 ? int64_t{1} : int64_t{2}, "its rows");
     }
     rank.check(net.weight.is_meta() && net.weight.size(0) == 4, "the member keeps the full shape");
     rank.check_throws<Error>([&] { net.weight.sum(); }, {"meta"}, "a use says that there are no values yet");
@@ -259,15 +267,15 @@ TEST_CASE("parameters of modules that share a group have their own module's name
     fully_shard(model, {.mesh = rank.mesh()});
     const auto name_of = [&](const at::Tensor& handle) {
       try {
-        clip_grad_norm_({handle}, 1.0);
+        sharded(handle).set_data(torch::zeros({99}));
       } catch (const UsageError& error) {
         return message_of(error);
       }
       return std::string();
     };
-    rank.check(name_of(model->layers[0]->weight).find("'layer0.weight'") != std::string::npos, "the first module's");
-    rank.check(name_of(model->layers[2]->bias).find("'layer2.bias'") != std::string::npos, "the second module's");
-    rank.check(name_of(model->layers[1]->bias).find("'layer1.bias'") != std::string::npos, "the root's own");
+    rank.check(name_of(model->layers[0]->weight).find("layer0.weight: ") != std::string::npos, "the first module's");
+    rank.check(name_of(model->layers[2]->bias).find("layer2.bias: ") != std::string::npos, "the second module's");
+    rank.check(name_of(model->layers[1]->bias).find("layer1.bias: ") != std::string::npos, "the root's own");
   });
 }
 

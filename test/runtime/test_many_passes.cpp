@@ -182,19 +182,17 @@ TEST_CASE("fsdp::call on a plain module is its forward", "[runtime][many_passes]
   CHECK(at::equal(fsdp::call(plain, x), plain->forward(x)));
 }
 
-TEST_CASE("autograd::grad to an unsharded parameter gives the full gradient of this rank", "[runtime][many_passes]") {
+TEST_CASE("autograd::grad to what members hold gives the ranks' mean, as a DTensor", "[runtime][many_passes]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
     for (int step = 0; step < 2; ++step) {
-      Inputs inputs(rank.index(), step);
-      auto x = inputs.normal({4, 6});
-      auto expected = torch::autograd::grad({plain->forward(x).square().mean()},
-                                            {plain->layers[1]->weight, plain->layers[2]->bias});
-      auto found = torch::autograd::grad({chain.model->forward(x).square().mean()},
+      const auto expected = averaged_gradients(plain, 2, step);
+      auto found = torch::autograd::grad({chain.loss(rank.index(), step)},
                                          {chain.model->layers[1]->weight, chain.model->layers[2]->bias});
-      rank.check_close(found[0], expected[0], "weight of layer1");
-      rank.check_close(found[1], expected[1], "bias of layer2");
+      for (const auto& gradient : found) rank.check(is_dtensor(gradient), "a DTensor");
+      rank.check_close(full_tensor(found[0]), expected[2].second, "weight of layer1");
+      rank.check_close(full_tensor(found[1]), expected[5].second, "bias of layer2");
       for (auto& parameter : chain.model->parameters()) rank.check(!parameter.grad().defined(), "no .grad appears");
     }
     chain.loss(rank.index(), 0).backward();
@@ -202,7 +200,8 @@ TEST_CASE("autograd::grad to an unsharded parameter gives the full gradient of t
   });
 }
 
-TEST_CASE("autograd::grad to a sharded parameter is refused with the way to do it", "[runtime][many_passes]") {
+TEST_CASE("autograd::grad and backward over parameters() give the ranks' mean, and training goes on",
+          "[runtime][many_passes]") {
   for (int world_size : {1, 2})
     on_ranks(world_size, [](Rank& rank) {
       auto plain = plain_chain();
@@ -211,16 +210,20 @@ TEST_CASE("autograd::grad to a sharded parameter is refused with the way to do i
         auto loss = chain.loss(rank.index(), 0);
         const auto registered = chain.model->parameters();
         registered[0].register_hook([](const at::Tensor& gradient) { return gradient; });  // may be
-        for (const bool allow_unused : {false, true})
-          rank.check_throws<UsageError>(
-              [&] { torch::autograd::grad({loss}, registered, {}, /*retain_graph=*/true, /*create_graph=*/false,
-                                          allow_unused); },
-              {"layer0", "fsdp::unsharded(parameter)"}, "autograd::grad");
-        rank.check_throws<UsageError>(
-            [&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/false, registered); },
-            {"layer0", "fsdp::unsharded(parameter)"}, "backward with inputs");
+        const auto expected = averaged_gradients(plain, rank.size(), 0);
+        for (const bool allow_unused : {false, true}) {
+          const auto found = torch::autograd::grad({loss}, registered, {}, /*retain_graph=*/true, /*create_graph=*/false,
+                                                   allow_unused);
+          for (size_t i = 0; i < found.size(); ++i) {
+            rank.check(is_dtensor(found[i]), "a DTensor");
+            rank.check_close(full_tensor(found[i]), expected[i].second, "autograd::grad: " + expected[i].first);
+            rank.check(!registered[i].grad().defined(), "no .grad appears");
+          }
+        }
+        loss.backward({}, /*retain_graph=*/true, /*create_graph=*/false, registered);
+        check_gradients(rank, *chain.model, expected, "backward with inputs");
         loss.backward();
-        check_gradients(rank, *chain.model, averaged_gradients(plain, rank.size(), 0), "training afterwards");
+        check_gradients(rank, *chain.model, expected, "added to afterwards", 2);
         chain.model->zero_grad();
       }
     });

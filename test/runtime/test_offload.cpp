@@ -34,7 +34,7 @@ FSDPModule root_of(const Chain& model) { return *find_fsdp_module(*model); }
 int64_t gradient_bytes(const torch::nn::Module& module) {
   int64_t bytes = 0;
   for (const auto& parameter : module.parameters())
-    if (parameter.grad().defined()) bytes += static_cast<int64_t>(parameter.grad().nbytes());
+    if (parameter.grad().defined()) bytes += static_cast<int64_t>(to_local(parameter.grad()).nbytes());
   return bytes;
 }
 
@@ -102,7 +102,7 @@ TEST_CASE("home memory and the memory that is computed in are two", "[offload]")
     auto sharded = fully_shard(linear, {.mesh = rank.mesh(), .offload_policy = CPUOffloadPolicy{}});
     sharded.unshard();
     const auto registered = linear->parameters()[0];
-    rank.check(registered.const_data_ptr() != linear->weight.const_data_ptr(), "they differ");
+    rank.check(to_local(registered).const_data_ptr() != linear->weight.const_data_ptr(), "they differ");
     rank.check_identical(linear->weight.detach(), registered.detach(), "with the same values");
     sharded.reshard();
     rank.check(!sharded.is_unsharded(), "released on one rank too");
@@ -119,7 +119,7 @@ TEST_CASE("on a mesh of CPUs nothing is copied", "[offload]") {
   CHECK(on_ranks(1, [](Rank& rank) {
     torch::nn::Linear linear(3, 3);
     fully_shard(linear, {.mesh = rank.mesh(), .offload_policy = CPUOffloadPolicy{.pin_memory = false}});
-    rank.check(linear->parameters()[0].const_data_ptr() == linear->weight.const_data_ptr(), "one rank: one memory");
+    rank.check(to_local(linear->parameters()[0]).const_data_ptr() == linear->weight.const_data_ptr(), "one rank: one memory");
   }));
   CHECK(trains_like_plain([] { return chain_workload(); }, {.adjust = offload}));
 }
@@ -267,8 +267,8 @@ TEST_CASE("shards and gradients of a model on a GPU live in pinned host memory",
     model->forward(x).square().mean().backward();
     plain->forward(x).square().mean().backward();
     for (const auto& parameter : model->parameters()) {
-      CHECK((parameter.is_cpu() && parameter.is_pinned()));
-      CHECK((parameter.grad().is_cpu() && parameter.grad().is_pinned()));
+      CHECK((parameter.is_cpu() && to_local(parameter).is_pinned()));
+      CHECK((parameter.grad().is_cpu() && to_local(parameter.grad()).is_pinned()));
     }
     clip_grad_norm_(model->parameters(), 0.5);
     torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5);

@@ -31,7 +31,7 @@ TEST_CASE("frozen and trainable parameters share a group; the frozen take no par
   });
 }
 
-TEST_CASE("requires_grad toggled on the unsharded parameter or on the sharded parameter takes effect in the next step",
+TEST_CASE("requires_grad toggled on what a member holds or on the parameter shows on both at once, and counts in the next step",
           "[runtime][requires_grad]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();
@@ -49,15 +49,19 @@ TEST_CASE("requires_grad toggled on the unsharded parameter or on the sharded pa
     run("all trainable");
     chain.model->layers[1]->weight.set_requires_grad(false);
     plain->layers[1]->weight.set_requires_grad(false);
+    rank.check(!sharded(chain.model->layers[1]->weight).requires_grad(), "the parameter is frozen at once");
     run("weight of layer1 frozen through the unsharded parameter");
-    rank.check(!sharded(chain.model->layers[1]->weight).requires_grad(), "the sharded one followed");
+    rank.check(!sharded(chain.model->layers[1]->weight).requires_grad(), "and stays so");
     sharded(chain.model->layers[0]->bias).set_requires_grad(false);
     plain->layers[0]->bias.set_requires_grad(false);
+    rank.check(!chain.model->layers[0]->bias.requires_grad(), "the member is frozen at once");
     run("bias of layer0 frozen through the sharded parameter");
     sharded(chain.model->layers[1]->weight).set_requires_grad(true);
     plain->layers[1]->weight.set_requires_grad(true);
     chain.model->layers[0]->bias.set_requires_grad(true);
     plain->layers[0]->bias.set_requires_grad(true);
+    rank.check(chain.model->layers[1]->weight.requires_grad(), "the member is thawed at once");
+    rank.check(sharded(chain.model->layers[0]->bias).requires_grad(), "the parameter is thawed at once");
     run("both trainable again");
     for (auto& parameter : chain.model->layers[2]->parameters()) parameter.set_requires_grad(false);
     for (auto& parameter : plain->layers[2]->parameters()) parameter.set_requires_grad(false);

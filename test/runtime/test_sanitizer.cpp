@@ -110,7 +110,7 @@ TEST_CASE("memory of dropped gradients is poison, and a write to it is found", "
   CHECK(on_ranks(2, [](Rank& rank) {
     Sanitized sanitized(rank);
     sanitized.loss().backward();
-    auto* const kept = pointer_to(sharded(sanitized.weight()).grad());
+    auto* const kept = pointer_to(to_local(sanitized.weight().grad()));
     rank.check(!std::isnan(kept[0]), "readable while it is the gradient");
     sanitized.model->zero_grad(/*set_to_none=*/true);
     rank.check(std::isnan(kept[0]), "poison afterwards");
@@ -177,7 +177,7 @@ TEST_CASE("a raw write to a sharded parameter is found when the next step begins
     CHECK(on_ranks(ranks, [](Rank& rank) {
       Sanitized sanitized(rank);
       sanitized.loss().backward();
-      pointer_to(sharded(sanitized.weight()))[0] = 7;
+      pointer_to(to_local(sharded(sanitized.weight())))[0] = 7;
       rank.check_throws<StateError>([&] { sanitized.loss(); },
                                     {"parameter 'layer1.weight'", "this rank's values", "no operator"}, "a raw write");
       {
@@ -194,7 +194,7 @@ TEST_CASE("a shard that changes while it is gathered is found", "[sanitizer]") {
   CHECK(on_ranks(2, [](Rank& rank) {
     Sanitized sanitized(rank);
     auto gather = sanitized.layers[1].unshard_async();
-    pointer_to(sharded(sanitized.weight()))[0] += 1;
+    pointer_to(to_local(sharded(sanitized.weight())))[0] += 1;
     gather.wait();
     rank.check_throws<StateError>([&] { sanitized.layers[1].reshard(); },
                                   {"all_gather of 'layer1'", "its input was changed"}, "a write to what is sent");

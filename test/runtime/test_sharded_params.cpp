@@ -57,22 +57,28 @@ TEST_CASE("a list of sharded parameters in one operator", "[runtime][sharded_par
   });
 }
 
-TEST_CASE("without autograd and outside a scope an operator sees the shard, and communicates nothing",
+TEST_CASE("without autograd an operator on a parameter computes what it does on the whole, and communicates only what it must",
           "[runtime][sharded_params]") {
   on_ranks(3, [](Rank& rank) {
     auto plain = plain_chain();
     ShardedChain chain(rank.mesh());
     auto parameter = sharded(chain.model->layers[0]->weight);
-    auto rows = rows_of(plain->layers[0]->weight.detach(), rank.index(), 3);
+    const auto whole = plain->layers[0]->weight.detach();
+    const auto rows = rows_of(whole, rank.index(), 3);
     {
       at::NoGradGuard no_grad;
+      rank.check(is_dtensor(parameter.clone()), "clone is a DTensor");
       rank.check_identical(parameter.clone(), rows, "clone");
-      rank.check_close(parameter.norm(), rows.norm(), "norm");
       parameter.mul_(1);
+      rank.check(rank.log().calls.empty(), fmt::format("communicated: {}", rank.calls()));
+      rank.check_close(parameter.norm(), whole.norm(), "norm");
+      rank.check_equal(rank.calls().size(), size_t{1}, "a norm is one collective");
+      rank.log().clear();
     }
     rank.check_identical(parameter.detach(), rows, "detach, with autograd on");
-    rank.check_equal(parameter.detach().sizes().vec(), rows.sizes().vec(), "its sizes");
+    rank.check_equal(parameter.detach().sizes().vec(), whole.sizes().vec(), "its sizes");
     rank.check_identical(parameter.data(), rows, "data");
+    rank.check_equal(parameter.data().sizes().vec(), whole.sizes().vec(), "sizes of data");
     rank.check(rank.log().calls.empty(), fmt::format("communicated: {}", rank.calls()));
   });
 }

@@ -57,7 +57,7 @@ TEST_CASE("with one rank gradients are identical without clipping, and nothing i
     auto found = chain.model->parameters();
     for (size_t i = 0; i < found.size(); ++i) CHECK(at::equal(found[i].grad(), expected[i].second));
     CHECK(weight.const_data_ptr() == address);
-    CHECK(sharded(weight).const_data_ptr() == address);
+    CHECK(to_local(sharded(weight)).const_data_ptr() == address);
   }
   CHECK(at::equal(dtensor_of(weight).full_tensor(), plain->layers[0]->weight));
   CHECK(one.log->calls.empty());
@@ -71,7 +71,13 @@ TEST_CASE("one rank: accumulation, frozen parameters, writes and errors behave a
   torch::nn::init::constant_(chain.model->head->bias, 2.0);
   CHECK(at::equal(sharded(chain.model->head->bias), torch::full({2}, 2.0)));
   CHECK_THROWS_AS(fully_shard(chain.model, {.mesh = one.mesh}), Error);
-  CHECK_THROWS_AS(clip_grad_norm_({chain.model->head->bias}, 1.0), UsageError);
+  CHECK_THROWS_AS(sharded(torch::ones({2})), UsageError);
+  CHECK_THROWS_AS(sharded(chain.model->head->bias).set_data(torch::ones({3})), UsageError);
+  chain.loss(0, 0).backward();
+  const auto norm = chain.model->head->bias.grad().norm().item<double>();
+  CHECK(clip_grad_norm_({chain.model->head->bias}, norm / 2) == Approx(norm));
+  CHECK(chain.model->head->bias.grad().norm().item<double>() == Approx(norm / 2));
+  CHECK(one.log->calls.empty());
 }
 
 TEST_CASE("a process without a launcher is one rank when the mesh is left out", "[runtime][single_rank]") {

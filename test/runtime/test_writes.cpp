@@ -138,7 +138,7 @@ TEST_CASE("a write to the sharded parameter is what the next forward gathers", "
   });
 }
 
-TEST_CASE("a sharded parameter whose tensor was replaced is written back, this rank's part or the whole",
+TEST_CASE("set_data of the whole keeps this rank's part, and of a part is refused: to_local takes that",
           "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     auto x = torch::ones({1, 5});
@@ -149,7 +149,15 @@ TEST_CASE("a sharded parameter whose tensor was replaced is written back, this r
       subject.model->zero_grad();
       const auto part = rows_of(whole, rank.index(), 2);
       const auto parameter = sharded(subject.weight());
-      parameter.set_data((is_whole ? whole : part).clone());
+      if (is_whole) {
+        parameter.set_data(whole.clone());
+      } else {
+        rank.check_throws<UsageError>([&] { parameter.set_data(part.clone()); },
+                                      {"layer0.weight", "(5, 5)", rank.index() == 0 ? "(3, 5)" : "(2, 5)", "to_local"}, "a part");
+        rank.check_close(subject.model->forward(x), subject.plain->forward(x), "nothing has changed");
+        const at::NoGradGuard no_grad;
+        to_local(parameter).copy_(part);
+      }
       {
         at::NoGradGuard no_grad;
         subject.plain_weight().copy_(whole);
@@ -172,9 +180,9 @@ TEST_CASE("a sharded parameter that was replaced by what does not fit is refused
   on_ranks(2, [](Rank& rank) {
     auto x = torch::ones({1, 5});
     const std::vector<std::pair<Tensor, std::vector<std::string>>> replacements = {
-        {torch::ones({4, 5}), {"sizes 4x5", "the whole parameter (5x5)"}},
-        {torch::ones({5, 5}, at::kDouble), {"from Float to Double", "fsdp::to(module, dtype)"}},
-        {torch::ones({5, 5}, at::kMeta), {"from cpu to meta", "fsdp::to(module, device)"}},
+        {torch::ones({4, 5}), {"(4, 5)", "the whole's sizes (5, 5)"}},
+        {torch::ones({5, 5}, at::kDouble), {"Float on cpu", "Double on cpu", "fsdp::to(module", "Nothing was changed"}},
+        {torch::ones({5, 5}, at::kMeta), {"Float on cpu", "Float on meta", "fsdp::to(module", "Nothing was changed"}},
     };
     for (const auto& [replacement, parts] : replacements) {
       Subject subject(rank.mesh());
@@ -182,10 +190,9 @@ TEST_CASE("a sharded parameter that was replaced by what does not fit is refused
       subject.model->forward(x).sum().backward();
       // set_data itself keeps meta tensors out; a load that swaps what is behind the tensor does not ask it.
       auto* parameter = sharded(subject.weight()).unsafeGetTensorImpl();
-      parameter->shallow_copy_from(replacement.getIntrusivePtr());
       auto said = parts;
-      said.insert(said.end(), {"layer0.weight", "The old values are back in place"});
-      rank.check_throws<StateError>([&] { subject.model->forward(x); }, said, parts[0]);
+      said.insert(said.end(), "layer0.weight");
+      rank.check_throws<Error>([&] { parameter->shallow_copy_from(replacement.getIntrusivePtr()); }, said, parts[0]);
       rank.check_close(subject.model->forward(x), expected, parts[0] + ": the next forward");
     }
   });
@@ -225,7 +232,7 @@ TEST_CASE("what replaces a sharded parameter's tensor counts at once", "[runtime
       rank.check_close(parameter.square().sum().detach(), torch::full({}, 25 * 0.25), "a penalty");
       subject.model->forward(x).sum().backward();
       const auto set = [&] { parameter.set_data(torch::zeros({7})); };
-      rank.check_throws<StateError>(set, {"layer0.weight", "7"}, "other sizes");
+      rank.check_throws<UsageError>(set, {"layer0.weight", "7"}, "other sizes");
       shows(0.5, "after a refusal");
     });
 }

@@ -51,8 +51,9 @@ void Rank::check(bool condition, const std::string& what) const {
   if (!condition) findings_->wrong(fmt::format("rank {}: {}", index(), what));
 }
 
-void Rank::check_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
+void Rank::check_close(const at::Tensor& given, const at::Tensor& wanted, const std::string& what,
                        double relative) const {
+  const auto actual = to_local(given), expected = to_local(wanted);
   if (!actual.defined() || !expected.defined()) {
     check(actual.defined() == expected.defined(),
           fmt::format("{}: expected {}, found {}", what, expected.defined() ? "a tensor" : "none",
@@ -73,7 +74,8 @@ void Rank::check_close(const at::Tensor& actual, const at::Tensor& expected, con
   check(error <= allowed, fmt::format("{}: differs by {:.3g} where {:.3g} is allowed", what, error, allowed));
 }
 
-void Rank::check_identical(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) const {
+void Rank::check_identical(const at::Tensor& given, const at::Tensor& wanted, const std::string& what) const {
+  const auto actual = to_local(given), expected = to_local(wanted);
   check(actual.defined() == expected.defined() && (!actual.defined() || at::equal(actual, expected)),
         what + ": not identical bit for bit");
 }

@@ -38,7 +38,7 @@ class Rank {
   DeviceMesh hybrid(int64_t replicate, int64_t shard) const;
 
   void check(bool condition, const std::string& what) const;
-  /// Element by element within `relative` of the largest expected element. Undefined equals only undefined.
+  /// Of a DTensor, this rank's piece. Element by element within `relative` of the largest expected element. Undefined equals only undefined.
   void check_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
                    double relative = 1e-5) const;
   void check_identical(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) const;

@@ -228,7 +228,7 @@ void check_part(const Rank& rank, double tolerance, const at::Tensor& actual, co
     double most = part.abs().max().item<double>();
     if (most > 0) tolerance *= full.abs().max().item<double>() / most;
   }
-  rank.check_close(actual.defined() ? actual.reshape({-1}) : actual, part, what, tolerance);
+  rank.check_close(actual.defined() ? to_local(actual).reshape({-1}) : actual, part, what, tolerance);
 }
 
 /// The gradients of what fully_shard was told to ignore are the user's to average.
@@ -258,7 +258,8 @@ double unit_of(at::ScalarType dtype) {
 /// elements: 1-D, in the order of dimensions.
 void assign(at::Tensor to, const at::Tensor& elements) {
   at::NoGradGuard no_grad;
-  to.copy_(elements.view(to.sizes()));
+  const auto piece = to_local(to);
+  piece.copy_(elements.view(piece.sizes()));
 }
 
 /// Of terms that are `magnitude` together: each of n additions, a division and a cast rounds to half a unit in the
@@ -309,7 +310,7 @@ void compare_gradients(const Rank& rank, const Workload& workload, const Trainin
     const auto part = part_of(rank, workload, parameter, full);
     const bool is_sharded = is_fsdp_parameter(parameter);
     const auto dtypes = gradient_dtypes(workload, training, is_sharded ? fsdp::unsharded(parameter) : parameter);
-    auto gradient = parameter.grad();
+    auto gradient = to_local(parameter.grad());
     if (gradient.defined() && is_sharded) {
       rank.check_equal(std::string(c10::toString(gradient.scalar_type())), std::string(c10::toString(dtypes.kept_in)),
                        what + ": its dtype");

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include "dispatch/dtensor_dispatch.hpp"
+#include "dispatch/stand_in/stand_in.hpp"
 #include "dispatch/param_storage.hpp"
 #include "root/group_port.hpp"
 

@@ -157,7 +157,8 @@ void InitRun::write_local(const TreeEntry& entry, const at::Tensor& values) cons
     return;
   }
   std::lock_guard lock(root_of(*entry.group).mutex());
-  plain_view(entry.tensor).copy_(values.view(entry.tensor.sizes()));
+  const auto local = plain_view(entry.tensor);
+  local.copy_(values.view(local.sizes()));
   entry.group->parts().owner().note_write(entry.index);
 }
 

@@ -10,6 +10,7 @@
 #include <numbers>
 
 #include "api/init/init_run.hpp"
+#include "api/params/find_param.hpp"
 #include "base/require.hpp"
 
 namespace fsdp {
@@ -193,8 +194,8 @@ void Initializer::fill_range_(const at::Tensor& tensor, ElementRange range, doub
   const auto* entry = run_.target(tensor);
   if (entry == nullptr) return;
   at::NoGradGuard no_grad;
-  const auto present =
-      entry->tensor.detach().reshape({-1}).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  const auto own = entry->group ? plain_view(entry->tensor) : entry->tensor.detach();
+  const auto present = own.reshape({-1}).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
   int64_t done = 0;
   for (const auto& held : run_.ranges(*entry)) {
     const auto begin = std::max(range.begin, held.begin), end = std::min(range.end, held.end);

@@ -12,9 +12,9 @@ namespace {
 
 /// What this rank owns of a state tensor that has the whole parameter's sizes; others stay.
 at::Tensor own_part(const FoundParam& found, const at::Tensor& state) {
-  const bool is_whole = state.defined() && state.sizes() == c10::IntArrayRef(found.param().spec.sizes());
-  if (!is_whole || found.param().layout().is_whole()) return state;
-  return own_values(found, state).clone();
+  const bool is_whole = state.defined() && !is_dtensor(state) && state.sizes() == c10::IntArrayRef(found.param().spec.sizes());
+  if (!is_whole) return state;
+  return state_of(found, found.param().layout().is_whole() ? state : own_values(found, state).clone());
 }
 
 /// Refuses before anything moves: half an optimizer's state must not be cut.
@@ -42,7 +42,7 @@ int adopt(torch::optim::Optimizer& optimizer) {
     for (auto& parameter : group.params()) {
       const auto found = find_param(parameter);
       if (!found || !found->is_unsharded_param) continue;
-      const auto sharded_param = found->param().sharded_param();
+      const auto sharded_param = found->param().registered_param();
       if (const auto state = states.find(parameter.unsafeGetTensorImpl()); state != states.end()) {
         auto value = std::move(state->second);
         states.erase(state);

@@ -28,7 +28,12 @@ uint64_t cut_of(const FoundParam& found);
 /// `local`, spread over the ranks as the sharded parameter is, joined with its mesh.
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local);
 
-/// The same memory as an ordinary tensor, which operators treat as such.
-at::Tensor plain_view(const at::Tensor& sharded_param);
+/// The memory of a sharded parameter, in either form, as an ordinary tensor, which operators treat as such.
+at::Tensor plain_view(const at::Tensor& parameter);
+
+/// This rank's part of a tensor that an optimizer keeps for the parameter: it may be a DTensor, whole, or the part itself.
+at::Tensor own_state(const FoundParam& found, const at::Tensor& state);
+/// An optimizer's tensor for the parameter with this part: in the form of the parameter.
+at::Tensor state_of(const FoundParam& found, at::Tensor local);
 
 }  // namespace fsdp

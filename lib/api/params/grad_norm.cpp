@@ -36,6 +36,17 @@ std::vector<std::shared_ptr<Communicator>> groups_of(const FoundParam& found) {
   return groups;
 }
 
+/// The same of a DTensor that is no parameter of a module; none of any other tensor.
+std::vector<std::shared_ptr<Communicator>> groups_of(const at::Tensor& tensor) {
+  std::vector<std::shared_ptr<Communicator>> groups;
+  if (!is_dtensor(tensor)) return groups;
+  const DTensor dtensor(tensor);
+  for (int m = 0; m < dtensor.mesh().ndim(); ++m)
+    if (dtensor.mesh().size(m) > 1 && sharded_dim(dtensor.placements()[static_cast<size_t>(m)]))
+      groups.push_back(dtensor.mesh().group(m));
+  return groups;
+}
+
 NormPart& part_of(std::vector<NormPart>& parts, const std::vector<std::shared_ptr<Communicator>>& groups,
                   c10::Device device) {
   const auto known = std::find_if(parts.begin(), parts.end(),
@@ -49,17 +60,17 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
   std::vector<NormPart> parts;
   for (const auto& parameter : parameters) {
     auto found = find_param(parameter);
-    require(!found || !found->is_unsharded_param,
+    require(!found || !found->is_unsharded_param || found->param().sharded.shared(),
             "{}: '{}' is the tensor that a module's member holds; its gradient lives on the "
             "sharded parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
             caller, found ? found->param().name() : "");
     // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
     if (!found) found = find_local_shard(parameter);
-    const auto groups = found ? groups_of(*found) : std::vector<std::shared_ptr<Communicator>>();
-    const auto device = groups.empty() ? parameter.device() : found->group->identity().mesh_info.mesh.device();
+    const auto groups = found ? groups_of(*found) : groups_of(parameter);
+    const auto device = found && !groups.empty() ? found->group->identity().mesh_info.mesh.device() : parameter.device();
     auto& part = part_of(parts, groups, device);
-    if (!groups.empty()) part.any = found->group;
-    if (parameter.grad().defined()) part.gradients.push_back(parameter.grad());
+    if (found && !groups.empty()) part.any = found->group;
+    if (parameter.grad().defined()) part.gradients.push_back(to_local(parameter.grad()));
   }
   return parts;
 }
@@ -83,6 +94,7 @@ void all_reduce(const NormPart& part, Communicator& group, const at::Tensor& val
   try {
     group.start_all_reduce(values, op, "gradient norm")->wait();
   } catch (const CommError& error) {
+    if (!part.any) throw;
     std::lock_guard lock(root_of(*part.any).mutex());
     part.any->parts().comm_ctx->trace.explain(error);
   }

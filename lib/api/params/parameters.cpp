@@ -5,8 +5,10 @@
 #include "api/params/find_param.hpp"
 #include "api/params/whole_values.hpp"
 #include "base/require.hpp"
+#include "dtensor/dtensor_impl.hpp"
 #include "base/stable_hash.hpp"
 #include "fsdp/local_ranges.hpp"
+#include "param/param_placements.hpp"
 #include "tensor/shard_part.hpp"
 
 namespace fsdp {
@@ -25,27 +27,16 @@ FoundParam expect_param(const at::Tensor& tensor, const char* caller) {
 }  // namespace
 
 std::vector<Placement> placements_of(const FoundParam& found) {
-  auto placements = found.group->identity().mesh_info.placements();
-  for (auto& placement : placements)
-    if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = found.param().layout().dim();
-  const auto& part = found.param().spec.spread.part;
-  return part ? part->with(std::move(placements)) : placements;
+  return placements_of(found.param().spec, found.group->identity().mesh_info);
 }
 
 const DeviceMesh& mesh_of(const FoundParam& found) {
-  const auto& part = found.param().spec.spread.part;
-  return part ? part->whole_mesh : found.group->identity().mesh_info.mesh;
+  return mesh_of(found.param().spec, found.group->identity().mesh_info);
 }
 
-c10::IntArrayRef whole_sizes(const FoundParam& found) {
-  const auto& part = found.param().spec.spread.part;
-  return part ? part->sizes : found.param().spec.sizes();
-}
+c10::IntArrayRef whole_sizes(const FoundParam& found) { return whole_sizes(found.param().spec); }
 
-c10::IntArrayRef whole_strides(const FoundParam& found) {
-  const auto& part = found.param().spec.spread.part;
-  return part ? part->strides : found.param().spec.strides();
-}
+c10::IntArrayRef whole_strides(const FoundParam& found) { return whole_strides(found.param().spec); }
 
 std::vector<ElementRange> ranges_of(const FoundParam& found) {
   auto ranges = element_ranges(found.param().layout(), found.group->identity().mesh_info.shard_rank());
@@ -73,11 +64,12 @@ DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
           "{}: is in a flat layout, which cuts no dimension, so it is no DTensor; use full_tensor or full_grad "
           "for the whole, local_ranges for this rank's elements",
           found.param().name());
-  return DTensor::from_local(local, mesh_of(found), placements_of(found), whole_sizes(found),
-                             whole_strides(found));
+  const auto& known = found.param().spec.dtensor;
+  const auto spec = known ? known : dtensor_spec(found.param().spec, found.group->identity().mesh_info);
+  return DTensor(make_dtensor(local, spec, WholeStorage::Message::kFull));
 }
 
-at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().sharded_param(); }
+at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().registered_param(); }
 
 at::Tensor unsharded(const at::Tensor& tensor) {
   return expect_param(tensor, "unsharded").param().unsharded_param();
@@ -101,6 +93,7 @@ DTensor grad_dtensor_of(const at::Tensor& tensor) {
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {
+  if (is_dtensor(tensor) && !find_param(tensor)) return DTensor(tensor.detach()).full_tensor();
   const auto found = expect_param(tensor, "full_tensor");
   return gather_whole(found, plain_view(found.param().sharded_param()));
 }

@@ -126,6 +126,7 @@ void ShownParameters::add(FoundParam found, std::vector<Place> places) {
   shown.found = std::move(found);
   shown.places = std::move(places);
   shown.sharded_param = shown.found.param().sharded_param();
+  shown.registered_param = shown.found.param().registered_param();
   shown.unsharded_param = shown.found.param().unsharded_param();
 }
 
@@ -165,10 +166,11 @@ void ShownParameters::gather(bool keeps) {
 
 void ShownParameters::show(Shown& shown, bool with_gradient) {
   shown.version = static_cast<int64_t>(shown.sharded_param._version());
-  shown.unreduced_gradient = shown.unsharded_param.grad();
+  shown.unreduced_gradient = accumulated_grad(shown.unsharded_param);
   shown.storage = shown.found.param().unsharded.set_aside(shown.whole);
   shown.whole.reset();
-  shown.unsharded_param.mutable_grad() = with_gradient ? std::move(shown.whole_gradient) : at::Tensor();
+  if (const auto& shared = shown.found.param().sharded.shared()) shared->set_aside(true);
+  accumulated_grad(shown.unsharded_param) = with_gradient ? std::move(shown.whole_gradient) : at::Tensor();
   for (const auto& place : shown.places)
     ModuleAccess::parameters(*place.module)[place.slot].value() = shown.unsharded_param;
 }
@@ -191,7 +193,7 @@ void ShownParameters::write_back(Shown& shown) const {
 }
 
 void ShownParameters::write_back_gradient(Shown& shown) {
-  const auto whole = shown.unsharded_param.grad();
+  const auto whole = accumulated_grad(shown.unsharded_param);
   auto& gradient = shown.sharded_param.mutable_grad();
   if (!whole.defined()) {
     gradient.reset();
@@ -209,10 +211,11 @@ void ShownParameters::write_back_gradient(Shown& shown) {
 
 void ShownParameters::restore(Shown& shown) {
   shown.found.param().unsharded.restore(shown.found.param().spec, std::exchange(shown.storage, {}));
-  shown.unsharded_param.mutable_grad() = std::move(shown.unreduced_gradient);
+  if (const auto& shared = shown.found.param().sharded.shared()) shared->set_aside(false);
+  accumulated_grad(shown.unsharded_param) = std::move(shown.unreduced_gradient);
   for (const auto& place : shown.places) {
     auto& table = ModuleAccess::parameters(*place.module);
-    if (place.slot < table.size()) table[place.slot].value() = shown.sharded_param;
+    if (place.slot < table.size()) table[place.slot].value() = shown.registered_param;
   }
 }
 

@@ -32,7 +32,7 @@ class ShownParameters {
   struct Shown {
     FoundParam found;
     std::vector<Place> places;
-    at::Tensor sharded_param, unsharded_param;
+    at::Tensor sharded_param, registered_param, unsharded_param;
     at::Tensor whole, whole_gradient;      // between gather and show
     at::Tensor unreduced_gradient;         // the unsharded parameter's own, put away
     c10::Storage storage;                  // defined while it is shown

@@ -57,7 +57,7 @@ class Pairing {
         const auto tied = find_tied_entry(original, slot);
         if (!tied) continue;
         param = FoundParam{tied->group, tied->param, /*is_unsharded_param=*/false};
-        tensor = param->param().sharded_param();
+        tensor = param->param().registered_param();
       }
       require(copies[slot].value().defined(), "clone: the copy has no parameter '{}'", name);
       auto& paired = param_of(tensor);

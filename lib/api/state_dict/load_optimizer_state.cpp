@@ -246,7 +246,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> load_state(const PlannedState
       load_entry_from_first(source, tensor, *from_first, param.names.front());
     else
       load_entry(*source, tensor);
-    *fields.tensors[i].second = tensor.local;
+    *fields.tensors[i].second = param.param ? state_of(*param.param, tensor.local) : tensor.local;
   }
   return state;
 }

@@ -42,7 +42,7 @@ class Walk {
     if (!tensor.defined()) {
       const auto tied = find_tied_entry(module, slot);
       if (!tied) return;  // as Linear(bias=false) registers it
-      tensor = tied->group->params()[tied->param].sharded_param();
+      tensor = tied->group->params()[tied->param].registered_param();
       if (!tensor.defined()) return;
     }
     auto& state = add(tensor, std::move(name));

@@ -87,7 +87,7 @@ OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
     if (states[i]->step != nullptr) saved.step = *states[i]->step;
     for (const auto& [name, tensor] : states[i]->tensors) {
       if (!tensor->defined()) continue;
-      auto entry = save_entry({*tensor, params[i].param}, options.values, keeps);
+      auto entry = save_entry({params[i].param ? own_state(*params[i].param, *tensor) : *tensor, params[i].param}, options.values, keeps);
       if (keeps) saved.tensors[name] = std::move(entry);
     }
     if (keeps) dict.state[key_of(params[i], i, options.keys)] = std::move(saved);

@@ -78,6 +78,9 @@ const std::string* saved_name(const OptimizerParam& param, const StateFields& fi
   return name;
 }
 
+/// Of a tensor whose memory can be loaded into: this rank's.
+at::Tensor local_of(const at::Tensor& tensor) { return tensor.defined() ? to_local(tensor) : tensor; }
+
 /// Gives `fields` their tensors: those that are there already, so that old and new are not both alive, else new ones.
 std::vector<CheckpointTensor> wanted_tensors(const OptimizerParam& param, const std::string& name, const StateFields& fields,
                                              const std::optional<StateFields>& current, const OptimizerLoad::Saved& saved) {
@@ -86,10 +89,13 @@ std::vector<CheckpointTensor> wanted_tensors(const OptimizerParam& param, const 
   for (size_t i = 0; i < fields.tensors.size(); ++i) {
     const auto& [field, tensor] = fields.tensors[i];
     if (is_optional(field) && !saved.tensors.contains(name + "." + field)) continue;
-    const bool is_there = current && i < current->tensors.size() && current->tensors[i].first == field &&
-                          current->tensors[i].second->defined() && current->tensors[i].second->sizes() == like.sizes();
-    *tensor = is_there ? *current->tensors[i].second : at::empty_like(like);
-    wanted.push_back(spread_like(param.param, name + "." + field, tensor->detach()));
+    const bool has_current = current && i < current->tensors.size() && current->tensors[i].first == field;
+    const auto there = has_current ? local_of(*current->tensors[i].second) : at::Tensor();
+    const bool is_there = there.defined() && there.sizes() == like.sizes();
+    const auto local = is_there ? there : at::empty_like(like);
+    *tensor = !param.param ? local : is_there && is_dtensor(*current->tensors[i].second) ? *current->tensors[i].second
+                                                                                        : state_of(*param.param, local);
+    wanted.push_back(spread_like(param.param, name + "." + field, local.detach()));
   }
   return wanted;
 }
@@ -115,7 +121,8 @@ CheckpointSection optimizer_section(const std::vector<OptimizerParam>& params, c
       require(tensor->sizes() == param.tensor.sizes(),
               "save_checkpoint: the state '{}' of '{}' has sizes ({}), expected ({}) like its parameter", field,
               param.names.front(), fmt::join(tensor->sizes(), ", "), fmt::join(param.tensor.sizes(), ", "));
-      section.tensors.push_back(spread_like(param.param, name_of(param, field), tensor->detach()));
+      const auto local = param.param ? own_state(*param.param, *tensor) : *tensor;
+      section.tensors.push_back(spread_like(param.param, name_of(param, field), local.detach()));
     }
     if (fields->step != nullptr)
       section.tensors.push_back(spread_like({}, name_of(param, kStep), at::full({}, *fields->step, at::kLong)));

@@ -12,8 +12,8 @@ at::TensorOptions options_of(const DTensorImpl& dtensor) {
   return at::TensorOptions().dtype(dtensor.dtype()).device(dtensor.device());
 }
 
-bool asks_for_sizes_of(const DTensorImpl& dtensor, const c10::IValue& value) {
-  return value.isIntList() && value.toDimVector() == at::DimVector(dtensor.sizes());
+bool is_list_of(const c10::IValue& value, c10::IntArrayRef numbers) {
+  return value.isIntList() && c10::IntArrayRef(value.toDimVector()) == numbers;
 }
 
 }  // namespace
@@ -30,8 +30,8 @@ void run_like(const OperatorCall& call, bool draws) {
     arguments[0] = dtensor->local();
   const auto made = call.call_for_tensor(std::move(arguments));
   if (!has_piece) return call.give(made);
-  const auto piece = draws ? dtensor->spec().own_part_of(made) : made;
-  call.give(make_dtensor(piece, dtensor->value().spec, WholeStorage::Message::kFull));
+  const auto piece = draws ? own_part_of(dtensor->spec(), made) : made;
+  call.give(make_dtensor(piece, call.in_format(dtensor->value().spec), WholeStorage::Message::kFull));
 }
 
 void run_new(const OperatorCall& call) {
@@ -39,15 +39,20 @@ void run_new(const OperatorCall& call) {
   const auto* dtensor = DTensorImpl::of(tensor);
   if (dtensor == nullptr) return run_general(call);
   // Of its own sizes: a gradient, say, which autograd clones so.
-  const bool is_alike = dtensor->has_piece() && dtensor->dim() > 0 && asks_for_sizes_of(*dtensor, call.operand(1));
+  const bool has_strides = call.name() == "new_empty_strided";
+  const bool is_alike = dtensor->has_piece() && dtensor->dim() > 0 && is_list_of(call.operand(1), dtensor->sizes()) &&
+                        (!has_strides || is_list_of(call.operand(2), dtensor->spec().strides()));
   auto arguments = call.arguments();
   arguments[0] = at::empty({0}, options_of(*dtensor));
   if (is_alike) {
     arguments[1] = dtensor->local().sizes();
-    if (call.name() == "new_empty_strided") arguments[2] = dtensor->local().strides();
+    if (has_strides) arguments[2] = dtensor->local().strides();
   }
   const auto made = call.call_for_tensor(std::move(arguments));
-  call.give(is_alike ? make_dtensor(made, dtensor->value().spec) : made);
+  if (!is_alike) return call.give(made);
+  // Row-major, whatever the operand is: random numbers are drawn in the order in which a tensor lies in memory.
+  const auto& spec = dtensor->value().spec;
+  call.give(make_dtensor(made, has_strides ? spec : spec_like(*spec, spec->sizes(), spec->placements())));
 }
 
 bool run_draw(const OperatorCall& call) {
@@ -61,7 +66,7 @@ bool run_draw(const OperatorCall& call) {
     });
   arguments[0] = at::empty_strided(dtensor->sizes(), dtensor->strides(), options_of(*dtensor));
   const auto drawn = call.call_for_tensor(std::move(arguments));
-  dtensor->local().copy_(dtensor->spec().part_of(drawn));
+  dtensor->local().copy_(part_of(dtensor->spec(), drawn));
   call.give(tensor);
   return true;
 }

@@ -76,7 +76,7 @@ void run_general(const OperatorCall& call) {
     require(write.whole.sizes() == target->sizes(), "{}: would change the sizes of a sharded tensor",
             call.op().schema().name());
     const at::NoGradGuard no_grad;
-    target->local().copy_(target->spec().part_of(write.whole));
+    target->local().copy_(part_of(target->spec(), write.whole));
   }
   call.give_results(std::move(results), [](const at::Tensor&, int64_t) { return at::Tensor(); });
 }

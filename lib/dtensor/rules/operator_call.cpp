@@ -10,6 +10,17 @@ std::string_view OperatorCall::name() const {
   return name;
 }
 
+DTensorSpec::Ptr OperatorCall::in_format(const DTensorSpec::Ptr& spec) const {
+  if (form_.memory_format < 0) return spec;
+  const auto& value = operand(static_cast<size_t>(form_.memory_format));
+  if (!value.isInt() || value.toMemoryFormat() == at::MemoryFormat::Preserve) return spec;
+  std::vector<int64_t> strides;
+  if (value.toMemoryFormat() == at::MemoryFormat::ChannelsLast) strides = c10::get_channels_last_strides_2d(spec->sizes());
+  if (value.toMemoryFormat() == at::MemoryFormat::ChannelsLast3d) strides = c10::get_channels_last_strides_3d(spec->sizes());
+  if (strides.empty()) return spec_like(*spec, spec->sizes(), spec->placements());
+  return spec_like(*spec, spec->sizes(), spec->placements(), strides);
+}
+
 torch::jit::Stack OperatorCall::call(Arguments arguments) const {
   torch::jit::Stack stack(std::make_move_iterator(arguments.begin()), std::make_move_iterator(arguments.end()));
   op_.callBoxed(&stack);

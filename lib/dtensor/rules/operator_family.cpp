@@ -11,9 +11,15 @@ namespace {
 
 using Names = std::unordered_set<std::string_view>;
 
-bool returns_unconnected(std::string_view name) {
+bool is_unconnected(std::string_view name) {
   static const Names names{"detach", "detach_", "alias"};
   return names.contains(name) || name.ends_with("_like") || name.starts_with("new_");
+}
+
+/// Batch norms write what their schemas do not say that they write.
+bool is_written_unsaid(std::string_view name, std::string_view argument) {
+  return (argument == "running_mean" || argument == "running_var") && name.find("batch_norm") != name.npos &&
+         name.find("backward") == name.npos;
 }
 
 bool is_reduction(std::string_view name) {
@@ -30,7 +36,7 @@ bool draws_in_place(std::string_view name) {
 bool is_pointwise(std::string_view name) {
   static const Names names{"copy_", "zero_", "fill_", "_to_copy", "rsub", "masked_fill", "masked_fill_",
                            "_amp_foreach_non_finite_check_and_unscale_"};
-  static const Names not_pointwise{"_foreach_max", "_foreach_powsum", "_foreach_norm"};
+  static const Names not_pointwise{"_foreach_max", "_foreach_mm", "_foreach_powsum", "_foreach_norm"};
   if (name.starts_with("_foreach_")) return !not_pointwise.contains(name);
   return names.contains(name) || name.starts_with("_fused_adam") || name.starts_with("_fused_sgd") ||
          name.starts_with("_fused_adagrad");
@@ -44,22 +50,37 @@ bool works_along_dim(std::string_view name) {
   return names.contains(name);
 }
 
+/// Operators made of others that read memory themselves, show it as another dtype, or resize an `out`.
+bool reads_memory(const c10::OperatorHandle& op, std::string_view name) {
+  static const Names names{"choose_qparams_optimized", "mish_backward", "isreal", "istft"};
+  const auto& arguments = op.schema().arguments();
+  return names.contains(name) || std::any_of(arguments.begin(), arguments.end(), [](const auto& one) { return one.is_out(); });
+}
+
+/// Views by a bit, which neither a piece nor a window of a DTensor has: they get a copy.
+bool negates_lazily(std::string_view name) { return name == "_conj" || name == "_neg_view"; }
+
 Family family_of(const c10::OperatorHandle& op, std::string_view name, uint64_t writes) {
   const auto& schema = op.schema();
   const auto& returns = schema.returns();
   const bool is_seeded = op.hasTag(at::Tag::nondeterministic_seeded);
   const bool returns_tensor = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::TensorType;
+  const bool returns_only_tensors = std::none_of(returns.begin(), returns.end(), [](const auto& result) {
+    return result.type()->kind() != c10::TypeKind::TensorType && result.type()->kind() != c10::TypeKind::ListType;
+  });
   const bool returns_view = std::any_of(returns.begin(), returns.end(), [](const auto& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
   });
   using enum Family;
   if (name == "_has_compatible_shallow_copy_type") return kMayTakeData;
-  if (name == "contiguous") return kGeneral;
+  if (name == "contiguous" || negates_lazily(name)) return kGeneral;
   if (name == "detach_") return kKept;
   if (name == "set_" && schema.overload_name() == "source_Tensor") return kSetData;
   if (op.hasTag(at::Tag::inplace_view) || name == "set_" || name == "resize_" || name == "resize_as_") return kRefused;
   if (draws_in_place(name)) return kDraw;
-  if (op.hasTag(at::Tag::pointwise) || is_pointwise(name)) return is_seeded ? kGeneral : kPointwise;
+  // `equal` answers for the whole, and `positive` is its operand.
+  if ((op.hasTag(at::Tag::pointwise) || is_pointwise(name)) && returns_only_tensors && !returns_view)
+    return is_seeded ? kGeneral : kPointwise;
   if (name == "detach" || name == "alias") return kAlias;
   if (writes == 0) {
     if (returns_tensor && is_reduction(name) && op.hasTag(at::Tag::reduction)) return kReduce;
@@ -69,7 +90,7 @@ Family family_of(const c10::OperatorHandle& op, std::string_view name, uint64_t 
     if (name.starts_with("new_")) return kNew;
   }
   if (works_along_dim(name)) return kAlongDim;
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return kComposite;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !reads_memory(op, name)) return kComposite;
   return returns_view ? kView : kGeneral;
 }
 
@@ -82,17 +103,18 @@ OperatorForm read(const c10::OperatorHandle& op) {
   OperatorForm form;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
-    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite())
+    if ((argument.alias_info() != nullptr && argument.alias_info()->isWrite()) || (is_aten && is_written_unsaid(name, argument.name())))
       form.writes |= uint64_t{1} << std::min<size_t>(i, 63);
     if (argument.name() == "dim" || argument.name() == "dims") form.dim = static_cast<int>(i);
     if (argument.name() == "keepdim") form.keepdim = static_cast<int>(i);
     if (argument.name() == "dtype") form.dtype = static_cast<int>(i);
+    if (argument.name() == "memory_format") form.memory_format = static_cast<int>(i);
   }
   for (const auto& result : schema.returns()) {
     const auto kind = result.type()->kind();
     form.is_differentiable |= kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType;
   }
-  if (is_aten && returns_unconnected(name)) form.is_differentiable = false;
+  if (is_aten && is_unconnected(name)) form.is_differentiable = false;
   if (name == "record_stream") form.writes = 0;
   form.family = is_aten ? family_of(op, name, form.writes) : Family::kGeneral;
   return form;

@@ -31,7 +31,7 @@ enum class Family : uint8_t {
 struct OperatorForm {
   Family family = Family::kGeneral;
   uint64_t writes = 0;       ///< bit i: argument i is written to
-  int dim = -1, keepdim = -1, dtype = -1;  ///< arguments of these names; -1: none
+  int dim = -1, keepdim = -1, dtype = -1, memory_format = -1;  ///< arguments of these names; -1: none
   bool is_differentiable = false;          ///< autograd may record it
 };
 

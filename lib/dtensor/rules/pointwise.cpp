@@ -1,5 +1,8 @@
 #include <ATen/ATen.h>
 
+#include <array>
+#include <unordered_set>
+
 #include "dtensor/rules/propagate.hpp"
 #include "tensor/piece.hpp"
 
@@ -18,10 +21,10 @@ bool has_dtensor(const c10::IValue& value) {
   return found;
 }
 
-/// By which of two operands results are as large as they get.
-std::pair<int64_t, int64_t> extent(const c10::IValue& value) {
-  if (!value.isTensor()) return {0, 0};
-  return {value.toTensor().dim(), value.toTensor().numel()};
+/// By which of two operands results are as large as they get. Lists come before tensors, which stand beside them: lr, found_inf.
+std::array<int64_t, 3> extent(const c10::IValue& value) {
+  if (!value.isTensor()) return {1, 0, 0};
+  return {0, value.toTensor().dim(), value.toTensor().numel()};
 }
 
 /// Which argument leads; none: no DTensor is where it would have to be.
@@ -33,6 +36,17 @@ std::optional<size_t> leading_argument(const OperatorCall& call) {
     if (!leader || extent(call.operand(i)) > extent(call.operand(*leader))) leader = i;
   }
   return leader;
+}
+
+/// Whether a zero in one rank's piece would be refused there, and nowhere else.
+bool may_divide_by_zero(const OperatorCall& call) {
+  static const std::unordered_set<std::string_view> names{"div",       "div_",       "divide", "divide_", "floor_divide", "floor_divide_",
+                                                          "remainder", "remainder_", "fmod",   "fmod_"};
+  if (!names.contains(call.name())) return false;
+  bool are_whole_numbers = true;
+  for (const auto& value : call.operands())
+    for_tensors(value, [&](const at::Tensor& tensor, int64_t) { are_whole_numbers &= at::isIntegralType(tensor.scalar_type(), true); });
+  return are_whole_numbers;
 }
 
 /// Empty if one has no piece.
@@ -64,6 +78,7 @@ bool broadcasts_to(c10::IntArrayRef sizes, const DTensorSpec& leader) {
 /// which it is repeated.
 at::Tensor part_beside(const at::Tensor& plain, const DTensorSpec& leader) {
   if (plain.dim() == 0 || leader.is_replicated()) return plain;
+  if (leader.is_flat()) return part_of(leader, plain.expand(leader.sizes()));
   TensorPiece all{.data = plain, .indices = {}};
   std::vector<IndexRanges> wanted;
   for (int64_t i = 0; i < plain.dim(); ++i) {
@@ -73,6 +88,18 @@ at::Tensor part_beside(const at::Tensor& plain, const DTensorSpec& leader) {
     wanted.push_back(is_repeated ? all.indices.back() : leader.piece().indices[dim]);
   }
   return part_of(all, wanted).data;
+}
+
+/// Note [Ranks without elements]
+/// A rank that has none of a tensor's elements runs the operator all the same, on some that nobody sees: so that it refuses what the
+/// others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar.
+bool lacks_elements(const DTensorImpl& leader) { return leader.local().numel() == 0 && leader.numel() > 0; }
+
+at::Tensor with_elements(const at::Tensor& piece, bool is_scalar) {
+  auto sizes = piece.sizes().vec();
+  if (is_scalar) sizes.clear();
+  std::replace(sizes.begin(), sizes.end(), int64_t{0}, int64_t{1});
+  return at::ones(sizes, piece.options());
 }
 
 /// The operands in pieces.
@@ -102,7 +129,7 @@ class Pieces {
   const DTensorImpl& leader(int64_t position) const { return *leaders_[static_cast<size_t>(std::max<int64_t>(position, 0))]; }
 
   bool fits_in(const at::Tensor& tensor, int64_t position, bool is_written) const {
-    if (stands_alone(position)) return true;
+    if (stands_alone(position)) return !is_written || DTensorImpl::of(tensor) == nullptr;
     if (position >= static_cast<int64_t>(leaders_.size())) return false;
     const auto& lead = leader(position);
     const auto* dtensor = DTensorImpl::of(tensor);
@@ -114,11 +141,16 @@ class Pieces {
   at::Tensor piece(const at::Tensor& tensor, int64_t position) const {
     const auto* dtensor = DTensorImpl::of(tensor);
     const bool is_alone = stands_alone(position);
-    if (dtensor == nullptr) return is_alone || tensor.dim() == 0 ? at::Tensor() : part_beside(tensor, leader(position).spec());
+    if (dtensor == nullptr && (is_alone || tensor.dim() == 0)) return at::Tensor();
     if (is_alone) return dtensor->whole(call_.name());
     const auto& lead = leader(position);
-    if (dtensor->has_piece() && dtensor->spec().is_placed_as(lead.spec())) return dtensor->local();
-    return part_beside(dtensor->whole(call_.name()), lead.spec());
+    if (dtensor == nullptr) return shown(part_beside(tensor, lead.spec()), lead);
+    if (dtensor->has_piece() && dtensor->spec().is_placed_as(lead.spec())) return shown(dtensor->local(), lead);
+    return shown(part_beside(dtensor->whole(call_.name()), lead.spec()), lead);
+  }
+
+  static at::Tensor shown(const at::Tensor& piece, const DTensorImpl& lead) {
+    return lacks_elements(lead) && piece.numel() == 0 ? with_elements(piece, lead.dim() == 0) : piece;
   }
 
   const OperatorCall& call_;
@@ -134,10 +166,12 @@ bool run_pointwise(const OperatorCall& call) {
   const auto leaders = leaders_of(call.operand(*leading));
   if (leaders.empty()) return false;
   const Pieces pieces(call, leaders, !call.operand(*leading).isTensor());
-  if (!pieces.fit()) return false;
+  if (!pieces.fit() || may_divide_by_zero(call)) return false;
   auto results = call.call(pieces.make());
   call.give_results(std::move(results), [&](const at::Tensor& result, int64_t position) {
-    return make_dtensor(result, leaders[static_cast<size_t>(std::max<int64_t>(position, 0))]->value().spec);
+    const auto& leader = *leaders[static_cast<size_t>(std::max<int64_t>(position, 0))];
+    return make_dtensor(lacks_elements(leader) ? result.new_empty(leader.spec().piece().sizes) : result,
+                        call.in_format(leader.value().spec));
   });
   return true;
 }

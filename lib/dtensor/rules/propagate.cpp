@@ -19,12 +19,14 @@ bool read_scalars(const OperatorCall& call) {
   bool has_dtensors = false;
   const auto family = call.form().family;
   const bool keeps = family == Family::kAlias || family == Family::kKept || family == Family::kMayTakeData;
+  // A view has the storage of what it shows: torch::save writes it once.
+  const bool may_replace = !keeps && family != Family::kView && family != Family::kComposite;
   for (size_t i = 0; i < call.count(); ++i)
     replace_tensors(call.operands()[i], [&](const at::Tensor& tensor, int64_t) {
       auto* dtensor = DTensorImpl::of(tensor);
       if (dtensor == nullptr) return at::Tensor();
       if (!keeps && dtensor->is_waiting()) dtensor->settle();
-      if (!keeps && !call.is_written(i) && dtensor->dim() == 0 && !tensor.requires_grad() && dtensor->has_piece() &&
+      if (may_replace && !call.is_written(i) && dtensor->dim() == 0 && !tensor.requires_grad() && dtensor->has_piece() &&
           dtensor->spec().is_replicated())
         return dtensor->local();
       has_dtensors = true;
@@ -95,9 +97,18 @@ void detach(const OperatorCall& call) {
   call.give(at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true)));
 }
 
+/// Where to split is read off a tensor's memory, which the parts cannot.
+void read_sections(const OperatorCall& call) {
+  if (call.name() != "tensor_split" || call.op().schema().overload_name() != "tensor_indices_or_sections") return;
+  replace_tensors(call.operands()[1], [&](const at::Tensor& tensor, int64_t) { return whole_of(tensor, call.name()); });
+}
+
 bool run_by_rule(const OperatorCall& call) {
   switch (call.form().family) {
-    case Family::kComposite: call.run_parts(); return true;
+    case Family::kComposite:
+      read_sections(call);
+      call.run_parts();
+      return true;
     case Family::kMayTakeData: call.give(true); return true;
     case Family::kKept: keep(call); return true;
     case Family::kSetData: set_data(call); return true;

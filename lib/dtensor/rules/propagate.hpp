@@ -15,7 +15,12 @@ namespace fsdp {
 /// An operator with DTensors among its operands runs by the rule of its family: on pieces where that gives pieces of the result, else
 /// by the general rule. That one is right for every operator: it gathers, runs the operator on ordinary tensors, and cuts back what
 /// was written. Which rule applies follows from sizes and placements of the whole alone, so all ranks take the same, and
-/// collectives never cross.
+/// collectives never cross. A rank without elements runs what the others run, on some that nobody sees, so that it refuses what they
+/// refuse.
+///
+/// Views write through to what they show, but for those by a bit (conj): they are copies. One that would show memory as another dtype is
+/// refused. Schemas that do not say what is written (batch norms) and operators made of others that read memory by themselves are named
+/// in operator_family.cpp; the generated test over all operators (test/dtensor) finds them.
 ///
 /// What autograd would record runs on whole tensors, gathered with a gradient: no piece has a history.
 

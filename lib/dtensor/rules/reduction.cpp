@@ -34,6 +34,13 @@ std::vector<int64_t> dims_of(const OperatorCall& call, int64_t ndim) {
   return dims;
 }
 
+/// An empty list, which to `any` and `all` is none, to others all dimensions.
+bool names_no_dim(const OperatorCall& call) {
+  if (call.form().dim < 0) return false;
+  const auto& value = call.operand(static_cast<size_t>(call.form().dim));
+  return value.isIntList() && value.toIntVector().empty();
+}
+
 std::optional<Combination::Kind> kind_of(std::string_view name) {
   using enum Combination::Kind;
   if (name == "sum" || name == "mean") return kSum;
@@ -76,6 +83,7 @@ std::optional<Reduction> read(const OperatorCall& call, const DTensorSpec& spec,
     // p = 0 counts, and a negative one has no neutral element but for the smallest.
     if (!(reduction.combination.p > 0) && !std::isinf(reduction.combination.p)) return std::nullopt;
   }
+  if ((*kind == Combination::Kind::kAny || *kind == Combination::Kind::kAll) && names_no_dim(call)) return std::nullopt;
   reduction.dims = dims_of(call, spec.ndim());
   for (const auto dim : reduction.dims)
     if (dim < 0 || dim >= spec.ndim()) return std::nullopt;
@@ -122,15 +130,10 @@ at::Tensor part_of_piece(const Reduction& reduction, const at::Tensor& local) {
   return result.to(dtype);
 }
 
-/// The groups over whose ranks a reduced dimension is cut, those of the last mesh dimension first.
+/// The groups over whose ranks a reduced dimension is cut.
 std::vector<std::shared_ptr<Communicator>> groups_of(const Reduction& reduction, const DTensorSpec& spec) {
-  MeshDims cutting;
-  for (const auto dim : reduction.dims) cutting |= spec.cutting(dim);
-  if (spec.ndim() == 0) cutting = spec.cutting(0);
-  std::vector<std::shared_ptr<Communicator>> groups;
-  for (size_t m = spec.mesh().shape().size(); m-- > 0;)
-    if (cutting[m]) groups.push_back(spec.mesh().group(static_cast<int>(m)));
-  return groups;
+  if (spec.ndim() == 0) return spec.groups_cutting({0});
+  return spec.groups_cutting(reduction.dims);
 }
 
 /// How what is left is placed: mesh dimensions that cut a reduced dimension replicate, others cut what they did.
@@ -154,7 +157,7 @@ DTensorSpec::Ptr spec_of_result(const Reduction& reduction, const DTensorSpec& s
       else
         std::get<StridedShard>(placement).dim = new_dim[static_cast<size_t>(*dim)];
     }
-  return spec.of(std::move(sizes), std::move(placements));
+  return spec_like(spec, std::move(sizes), std::move(placements));
 }
 
 at::Tensor with_dims(const Reduction& reduction, const at::Tensor& kept) {
@@ -179,7 +182,10 @@ bool run_reduction(const OperatorCall& call) {
   const auto reduction = read(call, spec, tensor.scalar_type());
   if (!reduction) return false;
   const at::NoGradGuard no_grad;
-  const auto part = part_of_piece(*reduction, dtensor->local());
+  if (spec.is_flat() && (!reduction->is_full || reduction->keeps_dims)) return false;
+  auto of_piece = *reduction;
+  if (spec.is_flat()) of_piece.dims = {0};  // whose pieces are 1-D
+  const auto part = part_of_piece(of_piece, dtensor->local());
   const auto groups = groups_of(*reduction, spec);
   const auto placed = spec_of_result(*reduction, spec);
   if (reduction->is_full && !groups.empty() && !reduction->keeps_dims) {

@@ -120,7 +120,10 @@ class ViewCall {
     if (!viewed_.has_piece() || !dims.is_usable() || call_.name() == "as_strided") return shown;
     try {
       auto telling = at::empty_strided(viewed_.sizes(), dims.strides(), at::TensorOptions().dtype(at::kByte).device(at::kMeta));
-      for (const auto& value : call_.call(arguments_on(telling)))
+      // It names strides, which view would have found.
+      const bool names_strides = call_.name() == "_reshape_alias";
+      for (const auto& value : names_strides ? torch::jit::Stack{telling.view(call_.operand(1).toIntVector())}
+                                             : call_.call(arguments_on(telling)))
         for_tensors(value, [&](const at::Tensor& tensor, int64_t) { shown.push_back(tensor); });
     } catch (const c10::Error&) {
       shown.clear();
@@ -145,7 +148,7 @@ class ViewCall {
         std::get<StridedShard>(placements[m]).dim = *now;
     }
     const bool is_dense = geometry.is_non_overlapping_and_dense();
-    return spec.of(geometry.sizes().vec(), std::move(placements),
+    return spec_like(spec, geometry.sizes().vec(), std::move(placements),
                    is_dense ? at::OptionalIntArrayRef(geometry.strides()) : std::nullopt);
   }
 
@@ -181,7 +184,7 @@ void run_view(const OperatorCall& call) {
   if (!call.operand(0).isTensor()) return run_general(call);
   const auto self = call.operand(0).toTensor();
   const auto* viewed = DTensorImpl::of(self);
-  if (viewed == nullptr || viewed->spec().has_partial()) return run_general(call);
+  if (viewed == nullptr) return run_general(call);
   ViewCall(call, *viewed, self).run();
 }
 

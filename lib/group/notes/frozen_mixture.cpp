@@ -10,11 +10,11 @@
 namespace fsdp {
 
 namespace {
-/// Of the two sides that may have changed since the last step the sharded one wins (T12).
+/// Of the two tensors that a user may have frozen since the last step the registered one wins; the piece is never asked.
 bool needs_gradient(const FSDPParam& param) {
-  const auto unsharded_param = param.unsharded_param(), sharded_param = param.sharded_param();
-  if (!unsharded_param.defined() || !sharded_param.defined()) return param.requires_grad();
-  return sharded_param.requires_grad() != param.requires_grad() ? sharded_param.requires_grad() : unsharded_param.requires_grad();
+  const auto unsharded_param = param.unsharded_param(), registered = param.registered_param();
+  if (!unsharded_param.defined() || !registered.defined()) return param.requires_grad();
+  return registered.requires_grad() != param.requires_grad() ? registered.requires_grad() : unsharded_param.requires_grad();
 }
 }  // namespace
 

@@ -47,7 +47,7 @@ bool GradientStore::has_partial_sums() const {
 at::Tensor GradientStore::take(size_t index) {
   auto& accumulated = slots_[index].accumulated;
   auto* unsharded_param = params_[index].unsharded.peek();
-  auto gradient = unsharded_param ? dense_gradient(std::exchange(unsharded_param->mutable_grad(), {})) : at::Tensor();
+  auto gradient = unsharded_param ? dense_gradient(std::exchange(accumulated_grad(*unsharded_param), {})) : at::Tensor();
   if (!accumulated.defined()) return gradient;
   if (gradient.defined()) accumulated.add_(gradient);
   return std::exchange(accumulated, {});
@@ -57,13 +57,13 @@ int64_t GradientStore::bytes_to_take(size_t index) const {
   const auto& sum = slots_[index].accumulated;
   if (!sum.defined() || !sum.is_cpu()) return 0;
   const auto unsharded_param = params_[index].unsharded_param();
-  if (!unsharded_param.defined() || !unsharded_param.grad().defined()) return 0;
-  return unsharded_param.grad().scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
+  if (!unsharded_param.defined() || !accumulated_grad(unsharded_param).defined()) return 0;
+  return accumulated_grad(unsharded_param).scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
 }
 
 bool GradientStore::has_unreduced(bool counts_partial_sums) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (const auto* unsharded_param = params_[i].unsharded.peek(); unsharded_param && unsharded_param->grad().defined())
+    if (auto* unsharded_param = params_[i].unsharded.peek(); unsharded_param && accumulated_grad(*unsharded_param).defined())
       return true;
     if (slots_[i].accumulated.defined()) return true;
     if (counts_partial_sums && slots_[i].partial_sum.defined()) return true;
@@ -76,14 +76,14 @@ void GradientStore::accumulate(const GradientDtypes& dtypes) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const auto dtype = dtypes.reduce_dtype(i);
     const auto unsharded_param = params_[i].unsharded_param();
-    if (dtype == params_[i].spec.param_dtype || !unsharded_param.defined() || !unsharded_param.grad().defined()) continue;
+    if (dtype == params_[i].spec.param_dtype || !unsharded_param.defined() || !accumulated_grad(unsharded_param).defined()) continue;
     slots_[i].accumulated = take(i).to(dtype);
   }
 }
 
 void GradientStore::drop() {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (const auto unsharded_param = params_[i].unsharded_param(); unsharded_param.defined()) unsharded_param.mutable_grad().reset();
+    if (const auto unsharded_param = params_[i].unsharded_param(); unsharded_param.defined()) accumulated_grad(unsharded_param).reset();
     slots_[i].partial_sum.reset();
     slots_[i].accumulated.reset();
   }

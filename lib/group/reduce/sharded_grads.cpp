@@ -8,6 +8,7 @@
 
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/dtensor_impl.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
 #include "group/reduce/partial_sums.hpp"
@@ -23,14 +24,19 @@ bool is_user_hook(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook)
   return dynamic_cast<const UnshardedKeeper*>(hook.get()) == nullptr;
 }
 
-/// User hooks on a sharded parameter, which autograd itself never reaches: they see the reduced gradient.
-at::Tensor run_gradient_hooks(const at::Tensor& sharded_param, at::Tensor gradient) {
-  for (auto& hook : torch::autograd::impl::hooks(sharded_param)) {
+/// User hooks on what is registered, which autograd itself never reaches: they see the reduced gradient, in the parameter's form.
+at::Tensor run_gradient_hooks(const FSDPParam& param, at::Tensor gradient) {
+  const auto& placed = param.spec.dtensor;
+  if (placed) gradient = make_dtensor(gradient, placed, WholeStorage::Message::kFull);
+  for (auto& hook : torch::autograd::impl::hooks(param.registered_param())) {
     if (!is_user_hook(hook)) continue;
     auto result = (*hook)({gradient});
     if (!result.empty() && result[0].defined()) gradient = result[0];
   }
-  return gradient;
+  if (!placed) return gradient;
+  const auto* dtensor = DTensorImpl::of(gradient);
+  if (dtensor != nullptr && dtensor->has_piece() && dtensor->spec().is_placed_as(*placed)) return dtensor->local();
+  return own_part_of(*placed, whole_of(gradient, "gradient hook"));
 }
 
 bool has_post_accumulate_hook(const at::Tensor& sharded_param) {
@@ -82,7 +88,7 @@ void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indi
                                std::optional<BelowResidency>& below) {
   std::sort(indices.begin(), indices.end());
   for (const size_t index : indices) {
-    const auto sharded_param = group.params()[index].sharded_param();
+    const auto sharded_param = group.params()[index].registered_param();
     // A hook before this one may have dropped the gradient.
     if (!sharded_param.defined() || !sharded_param.grad().defined()) continue;
     const UserHook user(*group.parts().comm_ctx->user_hooks, below);
@@ -108,10 +114,10 @@ class Assignment {
 };
 
 at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
-  const auto sharded_param = group_.params()[index].sharded_param();
-  if (has_post_accumulate_hook(sharded_param)) hooked_.push_back(index);
+  const auto& param = group_.params()[index];
+  if (has_post_accumulate_hook(param.registered_param())) hooked_.push_back(index);
   const UserHook hook(*group_.parts().comm_ctx->user_hooks, below_);
-  return run_gradient_hooks(sharded_param, std::move(gradient));
+  return run_gradient_hooks(param, std::move(gradient));
 }
 
 void Assignment::assign(size_t index, at::Tensor gradient) {
@@ -120,16 +126,16 @@ void Assignment::assign(size_t index, at::Tensor gradient) {
   if (!sharded_param.defined()) return;  // nobody is left to use it
   if (const auto kept = group_.gradients().dtypes.kept_dtype(index); kept && gradient.scalar_type() != *kept)
     gradient = gradient.to(*kept);
-  auto& present = sharded_param.mutable_grad();
   auto* classes = group_.parts().local_shards.get();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
-  const bool has_hooks = has_user_hooks(sharded_param);
-  const bool is_first = !present.defined() && !has_hooks;
+  const bool has_hooks = has_user_hooks(param.registered_param());
+  const bool is_first = !sharded_param.grad().defined() && !has_hooks;
   // What the host is to read now cannot be on its way.
   if (!is_first) group_.parts().shard.wait_for_copies();
   gradient = offload_grad(group_.parts(), gradient, /*may_overlap=*/is_first,
                           is_first && classes ? classes->place(group_, index) : at::Tensor());
   if (has_hooks) gradient = run_hooks(index, std::move(gradient));
+  auto& present = sharded_param.mutable_grad();
   if (present.defined()) {
     require_state(present.sizes() == sharded_param.sizes(),
                   "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
@@ -168,10 +174,10 @@ void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone ke
   assignment.end();
 }
 
-bool has_user_hooks(const at::Tensor& sharded_param) {
-  const auto& hooks = torch::autograd::impl::hooks(sharded_param);
+bool has_user_hooks(const at::Tensor& registered_param) {
+  const auto& hooks = torch::autograd::impl::hooks(registered_param);
   return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
-         has_post_accumulate_hook(sharded_param);
+         has_post_accumulate_hook(registered_param);
 }
 
 }  // namespace fsdp

@@ -19,7 +19,7 @@ enum class KeepsAlone : bool {
 /// Throws StateError where a user has put a gradient of other sizes there.
 void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone);
 
-/// True if a user's hooks wait for the gradient of a sharded parameter: tensor hooks or post-accumulate ones.
-bool has_user_hooks(const at::Tensor& sharded_param);
+/// True if a user's hooks wait for the gradient of what is registered of a parameter: tensor hooks or post-accumulate ones.
+bool has_user_hooks(const at::Tensor& registered_param);
 
 }  // namespace fsdp

@@ -1,10 +1,10 @@
-#include "dispatch/dtensor_call.hpp"
+#include "dispatch/stand_in/stand_in_call.hpp"
 
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <span>
 
-#include "dispatch/deferred_call.hpp"
+#include "dispatch/stand_in/deferred_call.hpp"
 #include "dispatch/operator_traits.hpp"
 #include "dispatch/recomputation.hpp"
 #include "dispatch/residency.hpp"
@@ -26,7 +26,7 @@ bool is_of_a_kind(const at::Tensor& tensor) {
 
 /// Calls `visit(tensor, argument)` for every defined tensor among the operands.
 template <class Visit>
-void for_tensors(Arguments arguments, const Visit& visit) {
+void each_tensor(Arguments arguments, const Visit& visit) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& value = arguments[i];
     if (value.isTensor()) {
@@ -50,7 +50,7 @@ struct Company {
 
 Company company_of(Arguments arguments) {
   Company company;
-  for_tensors(arguments, [&](const at::Tensor& tensor, size_t) {
+  each_tensor(arguments, [&](const at::Tensor& tensor, size_t) {
     company.needs_gradient |= tensor.requires_grad();
     if (const auto stand_in = stand_in_of(tensor)) {
       ++company.stand_ins;
@@ -93,7 +93,7 @@ bool can_be_repeated(const c10::OperatorHandle& op, const Company& company, cons
 std::vector<c10::intrusive_ptr<StandIn>> written_stand_ins(Arguments arguments, const OperatorTraits& traits) {
   std::vector<c10::intrusive_ptr<StandIn>> written;
   if (traits.writes == 0) return written;
-  for_tensors(arguments, [&](const at::Tensor& tensor, size_t argument) {
+  each_tensor(arguments, [&](const at::Tensor& tensor, size_t argument) {
     if (!is_written(traits, argument)) return;
     if (auto stand_in = stand_in_of(tensor)) written.push_back(std::move(stand_in));
   });

@@ -1,4 +1,4 @@
-#include "dispatch/dtensor_dispatch.hpp"
+#include "dispatch/stand_in/stand_in.hpp"
 
 #include <atomic>
 #include <typeinfo>

@@ -14,8 +14,9 @@
 #include <ATen/ops/view_ops.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "dispatch/kernels/piece_kernel.hpp"
 #include "dispatch/param_storage.hpp"
-#include "dispatch/unboxed_kernel.hpp"
+#include "dispatch/kernels/unboxed_kernel.hpp"
 
 // Note [Unboxed kernels]; the question is whether the groups of all operands are ready.
 namespace fsdp {
@@ -70,6 +71,10 @@ struct DtypeCheck {
   void add(const Other&) {}
 };
 
+/// Pointwise: of DTensors, the pieces compute.
+template <class Op>
+constexpr bool takes_pieces = std::is_same_v<Op, at::_ops::add_Tensor> || std::is_same_v<Op, at::_ops::mul_Tensor>;
+
 template <class Op, Needs needs, class Signature>
 struct HotKernel;
 
@@ -80,6 +85,13 @@ struct HotKernel<Op, needs, Result(Args...)> {
       c10::impl::ExcludeDispatchKeyGuard guard(kResidencyKey);
       return Op::redispatch(below_residency(keys), std::forward<Args>(args)...);
     }
+    if constexpr (takes_pieces<Op>)
+      if (PieceScan pieces; PieceKernel<Op, Result(Args...)>::fits(pieces, args...))
+        return PieceKernel<Op, Result(Args...)>::run(keys, pieces, std::forward<Args>(args)...);
+    if constexpr (std::is_same_v<Op, at::_ops::detach>)
+      if (const auto* dtensor = DTensorImpl::of(args...)) {
+        return at::Tensor(dtensor->shallow_copy_and_detach(dtensor->version_counter(), /*allow_tensor_metadata_change=*/true));
+      }
     return call_residency_fallback<Op, Result, Args...>(keys, std::forward<Args>(args)...);
   }
 

@@ -1,4 +1,4 @@
-#include "dispatch/deferred_call.hpp"
+#include "dispatch/stand_in/deferred_call.hpp"
 
 namespace fsdp {
 

@@ -11,12 +11,13 @@
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/sub_ops.h>
 
-#include "dispatch/dtensor_dispatch.hpp"
+#include "dispatch/stand_in/stand_in.hpp"
+#include "dispatch/kernels/piece_kernel.hpp"
 #include "dispatch/param_storage.hpp"
-#include "dispatch/unboxed_kernel.hpp"
+#include "dispatch/kernels/unboxed_kernel.hpp"
 
-// Note [Unboxed kernels], for what optimizers write to parameters that stand-ins show; the question is whether the
-// operator is one that passes on to their own kind unchanged (Note [Stand-ins]).
+// Note [Unboxed kernels], for what optimizers write to parameters: to DTensors, or to what stand-ins show. Of those the question is
+// whether the operator is one that passes on to their own kind unchanged (Note [Stand-ins]).
 namespace fsdp {
 
 namespace {
@@ -76,6 +77,9 @@ struct WriteKernel;
 template <class Op, class Result, class Written, class... Args>
 struct WriteKernel<Op, Result(Written, Args...)> {
   static Result call(c10::DispatchKeySet keys, Written written, Args... args) {
+    using Pieces = PieceKernel<Op, Result(Written, Args...)>;
+    if (PieceScan pieces; Pieces::fits(pieces, written, args...)) [[likely]]
+      return Pieces::run(keys, pieces, std::forward<Written>(written), std::forward<Args>(args)...);
     Scan scan;
     scan.add_written(written);
     (scan.add_read(args), ...);

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "dispatch/dtensor_dispatch.hpp"
+#include "dispatch/stand_in/stand_in.hpp"
 
 namespace fsdp {
 

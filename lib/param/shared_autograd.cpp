@@ -1,0 +1,128 @@
+#include "param/shared_autograd.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <typeinfo>
+#include <utility>
+
+#include "dtensor/dtensor_impl.hpp"
+#include "param/replace_tensor.hpp"
+
+namespace fsdp {
+
+namespace {
+
+using torch::autograd::AutogradMeta;
+using Shared = std::shared_ptr<SharedAutograd>;
+
+/// Of the DTensor and of the unsharded tensor.
+class JointMeta final : public AutogradMeta {
+ public:
+  JointMeta(Shared shared, SharedAutograd::Side side, const c10::TensorImpl* tensor)
+      : shared_(std::move(shared)), side_(side), tensor_(tensor) {}
+  ~JointMeta() override { shared_->set_meta(side_, nullptr); }
+
+  at::Tensor& mutable_grad() override { return is_accumulating() ? grad_ : shared_->dtensor_grad(); }
+  const at::Tensor& grad() const override { return is_accumulating() ? grad_ : shared_->dtensor_grad(); }
+  bool requires_grad() const override { return shared_->requires_grad() || grad_fn_; }
+
+  at::Tensor& accumulated() { return grad_; }
+
+ private:
+  /// Autograd itself asks, while it adds to the unsharded tensor's gradient, and hooks behind that. Or the tensor is set aside.
+  bool is_accumulating() const {
+    if (side_ != SharedAutograd::Side::kUnsharded) return false;
+    if (shared_->is_set_aside()) return true;
+    const auto node = torch::autograd::get_current_node();
+    if (!node || typeid(*node) != typeid(torch::autograd::AccumulateGrad)) return false;
+    return static_cast<const torch::autograd::AccumulateGrad&>(*node).variable.unsafeGetTensorImpl() == tensor_;
+  }
+
+  Shared shared_;
+  SharedAutograd::Side side_;
+  const c10::TensorImpl* tensor_;  // whose this is
+};
+
+/// Of the piece.
+class PieceMeta final : public AutogradMeta {
+ public:
+  explicit PieceMeta(Shared shared) : shared_(std::move(shared)) {}
+  at::Tensor& mutable_grad() override { return shared_->piece_grad(); }
+  const at::Tensor& grad() const override { return shared_->piece_grad(); }
+
+ private:
+  Shared shared_;
+};
+
+/// Replaces the tensor's metadata, whose fields move.
+template <class Meta>
+Meta* replace_meta(const at::Tensor& tensor, std::unique_ptr<Meta> meta) {
+  auto* made = meta.get();
+  if (auto* known = torch::autograd::impl::get_autograd_meta(tensor)) move_autograd_fields(*known, *made);
+  tensor.unsafeGetTensorImpl()->set_autograd_meta(std::move(meta));
+  return made;
+}
+
+}  // namespace
+
+void SharedAutograd::join(const at::Tensor& tensor, Side side) {
+  auto* meta = replace_meta(tensor, std::make_unique<JointMeta>(shared_from_this(), side, tensor.unsafeGetTensorImpl()));
+  meta->requires_grad_ = requires_grad_;
+  sides_[static_cast<size_t>(side)] = meta;
+}
+
+void SharedAutograd::join_piece(const at::Tensor& local) { replace_meta(local, std::make_unique<PieceMeta>(shared_from_this())); }
+
+at::Tensor& SharedAutograd::dtensor_grad() {
+  if (!has_piece_) return dtensor_grad_;
+  has_piece_ = false;
+  auto piece = std::exchange(piece_grad_, {});
+  if (auto known = known_.lock(); piece.defined() && known.defined())
+    if (const auto* dtensor = DTensorImpl::of(known.get()); dtensor != nullptr && dtensor->local().is_same(piece))
+      return dtensor_grad_ = at::Tensor(std::move(known));
+  const bool is_placed = piece.defined() && piece.sizes() == c10::IntArrayRef(spec_->piece().sizes) && !piece.is_sparse();
+  dtensor_grad_ = is_placed ? make_dtensor(std::move(piece), spec_, WholeStorage::Message::kFull) : std::move(piece);
+  return dtensor_grad_;
+}
+
+/// What the user has assigned may be of any kind: the whole, this rank's rows, a DTensor placed in another way. Of any other sizes it
+/// is refused where gradients are added to it.
+at::Tensor& SharedAutograd::piece_grad() {
+  if (has_piece_) return piece_grad_;
+  has_piece_ = true;
+  piece_grad_ = std::exchange(dtensor_grad_, {});
+  if (!piece_grad_.defined()) return piece_grad_;
+  const at::NoGradGuard no_grad;
+  const auto* dtensor = DTensorImpl::of(piece_grad_);
+  if (dtensor != nullptr && dtensor->has_piece() && dtensor->spec().is_placed_as(*spec_)) {
+    known_ = piece_grad_.getIntrusivePtr();
+    piece_grad_ = at::Tensor(dtensor->local());
+  } else if (dtensor != nullptr) {
+    piece_grad_ = own_part_of(*spec_, dtensor->whole("gradient"));
+  } else if (piece_grad_.sizes() == c10::IntArrayRef(spec_->sizes()) && !piece_grad_.is_sparse()) {
+    piece_grad_ = own_part_of(*spec_, piece_grad_.detach());
+  }
+  return piece_grad_;
+}
+
+/// LibTorch sets requires_grad as a field of a tensor's metadata, past every virtual function, and reads it through one: so whichever
+/// side differs from what was known has been changed.
+bool SharedAutograd::requires_grad() {
+  for (const auto* side : sides_) {
+    if (side == nullptr || side->requires_grad_ == requires_grad_) continue;
+    requires_grad_ = side->requires_grad_;
+    for (auto* other : sides_)
+      if (other != nullptr) other->requires_grad_ = requires_grad_;
+    break;
+  }
+  return requires_grad_;
+}
+
+at::Tensor& accumulated_grad(c10::TensorImpl& unsharded) {
+  auto* meta = unsharded.autograd_meta();
+  if (meta == nullptr || typeid(*meta) != typeid(JointMeta)) return unsharded.mutable_grad();
+  return static_cast<JointMeta*>(meta)->accumulated();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <array>
+#include <memory>
+
+#include "tensor/dtensor_spec.hpp"
+
+namespace fsdp {
+
+/// Note [One parameter, three tensors]
+/// A parameter that is registered as a DTensor has three: the unsharded tensor, which the module's member holds and autograd
+/// records, the DTensor, which `parameters()` gives, and the piece inside that, which the runtime works with. To a user the first two
+/// are one parameter: one gradient, a DTensor, and one requires_grad. So they have autograd metadata of a kind that asks here
+/// instead of having fields of its own. The piece's gradient is the runtime's: an ordinary tensor, the piece of the same gradient. A
+/// change on either side shows on the other when that is asked the next time. Once a user has asked, the DTensor alone holds the
+/// memory: it goes as soon as he resets the gradient. The whole gradient of one rank, which
+/// autograd accumulates on the unsharded tensor, is nobody's but the runtime's: `accumulated_grad`.
+
+/// What a parameter's tensors have in common. They keep it alive. Not thread-safe: as the tensors themselves.
+class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
+ public:
+  enum class Side { kUnsharded, kDTensor };
+
+  SharedAutograd(DTensorSpec::Ptr spec, bool requires_grad)
+      : spec_(std::move(spec)), known_(dtensor_grad_.getIntrusivePtr()), requires_grad_(requires_grad) {}
+
+  /// The tensor's gradient and requires_grad are those of the parameter from now on. What else its metadata holds stays.
+  void join(const at::Tensor& tensor, Side side);
+  void join_piece(const at::Tensor& local);
+  /// Of the piece that it has now: gradients are wrapped so.
+  void set_spec(DTensorSpec::Ptr spec) { spec_ = std::move(spec); }
+
+  /// Either reference is good until the other side is asked.
+  at::Tensor& dtensor_grad();
+  at::Tensor& piece_grad();
+  bool requires_grad();
+  /// While the unsharded tensor shows the whole in memory of its own (fsdp::FullParameters), its gradient is its own, too.
+  void set_aside(bool value) { is_set_aside_ = value; }
+  bool is_set_aside() const { return is_set_aside_; }
+
+  // For metadata.
+  void set_meta(Side side, torch::autograd::AutogradMeta* meta) { sides_[static_cast<size_t>(side)] = meta; }
+
+ private:
+  DTensorSpec::Ptr spec_;
+  at::Tensor dtensor_grad_, piece_grad_;  // one of them at a time: whoever drops it frees the memory
+  bool has_piece_ = true;                 // it is the piece
+  /// The DTensor around the piece, if somebody refers to it still: then it is that one again.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> known_;
+  bool requires_grad_, is_set_aside_ = false;
+  std::array<torch::autograd::AutogradMeta*, 2> sides_ = {};
+};
+
+/// What autograd has accumulated on an unsharded tensor: whole, of this rank, not reduced. Of one whose parameter has no
+/// DTensor it is the tensor's gradient.
+at::Tensor& accumulated_grad(c10::TensorImpl& unsharded);
+inline at::Tensor& accumulated_grad(const at::Tensor& unsharded) { return accumulated_grad(*unsharded.unsafeGetTensorImpl()); }
+
+}  // namespace fsdp
