@@ -148,7 +148,7 @@ class CheckpointBench {
       load_checkpoint(path("ours"), contents(), {.world = world_, .verify = verify});
     });
     for (const auto& parameter : model_->parameters())
-      if (parameter.flatten()[-1].item<float>() != 1)
+      if (to_local(parameter).flatten()[-1].item<float>() != 1)
         throw StateError("bench: a parameter was not loaded");
     return measured;
   }

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.add_subcommand("host_overhead", "steps over a network that is free")
       ->callback(bench::serve_host_overhead);
+  app.add_subcommand("dtensor_step", "optimizers and clipping on DTensors")->callback(bench::serve_dtensor_step);
   app.add_subcommand("memory", "peak bytes of live tensors in a step")->callback(bench::serve_memory);
   app.add_subcommand("gather_bandwidth", "gather and reduce of one group")
       ->callback(bench::serve_gather_bandwidth);

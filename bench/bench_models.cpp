@@ -1,5 +1,7 @@
 #include "bench_models.hpp"
 
+#include "fsdp/dtensor.hpp"
+
 namespace fsdp::bench {
 
 MlpBlockImpl::MlpBlockImpl(const MlpSizes& sizes)
@@ -32,7 +34,7 @@ FSDPModule shard(MlpModel& model, const DeviceMesh& mesh) {
 
 int64_t parameter_bytes(const torch::nn::Module& module) {
   int64_t bytes = 0;
-  for (const auto& parameter : module.parameters()) bytes += static_cast<int64_t>(parameter.nbytes());
+  for (const auto& parameter : module.parameters()) bytes += static_cast<int64_t>(to_local(parameter).nbytes());
   return bytes;
 }
 

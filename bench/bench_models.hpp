@@ -43,7 +43,7 @@ TORCH_MODULE(MlpModel);
 /// Shards every block, then the root, which keeps its own parameters between forward and backward.
 FSDPModule shard(MlpModel& model, const DeviceMesh& mesh);
 
-/// Bytes of the parameters that `module` and its submodules hold.
+/// Bytes that this rank holds of the parameters of `module` and its submodules.
 int64_t parameter_bytes(const torch::nn::Module& module);
 
 }  // namespace fsdp::bench

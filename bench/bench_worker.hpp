@@ -12,6 +12,7 @@ namespace fsdp::bench {
 /// One subcommand of fsdp_bench: a worker that answers the conductor's requests (bench/conductor.py)
 /// until its input ends.
 void serve_host_overhead();
+void serve_dtensor_step();
 void serve_memory();
 void serve_gather_bandwidth();
 void serve_gloo_step();

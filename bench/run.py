@@ -7,8 +7,8 @@ import sys
 import harness
 from conductor import WorkerError
 
-BENCHMARKS = ("host_overhead", "memory", "gather_bandwidth", "gloo_step", "all_gather_overlap", "scale",
-              "compare_fsdp2", "checkpoint", "cuda_step")
+BENCHMARKS = ("host_overhead", "dtensor_step", "memory", "gather_bandwidth", "gloo_step", "all_gather_overlap",
+              "scale", "compare_fsdp2", "checkpoint", "cuda_step")
 
 
 def summary(name):
