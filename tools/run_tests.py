@@ -26,7 +26,7 @@ SEED = re.compile(r"\b\w*SEED=\d+|\bseeds? \[?\d+[\d, ]*\]?")
 # Under sanitizers a model takes five times as long, and what they look for shows in few; .ci/weekly draws more.
 SANITIZED_DRAWS = 100
 # What the address sanitizer watches: the library, under the programs that use nothing of Python's.
-SANITIZED_SUITES = ("comm", "tensor", "group", "late_device", "runtime", "property", "checkpoint")
+SANITIZED_SUITES = ("comm", "tensor", "dtensor", "group", "late_device", "runtime", "property", "checkpoint")
 
 
 class Run:
