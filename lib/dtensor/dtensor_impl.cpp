@@ -67,14 +67,12 @@ void DTensorImpl::release_resources() {
 }
 
 void DTensorImpl::settle() {
-  value_.local = value_.partial->read();
+  count_here(value_.partial->read());
   value_.partial = nullptr;
-  value_.local = at::Tensor(value_.local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_counter(), true));
 }
 
-void DTensorImpl::set_local(const at::Tensor& local) {
+void DTensorImpl::count_here(const at::Tensor& local) {
   value_.local = at::Tensor(local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_counter(), true));
-  own_storage(WholeStorage::Message::kFull);
 }
 
 void DTensorImpl::follow(at::Tensor local, DTensorSpec::Ptr spec) {
@@ -135,12 +133,12 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) 
   if (other != nullptr) {
     copy_tensor_metadata(other, this, version_counter(), allow_tensor_metadata_change());
     take(*other);
-    if (value_.local.defined())
-      value_.local = at::Tensor(value_.local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_counter(), true));
+    if (value_.local.defined()) count_here(at::Tensor(value_.local));
   } else {
     base_ = at::Tensor();
     data_type_ = from->dtype(), device_opt_ = from->device();
-    set_local(own_part_of(spec(), given.detach()));
+    count_here(own_part_of(spec(), given.detach()));
+    own_storage(WholeStorage::Message::kFull);
   }
   bump_version();
 }
@@ -164,9 +162,7 @@ bool become_ordinary(const at::Tensor& tensor) {
   if (!has_residency_key(impl) || !impl->has_storage() || DTensorImpl::of(impl) != nullptr) return false;
   const auto* storage = WholeStorage::of(impl->unsafe_storage().unsafeGetStorageImpl());
   if (storage == nullptr) return false;
-  const auto whole = storage->value().whole("set_data");
-  const auto& spec = *storage->value().spec;
-  impl->set_storage_keep_dtype(at::empty_strided(spec.sizes(), spec.strides(), whole.options()).copy_(whole).storage());
+  impl->set_storage_keep_dtype(storage->value().own_whole("set_data").storage());
   remove_residency_key(tensor);
   return true;
 }

@@ -73,8 +73,8 @@ class DTensorImpl final : public c10::TensorImpl {
   void take(const DTensorImpl& other);
   void own_storage(WholeStorage::Message message);
   void write(const at::Tensor& from);
-  /// Its values become `local`, a piece as this one's, which counts versions as this tensor does from then on.
-  void set_local(const at::Tensor& local);
+  /// `local` becomes its piece: the same memory, which counts versions as this tensor does from then on.
+  void count_here(const at::Tensor& local);
 
   DTensorValue value_;
   at::Tensor base_;

@@ -17,6 +17,11 @@ at::Tensor DTensorValue::whole(std::string_view operation) const {
   return partial ? partial->read() : gather(*spec, local, operation);
 }
 
+at::Tensor DTensorValue::own_whole(std::string_view operation) const {
+  const auto values = whole(operation);
+  return at::empty_strided(spec->sizes(), spec->strides(), values.options()).copy_(values);
+}
+
 namespace {
 
 size_t bytes_of(const DTensorValue& value) {
@@ -73,9 +78,8 @@ at::Tensor& set_storage(c10::DispatchKeySet keys, at::Tensor& self, c10::Storage
   if (const auto* storage = WholeStorage::of(source.unsafeGetStorageImpl())) {
     const auto& spec = *storage->value().spec;
     if (storage->value().local.defined()) check_same_tensor(spec, storage->value().local.scalar_type());
-    const auto whole = storage->value().whole("torch::save");
     // Exactly as many bytes as the storage says.
-    source = at::empty_strided(spec.sizes(), spec.strides(), whole.options()).copy_(whole).storage();
+    source = storage->value().own_whole("torch::save").storage();
   }
   constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
   return at::_ops::set__source_Storage_storage_offset::redispatch(keys & below, self, source, offset, size, stride);

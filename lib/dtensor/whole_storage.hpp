@@ -17,6 +17,8 @@ struct DTensorValue {
   /// The whole, with the spec's strides; may share memory with `local`. operation: that needs it, for the collective's name.
   /// A collective call, unless it is replicated.
   at::Tensor whole(std::string_view operation) const;
+  /// The same in memory of its own that lies exactly as the spec says.
+  at::Tensor own_whole(std::string_view operation) const;
 };
 
 /// Storage of a DTensor and its views: as many bytes as the whole has and none that can be read, but what is needed to gather

@@ -10,6 +10,13 @@ std::optional<int64_t> sharded_dim(const Placement& placement) {
   return std::nullopt;
 }
 
+void set_sharded_dim(Placement& placement, int64_t dim) {
+  if (auto* shard = std::get_if<Shard>(&placement))
+    shard->dim = dim;
+  else
+    std::get<StridedShard>(placement).dim = dim;
+}
+
 PieceMap::PieceMap(c10::IntArrayRef sizes, std::vector<int64_t> mesh_shape,
                    const std::vector<Placement>& placements)
     : sizes_(sizes.vec()), mesh_shape_(std::move(mesh_shape)) {

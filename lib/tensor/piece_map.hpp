@@ -72,5 +72,7 @@ void for_each_rank(std::vector<int64_t> coordinates, const std::vector<int64_t>&
 
 /// The tensor dimension that a Shard or StridedShard cuts; none for others.
 std::optional<int64_t> sharded_dim(const Placement& placement);
+/// Of one that cuts a dimension: another one.
+void set_sharded_dim(Placement& placement, int64_t dim);
 
 }  // namespace fsdp

@@ -8,7 +8,6 @@
 #include <ATen/ops/abs_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addcmul_ops.h>
-#include <ATen/ops/copy_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/fill_ops.h>
 #include <ATen/ops/lerp_ops.h>

@@ -15,8 +15,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "dispatch/kernels/piece_kernel.hpp"
-#include "dispatch/param_storage.hpp"
 #include "dispatch/kernels/unboxed_kernel.hpp"
+#include "dispatch/param_storage.hpp"
 
 // Note [Unboxed kernels]; the question is whether the groups of all operands are ready.
 namespace fsdp {

@@ -11,10 +11,10 @@
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/sub_ops.h>
 
-#include "dispatch/stand_in/stand_in.hpp"
 #include "dispatch/kernels/piece_kernel.hpp"
-#include "dispatch/param_storage.hpp"
 #include "dispatch/kernels/unboxed_kernel.hpp"
+#include "dispatch/param_storage.hpp"
+#include "dispatch/stand_in/stand_in.hpp"
 
 // Note [Unboxed kernels], for what optimizers write to parameters: to DTensors, or to what stand-ins show. Of those the question is
 // whether the operator is one that passes on to their own kind unchanged (Note [Stand-ins]).

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "dispatch/param_storage.hpp"
 #include "dispatch/kernels/unboxed_kernel.hpp"
+#include "dispatch/param_storage.hpp"
 #include "dtensor/dtensor_impl.hpp"
 #include "dtensor/rules/operator_family.hpp"
 

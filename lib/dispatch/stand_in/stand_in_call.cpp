@@ -8,6 +8,7 @@
 #include "dispatch/operator_traits.hpp"
 #include "dispatch/recomputation.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/rules/operator_call.hpp"
 
 namespace fsdp {
 
@@ -27,15 +28,8 @@ bool is_of_a_kind(const at::Tensor& tensor) {
 /// Calls `visit(tensor, argument)` for every defined tensor among the operands.
 template <class Visit>
 void each_tensor(Arguments arguments, const Visit& visit) {
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const auto& value = arguments[i];
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) visit(value.toTensor(), i);
-    } else if (value.isList()) {
-      for (const auto& element : value.toListRef())
-        if (element.isTensor() && element.toTensor().defined()) visit(element.toTensor(), i);
-    }
-  }
+  for (size_t i = 0; i < arguments.size(); ++i)
+    for_tensors(arguments[i], [&](const at::Tensor& tensor, int64_t) { visit(tensor, i); });
 }
 
 /// What stands beside the stand-ins.

@@ -50,8 +50,7 @@ DTensorSpec::Ptr spec_of_result(const DTensorSpec& spec, c10::IntArrayRef piece_
     }
     const int64_t now = is_gone && *dim > along ? *dim - 1 : *dim;
     if (spec.is_cut(*dim)) sizes[static_cast<size_t>(now)] = spec.sizes()[static_cast<size_t>(*dim)];
-    if (auto* shard = std::get_if<Shard>(&placements[m])) shard->dim = now;
-    if (auto* strided = std::get_if<StridedShard>(&placements[m])) strided->dim = now;
+    set_sharded_dim(placements[m], now);
   }
   return spec_like(spec, std::move(sizes), std::move(placements));
 }

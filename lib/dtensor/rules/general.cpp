@@ -46,8 +46,7 @@ at::Tensor writable(const at::Tensor& tensor, const OperatorCall& call, std::vec
   if (known != writes.end()) {
     whole = known->whole;
   } else {
-    const auto values = impl->whole(call.name());
-    whole = at::empty_strided(impl->spec().sizes(), impl->spec().strides(), values.options()).copy_(values);
+    whole = impl->value().own_whole(call.name());
     writes.push_back({target, whole});
   }
   return dtensor->is_window() ? whole.as_strided(dtensor->sizes(), dtensor->strides(), dtensor->storage_offset()) : whole;

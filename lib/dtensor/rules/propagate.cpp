@@ -3,9 +3,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <mutex>
-
-#include "base/log.hpp"
 #include "base/require.hpp"
 #include "dtensor/recorded.hpp"
 

@@ -152,10 +152,8 @@ DTensorSpec::Ptr spec_of_result(const Reduction& reduction, const DTensorSpec& s
     if (const auto dim = sharded_dim(placement)) {
       if (spec.ndim() == 0 || reduction.reduces(*dim))
         placement = Replicate{};
-      else if (auto* shard = std::get_if<Shard>(&placement))
-        shard->dim = new_dim[static_cast<size_t>(*dim)];
       else
-        std::get<StridedShard>(placement).dim = new_dim[static_cast<size_t>(*dim)];
+        set_sharded_dim(placement, new_dim[static_cast<size_t>(*dim)]);
     }
   return spec_like(spec, std::move(sizes), std::move(placements));
 }

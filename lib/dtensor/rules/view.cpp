@@ -140,12 +140,10 @@ class ViewCall {
       if (!dim) continue;
       const auto now = kept_as(dims, shown, *dim, spec.sizes()[static_cast<size_t>(*dim)]);
       if (!now && spec.is_cut(*dim)) return nullptr;
-      if (!now)
-        placements[m] = Replicate{};
-      else if (auto* shard = std::get_if<Shard>(&placements[m]))
-        shard->dim = *now;
+      if (now)
+        set_sharded_dim(placements[m], *now);
       else
-        std::get<StridedShard>(placements[m]).dim = *now;
+        placements[m] = Replicate{};
     }
     const bool is_dense = geometry.is_non_overlapping_and_dense();
     return spec_like(spec, geometry.sizes().vec(), std::move(placements),
