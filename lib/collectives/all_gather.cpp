@@ -7,7 +7,7 @@
 
 #include "collectives/buffer.hpp"
 #include "collectives/copy_pieces.hpp"
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 
 namespace fsdp {
 

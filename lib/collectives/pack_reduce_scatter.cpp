@@ -7,7 +7,7 @@
 #include "collectives/buffer.hpp"
 #include "collectives/copy_pieces.hpp"
 #include "collectives/quarantine.hpp"
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "tensor/shard_part.hpp"
 #include "tensor/strides.hpp"

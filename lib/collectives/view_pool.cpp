@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 
 namespace fsdp {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 #include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
 #include "param/replace_tensor.hpp"

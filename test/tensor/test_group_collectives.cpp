@@ -2,7 +2,7 @@
 
 #include "collectives/all_gather.hpp"
 #include "collectives/buffer.hpp"
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "draw.hpp"
 #include "support/ranks.hpp"

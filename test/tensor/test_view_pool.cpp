@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 #include "collectives/view_pool.hpp"
 
 namespace fsdp::test {

@@ -5,7 +5,7 @@
 #include "base/require.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/all_gather.hpp"
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 #include "param/param_rows.hpp"
 #include "tensor/shard_part.hpp"
 

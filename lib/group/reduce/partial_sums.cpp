@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 #include "group/param_group.hpp"
 
 namespace fsdp {

@@ -1,4 +1,4 @@
-#include "collectives/raw_view.hpp"
+#include "base/raw_view.hpp"
 
 namespace fsdp {
 
