@@ -73,7 +73,10 @@ void unpack_tail(const PieceLayout& layout, const at::Tensor& tail, const at::Te
 /// Where the launch puts all ranks' pieces.
 void list_outputs(const AllGather& gather, ViewPool& outputs) {
   const auto& layout = *gather.layout;
-  outputs.begin();
+  if (layout.has_direct())
+    outputs.begin(gather.unsharded);
+  else
+    outputs.begin();
   for (size_t i = 0; i < layout.count(); ++i)
     if (layout.is_direct(i) && layout.piece_bytes(i) > 0)
       outputs.add(gather.unsharded, layout.tensor_bytes(i), layout.tensor_offset(i));

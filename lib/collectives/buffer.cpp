@@ -18,9 +18,10 @@ namespace fsdp {
 
 namespace {
 
+constexpr size_t kHugePage = 2 << 20;
+
 void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef __linux__
-  constexpr uintptr_t kHugePage = 2 << 20;
   const auto address = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
   const uintptr_t end = (address + bytes) / kHugePage * kHugePage;
@@ -38,8 +39,8 @@ at::Tensor allocate(int64_t numel, const at::TensorOptions& options) {
 
 thread_local int64_t* counted_bytes = nullptr;
 
-void count(const at::Tensor& buffer) {
-  if (counted_bytes != nullptr) *counted_bytes += static_cast<int64_t>(buffer.nbytes());
+void count(size_t bytes) {
+  if (counted_bytes != nullptr) *counted_bytes += static_cast<int64_t>(bytes);
 }
 
 }  // namespace
@@ -50,8 +51,9 @@ CountedBuffers::~CountedBuffers() { counted_bytes = outer_; }
 
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options) {
   auto buffer = allocate(numel, options);
-  count(buffer);
-  if (buffer.is_cpu() && buffer.nbytes() > 0) ask_for_huge_pages(buffer.data_ptr(), buffer.nbytes());
+  const auto bytes = buffer.storage().nbytes();
+  count(bytes);
+  if (bytes >= kHugePage && buffer.is_cpu()) ask_for_huge_pages(buffer.data_ptr(), bytes);
   if (const auto* guarded = GuardedBuffers::current()) [[unlikely]]
     return guarded->protect(std::move(buffer));
   return buffer;
@@ -68,7 +70,7 @@ at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* cu
           "of {} elements, {} on {}, contiguous",
           subject, fmt::join(buffer.sizes(), "x"), c10::toString(buffer.scalar_type()), buffer.device().str(), numel,
           c10::toString(c10::typeMetaToScalarType(options.dtype())), options.device().str());
-  count(buffer);
+  count(buffer.nbytes());
   return buffer;
 }
 

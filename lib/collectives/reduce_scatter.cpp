@@ -15,7 +15,7 @@ void list_outputs(ReduceScatter& reduction) {
   const auto& layout = *reduction.layout;
   const int64_t itemsize = reduction.itemsize, begin = reduction.output.storage_offset();
   auto& outputs = reduction.outputs;
-  outputs.begin();
+  outputs.begin(reduction.output);
   const auto add = [&](int64_t bytes, int64_t offset) {
     outputs.add(reduction.output, bytes / itemsize, begin + offset / itemsize);
   };

@@ -12,14 +12,16 @@ namespace fsdp {
 /// pointed at other memory from then on: to make one costs a thousand instructions, and a group has several for each of its
 /// parameters in each step. A view that somebody still holds, as a collective under way does, is left to him.
 ///
+/// Most often all are views of one tensor. They share a storage of the pool's, which takes that tensor's memory and lets go of it
+/// once for all of them.
+///
 /// Not thread-safe; others may let go of the tensors on any thread.
 class ViewPool {
  public:
   /// An empty list, and what was in it is let go.
-  void begin() {
-    if (used_ > 0) let_go();
-    base_ = nullptr;
-  }
+  void begin();
+  /// The same; base: of which most views will be, and which stays while they are added. Holds its memory until the pool lets go.
+  void begin(const at::Tensor& base);
   /// 1-D: `numel` elements of base's storage from element `offset` on, as raw_view.
   void add(const at::Tensor& base, int64_t numel, int64_t offset);
   /// A tensor as it is.
@@ -32,20 +34,24 @@ class ViewPool {
   void drop() { *this = ViewPool(); }
 
  private:
+  enum class Kind : char { kOther, kShared, kAlone };  // not a view; on `shared_`; on its base's storage
   struct Form {
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
-    c10::Storage nothing;  // without memory, where the views are
   };
 
+  bool has_form_of(const at::Tensor& base) const;
   void take_form(const at::Tensor& base);
-  at::Tensor& add_place(bool is_view);
+  at::Tensor& add_place(Kind kind);
+  bool is_shared_here_alone() const;
+  void empty_shared();
 
   std::vector<at::Tensor> tensors_;
-  std::vector<char> is_view_;  // by tensor
-  size_t used_ = 0;            // of the tensors, the first ones
-  Form form_;                  // of all views
-  const c10::TensorImpl* base_ = nullptr;  // of the last view in the list, whose form has been taken
+  std::vector<Kind> kinds_;  // by tensor
+  size_t used_ = 0;          // of the tensors, the first ones
+  Form form_;                // of all views
+  c10::Storage shared_;      // of the views that are in no list, too: without memory then
+  const c10::TensorImpl* shown_base_ = nullptr;  // whose memory `shared_` shows
 };
 
 }  // namespace fsdp

@@ -13,8 +13,8 @@ namespace {
 
 bool is_like(const at::Tensor& view, const at::Tensor& made) {
   return view.data_ptr() == made.data_ptr() && view.sizes() == made.sizes() && view.strides() == made.strides() &&
-         view.dtype() == made.dtype() && view.storage_offset() == made.storage_offset() && view.is_alias_of(made) &&
-         view.key_set() == made.key_set();
+         view.dtype() == made.dtype() && view.storage_offset() == made.storage_offset() && view.device() == made.device() &&
+         view.storage().nbytes() == made.storage().nbytes() && view.key_set() == made.key_set();
 }
 
 }  // namespace
@@ -28,9 +28,14 @@ TEST_CASE("a pool's views are those that raw_view makes, launch after launch", "
     for (int launch = 0; launch < 8; ++launch) {
       const auto dtype = draw() % 6 == 0 ? at::kDouble : at::kFloat;
       std::vector<at::Tensor> expected;
-      pool.begin();
+      const auto common = at::rand({20}, dtype);
+      const bool has_common = draw() % 2 == 0;
+      if (has_common)
+        pool.begin(common);
+      else
+        pool.begin();
       for (size_t count = 1 + draw() % 5, i = 0; i < count; ++i) {
-        const auto base = at::rand({20}, dtype);
+        const auto base = has_common && draw() % 4 != 0 ? common : at::rand({20}, draw() % 20 == 0 ? at::kDouble : dtype);
         if (draw() % 5 == 0) {
           pool.add(base);
           expected.push_back(base);
@@ -44,6 +49,12 @@ TEST_CASE("a pool's views are those that raw_view makes, launch after launch", "
       REQUIRE(tensors.size() == expected.size());
       for (size_t i = 0; i < expected.size(); ++i) CHECK(is_like(tensors[i], expected[i]));
       if (draw() % 3 == 0) held.emplace_back(tensors[0], expected[0].clone());
+      if (draw() % 5 == 0) {
+        // Of one, the storage alone.
+        const auto& last = tensors.back();
+        held.emplace_back(at::empty({0}, last.options()).set_(last.storage(), last.storage_offset(), last.sizes(), last.strides()),
+                          expected.back().clone());
+      }
       for (const auto& [view, values] : held) CHECK(view.equal(values));
       pool.let_go();
       CHECK(pool.tensors().empty());
@@ -65,6 +76,24 @@ TEST_CASE("a view is made once, and holds no memory between two launches", "[col
     CHECK(base.storage().use_count() == 2);
     pool.let_go();
     CHECK(base.storage().use_count() == 1);
+  }
+}
+
+TEST_CASE("views of one tensor let go of its memory at once", "[collectives][view_pool]") {
+  ViewPool pool;
+  const at::TensorImpl* first = nullptr;
+  for (int launch = 0; launch < 3; ++launch) {
+    const auto base = at::zeros({8});
+    pool.begin(base);
+    pool.add(base, 4, 2);
+    pool.add(base, 2, 6);
+    const auto* impl = pool.tensors()[1].unsafeGetTensorImpl();
+    if (launch == 0) first = impl;
+    CHECK(impl == first);
+    CHECK(base.storage().use_count() == 2);
+    pool.let_go();
+    CHECK(base.storage().use_count() == 1);
+    CHECK(impl->storage().data() == nullptr);
   }
 }
 
