@@ -37,20 +37,30 @@ void one(const Communicator& comm, const char* operation, const char* role,
 }
 
 /// What `pair` asks, in one go: it is asked of every piece of every collective.
-bool is_fine(const Communicator& comm, const at::Tensor& whole, const at::Tensor& piece, Devices devices) {
-  const auto *one = whole.unsafeGetTensorImpl(), *other = piece.unsafeGetTensorImpl();
-  const bool is_defined = one != c10::UndefinedTensorImpl::singleton() && other != c10::UndefinedTensorImpl::singleton();
-  return is_defined && one->is_contiguous() && other->is_contiguous() && one->dtype() == other->dtype() &&
-         one->numel() == other->numel() * comm.size() &&
-         (devices == Devices::kAny ||
-          (one->device_type() == comm.device_type() && other->device_type() == comm.device_type()));
-}
+class Fine {
+ public:
+  Fine(const Communicator& comm, Devices devices)
+      : ranks_(comm.size()), device_type_(comm.device_type()), is_any_(devices == Devices::kAny) {}
+
+  bool operator()(const at::Tensor& whole, const at::Tensor& piece) const {
+    const auto *one = whole.unsafeGetTensorImpl(), *other = piece.unsafeGetTensorImpl();
+    const bool is_defined = one != c10::UndefinedTensorImpl::singleton() && other != c10::UndefinedTensorImpl::singleton();
+    return is_defined && one->is_contiguous() && other->is_contiguous() && one->dtype() == other->dtype() &&
+           one->numel() == other->numel() * ranks_ &&
+           (is_any_ || (one->device_type() == device_type_ && other->device_type() == device_type_));
+  }
+
+ private:
+  int64_t ranks_;
+  c10::DeviceType device_type_;
+  bool is_any_;
+};
 
 /// `whole` holds one piece of `piece`'s size for each rank.
 void pair(const Communicator& comm, const char* operation, const at::Tensor& whole,
           const char* whole_role, const at::Tensor& piece, const char* piece_role,
           std::string_view subject, Devices devices) {
-  if (is_fine(comm, whole, piece, devices)) [[likely]]
+  if (Fine(comm, devices)(whole, piece)) [[likely]]
     return;
   one(comm, operation, whole_role, whole, subject, devices);
   one(comm, operation, piece_role, piece, subject, devices);
@@ -104,16 +114,20 @@ void all_gather_batch(const Communicator& comm, std::span<const at::Tensor> outp
                       std::span<const at::Tensor> inputs, std::string_view subject,
                       Devices devices) {
   batch(comm, "all_gather", outputs, inputs, subject);
+  const Fine is_fine(comm, devices);
   for (size_t i = 0; i < outputs.size(); ++i)
-    all_gather(comm, outputs[i], inputs[i], subject, devices);
+    if (!is_fine(outputs[i], inputs[i])) [[unlikely]]
+      all_gather(comm, outputs[i], inputs[i], subject, devices);
 }
 
 void reduce_scatter_batch(const Communicator& comm, std::span<const at::Tensor> outputs,
                           std::span<const at::Tensor> inputs, std::string_view subject,
                           Devices devices) {
   batch(comm, "reduce_scatter", outputs, inputs, subject);
+  const Fine is_fine(comm, devices);
   for (size_t i = 0; i < outputs.size(); ++i)
-    reduce_scatter(comm, outputs[i], inputs[i], subject, devices);
+    if (!is_fine(inputs[i], outputs[i])) [[unlikely]]
+      reduce_scatter(comm, outputs[i], inputs[i], subject, devices);
 }
 
 }  // namespace checks

@@ -26,24 +26,30 @@ void add_inner_residency_key(const at::Tensor& alias);
 /// other groups may have to be gathered than the first time.
 class BelowResidency {
  public:
-  BelowResidency() : no_inference_(leave_inference()), below_(keys_below()) {}
+  BelowResidency() {
+    const auto keys = c10::impl::tls_local_dispatch_key_set();
+    // Outside inference mode tensors' versions count. To ask for the mode itself, or to turn it off, costs more than all else here.
+    const bool may_infer = !keys.included_.has(c10::DispatchKey::ADInplaceOrView);
+    if (!may_infer && keys.excluded_.has_all(kExcluded) && !keys.included_.has_any(kNotIncluded)) return;  // another is about it
+    if (may_infer && c10::InferenceMode::is_enabled()) no_inference_.emplace(false);
+    below_.emplace(keys_below());
+  }
 
  private:
-  // Most often there is no such mode, and to turn it off costs more than all else here.
-  static std::optional<c10::InferenceMode> leave_inference() {
-    return c10::InferenceMode::is_enabled() ? std::optional<c10::InferenceMode>(std::in_place, false) : std::nullopt;
-  }
+  static constexpr auto kExcluded =
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kResidencyKey);
+  // Not excluded: tensors that are Python classes keep working in hooks of the user's.
+  static constexpr c10::DispatchKeySet kNotIncluded{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
+
   static c10::impl::LocalDispatchKeySet keys_below() {
     auto keys = c10::impl::tls_local_dispatch_key_set();
-    keys.excluded_ = keys.excluded_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kResidencyKey);
-    // Not excluded: tensors that are Python classes keep working in hooks of the user's.
-    keys.included_ = keys.included_ - c10::DispatchKeySet({c10::DispatchKey::Python,
-                                                           c10::DispatchKey::PythonTLSSnapshot});
+    keys.excluded_ = keys.excluded_ | kExcluded;
+    keys.included_ = keys.included_ - kNotIncluded;
     return keys;
   }
 
   std::optional<c10::InferenceMode> no_inference_;
-  c10::impl::ForceDispatchKeyGuard below_;
+  std::optional<c10::impl::ForceDispatchKeyGuard> below_;
 };
 
 }  // namespace fsdp

@@ -113,7 +113,7 @@ void Collection::add(size_t index, at::Tensor gradient) {
   const size_t unit = layout.unit_of(index);
   const bool is_new_unit = taken == 0 || layout.unit_of(part.indices[taken - 1]) != unit;
   const auto& spec = group_.params()[index].spec;
-  ReduceEntry entry{.gradient = std::move(gradient),
+  ReduceEntry entry{.gradient = {},
                     .layout = &spec.layout,
                     .unit = taken == 0 ? 0 : part.entries[taken - 1].unit + (is_new_unit ? 1 : 0),
                     .start = layout.start_of(index),
@@ -122,12 +122,13 @@ void Collection::add(size_t index, at::Tensor gradient) {
   const bool is_known = taken < part.indices.size() && part.indices[taken] == index &&
                         part.entries[taken].is_like(entry) && part.units[entry.unit].piece_numel == piece_numel;
   if (is_known) {
-    part.entries[taken].gradient = std::move(entry.gradient);
+    part.entries[taken].gradient = std::move(gradient);
     return;
   }
   cut(part, taken);
   if (is_new_unit) part.units.push_back({piece_numel});
   part.indices.push_back(index);
+  entry.gradient = std::move(gradient);
   part.entries.push_back(std::move(entry));
 }
 
