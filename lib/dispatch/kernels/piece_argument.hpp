@@ -1,0 +1,75 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <utility>
+
+#include "dispatch/param_storage.hpp"
+#include "dtensor/dtensor_impl.hpp"
+
+namespace fsdp {
+
+/// An argument with pieces in the place of DTensors.
+template <class Argument>
+struct PieceArgument {
+  explicit PieceArgument(Argument argument) : argument(std::forward<Argument>(argument)) {}
+  Argument get() { return std::forward<Argument>(argument); }
+  void note_write() const {}
+  Argument argument;
+};
+inline const at::Tensor& piece_of(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return has_residency_key(impl) ? static_cast<const DTensorImpl*>(impl)->local() : tensor;
+}
+/// The piece has been written: versions, and a group whose parameter it is.
+inline void note_piece_write(const at::Tensor& tensor) {
+  const auto& local = piece_of(tensor);
+  auto* impl = local.unsafeGetTensorImpl();
+  impl->bump_version();
+  if (!has_residency_key(impl)) return;
+  if (auto* storage = ParamStorage::of(impl); storage != nullptr && storage->owner() != nullptr)
+    storage->owner()->note_write(storage->index());
+}
+template <>
+struct PieceArgument<const at::Tensor&> {
+  explicit PieceArgument(const at::Tensor& tensor) : tensor(tensor) {}
+  const at::Tensor& get() { return piece_of(tensor); }
+  void note_write() const { note_piece_write(tensor); }
+  const at::Tensor& tensor;
+};
+template <>
+struct PieceArgument<at::Tensor&> {
+  explicit PieceArgument(at::Tensor& tensor) : tensor(tensor) {}
+  at::Tensor& get() { return const_cast<at::Tensor&>(piece_of(tensor)); }
+  void note_write() const { note_piece_write(tensor); }
+  at::Tensor& tensor;
+};
+/// The pieces of a list, borrowed from its tensors: to count references costs as much as all else that is done for a list.
+class BorrowedPieces {
+ public:
+  explicit BorrowedPieces(at::TensorList tensors) : count_(tensors.size()), pieces_(std::allocator<at::Tensor>().allocate(count_)) {
+    for (size_t i = 0; i < count_; ++i)
+      new (pieces_ + i) at::Tensor(c10::MaybeOwnedTraits<at::Tensor>::createBorrow(piece_of(tensors[i])));
+  }
+  ~BorrowedPieces() { std::allocator<at::Tensor>().deallocate(pieces_, count_); }  // they end without giving a reference back
+  BorrowedPieces(const BorrowedPieces&) = delete;
+  BorrowedPieces& operator=(const BorrowedPieces&) = delete;
+  at::TensorList list() const { return {pieces_, count_}; }
+
+ private:
+  size_t count_;
+  at::Tensor* pieces_;
+};
+template <>
+struct PieceArgument<at::TensorList> {
+  explicit PieceArgument(at::TensorList tensors) : tensors(tensors), pieces(tensors) {}
+  at::TensorList get() { return pieces.list(); }
+  void note_write() const {
+    for (const auto& tensor : tensors) note_piece_write(tensor);
+  }
+  at::TensorList tensors;
+  BorrowedPieces pieces;
+};
+
+}  // namespace fsdp
