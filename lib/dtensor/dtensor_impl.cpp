@@ -9,11 +9,13 @@ namespace fsdp {
 
 namespace {
 
+/// A piece has the keys of autograd and autocast.
 c10::DispatchKeySet keys_of(const DTensorValue& value) {
-  const auto keys = value.local.defined() ? value.local.key_set()
-                                          : c10::DispatchKeySet(c10::computeDispatchKey(
-                                                value.partial->dtype(), c10::kStrided, value.partial->device()));
-  return keys.add(kResidencyKey);
+  if (value.local.defined()) return value.local.key_set().add(kResidencyKey) - c10::python_ks;
+  const c10::DispatchKeySet keys(c10::computeDispatchKey(value.partial->dtype(), c10::kStrided, value.partial->device()));
+  const auto backend = keys.highestBackendKey();
+  return keys.add(kResidencyKey) | c10::getAutogradRelatedKeySetFromBackend(backend) |
+         c10::getAutocastRelatedKeySetFromBackend(backend);
 }
 caffe2::TypeMeta dtype_of(const DTensorValue& value) {
   return value.local.defined() ? value.local.dtype() : c10::scalarTypeToTypeMeta(value.partial->dtype());
@@ -22,27 +24,43 @@ c10::Device device_of(const DTensorValue& value) {
   return value.local.defined() ? value.local.device() : value.partial->device();
 }
 
+c10::Storage new_storage(const DTensorValue& value, WholeStorage::Message message) {
+  return c10::Storage(c10::make_intrusive<WholeStorage>(value, message));
+}
+at::Tensor make_with_storage(DTensorValue value, WholeStorage::Message message) {
+  auto storage = new_storage(value, message);
+  return make_dtensor(std::move(value), std::move(storage));
+}
+
 }  // namespace
 
-DTensorImpl::DTensorImpl(DTensorValue value, WholeStorage::Message message)
-    : TensorImpl(keys_of(value), dtype_of(value), device_of(value)), value_(std::move(value)) {
+DTensorImpl::DTensorImpl(DTensorValue&& value, c10::Storage storage)
+    // Without keys, as those of a tensor without a version counter of its own, which is the piece's.
+    : TensorImpl(VIEW, c10::Storage(storage), c10::DispatchKeySet(), dtype_of(value)), value_(std::move(value)) {
+  key_set_ = keys_of(value_);
+  device_opt_ = device_of(value_);
+  version_counter_ = value_.local.defined() ? value_.local.unsafeGetTensorImpl()->version_counter() : c10::VariableVersion(0);
   set_sizes_and_strides(value_.spec->sizes(), value_.spec->strides());
   // After the sizes, which may not be set with it.
   set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
-  if (value_.local.defined()) set_version_counter(value_.local.unsafeGetTensorImpl()->version_counter());
-  own_storage(message);
+  hold_.set(std::move(storage));
 }
 
 DTensorImpl::DTensorImpl(const DTensorImpl& viewed, at::Tensor base, DTensorValue value, const Geometry& geometry)
-    : TensorImpl(viewed.key_set(), viewed.dtype(), viewed.device()), value_(std::move(value)), base_(std::move(base)) {
+    : TensorImpl(VIEW, c10::Storage(viewed.storage_), c10::DispatchKeySet(), viewed.dtype()),
+      value_(std::move(value)),
+      base_(std::move(base)) {
+  key_set_ = viewed.key_set_;
+  device_opt_ = viewed.device_opt_;
+  version_counter_ = viewed.version_counter();
   set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.offset);
   set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
-  set_version_counter(viewed.version_counter());
-  storage_ = keep_ = viewed.storage_;
+  hold_.set(viewed.storage_);
 }
 
-void DTensorImpl::own_storage(WholeStorage::Message message) {
-  storage_ = keep_ = c10::Storage(c10::make_intrusive<WholeStorage>(value_, message));
+void DTensorImpl::hold(c10::Storage storage) {
+  hold_.set(storage);
+  storage_ = std::move(storage);
 }
 
 at::Tensor DTensorImpl::whole(std::string_view operation) const {
@@ -62,7 +80,7 @@ at::Tensor DTensorImpl::whole(std::string_view operation) const {
 void DTensorImpl::release_resources() {
   value_ = {};
   base_.reset();
-  keep_ = c10::Storage();
+  hold_.set(c10::Storage());
   TensorImpl::release_resources();
 }
 
@@ -79,7 +97,7 @@ void DTensorImpl::follow(at::Tensor local, DTensorSpec::Ptr spec) {
   value_ = {.spec = std::move(spec), .local = std::move(local)};
   key_set_ = keys_of(value_);
   data_type_ = value_.local.dtype(), device_opt_ = value_.local.device();
-  own_storage(WholeStorage::Message::kFull);
+  hold(new_storage(value_, WholeStorage::Message::kFull));
   keeps_memory_ = true;
 }
 
@@ -116,7 +134,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::Va
 
 void DTensorImpl::take(const DTensorImpl& other) {
   value_ = other.value_, base_ = other.base_;
-  storage_ = keep_ = other.storage_;
+  hold(other.storage_);
 }
 
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) {
@@ -138,18 +156,27 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) 
     base_ = at::Tensor();
     data_type_ = from->dtype(), device_opt_ = from->device();
     count_here(own_part_of(spec(), given.detach()));
-    own_storage(WholeStorage::Message::kFull);
+    hold(new_storage(value_, WholeStorage::Message::kFull));
   }
   bump_version();
 }
 
+at::Tensor make_dtensor(DTensorValue&& value, c10::Storage storage) {
+  return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(value), std::move(storage)));
+}
+
 at::Tensor make_dtensor(at::Tensor local, DTensorSpec::Ptr spec, WholeStorage::Message message) {
-  return at::Tensor(c10::make_intrusive<DTensorImpl>(DTensorValue{std::move(spec), std::move(local), nullptr}, message));
+  return make_with_storage({std::move(spec), std::move(local), nullptr}, message);
 }
 
 at::Tensor make_dtensor(PartialScalar::Ptr scalar, DTensorSpec::Ptr spec) {
-  return at::Tensor(c10::make_intrusive<DTensorImpl>(DTensorValue{std::move(spec), {}, std::move(scalar)},
-                                                     WholeStorage::Message::kNone));
+  return make_with_storage({std::move(spec), {}, std::move(scalar)}, WholeStorage::Message::kNone);
+}
+
+at::Tensor make_copy(at::Tensor local, DTensorSpec::Ptr spec) {
+  const auto made = make_dtensor(std::move(local), std::move(spec), WholeStorage::Message::kFull);
+  WholeStorage::of(made.storage().unsafeGetStorageImpl())->list();
+  return made;
 }
 
 at::Tensor whole_of(const at::Tensor& tensor, std::string_view operation) {

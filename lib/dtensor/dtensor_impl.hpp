@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/recycled_memory.hpp"
 #include "dtensor/residency_key.hpp"
 #include "dtensor/whole_storage.hpp"
 
@@ -17,9 +18,10 @@ namespace fsdp {
 ///
 /// It has the piece's version counter, so that writes to either show on both. Which kind a view is follows from what is the same on
 /// all ranks: one that decided by its own piece would take another branch than the others, and collectives would cross.
-class DTensorImpl final : public c10::TensorImpl {
+class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorImpl> {
  public:
-  DTensorImpl(DTensorValue value, WholeStorage::Message message);
+  /// storage: a WholeStorage of this value.
+  DTensorImpl(DTensorValue&& value, c10::Storage storage);
   /// How a view lies in the memory of the whole.
   struct Geometry {
     c10::IntArrayRef sizes, strides;
@@ -71,19 +73,23 @@ class DTensorImpl final : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copied(Version&& version, bool may_change) const;
   void take(const DTensorImpl& other);
-  void own_storage(WholeStorage::Message message);
+  void hold(c10::Storage storage);
   void write(const at::Tensor& from);
   /// `local` becomes its piece: the same memory, which counts versions as this tensor does from then on.
   void count_here(const at::Tensor& local);
 
+  StorageHold hold_;  // goes before `storage_` and behind the piece
   DTensorValue value_;
   at::Tensor base_;
   bool keeps_memory_ = false;
-  c10::Storage keep_;  // a second reference: autograd adds in place where a gradient's storage has but one
 };
 
 /// The result of an operator on pieces: placed by `spec`, whose local sizes it has.
 at::Tensor make_dtensor(at::Tensor local, DTensorSpec::Ptr spec, WholeStorage::Message message = WholeStorage::Message::kNone);
+/// One that may stay: it has the full message and is listed for saves.
+at::Tensor make_copy(at::Tensor local, DTensorSpec::Ptr spec);
+/// storage: of exactly this value.
+at::Tensor make_dtensor(DTensorValue&& value, c10::Storage storage);
 /// A 0-dim tensor that waits to be read.
 at::Tensor make_dtensor(PartialScalar::Ptr scalar, DTensorSpec::Ptr spec);
 

@@ -1,15 +1,11 @@
 #include "dtensor/whole_storage.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/ops/set_ops.h>
-#include <torch/library.h>
 
-#include <numeric>
+#include <mutex>
 #include <utility>
 
-#include "base/require.hpp"
-#include "base/stable_hash.hpp"
-#include "tensor/strides.hpp"
+#include "base/raw_view.hpp"
 
 namespace fsdp {
 
@@ -31,10 +27,11 @@ size_t bytes_of(const DTensorValue& value) {
 
 }  // namespace
 
-WholeStorage::WholeStorage(DTensorValue value, Message message)
+WholeStorage::WholeStorage(DTensorValue value, Message message, bool is_kept)
     : StorageImpl(use_byte_size_t(), bytes_of(value), c10::DataPtr(nullptr, at::kMeta), nullptr, /*resizable=*/false),
       value_(std::move(value)),
-      message_(message) {
+      message_(message),
+      is_kept_(is_kept) {
   renamed();
 }
 
@@ -46,50 +43,82 @@ void WholeStorage::renamed() {
 }
 
 void WholeStorage::release_resources() {
+  unlist();
   value_ = {};
   StorageImpl::release_resources();
 }
 
+void WholeStorage::empty() {
+  auto local = std::exchange(value_.local, at::Tensor());
+  if (local.use_count() != 1 || local.unsafeGetTensorImpl()->autograd_meta() != nullptr) return;
+  if (!nothing_ || nothing_.device() != local.device())
+    nothing_ = c10::Storage(c10::make_intrusive<c10::StorageImpl>(use_byte_size_t(), 0, at::DataPtr(nullptr, local.device()),
+                                                                  nullptr, /*resizable=*/false));
+  local.unsafeGetTensorImpl()->set_storage_keep_dtype(nothing_);
+  spare_ = std::move(local);
+}
+
+at::Tensor KeptStorage::piece_on(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  auto* kept = WholeStorage::of(storage_.unsafeGetStorageImpl());
+  auto piece = kept != nullptr ? kept->take_spare() : at::Tensor();
+  if (!piece.defined() || piece.key_set() != base.key_set() || piece.dtype() != base.dtype() || piece.device() != base.device() ||
+      piece.sizes() != sizes || piece.strides() != strides)
+    return raw_view(base, sizes, strides, offset);
+  piece.unsafeGetTensorImpl()->set_storage_keep_dtype(base.storage());
+  piece.unsafeGetTensorImpl()->set_storage_offset(offset);
+  return piece;
+}
+
+c10::Storage KeptStorage::fill(const DTensorValue& value) {
+  auto* kept = WholeStorage::of(storage_.unsafeGetStorageImpl());
+  // What somebody has taken from a tensor, by storage(), shows that tensor's values for as long as he has it.
+  if (kept != nullptr && storage_.use_count() == 1 && kept->value().spec == value.spec && kept->nbytes() == bytes_of(value)) {
+    kept->refill(value.local);
+    return storage_;
+  }
+  return storage_ = c10::Storage(c10::make_intrusive<WholeStorage>(value, WholeStorage::Message::kFull, /*is_kept=*/true));
+}
+
+void StorageHold::set(c10::Storage storage) {
+  // The third reference is the KeptStorage's. Two tensors that go on two threads may each see the other: then the piece goes when
+  // the storage is filled again.
+  if (auto* held = WholeStorage::of(storage_.unsafeGetStorageImpl()); held != nullptr && held->is_kept() && storage_.use_count() == 3)
+    held->empty();
+  storage_ = std::move(storage);
+}
+
 namespace {
 
-/// LibTorch writes an optimizer's state in the order of addresses, which differ by rank: the ranks would put parts of
-/// different tensors together. So they compare what each is about to gather.
-void check_same_tensor(const DTensorSpec& spec, at::ScalarType dtype) {
-  std::vector<int64_t> all_dims(static_cast<size_t>(spec.ndim()));
-  std::iota(all_dims.begin(), all_dims.end(), 0);
-  if (all_dims.empty()) all_dims.push_back(0);
-  const auto groups = spec.groups_cutting(all_dims);
-  if (groups.empty()) return;
-  auto hash = stable_hash(spec.name() + sizes_text(spec.sizes()) + c10::toString(dtype));
-  const auto own = at::scalar_tensor(static_cast<int64_t>(hash), at::TensorOptions(at::kLong).device(spec.mesh().device()));
-  const auto all = gather_parts(own, groups, "torch::save");
-  require_state(all.eq(own).all().item<bool>(),
-                "torch::save: the ranks are about to write different tensors, this one {} of sizes {}. LibTorch writes an optimizer's "
-                "state in another order on each rank: use fsdp::optimizer_state_dict, or fsdp::save_checkpoint. Of a module or a "
-                "list of tensors, all ranks write the same one",
-                spec.name().empty() ? "a tensor" : "'" + spec.name() + "'", sizes_text(spec.sizes()));
+// Of all ranks that are threads of this process.
+std::mutex& listing_mutex() {
+  static std::mutex mutex;
+  return mutex;
 }
-
-/// torch::save of a storage that is not on the CPU is `empty({0}).set_(storage, ...).cpu()`. Here the bytes are gathered, so
-/// every rank writes what the unsharded program would: a collective call. Every call of the operator passes BackendSelect, where
-/// LibTorch has no kernel of it.
-at::Tensor& set_storage(c10::DispatchKeySet keys, at::Tensor& self, c10::Storage source, c10::SymInt offset,
-                        c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
-  if (const auto* storage = WholeStorage::of(source.unsafeGetStorageImpl())) {
-    const auto& spec = *storage->value().spec;
-    if (storage->value().local.defined()) check_same_tensor(spec, storage->value().local.scalar_type());
-    // Exactly as many bytes as the storage says.
-    source = storage->value().own_whole("torch::save").storage();
-  }
-  constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
-  return at::_ops::set__source_Storage_storage_offset::redispatch(keys & below, self, source, offset, size, stride);
-}
-
-TORCH_LIBRARY_IMPL(aten, BackendSelect, library) {
-  library.impl("set_.source_Storage_storage_offset",
-               torch::dispatch(c10::DispatchKey::BackendSelect, TORCH_FN(set_storage)));
+std::list<WholeStorage*>& listing() {
+  static auto* listing = new std::list<WholeStorage*>;  // storages may outlive statics
+  return *listing;
 }
 
 }  // namespace
+
+void WholeStorage::list() {
+  if (place_) return;
+  std::lock_guard lock(listing_mutex());
+  place_ = listing().insert(listing().end(), this);
+}
+
+void WholeStorage::unlist() {
+  if (!place_) return;
+  std::lock_guard lock(listing_mutex());
+  listing().erase(*std::exchange(place_, std::nullopt));
+}
+
+std::vector<WholeStorage::Listed> WholeStorage::listed(const std::function<bool(const DTensorSpec&)>& is_wanted) {
+  std::lock_guard lock(listing_mutex());
+  std::vector<Listed> found;
+  for (const auto* storage : listing())
+    if (storage->value_.local.defined() && is_wanted(*storage->value_.spec)) found.push_back({storage, storage->value_});
+  return found;
+}
 
 }  // namespace fsdp

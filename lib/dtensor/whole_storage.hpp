@@ -3,6 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
+#include <functional>
+#include <list>
+#include <optional>
+#include <vector>
+
 #include "dtensor/partial_scalar.hpp"
 #include "tensor/dtensor_spec.hpp"
 
@@ -28,20 +33,75 @@ class WholeStorage final : public c10::StorageImpl {
  public:
   /// With a message: whoever asks for the memory learns what to call instead. Temporaries of operators do without.
   enum class Message { kNone, kFull };
-  WholeStorage(DTensorValue value, Message message);
+  WholeStorage(DTensorValue value, Message message, bool is_kept = false);
+  ~WholeStorage() override { unlist(); }
 
   const DTensorValue& value() const { return value_; }
+  bool is_kept() const { return is_kept_; }
+  /// Of a kept one that is in use again: another piece.
+  void refill(at::Tensor local) { value_.local = std::move(local); }
+  /// Of a kept one that nobody uses any more: its memory is free.
+  void empty();
+  /// The tensor that was the piece before `empty`, for the next one. Undefined: somebody has it still, or has changed it.
+  at::Tensor take_spare() { return std::exchange(spare_, at::Tensor()); }
   /// After the spec got another name: what the message says.
   void renamed();
   /// With the last strong reference: a weak one keeps the object, but must not keep the piece.
   void release_resources() override;
-  static const WholeStorage* of(const c10::StorageImpl* storage) {
-    return storage != nullptr && typeid(*storage) == typeid(WholeStorage) ? static_cast<const WholeStorage*>(storage) : nullptr;
+
+  /// Of a copy or a `*_like`, which may be an optimizer's state: from now on other ranks can ask this one for its piece, when they
+  /// save in another order.
+  void list();
+  struct Listed {
+    const WholeStorage* storage;  // may be gone
+    DTensorValue value;
+  };
+  /// In the order in which they were made. is_wanted: may read no names, of ranks on other threads there.
+  static std::vector<Listed> listed(const std::function<bool(const DTensorSpec&)>& is_wanted);
+  static WholeStorage* of(const c10::StorageImpl* storage) {
+    return storage != nullptr && typeid(*storage) == typeid(WholeStorage)
+               ? static_cast<WholeStorage*>(const_cast<c10::StorageImpl*>(storage))
+               : nullptr;
   }
 
  private:
+  void unlist();
+
   DTensorValue value_;
   Message message_;
+  bool is_kept_;  // by a KeptStorage
+  at::Tensor spare_;
+  c10::Storage nothing_;  // without memory, where the spare is
+  std::optional<std::list<WholeStorage*>::iterator> place_;
+};
+
+/// The storage of DTensors that are made one after another, all alike, with the full message: a parameter's gradients, one in each
+/// step. To make a storage with its message is half of what a DTensor costs, and its piece costs as much as itself: both are used again
+/// once nobody has them any more.
+class KeptStorage {
+ public:
+  /// As raw_view, for the next value's piece.
+  at::Tensor piece_on(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
+  /// The same as before, if no tensor and nobody else holds it and the value is of the same spec and as many bytes.
+  c10::Storage fill(const DTensorValue& value);
+  void forget() { storage_ = c10::Storage(); }
+
+ private:
+  c10::Storage storage_;
+};
+
+/// A DTensor's second reference to its storage: autograd adds in place where a gradient's storage has but one. It goes before the
+/// first, and with the last DTensor on a kept storage the memory of the piece goes.
+class StorageHold {
+ public:
+  StorageHold() = default;
+  StorageHold(const StorageHold&) = delete;
+  StorageHold& operator=(const StorageHold&) = delete;
+  ~StorageHold() { set(c10::Storage()); }
+  void set(c10::Storage storage);
+
+ private:
+  c10::Storage storage_;
 };
 
 }  // namespace fsdp

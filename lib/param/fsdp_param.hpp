@@ -71,8 +71,14 @@ struct FSDPParam {
   void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
 
   // See AutogradSettings.
-  bool has_new_requires_grad() const { return settings.has_new_requires_grad(unsharded.peek(), sharded.peek_registered()); }
-  bool sync_requires_grad() { return settings.sync_requires_grad(unsharded.peek(), sharded.peek_registered()); }
+  bool has_new_requires_grad() const {
+    // One for both tensors.
+    if (const auto& shared = sharded.shared(); shared && shared->requires_grad() == settings.requires_grad()) return false;
+    return settings.has_new_requires_grad(unsharded.peek(), sharded.peek_registered());
+  }
+  bool sync_requires_grad() {
+    return has_new_requires_grad() && settings.sync_requires_grad(unsharded.peek(), sharded.peek_registered());
+  }
   bool sync_grad_dtype() { return settings.sync_grad_dtype(unsharded.peek(), sharded.peek_registered()); }
   /// Nothing before it is an unsharded parameter, or once that is gone.
   void set_unsharded_grad_dtype(const GradDtype& value);

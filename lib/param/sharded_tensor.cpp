@@ -83,6 +83,7 @@ void ShardedTensor::move_away() {
 void ShardedTensor::rename(const ParamSpec& spec) const {
   if (!spec.dtensor) return;
   spec.dtensor->rename(spec.name);
+  if (shared_) shared_->set_spec(spec.dtensor);
   const auto registered = this->registered();
   if (auto* dtensor = registered.defined() ? DTensorImpl::of(registered) : nullptr) dtensor->renamed();
 }

@@ -77,13 +77,15 @@ void SharedAutograd::join_piece(const at::Tensor& local) { replace_meta(local, s
 at::Tensor& SharedAutograd::dtensor_grad() {
   if (!has_piece_) return dtensor_grad_;
   has_piece_ = false;
-  auto piece = std::exchange(piece_grad_, {});
-  if (auto known = known_.lock(); piece.defined() && known.defined())
-    if (const auto* dtensor = DTensorImpl::of(known.get()); dtensor != nullptr && dtensor->local().is_same(piece))
+  if (!piece_grad_.defined()) return dtensor_grad_;
+  DTensorValue value{.spec = spec_, .local = std::move(piece_grad_)};
+  if (auto known = known_.lock(); known.defined())
+    if (const auto* dtensor = DTensorImpl::of(known.get()); dtensor != nullptr && dtensor->local().is_same(value.local))
       return dtensor_grad_ = at::Tensor(std::move(known));
-  const bool is_placed = piece.defined() && piece.sizes() == c10::IntArrayRef(spec_->piece().sizes) && !piece.is_sparse();
-  dtensor_grad_ = is_placed ? make_dtensor(std::move(piece), spec_, WholeStorage::Message::kFull) : std::move(piece);
-  return dtensor_grad_;
+  const bool is_placed = value.local.sizes() == c10::IntArrayRef(spec_->piece().sizes) && !value.local.is_sparse();
+  if (!is_placed) return dtensor_grad_ = std::move(value.local);
+  auto storage = gradient_storage_.fill(value);
+  return dtensor_grad_ = make_dtensor(std::move(value), std::move(storage));
 }
 
 /// What the user has assigned may be of any kind: the whole, this rank's rows, a DTensor placed in another way. Of any other sizes it

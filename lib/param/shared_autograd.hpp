@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 
+#include "dtensor/whole_storage.hpp"
 #include "tensor/dtensor_spec.hpp"
 
 namespace fsdp {
@@ -30,9 +31,16 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   /// The tensor's gradient and requires_grad are those of the parameter from now on. What else its metadata holds stays.
   void join(const at::Tensor& tensor, Side side);
   void join_piece(const at::Tensor& local);
-  /// Of the piece that it has now: gradients are wrapped so.
-  void set_spec(DTensorSpec::Ptr spec) { spec_ = std::move(spec); }
+  /// Of the piece that it has now, under the name that it has now: gradients are wrapped so.
+  void set_spec(DTensorSpec::Ptr spec) {
+    spec_ = std::move(spec);
+    gradient_storage_.forget();
+  }
 
+  /// For the next gradient: `base`'s memory, as raw_view. One that is the piece of no DTensor any more is used again.
+  at::Tensor piece_on(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+    return gradient_storage_.piece_on(base, sizes, strides, offset);
+  }
   /// Either reference is good until the other side is asked.
   at::Tensor& dtensor_grad();
   at::Tensor& piece_grad();
@@ -46,6 +54,7 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
 
  private:
   DTensorSpec::Ptr spec_;
+  KeptStorage gradient_storage_;
   at::Tensor dtensor_grad_, piece_grad_;  // one of them at a time: whoever drops it frees the memory
   bool has_piece_ = true;                 // it is the piece
   /// The DTensor around the piece, if somebody refers to it still: then it is that one again.

@@ -1,5 +1,7 @@
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <random>
 #include <sstream>
 
 #include "programs.hpp"
@@ -55,23 +57,55 @@ TEST_CASE("torch::load of a plain module's file into one of DTensors keeps this 
   });
 }
 
-// On one rank: LibTorch saves an optimizer's state in the order of its parameters' addresses, which ranks do not share.
 TEST_CASE("an optimizer over DTensors is saved and goes on after it is loaded", "[dtensor][save]") {
-  const auto train = [](Leaves& leaves) {
-    torch::optim::AdamW before(leaves.all(), 0.1), after(leaves.all(), 0.1);
-    for (uint64_t step = 0; step < 2; ++step) {
-      leaves.set_gradients(step);
-      before.step();
-    }
-    std::istringstream in(saved(before));
-    torch::load(after, in);
-    leaves.set_gradients(3);
-    after.step();
-    return leaves.all();
-  };
-  on_ranks(1, [&](Rank& rank) {
-    Leaves plain, spread(rank.mesh(), {Shard{0}});
+  on_worlds([](Rank& rank, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
+    const auto train = [](Leaves& leaves) {
+      torch::optim::AdamW before(leaves.all(), 0.1), after(leaves.all(), 0.1);
+      for (uint64_t step = 0; step < 2; ++step) {
+        leaves.set_gradients(step);
+        before.step();
+      }
+      std::istringstream in(saved(before));
+      torch::load(after, in);
+      leaves.set_gradients(3);
+      after.step();
+      return leaves.all();
+    };
+    Leaves plain, spread(mesh, placements);
     check_alike(rank, train(spread), train(plain), "AdamW");
+  });
+}
+
+// As LibTorch does with an optimizer's state, which it writes in the order of addresses.
+TEST_CASE("copies that each rank saves in an order of its own are in each rank's file as it has them", "[dtensor][save]") {
+  on_worlds([](Rank& rank, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
+    const auto file = [&](const Leaves& leaves, uint64_t seed) {
+      Tensors copies;
+      for (const auto& leaf : leaves.all()) {
+        copies.push_back(torch::zeros_like(leaf.detach()).add_(leaf.detach()));
+        copies.push_back(leaf.detach().clone().mul_(2));
+        copies.push_back(torch::ones_like(leaf.detach()).sub_(leaf.detach()));
+      }
+      std::shuffle(copies.begin(), copies.end(), std::mt19937_64(100 * seed + static_cast<uint64_t>(rank.index())));
+      return saved(copies);
+    };
+    for (uint64_t seed = 0; seed < 5; ++seed)
+      rank.check(file(Leaves(mesh, placements), seed) == file(Leaves(), seed), fmt::format("bytes, seed {}", seed));
+  });
+}
+
+TEST_CASE("a save that not every rank has a part of ends in an error on all ranks", "[dtensor][save]") {
+  on_ranks(2, [](Rank& rank) {
+    const Leaves leaves(rank.mesh(), {Shard{0}});
+    const auto copies = [&](size_t leaf) { return leaves.all()[leaf].detach().clone(); };
+    const auto save_different = [&] { saved(Tensors{copies(rank.index() == 0 ? 0 : 1)}); };
+    rank.check_throws<StateError>(save_different, {"torch::save", "different tensors", "fsdp::save_checkpoint"}, "other tensors");
+    // As many of one kind on all ranks, or a place among them says nothing.
+    Tensors more{copies(0)};
+    if (rank.index() == 0) more.push_back(copies(0));
+    rank.check_throws<StateError>([&] { saved(Tensors{more[0]}); }, {"torch::save", "different tensors"}, "more copies");
+    more = {};
+    rank.check(saved(Tensors{copies(0)}) == saved(Tensors{Leaves().all()[0].detach()}), "goes on");
   });
 }
 

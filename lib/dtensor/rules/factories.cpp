@@ -31,7 +31,7 @@ void run_like(const OperatorCall& call, bool draws) {
   const auto made = call.call_for_tensor(std::move(arguments));
   if (!has_piece) return call.give(made);
   const auto piece = draws ? own_part_of(dtensor->spec(), made) : made;
-  call.give(make_dtensor(piece, call.in_format(dtensor->value().spec), WholeStorage::Message::kFull));
+  call.give(make_copy(piece, call.in_format(dtensor->value().spec)));
 }
 
 void run_new(const OperatorCall& call) {

@@ -170,8 +170,9 @@ bool run_pointwise(const OperatorCall& call) {
   auto results = call.call(pieces.make());
   call.give_results(std::move(results), [&](const at::Tensor& result, int64_t position) {
     const auto& leader = *leaders[static_cast<size_t>(std::max<int64_t>(position, 0))];
-    return make_dtensor(lacks_elements(leader) ? result.new_empty(leader.spec().piece().sizes) : result,
-                        call.in_format(leader.value().spec));
+    const auto piece = lacks_elements(leader) ? result.new_empty(leader.spec().piece().sizes) : result;
+    const auto spec = call.in_format(leader.value().spec);
+    return call.name() == "clone" ? make_copy(piece, spec) : make_dtensor(piece, spec);
   });
   return true;
 }

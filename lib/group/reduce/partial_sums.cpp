@@ -7,12 +7,24 @@
 
 namespace fsdp {
 
+namespace {
+
+int64_t begin_of(const ParamGroup& group, const ReducePart& part, size_t i) {
+  return reduced_offset(part.reduce_scatter, part.entries[i].unit) + group.parts().layout.local_start(part.indices[i]);
+}
+
+}  // namespace
+
 at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i) {
-  const size_t index = part.indices[i];
-  const auto& spec = group.params()[index].spec;
-  const int64_t begin = reduced_offset(part.reduce_scatter, part.entries[i].unit);
-  return raw_view(part.reduce_scatter.output, spec.local_sizes, spec.local_strides,
-                  begin + group.parts().layout.local_start(index));
+  const auto& spec = group.params()[part.indices[i]].spec;
+  return raw_view(part.reduce_scatter.output, spec.local_sizes, spec.local_strides, begin_of(group, part, i));
+}
+
+at::Tensor gradient_piece(const ParamGroup& group, const ReducePart& part, size_t i) {
+  const auto& param = group.params()[part.indices[i]];
+  const auto& shared = param.sharded.shared();
+  if (!shared) return local_piece(group, part, i);
+  return shared->piece_on(part.reduce_scatter.output, param.spec.local_sizes, param.spec.local_strides, begin_of(group, part, i));
 }
 
 void add_partial_sums(ParamGroup& group, ReducePart& part) {

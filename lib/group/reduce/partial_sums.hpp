@@ -10,6 +10,8 @@ class ParamGroup;
 
 /// This rank's rows of the part's entry `i`, in its sum.
 at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i);
+/// The same to become the parameter's gradient.
+at::Tensor gradient_piece(const ParamGroup& group, const ReducePart& part, size_t i);
 /// Adds to the part's sum what earlier backwards have left.
 void add_partial_sums(ParamGroup& group, ReducePart& part);
 /// Leaves the part's sum for a later backward.

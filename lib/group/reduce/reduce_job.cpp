@@ -90,7 +90,7 @@ bool ReduceJob::can_assign_on_streams() const {
   if (host_memory && !host_memory->is_pinned) return false;
   return std::ranges::none_of(group_->params(), [&](const FSDPParam& param) {
     const auto sharded_param = param.sharded_param();
-    return sharded_param.defined() && (has_user_hooks(param.registered_param()) || (host_memory && sharded_param.grad().defined()));
+    return sharded_param.defined() && (has_user_hooks(param) || (host_memory && sharded_param.grad().defined()));
   });
 }
 

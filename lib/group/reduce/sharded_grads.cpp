@@ -122,29 +122,32 @@ at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
 
 void Assignment::assign(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
-  const auto sharded_param = param.sharded_param();
-  if (!sharded_param.defined()) return;  // nobody is left to use it
+  auto* sharded_param = param.sharded.peek();
+  if (sharded_param == nullptr) return;  // nobody is left to use it
   if (const auto kept = group_.gradients().dtypes.kept_dtype(index); kept && gradient.scalar_type() != *kept)
     gradient = gradient.to(*kept);
   auto* classes = group_.parts().local_shards.get();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
-  const bool has_hooks = has_user_hooks(param.registered_param());
-  const bool is_first = !sharded_param.grad().defined() && !has_hooks;
+  const bool has_hooks = has_user_hooks(param);
+  const auto alive = has_hooks ? param.sharded_param() : at::Tensor();  // whatever a user's hook does
+  auto* present = &sharded_param->mutable_grad();
+  const bool is_first = !present->defined() && !has_hooks;
   // What the host is to read now cannot be on its way.
   if (!is_first) group_.parts().shard.wait_for_copies();
   gradient = offload_grad(group_.parts(), gradient, /*may_overlap=*/is_first,
                           is_first && classes ? classes->place(group_, index) : at::Tensor());
   if (has_hooks) gradient = run_hooks(index, std::move(gradient));
-  auto& present = sharded_param.mutable_grad();
-  if (present.defined()) {
-    require_state(present.sizes() == sharded_param.sizes(),
+  // Good until somebody asks the DTensor.
+  if (has_hooks || classes) present = &sharded_param->mutable_grad();
+  if (present->defined()) {
+    require_state(present->sizes() == sharded_param->sizes(),
                   "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
                   "sizes {}; assign this rank's rows, or reset it",
-                  param.name(), fmt::join(present.sizes(), "x"),
-                  fmt::join(sharded_param.sizes(), "x"));
-    present.add_(gradient);
+                  param.name(), fmt::join(present->sizes(), "x"),
+                  fmt::join(sharded_param->sizes(), "x"));
+    present->add_(gradient);
   } else {
-    present = std::move(gradient);
+    *present = std::move(gradient);
   }
   if (classes) classes->settle(group_, index);
 }
@@ -169,15 +172,18 @@ void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone ke
     if (const double factor = division_of(group, part.dtype).after; factor != 1 && !part.is_divided)
       comm_ctx.divisor.divide(part.reduce_scatter.output, factor);
     for (size_t i = 0; i < part.indices.size(); ++i)
-      assignment.assign(part.indices[i], local_piece(group, part, i));
+      assignment.assign(part.indices[i], gradient_piece(group, part, i));
   }
   assignment.end();
 }
 
-bool has_user_hooks(const at::Tensor& registered_param) {
-  const auto& hooks = torch::autograd::impl::hooks(registered_param);
-  return std::any_of(hooks.begin(), hooks.end(), is_user_hook) ||
-         has_post_accumulate_hook(registered_param);
+// Asked of every parameter in every step: of the metadata itself, where LibTorch's functions look, too.
+bool has_user_hooks(const FSDPParam& param) {
+  const auto* registered_param = param.sharded.peek_registered();
+  const auto* meta = registered_param == nullptr ? nullptr : registered_param->autograd_meta();
+  if (meta == nullptr) return false;
+  const auto& fields = static_cast<const torch::autograd::AutogradMeta&>(*meta);
+  return fields.post_acc_grad_hooks_ != nullptr || std::any_of(fields.hooks_.begin(), fields.hooks_.end(), is_user_hook);
 }
 
 }  // namespace fsdp

@@ -6,6 +6,7 @@
 
 namespace fsdp {
 
+struct FSDPParam;
 class ParamGroup;
 
 /// One rank's gradients, which are no sums: whether they stay referred to when they have been assigned.
@@ -20,6 +21,6 @@ enum class KeepsAlone : bool {
 void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone);
 
 /// True if a user's hooks wait for the gradient of what is registered of a parameter: tensor hooks or post-accumulate ones.
-bool has_user_hooks(const at::Tensor& registered_param);
+bool has_user_hooks(const FSDPParam& param);
 
 }  // namespace fsdp
