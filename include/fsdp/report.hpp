@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,6 +49,11 @@ struct Report {
   int64_t planned_gathered_bytes = 0;
   /// From the least budget that a step can do with, to the one that gathers everything once.
   std::vector<BudgetOutlook> outlook;
+  /// Operators that could not run on the ranks' pieces of sharded tensors: each call gathered its operands, ran on the whole and
+  /// kept this rank's part. By name ("aten::mm"), how many calls since this process began: of all its roots, and of all its ranks
+  /// where they are threads. An operator made of others counts as those. Not among them: what a module's forward and backward run,
+  /// which have the unsharded parameters, and what else autograd records.
+  std::map<std::string, int64_t> gathering_operators;
 
   /// A table, with a note for each group that mixes frozen and trainable parameters.
   std::string to_string() const;

@@ -126,5 +126,33 @@ TEST_CASE("a report names flat groups and every dimension that is cut", "[runtim
   });
 }
 
+TEST_CASE("a report counts the calls of operators that gathered sharded tensors", "[runtime][report]") {
+  Report given;
+  CHECK(given.to_string().find("gathered sharded tensors") == std::string::npos);
+  given.gathering_operators = {{"aten::mm", 3}, {"aten::qr", 1024}};
+  CHECK(given.to_string().find("gathered sharded tensors to run on the whole: aten::qr 1,024, aten::mm 3\n") != std::string::npos);
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 2, kLinearWidth);
+    // They are counted for the process, whose threads the ranks are, and in which other cases have run.
+    const auto calls_of = [&](const std::string& name) {
+      rank.world()->start_all_reduce(torch::zeros({1}), ReduceOp::kSum, "all are here")->wait();
+      const auto calls = report(chain.root[0]).gathering_operators;
+      rank.world()->start_all_reduce(torch::zeros({1}), ReduceOp::kSum, "all have read")->wait();
+      return calls.contains(name) ? calls.at(name) : 0;
+    };
+    const auto products = calls_of("aten::mm"), sums = calls_of("aten::add");
+    {
+      const at::NoGradGuard no_grad;
+      const auto weight = chain.model->layers[0]->parameters()[0];
+      for (int i = 0; i < 3; ++i) weight.mm(torch::ones({kLinearWidth, 2}));
+      weight.add(weight);
+    }
+    chain.step(rank.index());
+    rank.check_equal(calls_of("aten::mm") - products, int64_t{6}, "three calls on each of two ranks");
+    rank.check_equal(calls_of("aten::add") - sums, int64_t{0}, "which runs on pieces");
+    rank.check(report(chain.root[0]).to_string().find("aten::mm ") != std::string::npos, "in the text");
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::test

@@ -2,10 +2,14 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "api/params/find_param.hpp"
 #include "comm/work.hpp"
+#include "dtensor/rules/propagate.hpp"
 #include "group/notes/frozen_mixture.hpp"
 #include "module/state/module_state.hpp"
 #include "root/root_context.hpp"
@@ -97,6 +101,15 @@ std::vector<BudgetOutlook> outlook_of(ResidencyProblem problem) {
   return outlook;
 }
 
+/// The most frequent ones first; "" for none.
+std::string gathering_text(const std::map<std::string, int64_t>& calls) {
+  std::vector<std::pair<std::string, int64_t>> sorted(calls.begin(), calls.end());
+  std::ranges::stable_sort(sorted, std::greater(), [](const auto& operator_calls) { return operator_calls.second; });
+  std::string text;
+  for (const auto& [name, count] : sorted) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, with_separators(count));
+  return text.empty() ? "" : "calls in this process that gathered sharded tensors to run on the whole: " + text + "\n";
+}
+
 }  // namespace
 
 Report FSDPModule::report() const { return fsdp::report(*this); }
@@ -110,6 +123,7 @@ Report report(const FSDPModule& module) {
   report.bytes = parameter_bytes(FSDPModule(root));
   report.last_step = context.runner().comm_ctx().meter.last_step();
   report.last_step_peak_bytes = context.runner().comm_ctx().meter.last_step_peak_bytes();
+  report.gathering_operators = general_rule_counts();
   auto& scheduler = context.runner().scheduler();
   const auto& orders = scheduler.orders();
   report.budget_bytes = scheduler.options().unsharded_byte_budget;
@@ -137,6 +151,7 @@ std::string Report::to_string() const {
   }
   text += fmt::format("bytes on this rank: {} sharded, {} unsharded now, {} at most\n", shown(bytes.sharded),
                       shown(bytes.unsharded), shown(bytes.peak_unsharded));
+  text += gathering_text(gathering_operators);
   if (forward_order.empty() || backward_order.empty())
     return text + "no step has shown the order of use yet\n";
   text += fmt::format("order of use: forward {}; backward {}\n", fmt::join(forward_order, ", "),
