@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include <limits>
 #include <sstream>
 
 #include "programs.hpp"
@@ -162,6 +163,25 @@ TEST_CASE("a rank without rows refuses what the others refuse", "[dtensor][propa
     const auto flags = distribute_tensor(torch::ones({2, 2}, torch::kBool), rank.mesh(), {Shard{0}});
     rank.check_throws<c10::Error>([&] { flags.cumprod_(1); }, {"not implemented"}, "cumprod_ of bool");
     rank.check_throws<c10::Error>([&] { flags.neg(); }, {"bool"}, "neg of bool");
+    const auto numbers = distribute_tensor(torch::ones({2, 2}), rank.mesh(), {Shard{0}});
+    rank.check_throws<c10::Error>([&] { numbers.norm(2, torch::kLong); }, {"Long"}, "norm in whole numbers");
+    rank.check_throws<c10::Error>([&] { numbers.norm(2, 1, false, torch::kLong); }, {"Long"}, "norms of rows in whole numbers");
+    rank.check_throws<c10::Error>([&] { numbers.norm(2, 0, false, torch::kHalf); }, {"Half"}, "norms of columns in fewer bits");
+    const auto float8 = distribute_tensor(torch::ones({2, 2}).to(torch::kFloat8_e5m2), rank.mesh(), {Shard{0}});
+    rank.check_throws<c10::Error>([&] { float8.amax(); }, {"not implemented"}, "amax of eight bits");
+  });
+}
+
+TEST_CASE("norms of several tensors are the whole's where a rank has no elements", "[dtensor][propagation]") {
+  on_ranks(3, [](Rank& rank) {
+    const auto one = distribute_tensor(torch::tensor({-3.0F}), rank.mesh(), {Shard{0}});
+    const auto two = distribute_tensor(torch::tensor({4.0F, 2.0F}), rank.mesh(), {Shard{0}});
+    for (const double p : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+      const auto norms = at::_foreach_norm({one, two}, p);
+      const auto what = fmt::format("norm {} ", p);
+      rank.check_close(whole_of(norms[0]), torch::tensor(3.0F), what + "of one element");
+      rank.check_close(whole_of(norms[1]), torch::linalg_vector_norm(torch::tensor({4.0F, 2.0F}), p), what + "of two");
+    }
   });
 }
 

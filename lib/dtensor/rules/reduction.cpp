@@ -64,7 +64,8 @@ bool set_dtypes(Reduction& reduction, const OperatorCall& call, at::ScalarType o
   if (at >= 0 && call.operand(static_cast<size_t>(at)).isInt()) result = call.operand(static_cast<size_t>(at)).toScalarType();
   if (at::isComplexType(of_operand) || at::isComplexType(result)) return false;
   if (call.name() == "mean" && !at::isFloatingType(result)) return false;
-  if (kind == kNorm && !at::isFloatingType(of_operand)) return false;
+  // A norm refuses to round its operand to another dtype: let the operator say so.
+  if (kind == kNorm && (!at::isFloatingType(of_operand) || at::promoteTypes(of_operand, result) != result)) return false;
   reduction.combination.dtype = result;
   reduction.partial_dtype = result;
   const bool rounds = kind == kSum || kind == kProd || kind == kNorm;
@@ -97,8 +98,17 @@ std::optional<Reduction> read(const OperatorCall& call, const DTensorSpec& spec,
   return reduction;
 }
 
+/// See Note [Ranks without elements]: some for one that has none.
+at::Tensor unseen_elements(const Reduction& reduction, const at::Tensor& local) {
+  auto sizes = local.sizes().vec();
+  std::replace(sizes.begin(), sizes.end(), int64_t{0}, int64_t{1});
+  if (reduction.dims.empty()) sizes.clear();  // of a 0-dim tensor, whose element another rank has
+  return at::ones(sizes, local.options());
+}
+
 /// A rank's part, with the reduced dimensions kept.
 at::Tensor part_of_piece(const Reduction& reduction, const at::Tensor& local) {
+  if (local.numel() == 0) part_of_piece(reduction, unseen_elements(reduction, local));
   using enum Combination::Kind;
   const auto& how = reduction.combination;
   const auto dtype = reduction.partial_dtype;
@@ -170,6 +180,12 @@ std::string subject(const OperatorCall& call, const DTensorSpec& spec) {
   return spec.name().empty() ? name : name + " of " + spec.name();
 }
 
+at::Tensor part_of_norm(const Reduction& reduction, const DTensorImpl& dtensor) {
+  const auto& local = dtensor.local();
+  if (local.numel() > 0 || dtensor.numel() == 0) return at::linalg_vector_norm(local, reduction.combination.p);
+  return reduction.combination.neutral({}, local.options());  // of an infinite norm the operator has none
+}
+
 }  // namespace
 
 bool run_reduction(const OperatorCall& call) {
@@ -231,7 +247,7 @@ bool run_foreach_norm(const OperatorCall& call) {
                         .partial_dtype = element.toTensor().scalar_type()};
     for (int64_t dim = 0; dim < dtensor.dim(); ++dim) reduction.dims.push_back(dim);
     const auto groups = groups_of(reduction, dtensor.spec());
-    const auto part = at::linalg_vector_norm(dtensor.local(), p);
+    const auto part = part_of_norm(reduction, dtensor);
     norms.push_back(groups.empty() ? part
                                    : make_dtensor(PartialScalar::wait(part, reduction.combination, groups,
                                                                       subject(call, dtensor.spec())),
