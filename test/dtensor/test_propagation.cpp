@@ -155,6 +155,9 @@ TEST_CASE("a scalar that is held by one rank is a scalar to operators on all", "
     const auto power = scalar.pow(other);
     rank.check(power.dim() == 0 && power.scalar_type() == torch::kDouble, "promoted as two scalars");
     rank.check_identical(whole_of(power), torch::tensor(8.0, torch::kDouble), "its value");
+    const auto product = torch::tensor(2.0, torch::kDouble) * scalar;
+    rank.check(product.dim() == 0 && product.scalar_type() == torch::kDouble, "promoted with an ordinary scalar");
+    rank.check_identical(whole_of(product), torch::tensor(4.0, torch::kDouble), "the product");
   });
 }
 

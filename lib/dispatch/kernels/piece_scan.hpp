@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "dispatch/param_storage.hpp"
@@ -19,6 +20,7 @@ class PieceScan {
     const auto* impl = tensor.unsafeGetTensorImpl();
     if (!has_residency_key(impl)) {
       fits_ &= impl->dim() == 0;  // a scalar; what has elements is cut by the fallback
+      has_scalar_ = true;
     } else if (is_list_) {
       fits_ = false;  // one that stands beside lists
     } else if (const auto* dtensor = piece(impl)) {
@@ -36,6 +38,7 @@ class PieceScan {
       const auto* impl = tensors[i].unsafeGetTensorImpl();
       if (!has_residency_key(impl)) {
         fits_ &= !leads && tensors[i].defined() && impl->dim() == 0;
+        has_scalar_ = true;
       } else if (const auto* dtensor = piece(impl)) {
         if (leads)
           leaders_.push_back(dtensor);
@@ -50,10 +53,15 @@ class PieceScan {
   template <class Other>
   void add(const Other&) {}
 
-  bool fits() const { return fits_ && !leaders_.empty(); }
+  bool fits() const { return fits_ && !leaders_.empty() && !(has_scalar_ && may_lack_element()); }
   const DTensorSpec::Ptr& spec(size_t position) const { return leaders_[position]->value().spec; }
 
  private:
+  /// A rank that has not got the element of a 0-dim DTensor has a piece of one dimension, which would decide the dtype of a
+  /// result where a scalar stands beside it.
+  bool may_lack_element() const {
+    return std::ranges::any_of(leaders_, [](const auto* leader) { return leader->dim() == 0 && !leader->spec().is_replicated(); });
+  }
   /// A parameter in a scope of its root, where operators see the unsharded one.
   static bool is_shown_whole(const DTensorImpl& dtensor) {
     const auto* local = dtensor.local().unsafeGetTensorImpl();
@@ -72,7 +80,7 @@ class PieceScan {
 
   c10::SmallVector<const DTensorImpl*, 1> leaders_;
   const bool records_ = at::GradMode::is_enabled();
-  bool fits_ = true, is_list_ = false;
+  bool fits_ = true, is_list_ = false, has_scalar_ = false;
 };
 
 }  // namespace fsdp
