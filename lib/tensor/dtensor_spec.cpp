@@ -30,7 +30,8 @@ std::vector<int64_t> inferred_sizes(const at::Tensor& local, const DeviceMesh& m
 
 /// `tensor` with the given strides: itself if it has them, else a copy.
 at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides) {
-  if (tensor.numel() < 2 || tensor.strides() == strides) return tensor;
+  if (tensor.strides() == strides) return tensor;
+  if (tensor.numel() < 2) return tensor.as_strided(tensor.sizes(), strides);  // operators read strides of empty tensors, too
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 

@@ -188,6 +188,13 @@ TEST_CASE("norms of several tensors are the whole's where a rank has no elements
   });
 }
 
+TEST_CASE("an empty DTensor has its strides in every operator", "[dtensor][propagation]") {
+  on_ranks(2, [](Rank& rank) {
+    const auto empty = distribute_tensor(torch::zeros({0, 3, 2}), rank.mesh(), {Shard{2}});
+    rank.check_equal(at::view_as_complex_copy(empty).sizes().vec(), std::vector<int64_t>{0, 3}, "as complex numbers");
+  });
+}
+
 TEST_CASE("equal answers for the whole on every rank", "[dtensor][propagation]") {
   on_ranks(2, [](Rank& rank) {
     const auto one = distribute_tensor(torch::zeros({4}), rank.mesh(), {Shard{0}});
