@@ -119,12 +119,14 @@ at::Tensor moved(const at::Tensor& tensor, std::vector<Placement> placements, st
   const auto& spec = impl.spec();
   placements = normalised(std::move(placements), spec.mesh(), spec.ndim(), subject);
   auto way = way_to(spec, std::move(placements), subject);
+  require(!spec.is_flat() || way.to == way.from, "{}: {} lies in a flat layout, which has no placements; take full_tensor()",
+          subject, spec.name().empty() ? "this tensor" : spec.name());
   auto gradient = gradient_placements(std::move(grad_placements), way, subject);
   check_partials(tensor, way, subject);
-  if (is_recorded(tensor) && way.from == way.to && gradient == default_gradient(way.to)) return tensor;
+  if (is_recorded(tensor) && !spec.is_flat() && way.from == way.to && gradient == default_gradient(way.to)) return tensor;
   if (is_recorded(tensor)) return recorded_redistribution(tensor, std::move(way), std::move(gradient));
   const at::NoGradGuard no_grad;
-  auto local = redistribute_piece(impl.local(), way);
+  auto local = spec.is_flat() ? gather(spec, impl.local(), subject) : redistribute_piece(impl.local(), way);
   if (local.is_same(impl.local())) local = local.detach();
   return make_dtensor(std::move(local), spec_like(spec, spec.sizes(), way.to, spec.strides()), WholeStorage::Message::kFull);
 }

@@ -30,15 +30,26 @@ Held kept(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<Recorded>(context->saved_data["held"].toCapsule());
 }
 
+/// A tensor of the spec's sizes with these placements; of a flat layout, which has none, as the spec.
+DTensorSpec::Ptr placed_spec(const DTensorSpec::Ptr& spec, const Placements& placements) {
+  return spec->is_flat() ? spec : spec_like(*spec, spec->sizes(), placements, spec->strides());
+}
+
+at::Tensor piece_of(const at::Tensor& dtensor);
+
 /// A gradient of a tensor of the spec's sizes, of either kind, as a DTensor with these placements.
-at::Tensor placed(const at::Tensor& gradient, const DTensorSpec& spec, const Placements& placements, const std::string& subject) {
+at::Tensor placed(const at::Tensor& gradient, const DTensorSpec::Ptr& to_spec, const Placements& placements,
+                  const std::string& subject) {
+  const auto& spec = *to_spec;
   const auto* dtensor = DTensorImpl::of(gradient);
   if (dtensor == nullptr) {
-    const auto to = spec_like(spec, spec.sizes(), placements, spec.strides());
+    const auto to = placed_spec(to_spec, placements);
     const auto piece = part_of(*to, gradient);
     return is_recorded(piece) ? recorded_from_local(piece, to) : make_dtensor(piece, to);
   }
-  if (dtensor->spec().placements() == placements) return gradient;
+  if (dtensor->spec().is_flat() == spec.is_flat() && dtensor->spec().placements() == placements) return gradient;
+  if (spec.is_flat())  // of the whole
+    return placed(piece_of(placed(gradient, dtensor->value().spec, placements, subject)), to_spec, placements, subject);
   auto way = way_to(dtensor->spec(), placements, subject);
   way.subject = subject;
   // Recorded again where the graph is kept for a second derivative.
@@ -60,7 +71,7 @@ class FromLocal : public torch::autograd::Function<FromLocal> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto held = kept(context);
-    return {piece_of(placed(gradients[0], *held->spec, held->gradient, held->subject)), at::Tensor()};
+    return {piece_of(placed(gradients[0], held->spec, held->gradient, held->subject)), at::Tensor()};
   }
 };
 
@@ -73,11 +84,11 @@ class ToLocal : public torch::autograd::Function<ToLocal> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto held = kept(context);
     const auto& spec = *held->spec;
-    const auto piece = spec_like(spec, spec.sizes(), held->gradient, spec.strides());
+    const auto piece = placed_spec(held->spec, held->gradient);
     const auto gradient = is_recorded(gradients[0]) ? recorded_from_local(gradients[0], piece) : make_dtensor(gradients[0], piece);
     // Whoever made a tensor that is no leaf brings its gradient where it belongs, in one step.
     if (!held->is_leaf) return {gradient, at::Tensor()};
-    return {placed(gradient, spec, default_gradient(spec.placements()), held->subject), at::Tensor()};
+    return {placed(gradient, held->spec, default_gradient(spec.placements()), held->subject), at::Tensor()};
   }
 };
 
@@ -86,15 +97,16 @@ class Redistribute : public torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor, const Held& held) {
     keep(context, held);
     const auto& spec = *held->spec;
-    return make_dtensor(redistribute_piece(DTensorImpl::of(dtensor)->local(), held->way).detach(),
-                        spec_like(spec, spec.sizes(), held->way.to, spec.strides()));
+    const auto& local = DTensorImpl::of(dtensor)->local();
+    const auto piece = spec.is_flat() ? gather(spec, local, "full_tensor") : redistribute_piece(local, held->way);
+    return make_dtensor(piece.detach(), spec_like(spec, spec.sizes(), held->way.to, spec.strides()));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto held = kept(context);
     const auto given = DTensorImpl::of(gradients[0]) != nullptr
                            ? gradients[0]
-                           : placed(gradients[0], *held->spec, held->gradient, held->subject);
-    return {placed(given, *held->spec, default_gradient(held->spec->placements()), held->subject), at::Tensor()};
+                           : placed(gradients[0], held->spec, held->gradient, held->subject);
+    return {placed(given, held->spec, default_gradient(held->spec->placements()), held->subject), at::Tensor()};
   }
 };
 

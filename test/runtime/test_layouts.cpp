@@ -345,5 +345,70 @@ TEST_CASE("a dimension that is not there, and options of the other layout, are r
   });
 }
 
+/// What a program may do with a parameter outside autograd: results, and the parameter behind each.
+std::vector<std::pair<std::string, std::function<Tensor(const Tensor&)>>> uses_of_parameter() {
+  return {
+      {"as one dimension", [](const Tensor& p) { return p.reshape({-1}); }},
+      {"the first row", [](const Tensor& p) { return p.dim() > 0 ? p[0] + 1 : p + 1; }},
+      {"the last column", [](const Tensor& p) { return p.select(-1, p.size(-1) - 1).clone(); }},
+      {"transposed", [](const Tensor& p) { return p.transpose(0, -1).mul(2); }},
+      {"sums of rows", [](const Tensor& p) { return p.sum(-1); }},
+      {"the sum", [](const Tensor& p) { return p.sum(); }},
+      {"softmax", [](const Tensor& p) { return p.softmax(-1); }},
+      {"beside a scalar of more bits", [](const Tensor& p) { return torch::tensor(2.0, at::kDouble) * p; }},
+      {"a row-major copy", [](const Tensor& p) { return p.clone(at::MemoryFormat::Contiguous) + p; }},
+      {"row-major zeros", [](const Tensor& p) { return torch::zeros_like(p, {}, at::MemoryFormat::Contiguous) + p; }},
+      {"new ones", [](const Tensor& p) { return p.new_ones(p.sizes()) + p; }},
+      {"a view that is written", [](const Tensor& p) { return p.transpose(0, -1).mul_(3); }},
+      {"a row that is written", [](const Tensor& p) { return p.dim() > 0 ? p[0].fill_(7) : p.detach().fill_(7); }},
+      {"a column that is written", [](const Tensor& p) { return p.select(-1, 0).add_(1); }},
+  };
+}
+
+Tensor whole_of(const Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor; }
+
+TEST_CASE("parameters of the flat layout are the whole to operators", "[runtime][layouts]") {
+  for (const int ranks : {1, 2, 3, 7})
+    on_ranks(ranks, [](Rank& rank) {
+      auto model = seeded(3, [] { return Mixture(); }), plain = seeded(3, [] { return Mixture(); });
+      fully_shard(model, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
+      const auto expected = plain->named_parameters();
+      for (const auto& item : model->named_parameters())
+        for (const auto& [use, of] : uses_of_parameter()) {
+          if (item.value().dim() == 0 && use.find("column") != std::string::npos) continue;
+          const auto what = fmt::format("{}: {}", item.key(), use);
+          const torch::NoGradGuard no_grad;
+          const auto wanted = of(expected[item.key()]), found = of(item.value());
+          rank.check_close(whole_of(found), wanted, what);
+          rank.check_equal(std::string(found.toString()), wanted.toString(), what);
+          rank.check_close(full_tensor(item.value()), expected[item.key()].detach(), what + ": the parameter behind it");
+        }
+    });
+}
+
+TEST_CASE("a copy of a parameter of the flat layout has gradients as any leaf", "[runtime][layouts]") {
+  for (const int ranks : {1, 2, 3})
+    on_ranks(ranks, [](Rank& rank) {
+      auto model = seeded(3, [] { return Mixture(); }), plain = seeded(3, [] { return Mixture(); });
+      fully_shard(model, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
+      const auto expected = plain->named_parameters();
+      for (const auto& item : model->named_parameters()) {
+        const auto copy = item.value().detach().clone().set_requires_grad(true);
+        const auto whole = expected[item.key()].detach().clone().set_requires_grad(true);
+        for (const auto& leaf : {copy, whole}) (leaf * leaf).sum().backward();
+        rank.check(is_dtensor(copy.grad()), item.key() + ": the gradient is sharded");
+        rank.check_close(whole_of(copy.grad()), whole.grad(), item.key() + ": gradient");
+        DTensor(copy).full_tensor().sin().sum().backward();
+        whole.sin().sum().backward();
+        rank.check_close(whole_of(copy.grad()), whole.grad(), item.key() + ": gradient of the whole");
+        const torch::NoGradGuard no_grad;
+        copy.add_(copy.grad(), -0.1);
+        rank.check_close(whole_of(copy), whole - 0.1 * whole.grad(), item.key() + ": a step");
+        const auto redistribute = [&] { DTensor(copy).redistribute(std::vector<Placement>{Shard{0}}); };
+        rank.check_throws<UsageError>(redistribute, {"flat"}, "placements");
+      }
+    });
+}
+
 }  // namespace
 }  // namespace fsdp::test

@@ -2,6 +2,8 @@
 
 #include <iterator>
 
+#include "tensor/strides.hpp"
+
 namespace fsdp {
 
 std::string_view OperatorCall::name() const {
@@ -17,7 +19,8 @@ DTensorSpec::Ptr OperatorCall::in_format(const DTensorSpec::Ptr& spec) const {
   std::vector<int64_t> strides;
   if (value.toMemoryFormat() == at::MemoryFormat::ChannelsLast) strides = c10::get_channels_last_strides_2d(spec->sizes());
   if (value.toMemoryFormat() == at::MemoryFormat::ChannelsLast3d) strides = c10::get_channels_last_strides_3d(spec->sizes());
-  if (strides.empty()) return spec_like(*spec, spec->sizes(), spec->placements());
+  if (strides.empty()) strides = row_major_strides(spec->sizes());
+  if (spec->is_flat()) return strides == spec->strides() ? spec : nullptr;
   return spec_like(*spec, spec->sizes(), spec->placements(), strides);
 }
 

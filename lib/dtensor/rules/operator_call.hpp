@@ -67,7 +67,8 @@ class OperatorCall {
   Arguments arguments() const { return {operands().begin(), operands().end()}; }
   bool is_written(size_t i) const { return (form_.writes >> std::min<size_t>(i, 63) & 1) != 0; }
 
-  /// How a result is placed whose operand is placed so: it lies as the call's memory format says.
+  /// How a result is placed whose operand is placed so: it lies as the call's memory format says. Null: of a flat layout, whose
+  /// elements lie in the one order in which they are cut, in another.
   DTensorSpec::Ptr in_format(const DTensorSpec::Ptr& spec) const;
 
   /// The operator anew, on other operands; whatever it returns.

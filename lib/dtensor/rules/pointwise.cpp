@@ -135,6 +135,8 @@ class Pieces {
     const auto* dtensor = DTensorImpl::of(tensor);
     if (dtensor != nullptr && dtensor->has_piece() && dtensor->spec().is_placed_as(lead.spec())) return true;
     if (is_written && (dtensor != nullptr || tensor.dim() > 0)) return false;
+    // A scalar beside a scalar whose piece has a dimension would not decide the dtype of the result.
+    if (!is_list_ && lead.spec().is_flat() && lead.dim() == 0) return false;
     return (is_list_ && tensor.dim() == 0) || broadcasts_to(tensor.sizes(), lead.spec());
   }
 
@@ -165,6 +167,7 @@ bool run_pointwise(const OperatorCall& call) {
   if (!leading) return false;
   const auto leaders = leaders_of(call.operand(*leading));
   if (leaders.empty()) return false;
+  if (leaders[0]->spec().is_flat() && !call.in_format(leaders[0]->value().spec)) return false;
   const Pieces pieces(call, leaders, !call.operand(*leading).isTensor());
   if (!pieces.fit() || may_divide_by_zero(call)) return false;
   auto results = call.call(pieces.make());

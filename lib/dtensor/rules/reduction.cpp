@@ -169,7 +169,8 @@ DTensorSpec::Ptr spec_of_result(const Reduction& reduction, const DTensorSpec& s
 }
 
 at::Tensor with_dims(const Reduction& reduction, const at::Tensor& kept) {
-  if (reduction.keeps_dims || reduction.dims.empty()) return kept;
+  if (reduction.keeps_dims) return kept;
+  if (reduction.is_full) return kept.reshape({});  // of a flat layout, too, whose pieces have one dimension
   auto sizes = kept.sizes().vec();
   for (size_t i = reduction.dims.size(); i-- > 0;) sizes.erase(sizes.begin() + reduction.dims[i]);
   return kept.reshape(sizes);

@@ -117,7 +117,8 @@ class ViewCall {
   std::vector<at::Tensor> shown_dims() const {
     std::vector<at::Tensor> shown;
     const ViewedDims dims(viewed_);
-    if (!viewed_.has_piece() || !dims.is_usable() || call_.name() == "as_strided") return shown;
+    // Of a flat layout a piece has one dimension, which is none of the tensor's.
+    if (!viewed_.has_piece() || viewed_.spec().is_flat() || !dims.is_usable() || call_.name() == "as_strided") return shown;
     try {
       auto telling = at::empty_strided(viewed_.sizes(), dims.strides(), at::TensorOptions().dtype(at::kByte).device(at::kMeta));
       // It names strides, which view would have found.
