@@ -91,6 +91,7 @@ void OperandScan::examine_dtensor(IValue& value, const DTensorImpl& dtensor, siz
   auto unsharded_param = owner != nullptr ? unsharded_in_place_of(*owner, index) : at::Tensor();
   has_dtensors_ |= !unsharded_param.defined();
   if (!unsharded_param.defined()) return;
+  if (is_written(argument) && !unsharded_param.is_same(owner->unsharded_param(index))) refuse_write(*owner, index);
   value = std::move(unsharded_param);
   if (has_residency_key(value.unsafeToTensorImpl())) examine_tensor(value, value.unsafeToTensorImpl(), argument);
 }
@@ -107,13 +108,12 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
   auto* owner = storage->owner();
   if (owner->is_between_steps() && traits_.is_differentiable && at::GradMode::is_enabled())
     owner->take_over_requires_grad(storage->index());
-  const bool is_written = traits_.writes >> std::min<size_t>(argument, 63) & 1;
   if (storage->kind() == ParamStorage::Kind::kSharded) {
     const bool is_sharded_param = impl == owner->sharded_param(storage->index());
     auto unsharded_param = is_sharded_param && stands_for_unsharded(*owner) ? owner->unsharded_param(storage->index())
                                                                             : at::Tensor();
     if (!unsharded_param.defined()) {
-      if (is_written) note_write(storage);
+      if (is_written(argument)) note_write(storage);
       return;
     }
     storage = ParamStorage::of(unsharded_param.unsafeGetTensorImpl());
@@ -123,7 +123,7 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
   if (owners_.empty()) first_index_ = storage->index();
   if (may_cast_ && owner->casts_operands()) cast_.offer(*owner, storage->index(), value.toTensor());
   if (std::find(owners_.begin(), owners_.end(), owner) == owners_.end()) owners_.push_back(owner);
-  if (is_written) {
+  if (is_written(argument)) {
     check_write(*storage, value);
     note_write(storage);
   }
@@ -131,6 +131,15 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
 
 bool OperandScan::stands_for_unsharded(const ParamOwner& owner) const {
   return traits_.is_differentiable && (owner.is_in_scope() || records_autograd());
+}
+
+/// Of a tensor-parallel parameter, which has no memory of the whole's sizes.
+void OperandScan::refuse_write(const ParamOwner& owner, size_t index) const {
+  TORCH_CHECK(!records_autograd(), "a leaf Variable that requires grad is being used in an in-place operation.");
+  throw UsageError(fmt::format(
+      "{}: {} would write to this tensor-parallel parameter in forward, where it stands for its unsharded parameter; write to "
+      "that, which the module's member holds, or behind forward",
+      owner.param_name(index), op_.schema().name()));
 }
 
 void OperandScan::check_write(const ParamStorage& storage, const IValue& value) const {

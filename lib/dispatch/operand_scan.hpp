@@ -70,6 +70,8 @@ class OperandScan {
   void examine_tensor(c10::IValue& value, const c10::TensorImpl* impl, size_t argument);
   at::Tensor unsharded_in_place_of(ParamOwner& owner, size_t index) const;
   bool stands_for_unsharded(const ParamOwner& owner) const;
+  bool is_written(size_t argument) const { return (traits_.writes >> std::min<size_t>(argument, 63) & 1) != 0; }
+  void refuse_write(const ParamOwner& owner, size_t index) const;
   void check_write(const ParamStorage& storage, const c10::IValue& value) const;
   void note_write(ParamStorage* storage) {
     written_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));

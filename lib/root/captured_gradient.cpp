@@ -65,7 +65,8 @@ class CaptureHook final : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& gradients) override {
     const auto& group = port_->group();
     if (!gradients[0].defined() || !is_captured(group)) return gradients;
-    if (at::GradMode::is_enabled() && gradients[0].requires_grad()) return {MeanWithHistory::apply(gradients[0], &group, index_)};
+    if (at::GradMode::is_enabled() && gradients[0].requires_grad())
+      return {whole_of_part(group.params()[index_], MeanWithHistory::apply(gradients[0], &group, index_))};
     return {reduced(group, index_, gradients[0])};
   }
 

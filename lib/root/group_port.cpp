@@ -98,13 +98,15 @@ void GroupPort::take_over_requires_grad(size_t index) {
   if (has_changed && !in_step(root->step().state())) group_.changes().sync_requires_grad();
 }
 
-/// The unsharded parameter of a tensor-parallel one is less than the DTensor: the other ranks' parts are gathered.
-at::Tensor GroupPort::recorded_param(size_t index) const {
-  const auto& param = group_.params()[index];
-  const auto unsharded = param.unsharded_param();
+at::Tensor whole_of_part(const FSDPParam& param, const at::Tensor& unsharded) {
   const auto& part = param.spec.spread.part;
   if (!unsharded.defined() || !part || part->is_whole() || !param.spec.dtensor) return unsharded;
   return DTensor::from_local(unsharded, part->mesh, part->placements, part->sizes, part->strides).full_tensor();
+}
+
+at::Tensor GroupPort::recorded_param(size_t index) const {
+  const auto& param = group_.params()[index];
+  return whole_of_part(param, param.unsharded_param());
 }
 
 bool GroupPort::is_in_scope() const { return root_->step().is_in_scope(); }

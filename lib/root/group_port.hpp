@@ -61,6 +61,10 @@ class GroupPort final : public ParamOwner {
   ParamGroup group_;  // last: it goes before its root does
 };
 
+/// The unsharded parameter of a tensor-parallel one, or its gradient, is less than the DTensor: the other ranks' parts are
+/// gathered, and autograd leads back to this one. Of any other parameter: the tensor itself.
+at::Tensor whole_of_part(const FSDPParam& param, const at::Tensor& unsharded);
+
 /// A group that is reached by a port of its own; the port lives as long as this.
 std::shared_ptr<ParamGroup> make_group(GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params);
 

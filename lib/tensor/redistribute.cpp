@@ -90,7 +90,9 @@ at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way
   // Only a fresh meta tensor's strides are looked at here, no memory.
   const at::Tensor layout = empty_target(target.sizes, way, at::TensorOptions(c10::kMeta));
   const at::Tensor same_sizes = complete ? piece.data.reshape(target.sizes) : at::Tensor();
-  if (complete && !same_sizes.is_alias_of(local) && is_laid_out_as(same_sizes, layout))
+  // Memory of a parameter's part without elements may have been released, and nobody would gather it here.
+  const bool is_fresh = complete && same_sizes.numel() > 0 && (local.numel() == 0 || !same_sizes.is_alias_of(local));
+  if (is_fresh && is_laid_out_as(same_sizes, layout))
     return same_sizes;
 
   const at::Tensor result = empty_target(target.sizes, way, local.options());
