@@ -85,8 +85,10 @@ bool is_skipped(const c10::OperatorHandle& op) {
       "_softmax", "_log_softmax", "_to_copy", "_unsafe_view", "_conj", "_neg_view", "_conj_physical", "_is_all_true", "_is_any_true", "_aminmax",
       "_safe_softmax", "_shape_as_tensor", "_unique", "_unique2", "_local_scalar_dense", "_fused_adam", "_fused_adamw",
       "_amp_foreach_non_finite_check_and_unscale", "_amp_update_scale"};
-  // Of packed sequences, and what shows memory as another dtype.
-  static const std::set<std::string> overloads{"aten::rnn_tanh.data", "aten::rnn_relu.data", "aten::gru.data", "aten::lstm.data", "aten::view.dtype"};
+  // Of packed sequences; what shows memory as another dtype; what LibTorch itself writes beside a transposed `out`.
+  static const std::set<std::string> overloads{"aten::rnn_tanh.data", "aten::rnn_relu.data", "aten::gru.data",
+                                               "aten::lstm.data",     "aten::view.dtype",    "aten::linalg_lu.out",
+                                               "aten::lu_unpack.out"};
   const auto name = base_name(op);
   if (form_of(op).family == Family::kRefused || overloads.count(toString(op.operator_name())) != 0) return true;
   if (is_public(name) || name.starts_with("__") || name.starts_with("_foreach_")) return false;

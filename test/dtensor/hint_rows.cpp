@@ -218,6 +218,7 @@ const std::vector<HintRow>& hint_rows() {
       {"glu_jvp", "glu=NxC x=Nx2C dx=Nx2C dim=1"},
       {"glu_backward", "grad_output=NxC self=Nx2C dim=1"},
       {"glu_backward_jvp", "grad_x=Nx2C grad_glu=NxC x=Nx2C dgrad_glu=NxC dx=Nx2C dim=1"},
+      {"view_as_complex_copy", "self=NxCx2"},
       {"stft", "self=12 n_fft=4 hop_length=2 window=4:p return_complex=true"},
       {"istft", "self=3x7:c n_fft=4 window=4:p"},
       {"pad_sequence", "sequences=2xC|3xC|1xC"},

@@ -114,6 +114,11 @@ bool hangs_on_strides(const SpreadCall& call, const torch::jit::Stack& results, 
   return false;
 }
 
+/// oneDNN takes no operands of different sizes where LibTorch's kernels, which may run on their pieces, broadcast them.
+bool is_of_onednn(const std::string& refusal) {
+  return refusal.find("could not create a primitive descriptor") != refusal.npos;
+}
+
 void run_plain(SpreadCall& call) {
   std::vector<at::Tensor> tensors, bases;
   for (const auto& operand : call.operands) {
@@ -130,7 +135,7 @@ void run_plain(SpreadCall& call) {
   } catch (const std::exception& error) {
     call.refuses = true;
     call.refusal = message_of(error);
-    call.is_unusable = takes_in_order(call);
+    call.is_unusable = takes_in_order(call) || is_of_onednn(call.refusal);
     return;
   }
   for (const auto& result : results) call.results.push_back(copied(result));
