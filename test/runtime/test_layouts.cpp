@@ -237,6 +237,39 @@ TEST_CASE("writes through unsharded parameters reach columns and flat pieces", "
     });
 }
 
+TEST_CASE("flat: views of a parameter show its elements, and reductions are the whole's, on one rank too",
+          "[runtime][layouts]") {
+  for (const int world_size : {1, 2, 3})
+    on_ranks(world_size, [](Rank& rank) {
+      const auto make = [] { return nn::Sequential(nn::Linear(4, 3), nn::Conv1d(2, 3, 2)); };
+      auto net = seeded(3, make), plain = seeded(3, make);
+      fully_shard(net, {.mesh = rank.mesh(), .layout = ParamLayout::kFlat});
+      at::NoGradGuard no_grad;
+      const auto all = net->parameters(), wholes = plain->parameters();
+      for (size_t i = 0; i < all.size(); ++i) {
+        const std::vector<std::pair<const char*, std::function<Tensor(Tensor)>>> readers = {
+            {"a copy", [](Tensor t) { return t.clone(); }},
+            {"an element", [](Tensor t) { return t.select(0, 1); }},
+            {"some rows", [](Tensor t) { return t.narrow(0, 1, 2); }},
+            {"all", [](Tensor t) { return t.view_as(t); }},
+            {"transposed", [](Tensor t) { return t.transpose(0, -1); }},
+            {"in one dimension", [](Tensor t) { return t.view({-1}); }},
+            {"the largest", [](Tensor t) { return t.max(); }},
+            {"the norm", [](Tensor t) { return t.norm(1); }},
+            {"sums along a dimension", [](Tensor t) { return t.sum(0); }},
+        };
+        for (const auto& [what, read] : readers) {
+          const auto found = read(all[i]);
+          rank.check_close(is_dtensor(found) ? full_tensor(found) : found, read(wholes[i]), fmt::format("{} of {}", what, i));
+        }
+        rank.log().clear();
+        all[i].view_as(wholes[i]).copy_(2 * wholes[i]);
+        rank.check_equal(rank.calls(), std::vector<std::string>{}, "what a write to a view of all communicates");
+        rank.check_close(full_tensor(all[i]), 2 * wholes[i], fmt::format("after a write to a view of {}", i));
+      }
+    });
+}
+
 TEST_CASE("mixed precision in other layouts equals that of rows", "[runtime][layouts]") {
   for (bool is_flat : {false, true})
     on_ranks(3, [is_flat](Rank& rank) {

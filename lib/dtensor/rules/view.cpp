@@ -3,8 +3,9 @@
 #include "base/require.hpp"
 #include "dtensor/rules/propagate.hpp"
 
-// Views. Where a view lies in the whole's memory is found by running it on a meta tensor. It has a piece if every cut dimension is
-// one of its dimensions, unchanged; any other is a window.
+// Views. Where a view lies in the whole's memory is found by running it on a meta tensor. It has a piece if every cut
+// dimension is one of its dimensions, unchanged, or, of a flat layout, which cuts no dimension, if it shows all as it is; any
+// other is a window.
 namespace fsdp {
 
 namespace {
@@ -151,6 +152,10 @@ class ViewCall {
                    is_dense ? at::OptionalIntArrayRef(geometry.strides()) : std::nullopt);
   }
 
+  bool shows_all(const DTensorImpl::Geometry& lies) const {
+    return lies.sizes == viewed_.sizes() && lies.strides == viewed_.strides() && lies.offset == viewed_.storage_offset();
+  }
+
   at::Tensor view_of(const at::Tensor& geometry, const at::Tensor& shown) const {
     const DTensorImpl::Geometry lies{geometry.sizes(), geometry.strides(), geometry.storage_offset()};
     DTensorValue value{.spec = viewed_.value().spec};
@@ -160,6 +165,9 @@ class ViewCall {
         value.local = local_view(dims, shown, *spec);
         if (value.local.defined()) value.spec = std::move(spec);
       }
+    } else if (viewed_.has_piece() && viewed_.spec().is_flat() && shows_all(lies)) {
+      const auto& local = viewed_.local();
+      value.local = local.as_strided(local.sizes(), local.strides(), local.storage_offset());
     }
     return at::Tensor(c10::make_intrusive<DTensorImpl>(viewed_, base_, std::move(value), lies));
   }
