@@ -154,10 +154,26 @@ void OperandScan::check_write(const ParamStorage& storage, const IValue& value) 
           storage.owner()->param_name(storage.index()), name);
 }
 
-bool OperandScan::makes_state(const c10::OperatorHandle& op, int64_t task) const {
-  return !owners_.empty() && task == -1 && !at::GradMode::is_enabled() && form_of(op).family == Family::kLike &&
-         std::ranges::all_of(owners_, [](const auto* owner) { return owner->is_between_steps(); });
+bool OperandScan::means_pieces(const c10::OperatorHandle& op, int64_t task) const {
+  if (owners_.empty() || task != -1 || at::GradMode::is_enabled()) return false;
+  const auto family = form_of(op).family;
+  const bool writes = !written_.empty() && (family == Family::kPointwise || family == Family::kDraw);
+  if (family != Family::kLike && !writes) return false;
+  return std::ranges::all_of(owners_, [&](const auto* owner) {
+    return owner->is_between_steps() && !(writes && owner->is_in_scope());
+  });
 }
+
+namespace {
+
+/// `data()` of a parameter is another tensor with the same elements.
+bool shows_all(const at::Tensor& tensor, const at::Tensor& unsharded_param) {
+  return unsharded_param.defined() && tensor.sizes() == unsharded_param.sizes() &&
+         tensor.strides() == unsharded_param.strides() && tensor.storage_offset() == unsharded_param.storage_offset() &&
+         tensor.scalar_type() == unsharded_param.scalar_type();
+}
+
+}  // namespace
 
 OperandScan::Replaced OperandScan::use_dtensors() {
   Replaced replaced;
@@ -167,10 +183,13 @@ OperandScan::Replaced OperandScan::use_dtensors() {
       const auto* storage = has_residency_key(tensor.unsafeGetTensorImpl()) ? ParamStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
       if (storage == nullptr || storage->kind() != ParamStorage::Kind::kUnsharded) return at::Tensor();
       auto& owner = *storage->owner();
-      if (!owner.unsharded_param(storage->index()).is_same(tensor)) return at::Tensor();  // a view of it
       const auto dtensor = owner.registered_param(storage->index());
-      if (!dtensor.defined() || DTensorImpl::of(dtensor) == nullptr || dtensor.sizes() != tensor.sizes()) return at::Tensor();
-      replaced.emplace_back(dtensor, tensor);
+      const bool stands_for_it = dtensor.defined() && DTensorImpl::of(dtensor) != nullptr &&
+                                 dtensor.sizes() == tensor.sizes() &&
+                                 shows_all(tensor, owner.unsharded_param(storage->index()));
+      replaced.leaves_unsharded |= !stands_for_it;
+      if (!stands_for_it) return at::Tensor();
+      replaced.pairs.emplace_back(dtensor, tensor);
       has_dtensors_ = true;
       return dtensor;
     });
@@ -181,7 +200,7 @@ void OperandScan::restore(const Replaced& replaced, torch::jit::Stack* stack) co
   const size_t count = op_.schema().returns().size();
   for (size_t i = 0; i < count; ++i)
     replace_tensors((*stack)[stack->size() - count + i], [&](const at::Tensor& result, int64_t) {
-      for (const auto& [dtensor, tensor] : replaced)
+      for (const auto& [dtensor, tensor] : replaced.pairs)
         if (dtensor.is_same(result)) return tensor;
       return at::Tensor();
     });

@@ -39,10 +39,14 @@ class OperandScan {
   const Owners& owners() const { return owners_; }
   bool has_stand_ins() const { return has_stand_ins_; }
   bool has_dtensors() const { return has_dtensors_; }
-  /// An optimizer that was made before fully_shard makes what it keeps for a parameter, in the form of the parameter.
-  bool makes_state(const c10::OperatorHandle& op, int64_t task) const;
+  /// An optimizer that was made before fully_shard steps: what it makes for a parameter takes the parameter's form, and what it
+  /// writes is the parameter, not what was gathered of it, maybe in a smaller dtype.
+  bool means_pieces(const c10::OperatorHandle& op, int64_t task) const;
   /// Unsharded parameters whose operator is not recorded become DTensors, with which the operator can run on pieces.
-  using Replaced = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2>;  // DTensor, what it stands for
+  struct Replaced {
+    c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> pairs;  ///< DTensor, what it stands for
+    bool leaves_unsharded = false;                                 ///< such as a view of a part
+  };
   Replaced use_dtensors();
   /// Results that are operands are as the caller knows them.
   void restore(const Replaced& replaced, torch::jit::Stack* stack) const;

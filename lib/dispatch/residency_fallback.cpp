@@ -14,6 +14,14 @@
 namespace fsdp {
 namespace {
 
+void make_resident(const OperandScan& operands, int64_t task) {
+  if (operands.touches_all_ready(task)) return;
+  const auto& owners = operands.owners();
+  const WithoutHostLock may_wait;
+  owners[0]->make_resident({owners.data(), owners.size()},
+                           {.records_autograd = operands.records_autograd(), .param_name = operands.first_param_name()});
+}
+
 template <c10::DispatchKey key>
 void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& traits = traits_of(op);
@@ -22,9 +30,11 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   OperandScan operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
-  if (operands.has_dtensors() || operands.makes_state(op, task)) {
+  if (operands.has_dtensors() || operands.means_pieces(op, task)) {
     const auto replaced = operands.use_dtensors();
     if (operands.has_dtensors()) {
+      // Here, as a rank without elements of the DTensor would read nothing of what stands beside it, and gather nothing.
+      if (reads_data && replaced.leaves_unsharded) make_resident(operands, task);
       propagate(op, below, stack);
       return operands.restore(replaced, stack);
     }
@@ -32,15 +42,7 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   if (operands.has_stand_ins()) return call_with_stand_ins(op, below, stack);
   if (operands.owners().empty()) place_on_meta(op, stack);
   operands.follow_modes(task);
-  if (reads_data && !operands.owners().empty()) {
-    if (!operands.touches_all_ready(task)) {
-      const auto& owners = operands.owners();
-      const WithoutHostLock may_wait;
-      owners[0]->make_resident({owners.data(), owners.size()},
-                               {.records_autograd = operands.records_autograd(),
-                                .param_name = operands.first_param_name()});
-    }
-  }
+  if (reads_data && !operands.owners().empty()) make_resident(operands, task);
   operands.cast_operands();
   if (traits.is_aten && !traits.is_transparent) {
     c10::impl::ExcludeDispatchKeyGuard guard(key);

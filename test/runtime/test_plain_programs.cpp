@@ -199,6 +199,40 @@ TEST_CASE("AdamW with weight decay by dim(), LibTorch's clipping and a schedule 
   computes_the_same_sharded(decay_groups);
 }
 
+/// Some ranks have no elements of the last bias.
+template <class Optimizer, class Options>
+Results optimizer_from_before(const Shard& shard, const Options& options) {
+  auto net = make_net();
+  Optimizer optimizer(net->parameters(), options);
+  shard(*net);
+  Results results;
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    auto loss = fit_loss(net, step);
+    loss.backward();
+    optimizer.step();
+    results.add("loss", loss);
+  }
+  results.add("net", *net);
+  return results;
+}
+
+TEST_CASE("an optimizer that was built before the fully_shard lines trains the same", "[runtime][plain_programs]") {
+  using namespace torch::optim;
+  computes_the_same_sharded([](const Shard& shard) {
+    return optimizer_from_before<SGD>(shard, SGDOptions(0.2).momentum(0.9).weight_decay(0.1));
+  });
+  computes_the_same_sharded([](const Shard& shard) {
+    return optimizer_from_before<AdamW>(shard, AdamWOptions(0.02).weight_decay(0.1).amsgrad(true));
+  });
+  computes_the_same_sharded([](const Shard& shard) {
+    return optimizer_from_before<Adagrad>(shard, AdagradOptions(0.1).weight_decay(0.1));
+  });
+  computes_the_same_sharded([](const Shard& shard) {
+    return optimizer_from_before<RMSprop>(shard, RMSpropOptions(0.01).weight_decay(0.1).centered(true).momentum(0.5));
+  });
+}
+
 Results gradient_penalty(const Shard& shard) {
   auto net = make_net();
   shard(*net);

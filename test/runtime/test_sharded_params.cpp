@@ -83,6 +83,19 @@ TEST_CASE("without autograd an operator on a parameter computes what it does on 
   });
 }
 
+TEST_CASE("beside a DTensor all ranks gather what a view of an unsharded parameter shows, those without rows too",
+          "[runtime][sharded_params]") {
+  on_ranks(3, [](Rank& rank) {
+    auto plain = plain_chain(1, 5);
+    ShardedChain chain(rank.mesh(), 1, 5);
+    const auto& weight = chain.model->head->weight;  // of 2 rows
+    const auto gradient = averaged_gradients(plain, 3)[2].second;
+    chain.loss(rank.index(), 0).backward();
+    at::NoGradGuard no_grad;
+    rank.check_close(full_tensor(sharded(weight).grad().t() + weight.t()), (gradient + plain->head->weight).t(), "the sum");
+  });
+}
+
 TEST_CASE("in a scope an operator on a sharded parameter sees the whole", "[runtime][sharded_params]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_chain();

@@ -83,6 +83,25 @@ TEST_CASE("every write through an operator to an unsharded parameter reaches the
   });
 }
 
+TEST_CASE("between steps a write to an unsharded parameter is computed in the dtype of the shards, not that of the gather",
+          "[runtime][writes]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain(1, 5);
+    ShardedChain chain(plain_chain(1, 5), {.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kBFloat16}});
+    for (int step = 0; step < 2; ++step) {
+      chain.step(rank.index(), step);
+      at::NoGradGuard no_grad;
+      plain->layers[0]->weight.mul_(0.998);
+      chain.model->layers[0]->weight.mul_(0.998);
+      plain->layers[0]->bias.data().add_(1e-4);
+      chain.model->layers[0]->bias.data().add_(1e-4);
+      for (const auto& [found, expected] : {std::pair(chain.model->layers[0]->weight, plain->layers[0]->weight),
+                                            std::pair(chain.model->layers[0]->bias, plain->layers[0]->bias)})
+        rank.check_identical(sharded(found).detach(), rows_of(expected, rank.index(), rank.size()), "the shard");
+    }
+  });
+}
+
 TEST_CASE("a write and then a use in one forward, with its backward", "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     Subject subject(rank.mesh());
