@@ -1,3 +1,5 @@
+#include <set>
+
 #include "property/grad_dtypes.hpp"
 #include "property/parallel_parts.hpp"
 #include "property/parts.hpp"
@@ -169,6 +171,32 @@ void check_local_ranges(const Rank& rank, const nn::Module& model, const Unshard
   }
 }
 
+std::shared_ptr<TrainingCode> training_code(const RandomTree& tree, const std::shared_ptr<Model>& model,
+                                            OwnCollectives own) {
+  if (!tree.plain_code) return nullptr;
+  std::set<std::string> unpenalised, unknown;
+  // One with gaps between its elements is filled in another order than a dense one, as which it is shown.
+  for (const auto& [name, parameter] : unique_parameters(*model))
+    if (!parameter.is_non_overlapping_and_dense()) unknown.insert(name);
+  for (const auto& part : sliced_parts(*model))
+    for (const auto& slice : part->slices())
+      for (const auto& [name, parameter] : unique_parameters(*model)) {
+        if (!parameter.is_same(slice.tensor)) continue;
+        if (slice.is_expert) unpenalised.insert(name);
+        // Rows of a flat layout, and experts that the library knows one of, do not have the whole's sizes.
+        if (slice.is_expert ? tree.experts_differ : tree.other_layout_probability > 0) unknown.insert(name);
+      }
+  // Each rank's loss penalises its own expert once, whose gradient is averaged over the ranks that have the same one. The
+  // plain model's would be the sum over all ranks. And where a gradient takes the dtype that autograd makes, that of the sum of
+  // a wider operand's and a penalty's would have to be known.
+  for (const auto& [name, parameter] : unique_parameters(*model))
+    if (name.ends_with(kWidenedWeight)) unpenalised.insert(name);
+  return make_code(model, *tree.plain_code,
+                   {.by_init = [unknown](const std::string& name) { return unknown.count(name) > 0; },
+                    .by_penalty = [unpenalised](const std::string& name) { return unpenalised.count(name) > 0; }},
+                   std::move(own));
+}
+
 }  // namespace
 
 Workload build(const RandomTree& tree) {
@@ -201,6 +229,7 @@ Workload build(const RandomTree& tree) {
   for (const auto& part : sliced_parts(*model))
     for (auto& slice : part->slices())
       if (slice.is_expert) experts.push_back(slice.tensor);
+  const OwnCollectives own = [log, groups] { return *log != nullptr ? own_collectives(**log, groups) : nullptr; };
   const auto is_expert = [experts](const at::Tensor& handle) { return is_among(handle, experts); };
   return {.module = model,
           .shard = shard,
@@ -250,7 +279,8 @@ Workload build(const RandomTree& tree) {
               [unsharded, groups](const Rank& rank, const at::Tensor& parameter, const at::Tensor& whole) {
                 return own_part(rank, *unsharded, *groups, fsdp::unsharded(parameter), whole);
               },
-          .gradient_dtypes = [dtypes](const at::Tensor& parameter) { return dtypes->of(parameter); }};
+          .gradient_dtypes = [dtypes](const at::Tensor& parameter) { return dtypes->of(parameter); },
+          .code = training_code(tree, model, own)};
 }
 
 }  // namespace fsdp::test

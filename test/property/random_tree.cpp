@@ -220,6 +220,7 @@ RandomTree draw_tree(uint64_t seed) {
   draw_placements(draw, tree);
   draw_interventions(tree);
   draw_gradient_dtypes(tree);
+  tree.plain_code = draw_plain_code(tree);
   return tree;
 }
 
@@ -267,14 +268,15 @@ std::string describe(const RandomTree& tree) {
   return fmt::format(
       "world {} replicas {}{} width {} {}\nsteps {} micro-batches {} accumulation {} prefetch {}{}{} max norm {}{}{}\n"
       "sharded with probability {}, root {}, frozen with probability {}, ignored with {}, other layouts with {}, "
-      "budget {}, offloaded with {}{}\ncomputed in {}, reduced in {}\n{}{}{}",
+      "budget {}, offloaded with {}{}\ncomputed in {}, reduced in {}\n{}{}{}{}",
       t.world_size, t.replicas, t.replicate_only ? " replicate-only" : "", tree.root.width, c10::toString(t.dtype), t.steps,
       t.micro_batches, static_cast<int>(t.accumulation), t.prefetch_distance, tree.explicit_prefetch ? " and lists" : "",
       t.separate_reductions ? fmt::format(" reductions apart, {}", fsdp::name_of(*t.separate_reductions)) : "",
       t.max_norm.value_or(0), t.reduce_unused ? " reduce_scatter_unused_params" : "",
       t.launches_batches ? fmt::format(" batched launches of pieces from {} bytes", t.packs_below) : "", tree.shard_probability, tree.root_is_sharded, tree.frozen_probability,
       tree.ignored_probability, tree.other_layout_probability, t.budget_factor.value_or(0), tree.offload_probability, tree.splits_ties ? ", ties split" : "", name_of(t.param_dtype),
-      name_of(t.reduce_dtype), describe_placements(tree), describe_interventions(tree), describe(tree.root));
+      name_of(t.reduce_dtype), describe_placements(tree), describe_interventions(tree),
+      tree.plain_code ? describe(*tree.plain_code) : "", describe(tree.root));
 }
 
 }  // namespace fsdp::test

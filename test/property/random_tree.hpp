@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "property/plain_training.hpp"
 #include "support/twin.hpp"
 
 namespace fsdp::test {
@@ -61,6 +63,7 @@ struct RandomTree {
   double toggled_probability = 0;     ///< of a parameter, or of a module's, to be frozen in some steps
   double hooked_probability = 0;      ///< of a sharded parameter to have a gradient hook of the user's
   double grad_dtype_probability = 0;  ///< of a parameter to have a grad_dtype
+  std::optional<PlainCode> plain_code = {};
   uint64_t seed = 0;  ///< of what is decided while building
 };
 

@@ -350,6 +350,17 @@ void note_micro_batch(CallLog& log, int index) {
   log.calls.push_back({.operation = kMicroBatch, .subject = {}, .group = {}, .bytes = index});
 }
 
+std::shared_ptr<void> own_collectives(CallLog& log, std::shared_ptr<const Groups> groups) {
+  return {nullptr, [&log, groups = std::move(groups), first = static_cast<int64_t>(log.calls.size())](void*) {
+            static const std::set<std::string> kCollectives{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+            const auto is_own = [&](const RecordedCall& call) {
+              return kCollectives.count(call.operation) > 0 &&
+                     std::ranges::none_of(*groups, [&](const auto& group) { return subject_of(group) == call.subject; });
+            };
+            log.calls.erase(std::remove_if(log.calls.begin() + first, log.calls.end(), is_own), log.calls.end());
+          }};
+}
+
 void note_trainable(CallLog& log, const Groups& groups, const at::Tensor& handle, bool is_trainable) {
   for_each_place(groups, handle, [&](size_t g, size_t p) {
     log.calls.push_back(note_of(is_trainable ? kThawed : kFrozen, g, p));

@@ -21,6 +21,9 @@ std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Mod
 /// To be called where the loss of a micro-batch begins: which sums wait for replicas depends on it.
 void note_micro_batch(CallLog& log, int index);
 
+/// While it lives, the collectives that no group makes are the program's own, on DTensors: they stay out of the log.
+std::shared_ptr<void> own_collectives(CallLog& log, std::shared_ptr<const std::vector<PlainGroup>> groups);
+
 /// To be called where a parameter is frozen or thawed, between steps.
 void note_trainable(CallLog& log, const std::vector<PlainGroup>& groups, const at::Tensor& handle, bool is_trainable);
 

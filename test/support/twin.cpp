@@ -1,16 +1,8 @@
 #include "support/twin.hpp"
 
-#include <set>
+#include "support/twin_comparison.hpp"
 
 namespace fsdp::test {
-
-NamedTensors unique_parameters(const torch::nn::Module& module) {
-  NamedTensors found;
-  std::set<at::TensorImpl*> seen;
-  for (auto& item : module.named_parameters())
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) found.emplace_back(item.key(), item.value());
-  return found;
-}
 
 at::Tensor rows_of(const at::Tensor& full, int64_t index, int64_t ranks) {
   int64_t rows = full.size(0), chunk = (rows + ranks - 1) / ranks;
@@ -34,12 +26,7 @@ Workload make_seeded(const MakeWorkload& make, const Training& training) {
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const torch::nn::Module& module, const Training& training) {
-  std::vector<at::Tensor> parameters;
-  for (auto& [name, parameter] : unique_parameters(module)) parameters.push_back(parameter);
-  // A large eps, or AdamW would blow up the rounding of gradients that are zero in exact
-  // arithmetic (a bias in front of a norm) to full-size steps.
-  auto options = torch::optim::AdamWOptions(2e-2).eps(1e-2).weight_decay(training.weight_decay ? 0.1 : 0.0);
-  return std::make_unique<torch::optim::AdamW>(parameters, options);
+  return make_adamw(module, training.weight_decay);
 }
 
 namespace {
@@ -70,10 +57,6 @@ NamedTensors cloned_values(const NamedTensors& parameters) {
   NamedTensors copies;
   for (auto& [name, parameter] : parameters) copies.emplace_back(name, parameter.detach().clone());
   return copies;
-}
-
-GradientDtypes gradient_dtypes(const Workload& workload, const Training& training, const at::Tensor& parameter) {
-  return workload.gradient_dtypes ? workload.gradient_dtypes(parameter) : training.gradient_dtypes();
 }
 
 int averaged_over(const Workload& workload, const Training& training, const at::Tensor& parameter) {
@@ -154,43 +137,37 @@ class LowTwin {
   std::vector<at::Tensor> sums_, magnitudes_;
 };
 
-double total_norm(const NamedTensors& parameters) {
-  double sum = 0;
-  for (auto& [name, parameter] : parameters)
-    if (parameter.grad().defined()) sum += parameter.grad().to(at::kDouble).square().sum().item<double>();
-  return std::sqrt(sum);
+std::shared_ptr<TrainingCode> code_of(const Workload& workload, const Training& training) {
+  return workload.code ? workload.code : adamw_code(workload.module, training.weight_decay, training.max_norm);
 }
 
-/// Each tensor once, which LibTorch's own does not do for tied weights.
-void clip_plain(const NamedTensors& parameters, double norm, double max_norm) {
-  at::NoGradGuard no_grad;
-  for (auto& [name, parameter] : parameters)
-    if (parameter.grad().defined()) parameter.mutable_grad().mul_(std::min(1.0, max_norm / (norm + 1e-6)));
+at::Tensor number_of(const at::Tensor& penalty) {
+  return penalty.defined() ? torch::tensor(penalty.item<double>(), at::kDouble) : penalty;
 }
 
-std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
-  std::vector<at::Tensor> tensors;
-  for (auto& [name, tensor] : named) tensors.push_back(tensor);
-  return tensors;
+std::vector<TrainingCode::Kept> cloned(std::vector<TrainingCode::Kept> kept) {
+  for (auto& one : kept)
+    if (one.tensor.defined()) one.tensor = one.tensor.detach().clone();
+  return kept;
 }
 
-/// Each rank's batches in turn, with that rank's own buffers; returns losses by rank and micro-batch.
-std::vector<std::vector<at::Tensor>> backward_of_all_ranks(const Workload& plain, LowTwin* low, const Training& training,
-                                                           std::vector<std::vector<at::Tensor>>& buffers, int step) {
-  const auto& workload = low != nullptr ? low->workload() : plain;
-  std::vector<std::vector<at::Tensor>> losses(training.world_size);
+/// Each rank's batches in turn, with that rank's own buffers.
+void backward_of_all_ranks(const Workload& workload, TrainingCode& code, LowTwin* low, const Training& training,
+                           std::vector<std::vector<at::Tensor>>& buffers, int step, PlainRecord::Step& now) {
+  now.losses.resize(training.world_size);
   for (int rank = 0; rank < training.world_size; ++rank) {
     load_buffers(*workload.module, buffers[rank]);
     for (int micro = 0; micro < training.micro_batches; ++micro) {
       Inputs inputs(rank, step, micro, training.dtype, low != nullptr ? training.param_dtype : std::nullopt);
       auto loss = workload.loss(inputs);
-      loss.backward();
+      const auto penalty = code.penalty();
+      (penalty.defined() ? loss + penalty : loss).backward();
+      now.penalty = number_of(penalty);
       if (low != nullptr) low->add_gradients();
-      losses[rank].push_back(loss.detach());
+      now.losses[rank].push_back(loss.detach());
     }
     buffers[rank] = cloned_buffers(*workload.module);
   }
-  return losses;
 }
 
 /// The size of the largest group cannot be asked; what is too small for it is refused.
@@ -215,22 +192,6 @@ void prepare_micro_batch(FSDPModule& root, const Training& training, int micro) 
   }
 }
 
-at::Tensor part_of(const Rank& rank, const Workload& workload, const at::Tensor& parameter, const at::Tensor& full) {
-  if (!full.defined() || !workload.own_part || !is_fsdp_parameter(parameter)) return local_elements(parameter, full);
-  return workload.own_part(rank, parameter, full);
-}
-
-/// `actual`, a value or gradient of `parameter`, is this rank's part of `full`, within the tolerance of the
-/// whole tensor's largest element.
-void check_part(const Rank& rank, double tolerance, const at::Tensor& actual, const at::Tensor& part,
-                const at::Tensor& full, const std::string& what) {
-  if (part.defined() && part.numel() > 0) {
-    double most = part.abs().max().item<double>();
-    if (most > 0) tolerance *= full.abs().max().item<double>() / most;
-  }
-  rank.check_close(actual.defined() ? to_local(actual).reshape({-1}) : actual, part, what, tolerance);
-}
-
 /// The gradients of what fully_shard was told to ignore are the user's to average.
 void average_ignored(const Rank& rank, const NamedTensors& parameters, const Training& training) {
   at::NoGradGuard no_grad;
@@ -245,47 +206,6 @@ void average_ignored(const Rank& rank, const NamedTensors& parameters, const Tra
   }
 }
 
-/// The distance of 1 to the next larger number.
-double unit_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBFloat16: return 0x1p-7;
-    case at::kHalf: return 0x1p-10;
-    case at::kFloat: return 0x1p-23;
-    default: return 0x1p-52;
-  }
-}
-
-/// elements: 1-D, in the order of dimensions.
-void assign(at::Tensor to, const at::Tensor& elements) {
-  at::NoGradGuard no_grad;
-  const auto piece = to_local(to);
-  piece.copy_(elements.view(piece.sizes()));
-}
-
-/// Of terms that are `magnitude` together: each of n additions, a division and a cast rounds to half a unit in the
-/// last place of what there is by then, which is no more than all terms. So (n + 1) halves are a bound, of which many
-/// roundings, to either side, stay far below: they grow like the root of n. Of 24 terms, the most that are
-/// drawn, one alone is still more than what bfloat16 is allowed.
-/// What they are kept in rounds both sums to it, maybe to its next number on one side.
-at::Tensor allowed_of_sum(const Training& training, const GradientDtypes& dtypes, const at::Tensor& magnitude) {
-  const double half_unit = std::max(unit_of(dtypes.reduced_in), unit_of(training.dtype)) / 2;
-  const double terms = training.world_size * training.micro_batches;
-  // Half precision has few digits left near its smallest numbers.
-  const bool is_half = dtypes.reduced_in == at::kHalf || dtypes.kept_in == at::kHalf;
-  const double floor = is_half ? (terms + 2) * 6e-8 : 1e-30;
-  const double kept = unit_of(dtypes.kept_in) > unit_of(training.dtype) ? unit_of(dtypes.kept_in) : 0;
-  return magnitude * (half_unit * std::min(terms + 1, 2 + 1.5 * std::sqrt(terms)) + kept) + floor;
-}
-
-void check_sum(const Rank& rank, const at::Tensor& actual, const at::Tensor& part, const at::Tensor& allowed,
-               const std::string& what) {
-  rank.check_equal(actual.defined(), part.defined(), what + ": there is one");
-  if (!actual.defined() || !part.defined() || part.numel() == 0) return;
-  const auto error = (actual.detach().reshape({-1}).to(at::kDouble) - part.to(at::kDouble)).abs();
-  rank.check((error <= allowed).all().item<bool>(),
-             fmt::format("{}: differs by {:.3g} times what is allowed", what, (error / allowed).max().item<double>()));
-}
-
 /// How far one of the tensors has moved, by the measure of Rank::check_close.
 double distance(const NamedTensors& from, const NamedTensors& to) {
   double most = 0;
@@ -298,55 +218,12 @@ double distance(const NamedTensors& from, const NamedTensors& to) {
   return most;
 }
 
-void compare_gradients(const Rank& rank, const Workload& workload, const Training& training,
-                       const NamedTensors& parameters, const PlainRecord::Step& expected, int step) {
-  rank.check_equal(parameters.size(), expected.gradients.size(), "number of parameters");
-  if (parameters.size() != expected.gradients.size()) return;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    auto& [name, parameter] = parameters[i];
-    auto what = fmt::format("step {}: gradient of {}", step, name);
-    rank.check_equal(name, expected.gradients[i].first, "name of a parameter");
-    const auto& full = expected.gradients[i].second;
-    const auto part = part_of(rank, workload, parameter, full);
-    const bool is_sharded = is_fsdp_parameter(parameter);
-    const auto dtypes = gradient_dtypes(workload, training, is_sharded ? fsdp::unsharded(parameter) : parameter);
-    auto gradient = to_local(parameter.grad());
-    if (gradient.defined() && is_sharded) {
-      rank.check_equal(std::string(c10::toString(gradient.scalar_type())), std::string(c10::toString(dtypes.kept_in)),
-                       what + ": its dtype");
-      gradient = gradient.to(training.dtype);
-    }
-    if (!training.is_low()) {
-      check_part(rank, expected.tolerance, gradient, part, full, what);
-      if (!training.rounds_gradients) continue;
-    } else {
-      const auto allowed = allowed_of_sum(training, dtypes, expected.magnitudes[i].second);
-      check_sum(rank, gradient, part, part_of(rank, workload, parameter, allowed), what);
-    }
-    // From here on both go on with one gradient, and later from one weight: where they are rounded the smallest
-    // difference between them may become a large one.
-    if (parameter.grad().defined() && part.defined()) assign(parameter.mutable_grad(), part);
-  }
-}
-
-void compare_weights(const Rank& rank, const Workload& workload, const Training& training,
-                     const NamedTensors& parameters, const PlainRecord::Step& expected, int step) {
-  for (size_t i = 0; i < parameters.size() && i < expected.weights.size(); ++i) {
-    auto& [name, parameter] = parameters[i];
-    const auto& full = expected.weights[i].second;
-    const auto part = part_of(rank, workload, parameter, full);
-    check_part(rank, expected.tolerance, parameter.detach(), part, full, fmt::format("step {}: weight {}", step, name));
-    if (training.is_low()) assign(parameter, part);
-  }
-}
-
-}  // namespace
-
-namespace {
-
 PlainRecord train_plain(const MakeWorkload& make, const Training& training, bool starts_rounded) {
   auto workload = make_seeded(make, training);
   auto parameters = unique_parameters(*workload.module);
+  const auto code = code_of(workload, training);
+  code->before_sharding();
+  code->start();
   if (starts_rounded) {
     at::NoGradGuard no_grad;
     auto draw = at::make_generator<at::CPUGeneratorImpl>(5);
@@ -355,26 +232,28 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training, bool
       parameter.mul_(1 + unit_of(training.dtype) * units);
     }
   }
-  auto optimizer = make_optimizer(*workload.module, training);
   std::optional<LowTwin> low;
   if (training.is_low()) low.emplace(make, training);
+  const auto& computes = low ? low->workload() : workload;
+  const auto penalises = low ? code_of(computes, training) : code;
   PlainRecord record;
+  record.first_weights = cloned_values(parameters);
   record.buffers.assign(training.world_size, cloned_buffers(*workload.module));
   for (int step = 0; step < training.steps; ++step) {
-    optimizer->zero_grad();
+    code->zero_grad();
     auto& now = record.steps.emplace_back();
     now.tolerance = training.tolerance();
     if (workload.before_step) workload.before_step(step);
     if (low) low->begin_step(step, parameters);
-    now.losses = backward_of_all_ranks(workload, low ? &*low : nullptr, training, record.buffers, step);
+    backward_of_all_ranks(computes, *penalises, low ? &*low : nullptr, training, record.buffers, step, now);
     if (low) now.magnitudes = low->give_gradients(workload, parameters);
     average_gradients(workload, parameters, training);
     if (workload.after_average) workload.after_average();
     now.gradients = cloned_gradients(parameters);
-    now.norm = total_norm(parameters);
-    if (training.max_norm) clip_plain(parameters, now.norm, *training.max_norm);
-    optimizer->step();
+    now.norm = code->clip();
+    code->step();
     now.weights = cloned_values(parameters);
+    now.kept = cloned(code->kept());
   }
   return record;
 }
@@ -409,7 +288,10 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
       .replicate_only = training.replicate_only};
   if (has_own_mesh) workload.localize(rank, options);
   if (training.adjust) training.adjust(options);
+  const auto code = code_of(workload, training);
+  code->before_sharding();
   workload.shard(options);
+  code->start();
   const auto at_end = workload.watch ? workload.watch(rank) : std::function<void()>();
   auto top = roots(*workload.module);
   for (auto& root : top) {
@@ -422,34 +304,39 @@ void train_sharded(Rank& rank, const MakeWorkload& make, const Training& trainin
     if (training.budget_factor) set_budget(root, *training.budget_factor);
   }
   auto parameters = unique_parameters(*workload.module);
-  auto optimizer = make_optimizer(*workload.module, training);
+  compare_weights(rank, workload, training, parameters, plain.first_weights, training.tolerance(), "before the first step");
   const int place = rank.index() / training.tensor_ranks;  // tensor-parallel ranks see one batch
   for (int step = 0; step < training.steps; ++step) {
     auto& expected = plain.steps[step];
-    optimizer->zero_grad();
+    code->zero_grad();
     if (workload.before_step) workload.before_step(step);
     for (int micro = 0; micro < training.micro_batches; ++micro) {
       for (auto& root : top) prepare_micro_batch(root, training, micro);
       Inputs inputs(place, step, micro, training.dtype, training.param_dtype);
       auto loss = workload.loss(inputs);
-      loss.backward();
+      const auto penalty = code->penalty();
+      (penalty.defined() ? loss + penalty : loss).backward();
+      if (!training.is_low())
+        rank.check_close(number_of(penalty), expected.penalty, fmt::format("step {}: penalty", step), expected.tolerance);
       rank.check_close(loss.detach(), expected.losses[place][micro], fmt::format("step {}: loss", step),
                        expected.tolerance);
     }
     average_ignored(rank, parameters, training);
     compare_gradients(rank, workload, training, parameters, expected, step);
-    if (training.max_norm) {
-      double norm = clip_grad_norm_(tensors_of(parameters), *training.max_norm);
-      rank.check(std::abs(norm - expected.norm) <= expected.tolerance * expected.norm,
-                 fmt::format("step {}: norm: expected {}, found {}", step, expected.norm, norm));
-    }
-    optimizer->step();
-    compare_weights(rank, workload, training, parameters, expected, step);
+    const auto norm = code->clip();
+    rank.check_equal(norm.has_value(), expected.norm.has_value(), "it clips by a norm");
+    if (norm && expected.norm)
+      rank.check(std::abs(*norm - *expected.norm) <= expected.tolerance * *expected.norm,
+                 fmt::format("step {}: norm: expected {}, found {}", step, *expected.norm, *norm));
+    code->step();
+    compare_kept(rank, workload, parameters, code->kept(), expected, step);
+    compare_weights(rank, workload, training, parameters, expected.weights, expected.tolerance, fmt::format("step {}", step));
   }
   auto buffers = workload.module->buffers();
   for (size_t i = 0; i < buffers.size(); ++i)
     rank.check_close(buffers[i], plain.buffers[place][i], fmt::format("buffer {}", i), plain.steps.back().tolerance);
   if (at_end) at_end();
+  compare_whole(rank, code->kept(), plain.steps.back());
 }
 
 bool trains_like_plain(const MakeWorkload& make, const Training& training) {

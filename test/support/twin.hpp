@@ -10,6 +10,7 @@
 
 #include "support/inputs.hpp"
 #include "support/ranks.hpp"
+#include "support/training_code.hpp"
 
 namespace fsdp::test {
 
@@ -40,6 +41,8 @@ struct Workload {
   /// In this step, of a parameter as the module's member holds it; unset: what the policy says. The plain model's
   /// gradients are rounded like that in `after_average`.
   std::function<GradientDtypes(const at::Tensor& parameter)> gradient_dtypes = {};
+  /// None: adamw_code.
+  std::shared_ptr<TrainingCode> code = {};
 };
 using MakeWorkload = std::function<Workload()>;
 
@@ -107,24 +110,22 @@ struct Training {
   }
 };
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
 /// What the plain model did when each rank's batch was run separately and gradients averaged.
 struct PlainRecord {
   struct Step {
     std::vector<std::vector<at::Tensor>> losses;  ///< [rank][micro-batch]
     NamedTensors gradients;                       ///< before clipping; undefined where none
     NamedTensors magnitudes;  ///< in 16 bits: of the terms that a gradient is the sum of, averaged like it
-    double norm = 0;
+    at::Tensor penalty;    ///< as a number; undefined: none
+    std::optional<double> norm;
     NamedTensors weights;  ///< after the optimizer
+    std::vector<TrainingCode::Kept> kept;
     double tolerance = 0;
   };
+  NamedTensors first_weights;
   std::vector<Step> steps;
   std::vector<std::vector<at::Tensor>> buffers;  ///< [rank], after the last step
 };
-
-/// Parameters by their first name, each tensor once.
-NamedTensors unique_parameters(const torch::nn::Module& module);
 
 /// The rows of `full` that rank `index` of `ranks` holds: chunks of ceil(n / ranks).
 at::Tensor rows_of(const at::Tensor& full, int64_t index, int64_t ranks);
