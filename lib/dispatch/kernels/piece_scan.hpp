@@ -20,7 +20,7 @@ class PieceScan {
     const auto* impl = tensor.unsafeGetTensorImpl();
     if (!has_residency_key(impl)) {
       fits_ &= impl->dim() == 0;  // a scalar; what has elements is cut by the fallback
-      has_scalar_ = true;
+      ++scalars_;
     } else if (is_list_) {
       fits_ = false;  // one that stands beside lists
     } else if (const auto* dtensor = piece(impl)) {
@@ -38,7 +38,7 @@ class PieceScan {
       const auto* impl = tensors[i].unsafeGetTensorImpl();
       if (!has_residency_key(impl)) {
         fits_ &= !leads && tensors[i].defined() && impl->dim() == 0;
-        has_scalar_ = true;
+        ++scalars_;
       } else if (const auto* dtensor = piece(impl)) {
         if (leads)
           leaders_.push_back(dtensor);
@@ -53,7 +53,7 @@ class PieceScan {
   template <class Other>
   void add(const Other&) {}
 
-  bool fits() const { return fits_ && !leaders_.empty() && !(has_scalar_ && may_lack_element()); }
+  bool fits() const { return fits_ && !leaders_.empty() && !(scalars_ > 0 && may_lack_element()); }
   const DTensorSpec::Ptr& spec(size_t position) const { return leaders_[position]->value().spec; }
 
  private:
@@ -80,7 +80,8 @@ class PieceScan {
 
   c10::SmallVector<const DTensorImpl*, 1> leaders_;
   const bool records_ = at::GradMode::is_enabled();
-  bool fits_ = true, is_list_ = false, has_scalar_ = false;
+  bool fits_ = true, is_list_ = false;
+  int scalars_ = 0;  // beside them
 };
 
 }  // namespace fsdp
