@@ -27,13 +27,24 @@ void add_inner_residency_key(const at::Tensor& alias);
 class BelowResidency {
  public:
   BelowResidency() {
-    const auto keys = c10::impl::tls_local_dispatch_key_set();
+    auto keys = c10::impl::tls_local_dispatch_key_set();
     // Outside inference mode tensors' versions count. To ask for the mode itself, or to turn it off, costs more than all else here.
     const bool may_infer = !keys.included_.has(c10::DispatchKey::ADInplaceOrView);
     if (!may_infer && keys.excluded_.has_all(kExcluded) && !keys.included_.has_any(kNotIncluded)) return;  // another is about it
-    if (may_infer && c10::InferenceMode::is_enabled()) no_inference_.emplace(false);
-    below_.emplace(keys_below());
+    if (may_infer && c10::InferenceMode::is_enabled()) {
+      no_inference_.emplace(false);
+      keys = c10::impl::tls_local_dispatch_key_set();
+    }
+    saved_ = keys;
+    keys.excluded_ = keys.excluded_ | kExcluded;
+    keys.included_ = keys.included_ - kNotIncluded;
+    c10::impl::_force_tls_local_dispatch_key_set(keys);
   }
+  ~BelowResidency() {
+    if (saved_) c10::impl::_force_tls_local_dispatch_key_set(*saved_);
+  }
+  BelowResidency(const BelowResidency&) = delete;
+  BelowResidency& operator=(const BelowResidency&) = delete;
 
  private:
   static constexpr auto kExcluded =
@@ -41,15 +52,8 @@ class BelowResidency {
   // Not excluded: tensors that are Python classes keep working in hooks of the user's.
   static constexpr c10::DispatchKeySet kNotIncluded{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
 
-  static c10::impl::LocalDispatchKeySet keys_below() {
-    auto keys = c10::impl::tls_local_dispatch_key_set();
-    keys.excluded_ = keys.excluded_ | kExcluded;
-    keys.included_ = keys.included_ - kNotIncluded;
-    return keys;
-  }
-
   std::optional<c10::InferenceMode> no_inference_;
-  std::optional<c10::impl::ForceDispatchKeyGuard> below_;
+  std::optional<c10::impl::LocalDispatchKeySet> saved_;  // to be there again before the mode is
 };
 
 }  // namespace fsdp

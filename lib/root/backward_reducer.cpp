@@ -52,7 +52,6 @@ const ParamGroup* BackwardReducer::gather_before_reduce(const ParamGroup& finish
 }
 
 ReduceJob BackwardReducer::pack(ParamGroup& group) {
-  runner_.comm_ctx().trace.look_for_listener();
   runner_.reductions().make_room(group);
   group.gradients().store.note_reduced();
   runner_.tell(GroupEvent::kReduced, group);
