@@ -27,11 +27,11 @@ size_t bytes_of(const DTensorValue& value) {
 
 }  // namespace
 
-WholeStorage::WholeStorage(DTensorValue value, Message message, bool is_kept)
+WholeStorage::WholeStorage(DTensorValue value, Message message, std::shared_ptr<StorageShelf> shelf)
     : StorageImpl(use_byte_size_t(), bytes_of(value), c10::DataPtr(nullptr, at::kMeta), nullptr, /*resizable=*/false),
       value_(std::move(value)),
       message_(message),
-      is_kept_(is_kept) {
+      shelf_(std::move(shelf)) {
   renamed();
 }
 
@@ -45,12 +45,24 @@ void WholeStorage::renamed() {
 void WholeStorage::release_resources() {
   unlist();
   value_ = {};
+  spare_.reset();
   StorageImpl::release_resources();
 }
 
+namespace {
+
+/// What raw_view makes, and nobody else can come to: a tensor that a user had assigned may be of any kind.
+bool is_plain_and_ours(const at::Tensor& local) {
+  const auto* impl = local.unsafeGetTensorImpl();
+  return local.use_count() == 1 && local.weak_use_count() == 1 && impl->pyobj_slot()->load_pyobj() == nullptr &&
+         typeid(*impl) == typeid(c10::TensorImpl) && impl->autograd_meta() == nullptr && impl->allow_tensor_metadata_change();
+}
+
+}  // namespace
+
 void WholeStorage::empty() {
   auto local = std::exchange(value_.local, at::Tensor());
-  if (local.use_count() != 1 || local.unsafeGetTensorImpl()->autograd_meta() != nullptr) return;
+  if (!local.defined() || !is_plain_and_ours(local)) return;
   if (!nothing_ || nothing_.device() != local.device())
     nothing_ = c10::Storage(c10::make_intrusive<c10::StorageImpl>(use_byte_size_t(), 0, at::DataPtr(nullptr, local.device()),
                                                                   nullptr, /*resizable=*/false));
@@ -58,11 +70,37 @@ void WholeStorage::empty() {
   spare_ = std::move(local);
 }
 
+namespace {
+
+/// The address of nothing else.
+c10::StorageImpl* closed() {
+  static char mark;
+  return reinterpret_cast<c10::StorageImpl*>(&mark);
+}
+
+c10::Storage reclaim(c10::StorageImpl* storage) {
+  if (storage == nullptr || storage == closed()) return {};
+  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+}
+
+}  // namespace
+
+c10::Storage StorageShelf::take() { return reclaim(storage_.exchange(nullptr)); }
+
+void StorageShelf::put(c10::Storage storage) {
+  c10::StorageImpl* none = nullptr;
+  if (storage_.compare_exchange_strong(none, storage.unsafeGetStorageImpl())) storage.unsafeReleaseStorageImpl();
+}
+
+void StorageShelf::close() { reclaim(storage_.exchange(closed())); }
+
 at::Tensor KeptStorage::piece_on(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
-  auto* kept = WholeStorage::of(storage_.unsafeGetStorageImpl());
+  if (!next_) next_ = shelf_->take();
+  auto* kept = WholeStorage::of(next_.unsafeGetStorageImpl());
   auto piece = kept != nullptr ? kept->take_spare() : at::Tensor();
+  // A view or a detached tensor that somebody has shares the version counter.
   if (!piece.defined() || piece.key_set() != base.key_set() || piece.dtype() != base.dtype() || piece.device() != base.device() ||
-      piece.sizes() != sizes || piece.strides() != strides)
+      piece.sizes() != sizes || piece.strides() != strides || !piece.unsafeGetTensorImpl()->unique_version())
     return raw_view(base, sizes, strides, offset);
   piece.unsafeGetTensorImpl()->set_storage_keep_dtype(base.storage());
   piece.unsafeGetTensorImpl()->set_storage_offset(offset);
@@ -70,20 +108,23 @@ at::Tensor KeptStorage::piece_on(const at::Tensor& base, c10::IntArrayRef sizes,
 }
 
 c10::Storage KeptStorage::fill(const DTensorValue& value) {
-  auto* kept = WholeStorage::of(storage_.unsafeGetStorageImpl());
-  // What somebody has taken from a tensor, by storage(), shows that tensor's values for as long as he has it.
-  if (kept != nullptr && storage_.use_count() == 1 && kept->value().spec == value.spec && kept->nbytes() == bytes_of(value)) {
+  auto storage = next_ ? std::exchange(next_, c10::Storage()) : shelf_->take();
+  auto* kept = WholeStorage::of(storage.unsafeGetStorageImpl());
+  // The thread on which the last DTensor goes may be about to let go.
+  if (kept != nullptr && storage.use_count() == 1 && kept->value().spec == value.spec && kept->nbytes() == bytes_of(value)) {
     kept->refill(value.local);
-    return storage_;
+    return storage;
   }
-  return storage_ = c10::Storage(c10::make_intrusive<WholeStorage>(value, WholeStorage::Message::kFull, /*is_kept=*/true));
+  return c10::Storage(c10::make_intrusive<WholeStorage>(value, WholeStorage::Message::kFull, shelf_));
 }
 
 void StorageHold::set(c10::Storage storage) {
-  // The third reference is the KeptStorage's. Two tensors that go on two threads may each see the other: then the piece goes when
-  // the storage is filled again.
-  if (auto* held = WholeStorage::of(storage_.unsafeGetStorageImpl()); held != nullptr && held->is_kept() && storage_.use_count() == 3)
+  // The other reference is the DTensor's own. Two that go on two threads may each see the other's: then it is not used again.
+  if (auto* held = WholeStorage::of(storage_.unsafeGetStorageImpl());
+      held != nullptr && held->shelf() != nullptr && storage_.use_count() == 2) {
     held->empty();
+    held->shelf()->put(std::move(storage_));
+  }
   storage_ = std::move(storage);
 }
 

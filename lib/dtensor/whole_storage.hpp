@@ -3,9 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
 #include <functional>
 #include <list>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "dtensor/partial_scalar.hpp"
@@ -26,6 +29,24 @@ struct DTensorValue {
   at::Tensor own_whole(std::string_view operation) const;
 };
 
+/// Where a storage lies from when its last DTensor has gone until the next one takes it: nobody else has it then. The last
+/// DTensor may go on any thread; one thread at a time takes.
+class StorageShelf {
+ public:
+  StorageShelf() = default;
+  StorageShelf(const StorageShelf&) = delete;
+  StorageShelf& operator=(const StorageShelf&) = delete;
+  /// Undefined: none lies there.
+  c10::Storage take();
+  /// One that lies there already, or nobody who would take it: it goes.
+  void put(c10::Storage storage);
+  /// Nobody takes any more.
+  void close();
+
+ private:
+  std::atomic<c10::StorageImpl*> storage_ = nullptr;  // a reference
+};
+
 /// Storage of a DTensor and its views: as many bytes as the whole has and none that can be read, but what is needed to gather
 /// them. It is there because autograd asks every gradient's storage how many tensors share it; and it says that it is on the
 /// meta device, so that torch::save, before it reads the bytes, calls `set_(Storage)`, where they are gathered.
@@ -33,14 +54,15 @@ class WholeStorage final : public c10::StorageImpl {
  public:
   /// With a message: whoever asks for the memory learns what to call instead. Temporaries of operators do without.
   enum class Message { kNone, kFull };
-  WholeStorage(DTensorValue value, Message message, bool is_kept = false);
+  WholeStorage(DTensorValue value, Message message, std::shared_ptr<StorageShelf> shelf = nullptr);
   ~WholeStorage() override { unlist(); }
 
   const DTensorValue& value() const { return value_; }
-  bool is_kept() const { return is_kept_; }
-  /// Of a kept one that is in use again: another piece.
+  /// Null: it is not used again.
+  StorageShelf* shelf() const { return shelf_.get(); }
+  /// Another piece, when it is used again.
   void refill(at::Tensor local) { value_.local = std::move(local); }
-  /// Of a kept one that nobody uses any more: its memory is free.
+  /// Before it is put on the shelf: its memory is free.
   void empty();
   /// The tensor that was the piece before `empty`, for the next one. Undefined: somebody has it still, or has changed it.
   at::Tensor take_spare() { return std::exchange(spare_, at::Tensor()); }
@@ -69,29 +91,37 @@ class WholeStorage final : public c10::StorageImpl {
 
   DTensorValue value_;
   Message message_;
-  bool is_kept_;  // by a KeptStorage
+  std::shared_ptr<StorageShelf> shelf_;
   at::Tensor spare_;
   c10::Storage nothing_;  // without memory, where the spare is
   std::optional<std::list<WholeStorage*>::iterator> place_;
 };
 
-/// The storage of DTensors that are made one after another, all alike, with the full message: a parameter's gradients, one in each
-/// step. To make a storage with its message is half of what a DTensor costs, and its piece costs as much as itself: both are used again
-/// once nobody has them any more.
+/// The storage of DTensors that are made one after another, all alike, with the full message: a parameter's gradients, one in
+/// each step. To make a storage with its message is half of what a DTensor costs, and its piece costs as much as itself: both
+/// are used again once nobody has them any more. What is in use is its users' alone: with the last of them it goes.
 class KeptStorage {
  public:
+  KeptStorage() = default;
+  KeptStorage(const KeptStorage&) = delete;
+  KeptStorage& operator=(const KeptStorage&) = delete;
+  ~KeptStorage() { shelf_->close(); }
   /// As raw_view, for the next value's piece.
   at::Tensor piece_on(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
-  /// The same as before, if no tensor and nobody else holds it and the value is of the same spec and as many bytes.
+  /// The one from before, if nobody has it and the value is of the same spec and as many bytes.
   c10::Storage fill(const DTensorValue& value);
-  void forget() { storage_ = c10::Storage(); }
+  void forget() {
+    shelf_->take();
+    next_ = c10::Storage();
+  }
 
  private:
-  c10::Storage storage_;
+  std::shared_ptr<StorageShelf> shelf_ = std::make_shared<StorageShelf>();
+  c10::Storage next_;  // taken from the shelf already
 };
 
-/// A DTensor's second reference to its storage: autograd adds in place where a gradient's storage has but one. It goes before the
-/// first, and with the last DTensor on a kept storage the memory of the piece goes.
+/// A DTensor's second reference to its storage: autograd adds in place where a gradient's storage has but one. It goes before
+/// the first, and the last one to go puts a storage on its shelf.
 class StorageHold {
  public:
   StorageHold() = default;
