@@ -13,10 +13,12 @@
 #include "tensor/strides.hpp"
 
 // Note [Saves in another order]
-// LibTorch writes an optimizer's state in the order of addresses, which differ by rank: each rank would give its part of another
-// tensor. So ranks first tell each other what they are about to write. They call a tensor by its name, sizes and dtype, and by its place
-// among the copies and `*_like` of one parameter, which all ranks make in the same order. If they differ, all gather each of the
-// tensors that some rank writes, in one order, and every rank keeps its own. So W ranks may gather each tensor W times.
+// LibTorch writes an optimizer's state in the order of addresses, which differ by rank: each rank would give its part of
+// another tensor. So ranks first tell each other what they are about to write: all over whose groups one of them may be, as
+// some parameters are cut over other dimensions of a mesh than others. They call a tensor by its name, sizes and dtype, and by
+// its place among the copies and `*_like` of one parameter, which all ranks make in the same order. If they differ, all gather
+// each of the tensors that some rank writes, in one order, and every rank keeps its own. So W ranks may gather each tensor W
+// times. Meshes that have no group in common do not know of each other: their tensors have to be saved in the same order.
 namespace fsdp {
 
 namespace {
@@ -36,16 +38,53 @@ int64_t id_of(const DTensorValue& value, std::string_view place) {
       fmt::format("{} {} {} {}", spec.name(), sizes_text(spec.sizes()), c10::toString(value.local.scalar_type()), place)));
 }
 
-/// What the ranks of these groups can ask this one for, by id. The groups are this rank's own, also where ranks are threads.
-std::map<int64_t, WholeStorage::Listed> listed_by_id(const Groups& groups) {
-  const auto is_wanted = [&](const DTensorSpec& spec) { return groups_of(spec) == groups; };
+using GroupSet = std::set<std::shared_ptr<Communicator>>;
+
+/// Those over which it is cut, and the others of its mesh.
+GroupSet groups_around(const DTensorSpec& spec) {
+  const auto cutting = groups_of(spec);
+  GroupSet around(cutting.begin(), cutting.end());
+  for (int m = 0; m < spec.mesh().ndim(); ++m)
+    if (spec.mesh().size(m) > 1) around.insert(spec.mesh().group(m));
+  return around;
+}
+
+/// What another rank may be about to write while this one writes a tensor of this spec: whatever is connected with it by
+/// groups. They are this rank's own, also where ranks are threads.
+std::vector<WholeStorage::Listed> listed_beside(const DTensorSpec& own) {
+  auto connected = groups_around(own);
+  for (size_t before = 0;;) {
+    auto found = WholeStorage::listed([&](const DTensorSpec& spec) {
+      const auto around = groups_around(spec);
+      if (std::ranges::none_of(around, [&](const auto& group) { return connected.contains(group); })) return false;
+      connected.insert(around.begin(), around.end());
+      return true;
+    });
+    if (found.size() == before) return found;
+    before = found.size();
+  }
+}
+
+/// Over which the ranks tell each other: tensors that are cut over different dimensions of a mesh come in any order, too.
+Groups groups_to_ask(const std::vector<WholeStorage::Listed>& listed, const DTensorSpec& own) {
+  Groups all;
+  const auto add = [&](const DTensorSpec& spec) {
+    for (const auto& group : groups_of(spec))
+      if (std::ranges::find(all, group) == all.end()) all.push_back(group);
+  };
+  for (const auto& one : listed) add(*one.value.spec);
+  add(own);
+  return all;
+}
+
+std::map<int64_t, WholeStorage::Listed> by_id(const std::vector<WholeStorage::Listed>& listed) {
   std::map<int64_t, std::vector<WholeStorage::Listed>> alike;
-  for (auto& one : WholeStorage::listed(is_wanted)) alike[id_of(one.value, "")].push_back(std::move(one));
-  std::map<int64_t, WholeStorage::Listed> by_id;
+  for (const auto& one : listed) alike[id_of(one.value, "")].push_back(one);
+  std::map<int64_t, WholeStorage::Listed> all;
   for (const auto& [_, tensors] : alike)
     for (size_t i = 0; i < tensors.size(); ++i)
-      by_id.emplace(id_of(tensors[i].value, fmt::format("{} of {}", i, tensors.size())), tensors[i]);
-  return by_id;
+      all.emplace(id_of(tensors[i].value, fmt::format("{} of {}", i, tensors.size())), tensors[i]);
+  return all;
 }
 
 std::vector<int64_t> all_numbers(int64_t own, const Groups& groups, c10::Device device) {
@@ -77,9 +116,10 @@ at::Tensor own_whole_of_all(int64_t own, const std::vector<int64_t>& ids, const 
 at::Tensor whole_to_save(const WholeStorage& storage) {
   const auto& value = storage.value();
   if (!value.local.defined()) return value.own_whole("torch::save");  // a partial scalar, alike on all ranks
-  const auto groups = groups_of(*value.spec);
-  if (groups.empty()) return value.own_whole("torch::save");
-  const auto listed = listed_by_id(groups);
+  if (groups_of(*value.spec).empty()) return value.own_whole("torch::save");
+  const auto beside = listed_beside(*value.spec);
+  const auto groups = groups_to_ask(beside, *value.spec);
+  const auto listed = by_id(beside);
   const auto found = std::ranges::find(listed, &storage, [](const auto& one) { return one.second.storage; });
   const auto own = found != listed.end() ? found->first : id_of(value, "");
   const auto ids = all_numbers(own, groups, value.spec->mesh().device());

@@ -94,6 +94,32 @@ TEST_CASE("copies that each rank saves in an order of its own are in each rank's
   });
 }
 
+TEST_CASE("copies that are cut over different dimensions of a mesh are saved in any order", "[dtensor][save]") {
+  on_ranks(4, [](Rank& rank) {
+    const auto square = mesh_of(rank.world(), {2, 2});
+    const std::vector<std::vector<Placement>> placed = {{Replicate{}, Shard{0}},
+                                                        {Shard{0}, Replicate{}},
+                                                        {Shard{0}, Shard{1}},
+                                                        {Replicate{}, Replicate{}},
+                                                        {Shard{1}, Shard{0}}};
+    const auto file = [&](bool is_spread, uint64_t seed) {
+      Tensors copies;
+      for (size_t i = 0; i < placed.size(); ++i)
+        for (const int64_t rows : {3, 4}) {
+          const auto whole = values({rows, 5}, 10 * i);
+          copies.push_back((is_spread ? at::Tensor(distribute_tensor(whole, square, placed[i])) : whole).clone());
+        }
+      // Of one dimension of the mesh.
+      const auto whole = values({6, 2}, 77);
+      copies.push_back((is_spread ? at::Tensor(distribute_tensor(whole, square["b"], {Shard{0}})) : whole).clone());
+      std::shuffle(copies.begin(), copies.end(), std::mt19937_64(100 * seed + static_cast<uint64_t>(rank.index())));
+      return saved(copies);
+    };
+    for (uint64_t seed = 0; seed < 10; ++seed)
+      rank.check(file(true, seed) == file(false, seed), fmt::format("bytes, seed {}", seed));
+  });
+}
+
 TEST_CASE("a save that not every rank has a part of ends in an error on all ranks", "[dtensor][save]") {
   on_ranks(2, [](Rank& rank) {
     const Leaves leaves(rank.mesh(), {Shard{0}});
