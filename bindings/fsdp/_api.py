@@ -6,8 +6,11 @@ from typing import Any, Callable
 
 import torch
 import torch.nn as nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_api import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import Shard
+
+# What is accepted: also a policy of torch's own class where this package's is one below it.
+AnyMixedPrecisionPolicy = MixedPrecisionPolicy
 
 if "param_dtype_override_fn" not in {field.name for field in dataclasses.fields(MixedPrecisionPolicy)}:
 
@@ -21,7 +24,7 @@ if "param_dtype_override_fn" not in {field.name for field in dataclasses.fields(
 
 
 try:
-    from torch.distributed.fsdp import DataParallelMeshDims  # type: ignore[attr-defined]
+    from torch.distributed.fsdp._fully_shard._fsdp_api import DataParallelMeshDims  # type: ignore[attr-defined]
 except ImportError:
 
     @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def _names(names):
 
 
 try:
-    from torch.distributed.fsdp import GradientReductionHandle  # type: ignore[attr-defined]
+    from torch.distributed.fsdp._fully_shard._fully_shard import GradientReductionHandle  # type: ignore[attr-defined]
 except ImportError:
 
     class GradientReductionHandle:  # type: ignore[no-redef]

@@ -7,10 +7,12 @@ IndexError), or takes no notice, a wrong type is a TypeError here and a wrong va
 
 import torch
 import torch.nn as nn
+from torch.distributed._composable.contract import REGISTRY_KEY
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from ._api import MixedPrecisionPolicy, OffloadPolicy
+from ._api import AnyMixedPrecisionPolicy, OffloadPolicy
+from ._torch_names import FSDPModule as TorchFSDPModule
 
 _LARGEST_INT = 2**31 - 1  # no world and no number of buffers is larger
 _LARGEST_SIZE = 2**63 - 1
@@ -90,6 +92,15 @@ def modules(given):
     return found
 
 
+def not_sharded_by_torch(module, within, subject):
+    """module: none of ours. within: the modules that it is one of or below, to say which it is."""
+    if isinstance(module, TorchFSDPModule) and "fully_shard" in module.__dict__.get(REGISTRY_KEY, {}):
+        name = next((name for root in within for name, below in root.named_modules() if below is module), "")
+        which = f"module {name!r}, {type(module).__name__}," if name else f"the {type(module).__name__}"
+        raise ValueError(f"{subject}: {which} is sharded by torch's own fully_shard, and a model is sharded by one of the "
+                         "two; import fully_shard from fsdp, or call fsdp.replace_torch(), before any of it is sharded")
+
+
 def mesh(value):
     if not isinstance(value, DeviceMesh):
         raise TypeError(f"fully_shard: expected a DeviceMesh as mesh, found {value!r} ({_kind(value)}); make one with "
@@ -97,7 +108,7 @@ def mesh(value):
 
 
 def policies(mp_policy, offload_policy):
-    if not isinstance(mp_policy, MixedPrecisionPolicy):
+    if not isinstance(mp_policy, AnyMixedPrecisionPolicy):
         raise TypeError("fully_shard: expected mp_policy to be a MixedPrecisionPolicy, found "
                         f"{mp_policy!r} ({_kind(mp_policy)})")
     # None is what programs pass that offload on demand, and FSDP2 takes for no offloading.

@@ -94,6 +94,8 @@ def _undone_by(undo, managed):
 
 
 def _check_not_sharded(module):
+    if not isinstance(module, FSDPModule):
+        _checks.not_sharded_by_torch(module, [module], "fully_shard")
     if "fully_shard" in module.__dict__.get(REGISTRY_KEY, {}):
         raise AssertionError("fully_shard can only be applied to a module once; it has already been applied to "
                              f"the following module:\n{module}")
@@ -136,6 +138,7 @@ def _managed_modules(modules):
     def visit(module, is_given):
         if module in seen or (not is_given and (isinstance(module, FSDPModule) or _dtensors._is_left_out(module))):
             return
+        _checks.not_sharded_by_torch(module, modules, "fully_shard")
         seen.add(module)
         for child in module.children():
             visit(child, child in given)
@@ -337,6 +340,7 @@ fully_shard.state = _state_of  # type: ignore[attr-defined]
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """`method_name` gathers and releases the module's parameters as its forward does."""
     if not isinstance(module, FSDPModule):
+        _checks.not_sharded_by_torch(module, [module], "register_fsdp_forward_method")
         return
     if not hasattr(module, method_name):
         raise ValueError(f"register_fsdp_forward_method: {type(module)} does not have a method {method_name}")
