@@ -3,6 +3,8 @@
 Takes the place of the functions and classes of the same names in `torch.distributed.fsdp`:
 
     from fsdp import fully_shard
+
+or, in libraries that import torch's, by `fsdp.replace_torch()`.
 """
 
 import torch
@@ -24,6 +26,7 @@ from ._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
+from ._replace_torch import TorchReplacement, replace_torch, restore_torch
 
 # The extension makes these without.
 Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a RuntimeError. Wrong arguments are
@@ -49,6 +52,7 @@ __all__ = [
     "OffloadPolicy",
     "SaveCheckpointOptions",
     "ShardPlacementResult",
+    "TorchReplacement",
     "UnshardHandle",
     "clip_grad_norm_",
     "fully_shard",
@@ -58,6 +62,8 @@ __all__ = [
     "local_shards",
     "optimizer_state_dict",
     "register_fsdp_forward_method",
+    "replace_torch",
+    "restore_torch",
     "save_checkpoint",
     "share_comm_ctx",
 ]

@@ -12,10 +12,13 @@ from closing_line import main  # noqa: E402
 
 FOLDERS = ["lib", "include", "bindings", "bench", "tools", "test"]
 LIBRARY = Path("lib/base/environment.cpp")
+# What Python runs at its start, before there is a library.
+HOOK = Path("bindings/fsdp/_import_hook.py")
+HOOKS_READER = "`python -m fsdp enable`"
 # Every program's, which the scripts pass on or look into.
 THE_SYSTEMS = {"PATH", "PYTHONPATH", "CXX"}
 # Where the table's readers are; None: not in this tree, but the variable is set or asked for here.
-READERS = {"library": ["lib"], "tools": ["tools"], "tests": ["test"], "Python's tests": ["test"],
+READERS = {"library": ["lib"], HOOKS_READER: ["bindings"], "tools": ["tools"], "tests": ["test"], "Python's tests": ["test"],
            "property test": ["test/property"], "`test/gpu`": ["test/gpu"], "`bench/`": ["bench"],
            "`bench/run.py`": ["bench"], "LibTorch": None, "NCCL 2.30": None}
 
@@ -87,10 +90,11 @@ class Variables(unittest.TestCase):
                                  and any(path.is_relative_to(folder) for folder in folders)]
                         self.assertNotEqual(there, [])
 
-    def test_one_file_of_the_library_reads_variables_and_the_table_calls_exactly_those_the_librarys(self):
+    def test_one_file_of_the_library_and_one_of_the_package_read_variables_and_the_table_says_exactly_which(self):
         of_library = ("lib", "include", "bindings")
         readers = {path for path, names in self.read.items() if path.parts[0] in of_library and names}
-        self.assertEqual(readers, {LIBRARY})
+        self.assertEqual(readers, {LIBRARY, HOOK})
+        self.assertEqual(self.read[HOOK], {name for name, readers in self.table.items() if HOOKS_READER in readers})
         self.assertEqual(self.read[LIBRARY], {name for name, readers in self.table.items() if "library" in readers})
 
 
