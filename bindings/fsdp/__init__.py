@@ -4,7 +4,7 @@ Takes the place of the functions and classes of the same names in `torch.distrib
 
     from fsdp import fully_shard
 
-or, in libraries that import torch's, by `fsdp.replace_torch()`.
+or, in libraries that import torch's, by `fsdp.replace_torch()` or `python -m fsdp train.py`.
 """
 
 import torch

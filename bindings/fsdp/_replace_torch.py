@@ -52,8 +52,8 @@ def replace_torch() -> TorchReplacement:
     import them from torch: in `torch.distributed.fsdp` and wherever else torch has them, and in each module that
     is loaded and has imported one by name. Sharded modules are instances of torch's FSDPModule as before.
 
-    torch's own modules, and what holds torch's function elsewhere than in a module's attribute, keep torch's. A
-    second call replaces what has been loaded with torch's since, and its result undoes only that.
+    torch's other modules that are loaded, and what holds torch's function elsewhere than in a module's attribute, keep
+    torch's. A second call replaces what has been loaded with torch's since, and its result undoes only that.
 
     Raises RuntimeError, with nothing replaced, where an attribute of torch's is neither torch's nor ours, as another
     library has replaced it, and NotImplementedError for a name of torch's that this package does not have.

@@ -154,7 +154,8 @@ class Replacing(unittest.TestCase):
         self.assertEqual(held_in_torch(), self.before)
 
     def test_a_module_of_torchs_that_is_imported_meanwhile_gets_torchs_back(self):
-        del sys.modules["torch.distributed._composable.fsdp.fully_shard"], sys.modules["torch.distributed._composable.fsdp"]
+        del sys.modules["torch.distributed._composable.fsdp.fully_shard"]
+        del sys.modules["torch.distributed._composable.fsdp"]
         with fsdp.replace_torch():
             from torch.distributed._composable.fsdp import fully_shard
 
@@ -185,11 +186,11 @@ class Replacing(unittest.TestCase):
         before = (type(mixed), dict(mixed.__dict__), list(mixed.parameters()))
         with fsdp.replace_torch():
             shard = torch.distributed.fsdp.fully_shard
-            with self.assertRaisesRegex(ValueError, "module '1', FSDPLinear, is sharded by torch's own fully_shard.*replace_torch"):
+            with self.assertRaisesRegex(ValueError, "module '1', FSDPLinear, is sharded by torch's own .*replace_torch"):
                 shard(mixed, mesh=self.mesh)
             with self.assertRaisesRegex(ValueError, "the FSDPLinear is sharded by torch's own fully_shard"):
                 shard(mixed[1], mesh=self.mesh)
-            with self.assertRaisesRegex(ValueError, "register_fsdp_forward_method: the FSDPLinear is sharded by torch's own"):
+            with self.assertRaisesRegex(ValueError, "register_fsdp_forward_method: the FSDPLinear is sharded by torch"):
                 torch.distributed.fsdp.register_fsdp_forward_method(mixed[1], "forward")
         after = (type(mixed), dict(mixed.__dict__), list(mixed.parameters()))
         self.assertEqual(before[:2], after[:2])
@@ -217,8 +218,8 @@ class Replacing(unittest.TestCase):
         other.__file__ = "/somewhere/other_library.py"
         vars(other)["__name__"] = "other_library"
         for place in (torch.distributed.fsdp, sys.modules["torch.distributed._composable.fsdp"]):
-            self.expect_refusal(place, "fully_shard", other.wrapped, rf"{place.__name__}.fully_shard is not torch's own, but the "
-                                r"function fully_shard of other_library \(/somewhere/other_library.py\)")
+            self.expect_refusal(place, "fully_shard", other.wrapped, rf"{place.__name__}.fully_shard is not torch's own, "
+                                r"but the function fully_shard of other_library \(/somewhere/other_library.py\)")
         other.Module.__module__ = "other_library"
         self.expect_refusal(torch.distributed.fsdp, "FSDPModule", other.Module, "the class Module of other_library")
         self.expect_refusal(torch.distributed.fsdp, "share_comm_ctx", other.partial, "functools.partial")
@@ -245,7 +246,8 @@ class BeforeOurs(unittest.TestCase):
             maker.fully_shard = functools.wraps(own)(lambda *args: own(*args))
             import fsdp
             fsdp.replace_torch()
-            """, "torch.distributed.fsdp._fully_shard's fully_shard is not torch's own, but the function fully_shard of __main__")
+            """, "torch.distributed.fsdp._fully_shard's fully_shard is not torch's own, but the function fully_shard of "
+                 "__main__")
 
     def test_another_librarys_function_in_torchs_place_is_not_taken_for_torchs(self):
         printed = self.expect_end("""
@@ -280,7 +282,8 @@ class BeforeOurs(unittest.TestCase):
         self.expect_end("""
             import dataclasses, tempfile, torch, torch.distributed as dist
             import torch.distributed.fsdp._fully_shard._fsdp_api as api
-            fields = [field for field in dataclasses.fields(api.MixedPrecisionPolicy) if field.name != "param_dtype_override_fn"]
+            fields = [field for field in dataclasses.fields(api.MixedPrecisionPolicy)
+                      if field.name != "param_dtype_override_fn"]
             api.MixedPrecisionPolicy = dataclasses.make_dataclass(
                 "MixedPrecisionPolicy", [(field.name, field.type, field) for field in fields], frozen=True)
             import fsdp

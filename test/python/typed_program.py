@@ -34,6 +34,9 @@ latest: str | None = fsdp.latest_checkpoint("run")
 epoch = fsdp.load_checkpoint("run/step-1", model, rename={"module.": ""}, verify="never").extra["epoch"]
 saver = fsdp.CheckpointSaver(when_saving="refuse")
 begun: bool = saver.start_save("run/step-2", model, rng_state=False)
+with fsdp.replace_torch() as replacement:
+    replaced: list[str] = replacement.replaced
+fsdp.restore_torch()
 
 fully_shard(3)  # wrong
 fully_shard(model, mesh)  # wrong
@@ -52,6 +55,7 @@ text: str = root.statistics()  # wrong
 fsdp.register_fsdp_forward_method(model, 3)  # wrong
 fsdp.share_comm_ctx(root)  # wrong
 fsdp.no_such_function()  # wrong
+fsdp.replace_torch(model)  # wrong
 fsdp.save_checkpoint("run", model, keep=3)  # wrong
 fsdp.save_checkpoint("run", optimizer)  # wrong
 fsdp.load_checkpoint("run", model, verify="sometimes")  # wrong

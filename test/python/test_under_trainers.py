@@ -1,0 +1,289 @@
+"""Programs that import torch's fully_shard, run under fsdp without a change: `python -m fsdp`, and `python -m fsdp enable`
+in an environment made for the test."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import unittest
+import venv
+from pathlib import Path
+
+import rank_results
+import launch
+from closing_line import main
+
+TRAINERS = Path(__file__).with_name("trainers")
+# What a program sees of how it was started, and whose fully_shard it gets.
+PROGRAM = """
+import json, sys
+from torch.distributed.fsdp import fully_shard
+main = sys.modules["__main__"]
+print(json.dumps({"argv": sys.argv, "path": sys.path[0], "file": __file__, "name": __name__, "is_main": vars(main) is globals(),
+                  "package": __package__ or "", "spec": getattr(__spec__, "name", None), "maker": fully_shard.__module__}))
+"""
+OURS, TORCHS = "fsdp._fully_shard", "torch.distributed.fsdp"
+# Names no option of the interpreter; sees the packages of the environment that the tests run in.
+SEES = os.pathsep.join([str(rank_results.PACKAGE), *rank_results.PATH])
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(os.path.realpath(folder.name))
+
+    def write(self, name, text):
+        file = self.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(text))
+        return file
+
+    def run_python(self, *arguments, python=sys.executable, path=SEES, cwd=None, **more):
+        return subprocess.run([str(part) for part in (python, *arguments)], cwd=cwd or self.folder, text=True,
+                              capture_output=True, timeout=launch.patience(120),
+                              env=launch.environment(PYTHONPATH=path, **more))
+
+    def output(self, *arguments, **more):
+        ran = self.run_python(*arguments, **more)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        return ran.stdout
+
+    def expect_error(self, code, says, *arguments, **more):
+        ran = self.run_python(*arguments, **more)
+        self.assertEqual(ran.returncode, code, ran.stderr)
+        for text in [says] if isinstance(says, str) else says:
+            self.assertIn(text, " ".join(ran.stderr.split()))
+        return ran
+
+
+class Command(Case):
+    def expect_as_by_python(self, *arguments, cwd=None):
+        plain, under = (json.loads(self.output(*before, *arguments, cwd=cwd)) for before in ((), ("-m", "fsdp")))
+        self.assertEqual((plain.pop("maker"), under.pop("maker")), (TORCHS, OURS))
+        self.assertEqual(plain, under)
+        return under
+
+    def test_a_file_has_its_arguments_its_folder_and_its_names(self):
+        self.write("a/train.py", PROGRAM)
+        found = self.expect_as_by_python("a/train.py", "--lr", "1", "-m", "--", "enable")
+        self.assertEqual(found["argv"], ["a/train.py", "--lr", "1", "-m", "--", "enable"])
+        self.assertEqual(found["path"], str(self.folder / "a"))
+
+    def test_a_link_to_a_file_has_the_folder_that_the_file_is_in(self):
+        file = self.write("a/train.py", PROGRAM)
+        os.symlink(file, self.folder / "link.py")
+        self.assertEqual(self.expect_as_by_python("link.py")["path"], str(self.folder / "a"))
+
+    def test_a_folder_runs_by_its_main(self):
+        self.write("program/__main__.py", PROGRAM)
+        self.assertEqual(self.expect_as_by_python(self.folder / "program", "1")["path"], str(self.folder / "program"))
+
+    def test_a_module_runs_as_by_python_m(self):
+        self.write("package/train.py", PROGRAM)
+        found = self.expect_as_by_python("-m", "package.train", "--lr", "1")
+        self.assertEqual((found["spec"], found["package"], found["path"]), ("package.train", "package", str(self.folder)))
+
+    def test_a_program_called_as_a_command_runs_by_its_path(self):
+        self.write("status", PROGRAM)
+        self.expect_as_by_python("./status")
+
+    def test_it_ends_as_the_program_ends(self):
+        self.write("ends.py", "import sys; sys.exit(7)")
+        self.expect_error(7, "", "-m", "fsdp", "ends.py")
+        self.write("fails.py", "def f(): raise KeyError('trainer')\nf()")
+        self.expect_error(1, "KeyError: 'trainer'", "-m", "fsdp", "fails.py")
+
+    def test_what_is_wrong_is_said_in_one_line(self):
+        self.expect_error(2, f"there is no program no.py ({self.folder}/no.py)", "-m", "fsdp", "no.py")
+        self.expect_error(2, "there is no module no.such: No module named 'no'", "-m", "fsdp", "-m", "no.such")
+        self.expect_error(2, f"there is no module no in {self.folder}", "-m", "fsdp", "-m", "no")
+        self.expect_error(2, "required: PROGRAM", "-m", "fsdp")
+        self.expect_error(2, "unrecognized arguments: --lr", "-m", "fsdp", "--lr", "train.py")
+        self.expect_error(2, "enable takes no arguments, found --lr; a program of that name is ./enable",
+                          "-m", "fsdp", "enable", "--lr")
+
+    def test_with_another_torch_the_program_does_not_run(self):
+        # What python -m imports first.
+        self.write("site/sitecustomize.py", "import torch; torch.__version__ = '2.10.1'")
+        self.write("train.py", "print('ran')")
+        ran = self.expect_error(1, ["fsdp was built with torch", "2.10.1"], "-m", "fsdp", "train.py",
+                                path=os.pathsep.join([str(self.folder / "site"), SEES]))
+        self.assertEqual(ran.stdout, "")
+
+
+class Enabled(Case):
+    """In an environment of its own, which sees the packages of this one."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.environment = Path(os.path.realpath(folder.name), "env")
+        venv.create(cls.environment, symlinks=True)
+        cls.python = cls.environment / "bin" / "python"
+        places = subprocess.run([cls.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True,
+                                capture_output=True, check=True)
+        cls.site = Path(places.stdout.strip())
+        Path(cls.site, "these.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+
+    def run_python(self, *arguments, **more):
+        return super().run_python(*arguments, **{"python": self.python, **more})
+
+    def enable(self):
+        self.addCleanup(self.output, "-m", "fsdp", "disable")
+        return self.output("-m", "fsdp", "enable")
+
+    def files(self):
+        return sorted(file.name for file in self.site.rglob("*") if "fsdp" in file.name)
+
+    def maker(self, text="from torch.distributed.fsdp import fully_shard", **more):
+        """Whose fully_shard a program gets that imports it so."""
+        return self.output("-c", f"{text}\nprint(fully_shard.__module__)", **more).strip()
+
+    def test_enable_names_what_it_writes_and_disable_what_it_removes(self):
+        self.assertIn(f"not enabled: there is no {self.site}/fsdp_replace_torch.pth", self.output("-m", "fsdp", "disable"))
+        written = [f"{self.site}/{name}" for name in ("fsdp_replace_torch.pth", "_fsdp_replace_torch.py")]
+        self.assertEqual(self.enable().splitlines()[:2], [f"wrote {file}" for file in written])
+        self.assertEqual(self.files(), ["_fsdp_replace_torch.py", "fsdp_replace_torch.pth"])
+        self.assertIn(f"enabled: {', '.join(written)}\nFSDP_REPLACE_TORCH as it is now changes nothing",
+                      self.output("-m", "fsdp", "status"))
+        self.assertIn("as it is now replaces torch's names", self.output("-m", "fsdp", "status", FSDP_REPLACE_TORCH=1))
+        Path(written[1]).write_text("# older\ndef install(): pass\n")
+        self.assertIn("They are another version's", self.output("-m", "fsdp", "status"))
+        self.output("-c", "import torch.distributed.fsdp", FSDP_REPLACE_TORCH=1)  # which compiles it
+        self.enable()  # over it
+        self.assertNotIn("another version's", self.output("-m", "fsdp", "status"))
+        self.assertEqual(self.output("-m", "fsdp", "disable").splitlines(), [f"removed {file}" for file in written])
+        self.assertEqual(self.files(), [])
+        ran = self.run_python("-m", "fsdp", "status")
+        self.assertEqual((ran.returncode, ran.stdout.strip()), (1, f"not enabled: there is no {written[0]}"))
+
+    def test_the_variable_decides(self):
+        self.assertEqual(self.maker(FSDP_REPLACE_TORCH=1), TORCHS)
+        self.enable()
+        for value in ("1", "true"):
+            self.assertEqual(self.maker(FSDP_REPLACE_TORCH=value), OURS)
+        for value in ({}, {"FSDP_REPLACE_TORCH": "0"}, {"FSDP_REPLACE_TORCH": ""}):
+            self.assertEqual(self.maker(**value), TORCHS)
+
+    def test_whichever_way_a_program_comes_by_the_name_it_is_ours(self):
+        self.enable()
+        for text in ("from torch.distributed.fsdp import fully_shard as f, FSDPModule\nfully_shard = f",
+                     "import torch.distributed.fsdp as place\nfully_shard = place.fully_shard",
+                     "from torch.distributed.fsdp import *",
+                     "from torch.distributed.fsdp._fully_shard import fully_shard",
+                     "from torch.distributed._composable.fsdp import fully_shard",
+                     "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
+                     # Which imports torch's module half-way through its own import.
+                     "import torch.distributed.checkpoint\nfrom torch.distributed.fsdp import fully_shard",
+                     "import torch.distributed.pipelining\nfrom torch.distributed._composable.fsdp import fully_shard",
+                     "import fsdp\nfrom torch.distributed.fsdp import fully_shard"):
+            with self.subTest(text=text):
+                self.assertEqual(self.maker(text, FSDP_REPLACE_TORCH=1), OURS)
+
+    def test_python_starts_without_torch_and_without_the_variable_with_nothing_at_all(self):
+        self.enable()
+        text = "import sys; print([name for name in ('torch', 'fsdp', '_fsdp_replace_torch') if name in sys.modules])"
+        self.assertEqual(self.output("-c", text).strip(), "[]")
+        self.assertEqual(self.output("-c", text, FSDP_REPLACE_TORCH=1).strip(), "['_fsdp_replace_torch']")
+
+    def test_what_a_program_starts_has_it_too(self):
+        self.enable()
+        program = self.write("spawns.py", """
+            import multiprocessing
+            def child():
+                from torch.distributed.fsdp import fully_shard
+                print(fully_shard.__module__)
+            if __name__ == "__main__":
+                process = multiprocessing.get_context("spawn").Process(target=child)
+                process.start()
+                process.join()
+            """)
+        self.assertEqual(self.output(program, FSDP_REPLACE_TORCH=1).strip(), OURS)
+
+    def test_without_the_names_fsdp_is_not_imported(self):
+        self.enable()
+        text = ("import sys, torch.distributed.checkpoint\nfrom torch.distributed.fsdp import FullyShardedDataParallel\n"
+                "print('torch.distributed.fsdp' in sys.modules, 'fsdp' in sys.modules)")
+        self.assertEqual(self.output("-c", text, FSDP_REPLACE_TORCH=1).strip(), "True False")
+
+    def test_what_cannot_be_replaced_is_an_error_at_every_use_that_no_program_takes_for_an_older_torch(self):
+        self.enable()
+        text = ("import torch.distributed.fsdp as place, torch\n{}\n"
+                "for _ in range(2):\n    try:\n        from torch.distributed.fsdp import fully_shard\n"
+                "    except RuntimeError as error:\n        print(error)\n"
+                "print(vars(place)['fully_shard'].__module__)")
+
+        def expect(says, change="", **more):
+            *errors, maker = self.output("-c", text.format(change), **{"FSDP_REPLACE_TORCH": 1, **more}).splitlines()
+            self.assertEqual((len(errors), maker), (2, TORCHS))
+            for error in errors:
+                self.assertIn(says, error)
+                self.assertIn("unset the variable to run with torch's own", error)
+
+        expect("No module named 'fsdp'", path=os.pathsep.join(rank_results.PATH))
+        expect("expected 0 or 1, found 'maybe'", FSDP_REPLACE_TORCH="maybe")
+        expect("but this is torch 2.10.1", "torch.__version__ = '2.10.1'")
+        expect("torch.distributed.fsdp.share_comm_ctx is not torch's own, but <built-in function len>",
+               "place.share_comm_ctx = len")
+
+    @unittest.skipIf(os.getuid() == 0, "root may write everywhere")
+    def test_a_folder_that_may_not_be_written_to_is_named_as_users_see_it(self):
+        self.site.chmod(0o555)
+        self.addCleanup(self.site.chmod, 0o755)
+        self.expect_error(2, [f"{self.site}, where this Python's packages are, cannot be written to", "python -m venv"],
+                          "-m", "fsdp", "enable")
+
+    def test_what_cannot_be_written_or_removed_is_named_and_nothing_is_left(self):
+        blocked = self.site / "_fsdp_replace_torch.py"
+        blocked.mkdir()  # what even root cannot write over
+        self.addCleanup(lambda: blocked.exists() and blocked.rmdir())
+        self.expect_error(2, [f"{self.site}, where this Python's packages are, cannot be written to", "python -m venv",
+                              "which writes nothing"], "-m", "fsdp", "enable")
+        self.assertEqual(self.files(), [blocked.name])
+        self.assertEqual([file for file in self.site.iterdir() if file.name.startswith(".")], [])
+        self.expect_error(2, [f"{blocked} cannot be removed", "or unset FSDP_REPLACE_TORCH"], "-m", "fsdp", "disable")
+
+
+class Training(unittest.TestCase):
+    """The same program on two ranks as it is and under fsdp: the same bits."""
+
+    def train(self, *program, options):
+        """Each rank's record."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = [part for part in launch.torchrun(2, *program, *options, folder) if part != "--no-python"]
+            ran = launch.run(command, PYTHONPATH=SEES, HF_HUB_OFFLINE=1, timeout_s=200)
+            self.assertEqual(ran.returncode, 0, ran.stderr[-4000:])
+            return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
+
+    def expect_same(self, name, *options, weights):
+        """Returns each rank's record, of both."""
+        program = TRAINERS / name
+        plain, under = self.train(program, options=options), self.train("-m", "fsdp", program, options=options)
+        for rank, (theirs, ours) in enumerate(zip(plain, under)):
+            self.assertIn("fsdp._module.FSDPModule", ours.pop("classes"))
+            self.assertNotIn("fsdp._module.FSDPModule", theirs.pop("classes"))
+            self.assertEqual(ours.pop("state"), OURS)
+            self.assertEqual(theirs.pop("state"), "torch.distributed.fsdp._fully_shard._fsdp_state")
+            self.assertEqual(theirs, ours, f"rank {rank}")
+        self.assertEqual(len(plain[0]["weights"]), weights)
+        return plain
+
+    def test_the_tutorials_program_has_the_same_losses_and_weights(self):
+        plain = self.expect_same("tutorial.py", weights=41)
+        self.assertNotEqual(plain[0]["losses"], plain[1]["losses"])
+
+    @unittest.skipIf(importlib.util.find_spec("accelerate") is None, "not installed: accelerate; tools/setup does it")
+    def test_accelerates_program_has_them_in_float32_in_bfloat16_and_loaded_from_rank_0(self):
+        for options in ((), ("--half",), ("--efficient",)):
+            with self.subTest(options=options):
+                self.expect_same("accelerated.py", *options, weights=21)
+
+
+if __name__ == "__main__":
+    main()
