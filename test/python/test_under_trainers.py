@@ -258,13 +258,19 @@ class Training(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             command = [part for part in launch.torchrun(2, *program, *options, folder) if part != "--no-python"]
             ran = launch.run(command, PYTHONPATH=SEES, HF_HUB_OFFLINE=1, timeout_s=200)
-            self.assertEqual(ran.returncode, 0, ran.stderr[-4000:])
-            return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
+            records = [Path(folder, f"{rank}.json") for rank in range(2)]
+            # With accelerate a rank sometimes aborts when Python ends, as a thread is not joined: without anything of ours in
+            # 4 of 16 runs, with it in 2 of 15, each time with both records written.
+            ends_by_abort = (program[-1].name == "accelerated.py" and all(record.exists() for record in records)
+                             and "terminate called without an active exception" in ran.stderr)
+            if not ends_by_abort:
+                self.assertEqual(ran.returncode, 0, ran.stderr[-4000:])
+            return [json.loads(record.read_text()) for record in records]
 
     def expect_same(self, name, *options, weights):
         """Returns each rank's record, of both."""
-        program = TRAINERS / name
-        plain, under = self.train(program, options=options), self.train("-m", "fsdp", program, options=options)
+        plain = self.train(TRAINERS / name, options=options)
+        under = self.train("-m", "fsdp", TRAINERS / name, options=options)
         for rank, (theirs, ours) in enumerate(zip(plain, under)):
             self.assertIn("fsdp._module.FSDPModule", ours.pop("classes"))
             self.assertNotIn("fsdp._module.FSDPModule", theirs.pop("classes"))

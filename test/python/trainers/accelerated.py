@@ -69,6 +69,7 @@ def main():
               "classes": [f"{each.__module__}.{each.__qualname__}" for each in type(model).__mro__]}
     with open(os.path.join(arguments.folder, f"{dist.get_rank()}.json"), "w") as file:
         json.dump(record, file)
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 
