@@ -75,6 +75,19 @@ Tensor targets(int step) { return torch::cos(torch::arange(16, kDtype).view({8, 
 
 Tensor fit_loss(torch::nn::Sequential& net, int step) { return F::mse_loss(net->forward(inputs(step)), targets(step)); }
 
+template <class Optimizer>
+Results fit(torch::nn::Sequential& net, Optimizer& optimizer, int steps) {
+  Results results;
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    auto loss = fit_loss(net, step);
+    loss.backward();
+    optimizer.step();
+    results.add("loss", loss);
+  }
+  return results;
+}
+
 Results fit_by_lbfgs(const Shard& shard) {
   auto net = make_net();
   shard(*net);
@@ -205,14 +218,7 @@ Results optimizer_from_before(const Shard& shard, const Options& options) {
   auto net = make_net();
   Optimizer optimizer(net->parameters(), options);
   shard(*net);
-  Results results;
-  for (int step = 0; step < 3; ++step) {
-    optimizer.zero_grad();
-    auto loss = fit_loss(net, step);
-    loss.backward();
-    optimizer.step();
-    results.add("loss", loss);
-  }
+  auto results = fit(net, optimizer, 3);
   results.add("net", *net);
   return results;
 }
@@ -476,14 +482,7 @@ Results own_optimizer(const Shard& shard) {
   auto net = make_net();
   shard(*net);
   OwnOptimizer optimizer(net->parameters(), 0.1);
-  Results results;
-  for (int step = 0; step < 4; ++step) {
-    optimizer.zero_grad();
-    auto loss = fit_loss(net, step);
-    loss.backward();
-    optimizer.step();
-    results.add("loss", loss);
-  }
+  auto results = fit(net, optimizer, 4);
   for (size_t i = 0; i < optimizer.buffers().size(); ++i) results.add("momentum", optimizer.buffers().at(i));
   results.add("net", *net);
   return results;
