@@ -90,17 +90,8 @@ at::Tensor part_beside(const at::Tensor& plain, const DTensorSpec& leader) {
   return part_of(all, wanted).data;
 }
 
-/// Note [Ranks without elements]
-/// A rank that has none of a tensor's elements runs the operator all the same, on some that nobody sees: so that it refuses what the
-/// others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar.
+/// See Note [Ranks without elements].
 bool lacks_elements(const DTensorImpl& leader) { return leader.local().numel() == 0 && leader.numel() > 0; }
-
-at::Tensor with_elements(const at::Tensor& piece, bool is_scalar) {
-  auto sizes = piece.sizes().vec();
-  if (is_scalar) sizes.clear();
-  std::replace(sizes.begin(), sizes.end(), int64_t{0}, int64_t{1});
-  return at::ones(sizes, piece.options());
-}
 
 /// The operands in pieces.
 class Pieces {
@@ -161,6 +152,13 @@ class Pieces {
 };
 
 }  // namespace
+
+at::Tensor with_elements(const at::Tensor& piece, bool is_scalar) {
+  auto sizes = piece.sizes().vec();
+  if (is_scalar) sizes.clear();
+  std::replace(sizes.begin(), sizes.end(), int64_t{0}, int64_t{1});
+  return at::ones(sizes, piece.options());
+}
 
 bool run_pointwise(const OperatorCall& call) {
   const auto leading = leading_argument(call);

@@ -31,6 +31,13 @@ void propagate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::
 /// How often operators took the general rule, by name, in this process.
 std::map<std::string, int64_t> general_rule_counts();
 
+/// Note [Ranks without elements]
+/// A rank that has none of a tensor's elements runs the operator all the same, on some that nobody sees: so that it refuses what the
+/// others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar.
+///
+/// Some for such a piece. is_scalar: of a tensor without dimensions.
+at::Tensor with_elements(const at::Tensor& piece, bool is_scalar);
+
 // The rules. Those that may not apply return false, and have done nothing then.
 void run_general(const OperatorCall& call);
 bool run_pointwise(const OperatorCall& call);

@@ -98,17 +98,9 @@ std::optional<Reduction> read(const OperatorCall& call, const DTensorSpec& spec,
   return reduction;
 }
 
-/// See Note [Ranks without elements]: some for one that has none.
-at::Tensor unseen_elements(const Reduction& reduction, const at::Tensor& local) {
-  auto sizes = local.sizes().vec();
-  std::replace(sizes.begin(), sizes.end(), int64_t{0}, int64_t{1});
-  if (reduction.dims.empty()) sizes.clear();  // of a 0-dim tensor, whose element another rank has
-  return at::ones(sizes, local.options());
-}
-
 /// A rank's part, with the reduced dimensions kept.
 at::Tensor part_of_piece(const Reduction& reduction, const at::Tensor& local) {
-  if (local.numel() == 0) part_of_piece(reduction, unseen_elements(reduction, local));
+  if (local.numel() == 0) part_of_piece(reduction, with_elements(local, /*is_scalar=*/reduction.dims.empty()));
   using enum Combination::Kind;
   const auto& how = reduction.combination;
   const auto dtype = reduction.partial_dtype;
