@@ -24,4 +24,9 @@ at::Tensor raw_view(const at::Tensor& base, int64_t numel, int64_t offset) {
   return view;
 }
 
+c10::Storage empty_storage(c10::Device device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, at::DataPtr(nullptr, device),
+                                                            nullptr, /*resizable=*/false));
+}
+
 }  // namespace fsdp

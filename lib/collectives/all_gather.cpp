@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/raw_view.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/copy_pieces.hpp"
-#include "base/raw_view.hpp"
 
 namespace fsdp {
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/raw_view.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/copy_pieces.hpp"
 #include "collectives/quarantine.hpp"
-#include "base/raw_view.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "tensor/shard_part.hpp"
 #include "tensor/strides.hpp"

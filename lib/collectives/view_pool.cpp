@@ -1,6 +1,5 @@
 #include "collectives/view_pool.hpp"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/raw_view.hpp"
@@ -29,8 +28,7 @@ void ViewPool::take_form(const at::Tensor& base) {
   for (size_t i = 0; i < used_; ++i) kinds_[i] = Kind::kOther;
   for (size_t i = used_; i < tensors_.size(); ++i) tensors_[i].reset();
   form_ = {base.key_set(), base.dtype()};
-  shared_ = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                               at::DataPtr(nullptr, base.device()), nullptr, /*resizable=*/false));
+  shared_ = empty_storage(base.device());
   shown_base_ = nullptr;
 }
 

@@ -63,9 +63,7 @@ bool is_plain_and_ours(const at::Tensor& local) {
 void WholeStorage::empty() {
   auto local = std::exchange(value_.local, at::Tensor());
   if (!local.defined() || !is_plain_and_ours(local)) return;
-  if (!nothing_ || nothing_.device() != local.device())
-    nothing_ = c10::Storage(c10::make_intrusive<c10::StorageImpl>(use_byte_size_t(), 0, at::DataPtr(nullptr, local.device()),
-                                                                  nullptr, /*resizable=*/false));
+  if (!nothing_ || nothing_.device() != local.device()) nothing_ = empty_storage(local.device());
   local.unsafeGetTensorImpl()->set_storage_keep_dtype(nothing_);
   spare_ = std::move(local);
 }

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "base/require.hpp"
 #include "base/raw_view.hpp"
+#include "base/require.hpp"
 #include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
 #include "param/replace_tensor.hpp"

@@ -1,8 +1,8 @@
 #include <catch2/catch.hpp>
 
+#include "base/raw_view.hpp"
 #include "collectives/all_gather.hpp"
 #include "collectives/buffer.hpp"
-#include "base/raw_view.hpp"
 #include "collectives/reduce_scatter.hpp"
 #include "draw.hpp"
 #include "support/ranks.hpp"

@@ -2,10 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include "base/raw_view.hpp"
 #include "base/require.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/all_gather.hpp"
-#include "base/raw_view.hpp"
 #include "param/param_rows.hpp"
 #include "tensor/shard_part.hpp"
 

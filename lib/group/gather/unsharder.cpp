@@ -20,10 +20,9 @@ void Unsharder::check_can_unshard() const {
   (void)next(UnshardEvent::kUnshard);
   const auto device = parts_.config.device, mesh_device = parts_.identity.mesh_info.mesh.device();
   if (device.type() == mesh_device.type()) return;  // before names of devices are made
-  require_state(false,
-                "{}: its parameters are on {}, but its mesh communicates on {}; call fsdp::to(module, "
-                "device) before using it",
-                parts_.name(), device.str(), mesh_device.str());
+  throw StateError(fmt::format("{}: its parameters are on {}, but its mesh communicates on {}; call fsdp::to(module, "
+                               "device) before using it",
+                               parts_.name(), device.str(), mesh_device.str()));
 }
 
 void Unsharder::rest() {
