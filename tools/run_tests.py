@@ -126,8 +126,9 @@ def main():
 
     tests = json.loads((options.build / "meson-info" / "intro-tests.json").read_text())
     more_draws = max(1, int(os.environ.get("FSDP_DRAWS", USUAL_DRAWS)) / USUAL_DRAWS)
+    more_combinations = 3 if os.environ.get("FSDP_TEST_THOROUGH") else 1
     for test in tests:
-        test["timeout"] *= more_draws * BESIDE_OTHERS
+        test["timeout"] *= max(more_draws, more_combinations) * BESIDE_OTHERS
     if options.sanitized_library:
         tests = sanitize(tests, options.sanitized_library, options.preload)
     outcomes = Run(choose(tests, options)).run()

@@ -21,6 +21,11 @@ TINY = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--gl
         "--warmup", "5", "--eval-bytes", "2048", "--sample-bytes", "20"]
 
 
+def is_thorough():
+    """True for a run that is to take every combination (tools/test --thorough), and not a part of them."""
+    return os.environ.get("FSDP_TEST_THOROUGH") == "1"
+
+
 @functools.cache
 def slowness():
     """How many times longer than on an idle machine a computation takes on this one; 1 at least."""

@@ -15,12 +15,14 @@ class LibtorchInit(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertGreaterEqual(int(re.search(r"(\d+) compared", result.stdout)[1]), at_least)
 
+    @unittest.skipUnless(launch.is_thorough(), "thorough runs only")
     def test_one_rank(self):
         self.compare(1, 2000)
 
     def test_two_ranks(self):
         self.compare(2, 2000)
 
+    @unittest.skipUnless(launch.is_thorough(), "thorough runs only")
     def test_three_ranks(self):
         self.compare(3, 2000)
 

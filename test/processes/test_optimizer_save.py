@@ -21,6 +21,7 @@ class OptimizerSave(unittest.TestCase):
     def test_two_ranks(self):
         self.compare(2, 16)
 
+    @unittest.skipUnless(launch.is_thorough(), "thorough runs only")
     def test_three_ranks(self):
         self.compare(3, 12)
 

@@ -13,6 +13,14 @@ PACKAGE = launch.BUILD / "bindings"
 PATH = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
 
 
+def run_once_more(programs, ranks):
+    """Of the parity suite's programs, by name, those that a suite that runs them once more, in another way, takes on so many
+    ranks: each on the fewest that it can do with, unless the run is a thorough one.
+    """
+    return [name for name, program in programs.items()
+            if ranks in (program.ranks if launch.is_thorough() else program.ranks[:1])]
+
+
 def run_on(ranks, program, *arguments, timeout_s):
     """Each rank's results, {} of one that wrote none, and how the run ended.
 

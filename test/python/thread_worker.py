@@ -27,11 +27,8 @@ DRAWS = {torch.Tensor.uniform_, torch.Tensor.normal_, torch.randn, torch.nn.init
          torch.nn.init.kaiming_uniform_}
 
 
-def programs_for(ranks):
-    """Those that run as threads, by name."""
-    return {name: program for name, program in programs.PROGRAMS.items()
-            if ranks in program.ranks and not name.startswith(LEFT_OUT)
-            and program.function.__module__.removeprefix("programs.") in MODULES}
+PROGRAMS = {name: program for name, program in programs.PROGRAMS.items()
+            if not name.startswith(LEFT_OUT) and program.function.__module__.removeprefix("programs.") in MODULES}
 
 
 class OwnGenerator(TorchFunctionMode):
@@ -89,7 +86,8 @@ def run_rank(rank, ranks, chosen, store, results):
 def main():
     ranks, *names, folder = sys.argv[1:]
     ranks = int(ranks)
-    chosen = {name: program for name, program in programs_for(ranks).items() if not names or name in names}
+    chosen = {name: program for name, program in PROGRAMS.items()
+              if ranks in program.ranks and (not names or name in names)}
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # each thread has process groups of its own
     _install_threaded_pg()
     torch.manual_seed = OwnGenerator.manual_seed

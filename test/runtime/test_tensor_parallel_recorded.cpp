@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "support/sample.hpp"
 #include "support/tensor_parallel_model.hpp"
 
 // What a program computes with the DTensors of tensor-parallel parameters while autograd records: a penalty, say, beside the
@@ -79,9 +80,11 @@ void computes_like_plain(Rank& rank, const TpCase& c, const Expression& expressi
 
 TEST_CASE("what autograd records of a tensor-parallel parameter's DTensor is computed with the whole",
           "[runtime][tensor_parallel_recorded]") {
+  Sample sample(3);
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2}, {1, 2}, {2, 1}, {3, 2}, {2, 2, 2}})
     for (const int64_t hidden : {8, 5, 1})  // the last: nothing on some tensor-parallel ranks
       for (const auto& expression : kExpressions) {
+        if (!sample.takes_next()) continue;
         const TpCase c{.shape = shape, .hidden = hidden};
         INFO(expression.name);
         CHECK(on_ranks(c.ranks(), [&](Rank& rank) { computes_like_plain(rank, c, expression); }));

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdlib>
+#include <string_view>
+
+namespace fsdp::test {
+
+/// Which of many combinations a usual run takes: one in `one_in`, spread evenly over all of them, and the same ones every
+/// time. With FSDP_TEST_THOROUGH (tools/test --thorough) all.
+class Sample {
+ public:
+  explicit Sample(int one_in) : one_in_(is_thorough() ? 1 : one_in) {}
+
+  /// Asked once for each combination, in their order.
+  bool takes_next() {
+    // The golden ratio's multiples never fall in step with the loops that the combinations come from.
+    constexpr double kGoldenRatio = 0.6180339887498949;
+    const double place = kGoldenRatio * count_++;
+    return (place - static_cast<double>(static_cast<long>(place))) * one_in_ < 1;
+  }
+
+  static bool is_thorough() {
+    const char* value = std::getenv("FSDP_TEST_THOROUGH");
+    return value != nullptr && std::string_view(value) == "1";
+  }
+
+ private:
+  int one_in_;
+  int count_ = 0;
+};
+
+}  // namespace fsdp::test
