@@ -1,7 +1,9 @@
-"""Checks: deepcopy of sharded modules, functional calls with parameters of the caller's own."""
+"""Checks: deepcopy of sharded modules, parameters tied after sharding, functional calls with parameters of the caller's
+own."""
 
 import copy
 import pickle
+from collections import OrderedDict
 
 import torch
 import torch.nn as nn
@@ -95,6 +97,33 @@ def a_deep_copy_trains_on_its_own(rank, ranks):
     assert calls == [copied.first]
     x = batches_of(rank)[1]
     torch.testing.assert_close(copied.encode(x), plain_copy.encode(x), rtol=1e-5, atol=1e-6)
+
+
+@check
+def parameters_of_two_groups_that_are_tied_after_sharding_train_as_one(rank, ranks):
+    """As libraries do it that shard an empty model, read its weights and tie them then."""
+    for layers in (["first", "second"], ["first"], ["second"]):  # what is left is the root's
+        torch.manual_seed(0)
+        plain = nn.Sequential(OrderedDict(first=nn.Linear(6, 6), middle=nn.Tanh(), second=nn.Linear(6, 6)))
+        sharded = copy.deepcopy(plain)
+        for layer in layers:
+            fsdp.fully_shard(sharded.get_submodule(layer), mesh=init_device_mesh("cpu", (ranks,)))
+        fsdp.fully_shard(sharded, mesh=init_device_mesh("cpu", (ranks,)))
+        optimizers = []
+        for model in (plain, sharded):
+            model.second.weight = model.first.weight
+            optimizers.append(torch.optim.AdamW(model.parameters(), lr=0.1))
+            assert len(optimizers[-1].param_groups[0]["params"]) == 3
+        for index in range(3):
+            for _ in range(2):  # the second adds to the gradients of the first
+                sum(plain(batches_of(each)[index]).square().mean() for each in range(ranks)).div(ranks).backward()
+                sharded(batches_of(rank)[index]).square().mean().backward()
+                torch.testing.assert_close(sharded.first.weight.grad.full_tensor(), plain.first.weight.grad)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            assert sharded.second.weight is sharded.first.weight
+            expect_equal(plain, sharded)
 
 
 @check

@@ -1,5 +1,7 @@
 #include "shown/sharded_dtensor.hpp"
 
+#include <ATen/core/grad_mode.h>
+
 #include "api/params/find_param.hpp"
 #include "param/grad_dtype.hpp"
 #include "root/group_port.hpp"
@@ -38,6 +40,13 @@ void ShardedDTensor::take_over_grad_dtype() const {
     set_grad_dtype(sharded_param_, asked);
   else
     set_grad_dtype(tensor(), known);
+}
+
+void ShardedDTensor::take_over_values() const {
+  const auto shown = local();
+  if (shown.is_alias_of(sharded_param_)) return;
+  at::NoGradGuard no_grad;
+  at::Tensor(sharded_param_).copy_(shown);
 }
 
 void ShardedDTensor::point_home() {

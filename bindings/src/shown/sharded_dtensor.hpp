@@ -32,6 +32,9 @@ class ShardedDTensor {
   /// One that was set counts; a DTensor without, which may be new, gets the sharded parameter's.
   void take_over_grad_dtype() const;
 
+  /// Where the DTensor shows other memory, the sharded parameter gets the values from there.
+  void take_over_values() const;
+
   /// False if the sharded parameter lies in other memory now than when the DTensor was made or last pointed there.
   bool is_home() const { return sharded_param_.storage().unsafeGetStorageImpl() == home_; }
   /// The sharded parameter holds the values: the DTensor shows its memory.

@@ -52,10 +52,12 @@ void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
 
 void ShownParam::replace_sharded(py::object dtensor) {
   sharded_.replace(std::move(dtensor));
+  if (const auto other = shown_registry().shown_as(sharded_.tensor(), *this)) is_tied_ = other->is_tied_ = true;
   forms_.entries().put(sharded_.parameter());
 }
 
 void ShownParam::take_over() {
+  if (is_tied_) sharded_.take_over_values();
   sharded_.take_over_requires_grad();
   sharded_.take_over_grad_dtype();
   if (!runs_hooks_in_backward_ && has_gradient_hooks(sharded_)) {

@@ -37,11 +37,11 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   void show_post_forward(const PostForwardMesh& mesh);
   /// The mesh is another one from now on.
   void drop_post_forward() { forms_.drop_post_forward(); }
-  /// Another DTensor stands for it from now on, wherever one does.
+  /// Another DTensor stands for it from now on, wherever one does: if it is another parameter's, both have its values.
   void replace_sharded(py::object dtensor);
 
   /// Takes over what the user has changed on the DTensor since the last call: requires_grad, grad_dtype, a gradient
-  /// that was dropped or replaced.
+  /// that was dropped or replaced, and values that were written into the memory of the parameter it is tied with.
   void take_over();
   /// Puts the sharded parameter's gradient on the DTensor.
   void show_gradient();
@@ -60,6 +60,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   ParamForms forms_;
   ShownGradient gradient_;
   bool runs_hooks_in_backward_ = false;
+  bool is_tied_ = false;  ///< its DTensor stands for a parameter of another group, too, and shows the memory of one
   std::weak_ptr<ParamUser> user_;
   const DTensorMaker& maker_;
 };

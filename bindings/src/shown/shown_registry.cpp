@@ -31,6 +31,12 @@ std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> ShownReg
   return all;
 }
 
+std::shared_ptr<ShownParam> ShownRegistry::shown_as(const at::Tensor& dtensor, const ShownParam& besides) const {
+  for (const auto& [sharded_param, weak] : by_sharded_param_)
+    if (auto shown = weak.lock(); shown && shown.get() != &besides && shown->sharded().tensor().is_same(dtensor)) return shown;
+  return nullptr;
+}
+
 bool ShownRegistry::shows_at(const at::Tensor& tensor, const Place& place) const {
   const auto found = by_place_.find(place);
   return found != by_place_.end() && found->second->forms().has(tensor);
