@@ -1,12 +1,8 @@
 """A training program for torch's FSDP2, which knows nothing of fsdp: a small Transformer, mixed precision, prefetch, clipping
-and full state dicts. It is run as it is and under fsdp.
+and full state dicts.
 
-Usage: tutorial.py RECORD_FOLDER
+Usage: torch_tutorial.py RECORD_FOLDER
 """
-
-import argparse
-import json
-import os
 
 import torch
 import torch.distributed as dist
@@ -15,6 +11,8 @@ import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+import rows
 
 
 class Block(nn.Module):
@@ -78,22 +76,15 @@ def train(model, steps=6):
     return losses
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
-    arguments = parser.parse_args()
-    dist.init_process_group("gloo")
+def tutorial(folder):
     model = build(init_device_mesh("cpu", (dist.get_world_size(),)))
     losses = train(model)
+    described = rows.described(model)
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    record = {"losses": [loss.hex() for loss in losses], "file": __file__,
-              "weights": {name: tensor.tolist() for name, tensor in weights.items()},
-              "classes": [f"{each.__module__}.{each.__qualname__}" for each in type(model).__mro__],
-              "state": type(fully_shard.state(model)).__module__}
-    with open(os.path.join(arguments.folder, f"{dist.get_rank()}.json"), "w") as file:
-        json.dump(record, file)
-    dist.destroy_process_group()
+    return {"losses": losses, "weights": weights, **described}
 
+
+ROWS = {"tutorial": tutorial}
 
 if __name__ == "__main__":
-    main()
+    rows.main(ROWS)
