@@ -16,20 +16,50 @@ import rank_results
 import launch
 from closing_line import main
 
-# What a program sees of how it was started, and whose fully_shard it gets.
+# What a program sees of how it was started.
 PROGRAM = """
 import json, sys
-from torch.distributed.fsdp import fully_shard
 main = sys.modules["__main__"]
 print(json.dumps({"argv": sys.argv, "path": sys.path[0], "file": __file__, "name": __name__, "is_main": vars(main) is globals(),
-                  "package": __package__ or "", "spec": getattr(__spec__, "name", None), "maker": fully_shard.__module__}))
+                  "package": __package__ or "", "spec": getattr(__spec__, "name", None), "has_torch": "torch" in sys.modules}))
 """
 OURS, TORCHS = "fsdp._fully_shard", "torch.distributed.fsdp"
 # Names no option of the interpreter; sees the packages of the environment that the tests run in.
 SEES = os.pathsep.join([str(rank_results.PACKAGE), *rank_results.PATH])
+# Runs texts, each in a process that begins when torch has been imported, and prints what each has printed.
+FORKS = """
+import contextlib, io, json, os, sys
+import torch
+for environment, text in json.loads(sys.argv[1]):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.environ.update(environment)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(text, {"__name__": "__main__"})
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(printed.getvalue())
+            pipe.flush()
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        print(json.dumps(pipe.read()))
+    assert os.wait()[1] == 0, text
+"""
 
 
 class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.light = Path(folder.name)
+        package = cls.light / "fsdp"
+        package.mkdir()
+        # The package but for what imports torch, which takes seconds.
+        (package / "__init__.py").write_text(f"__path__.append({str(rank_results.PACKAGE / 'fsdp')!r})\n"
+                                             "def replace_torch(): print('replaced')\n")
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -59,18 +89,29 @@ class Case(unittest.TestCase):
         return ran
 
 
+    def expect_light_error(self, code, says, *arguments):
+        return self.expect_error(code, says, *arguments, path=self.light)
+
+
 class Command(Case):
-    def expect_as_by_python(self, *arguments, cwd=None):
-        plain, under = (json.loads(self.output(*before, *arguments, cwd=cwd)) for before in ((), ("-m", "fsdp")))
-        self.assertEqual((plain.pop("maker"), under.pop("maker")), (TORCHS, OURS))
+    def expect_as_by_python(self, *arguments, cwd=None, path=None):
+        plain = json.loads(self.output(*arguments, cwd=cwd))
+        *said, under = self.output("-m", "fsdp", *arguments, cwd=cwd, path=path or self.light).splitlines()
+        under = json.loads(under)
+        self.assertEqual((plain.pop("has_torch"), under.pop("has_torch"), said),
+                         (False, True, []) if path else (False, False, ["replaced"]))
         self.assertEqual(plain, under)
         return under
 
     def test_a_file_has_its_arguments_its_folder_and_its_names(self):
         self.write("a/train.py", PROGRAM)
-        found = self.expect_as_by_python("a/train.py", "--lr", "1", "-m", "--", "enable")
+        found = self.expect_as_by_python("a/train.py", "--lr", "1", "-m", "--", "enable", path=SEES)
         self.assertEqual(found["argv"], ["a/train.py", "--lr", "1", "-m", "--", "enable"])
         self.assertEqual(found["path"], str(self.folder / "a"))
+
+    def test_its_program_has_this_packages_functions(self):
+        self.write("train.py", "from torch.distributed.fsdp import fully_shard\nprint(fully_shard.__module__)")
+        self.assertEqual(self.output("-m", "fsdp", "train.py").strip(), OURS)
 
     def test_a_link_to_a_file_has_the_folder_that_the_file_is_in(self):
         file = self.write("a/train.py", PROGRAM)
@@ -92,17 +133,17 @@ class Command(Case):
 
     def test_it_ends_as_the_program_ends(self):
         self.write("ends.py", "import sys; sys.exit(7)")
-        self.expect_error(7, "", "-m", "fsdp", "ends.py")
+        self.expect_light_error(7, "", "-m", "fsdp", "ends.py")
         self.write("fails.py", "def f(): raise KeyError('trainer')\nf()")
-        self.expect_error(1, "KeyError: 'trainer'", "-m", "fsdp", "fails.py")
+        self.expect_light_error(1, "KeyError: 'trainer'", "-m", "fsdp", "fails.py")
 
     def test_what_is_wrong_is_said_in_one_line(self):
-        self.expect_error(2, f"there is no program no.py ({self.folder}/no.py)", "-m", "fsdp", "no.py")
-        self.expect_error(2, "there is no module no.such: No module named 'no'", "-m", "fsdp", "-m", "no.such")
-        self.expect_error(2, f"there is no module no in {self.folder}", "-m", "fsdp", "-m", "no")
-        self.expect_error(2, "required: PROGRAM", "-m", "fsdp")
-        self.expect_error(2, "unrecognized arguments: --lr", "-m", "fsdp", "--lr", "train.py")
-        self.expect_error(2, "enable takes no arguments, found --lr; a program of that name is ./enable",
+        self.expect_light_error(2, f"there is no program no.py ({self.folder}/no.py)", "-m", "fsdp", "no.py")
+        self.expect_light_error(2, "there is no module no.such: No module named 'no'", "-m", "fsdp", "-m", "no.such")
+        self.expect_light_error(2, f"there is no module no in {self.folder}", "-m", "fsdp", "-m", "no")
+        self.expect_light_error(2, "required: PROGRAM", "-m", "fsdp")
+        self.expect_light_error(2, "unrecognized arguments: --lr", "-m", "fsdp", "--lr", "train.py")
+        self.expect_light_error(2, "enable takes no arguments, found --lr; a program of that name is ./enable",
                           "-m", "fsdp", "enable", "--lr")
 
     def test_with_another_torch_the_program_does_not_run(self):
@@ -119,6 +160,7 @@ class Enabled(Case):
 
     @classmethod
     def setUpClass(cls):
+        super().setUpClass()
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.environment = Path(os.path.realpath(folder.name), "env")
@@ -132,9 +174,16 @@ class Enabled(Case):
     def run_python(self, *arguments, **more):
         return super().run_python(*arguments, **{"python": self.python, **more})
 
+    def command(self, *arguments, **more):
+        return self.output("-m", "fsdp", *arguments, path=self.light, **more)
+
     def enable(self):
-        self.addCleanup(self.output, "-m", "fsdp", "disable")
-        return self.output("-m", "fsdp", "enable")
+        self.addCleanup(self.command, "disable")
+        return self.command("enable")
+
+    def forks(self, cases, **more):
+        """What each text has printed, in an environment with these variables."""
+        return [json.loads(line) for line in self.output("-c", FORKS, json.dumps(cases), **more).splitlines()]
 
     def files(self):
         return sorted(file.name for file in self.site.rglob("*") if "fsdp" in file.name)
@@ -144,45 +193,46 @@ class Enabled(Case):
         return self.output("-c", f"{text}\nprint(fully_shard.__module__)", **more).strip()
 
     def test_enable_names_what_it_writes_and_disable_what_it_removes(self):
-        self.assertIn(f"not enabled: there is no {self.site}/fsdp_replace_torch.pth", self.output("-m", "fsdp", "disable"))
+        self.assertIn(f"not enabled: there is no {self.site}/fsdp_replace_torch.pth", self.command("disable"))
         written = [f"{self.site}/{name}" for name in ("fsdp_replace_torch.pth", "_fsdp_replace_torch.py")]
         self.assertEqual(self.enable().splitlines()[:2], [f"wrote {file}" for file in written])
         self.assertEqual(self.files(), ["_fsdp_replace_torch.py", "fsdp_replace_torch.pth"])
         self.assertIn(f"enabled: {', '.join(written)}\nFSDP_REPLACE_TORCH as it is now changes nothing",
-                      self.output("-m", "fsdp", "status"))
-        self.assertIn("as it is now replaces torch's names", self.output("-m", "fsdp", "status", FSDP_REPLACE_TORCH=1))
+                      self.command("status"))
+        self.assertIn("as it is now replaces torch's names", self.command("status", FSDP_REPLACE_TORCH=1))
         Path(written[1]).write_text("# older\ndef install(): pass\n")
-        self.assertIn("They are another version's", self.output("-m", "fsdp", "status"))
-        self.output("-c", "import torch.distributed.fsdp", FSDP_REPLACE_TORCH=1)  # which compiles it
+        self.assertIn("They are another version's", self.command("status"))
+        self.output("-c", "", FSDP_REPLACE_TORCH=1)  # which compiles it
         self.enable()  # over it
-        self.assertNotIn("another version's", self.output("-m", "fsdp", "status"))
-        self.assertEqual(self.output("-m", "fsdp", "disable").splitlines(), [f"removed {file}" for file in written])
+        self.assertNotIn("another version's", self.command("status"))
+        self.assertEqual(self.command("disable").splitlines(), [f"removed {file}" for file in written])
         self.assertEqual(self.files(), [])
-        ran = self.run_python("-m", "fsdp", "status")
+        ran = self.run_python("-m", "fsdp", "status", path=self.light)
         self.assertEqual((ran.returncode, ran.stdout.strip()), (1, f"not enabled: there is no {written[0]}"))
 
     def test_the_variable_decides(self):
-        self.assertEqual(self.maker(FSDP_REPLACE_TORCH=1), TORCHS)
+        is_there = "import sys; print('_fsdp_replace_torch' in sys.modules)"
+        self.assertEqual(self.output("-c", is_there, FSDP_REPLACE_TORCH=1).strip(), "False")
         self.enable()
-        for value in ("1", "true"):
-            self.assertEqual(self.maker(FSDP_REPLACE_TORCH=value), OURS)
-        for value in ({}, {"FSDP_REPLACE_TORCH": "0"}, {"FSDP_REPLACE_TORCH": ""}):
-            self.assertEqual(self.maker(**value), TORCHS)
+        for value in ({}, {"FSDP_REPLACE_TORCH": "0"}):
+            self.assertEqual(self.output("-c", is_there, **value).strip(), "False")
+        for value, maker in (("true", OURS), ("", TORCHS)):
+            self.assertEqual(self.maker(FSDP_REPLACE_TORCH=value), maker)
 
     def test_whichever_way_a_program_comes_by_the_name_it_is_ours(self):
         self.enable()
-        for text in ("from torch.distributed.fsdp import fully_shard as f, FSDPModule\nfully_shard = f",
-                     "import torch.distributed.fsdp as place\nfully_shard = place.fully_shard",
-                     "from torch.distributed.fsdp import *",
-                     "from torch.distributed.fsdp._fully_shard import fully_shard",
-                     "from torch.distributed._composable.fsdp import fully_shard",
-                     "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
-                     # Which imports torch's module half-way through its own import.
-                     "import torch.distributed.checkpoint\nfrom torch.distributed.fsdp import fully_shard",
-                     "import torch.distributed.pipelining\nfrom torch.distributed._composable.fsdp import fully_shard",
-                     "import fsdp\nfrom torch.distributed.fsdp import fully_shard"):
-            with self.subTest(text=text):
-                self.assertEqual(self.maker(text, FSDP_REPLACE_TORCH=1), OURS)
+        texts = ("from torch.distributed.fsdp import fully_shard as f, FSDPModule\nfully_shard = f",
+                 "import torch.distributed.fsdp as place\nfully_shard = place.fully_shard",
+                 "from torch.distributed.fsdp import *",
+                 "from torch.distributed.fsdp._fully_shard import fully_shard",
+                 "from torch.distributed._composable.fsdp import fully_shard",
+                 "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
+                 # Which imports torch's module half-way through its own import.
+                 "import torch.distributed.checkpoint\nfrom torch.distributed.fsdp import fully_shard",
+                 "import torch.distributed.pipelining\nfrom torch.distributed._composable.fsdp import fully_shard",
+                 "import fsdp\nfrom torch.distributed.fsdp import fully_shard")
+        makers = self.forks([({}, f"{text}\nprint(fully_shard.__module__)") for text in texts], FSDP_REPLACE_TORCH=1)
+        self.assertEqual([maker.strip() for maker in makers], [OURS] * len(texts))
 
     def test_python_starts_without_torch_and_without_the_variable_with_nothing_at_all(self):
         self.enable()
@@ -216,36 +266,36 @@ class Enabled(Case):
                 "for _ in range(2):\n    try:\n        from torch.distributed.fsdp import fully_shard\n"
                 "    except RuntimeError as error:\n        print(error)\n"
                 "print(vars(place)['fully_shard'].__module__)")
-
-        def expect(says, change="", **more):
-            *errors, maker = self.output("-c", text.format(change), **{"FSDP_REPLACE_TORCH": 1, **more}).splitlines()
-            self.assertEqual((len(errors), maker), (2, TORCHS))
+        cases = (("No module named 'fsdp'", f"import sys; sys.path.remove({str(rank_results.PACKAGE)!r})", "1"),
+                 ("expected 0 or 1, found 'maybe'", "", "maybe"),
+                 ("but this is torch 2.10.1", "torch.__version__ = '2.10.1'", "1"),
+                 ("torch.distributed.fsdp.share_comm_ctx is not torch's own, but <built-in function len>",
+                  "place.share_comm_ctx = len", "1"))
+        printed = self.forks([({"FSDP_REPLACE_TORCH": value}, text.format(change)) for _, change, value in cases],
+                             FSDP_REPLACE_TORCH=1)
+        for (says, *_), lines in zip(cases, printed):
+            *errors, maker = lines.splitlines()
+            self.assertEqual((len(errors), maker), (2, TORCHS), lines)
             for error in errors:
                 self.assertIn(says, error)
                 self.assertIn("unset the variable to run with torch's own", error)
-
-        expect("No module named 'fsdp'", path=os.pathsep.join(rank_results.PATH))
-        expect("expected 0 or 1, found 'maybe'", FSDP_REPLACE_TORCH="maybe")
-        expect("but this is torch 2.10.1", "torch.__version__ = '2.10.1'")
-        expect("torch.distributed.fsdp.share_comm_ctx is not torch's own, but <built-in function len>",
-               "place.share_comm_ctx = len")
 
     @unittest.skipIf(os.getuid() == 0, "root may write everywhere")
     def test_a_folder_that_may_not_be_written_to_is_named_as_users_see_it(self):
         self.site.chmod(0o555)
         self.addCleanup(self.site.chmod, 0o755)
-        self.expect_error(2, [f"{self.site}, where this Python's packages are, cannot be written to", "python -m venv"],
-                          "-m", "fsdp", "enable")
+        self.expect_light_error(2, [f"{self.site}, where this Python's packages are, cannot be written to", "python -m venv"],
+                                "-m", "fsdp", "enable")
 
     def test_what_cannot_be_written_or_removed_is_named_and_nothing_is_left(self):
         blocked = self.site / "_fsdp_replace_torch.py"
         blocked.mkdir()  # what even root cannot write over
         self.addCleanup(lambda: blocked.exists() and blocked.rmdir())
-        self.expect_error(2, [f"{self.site}, where this Python's packages are, cannot be written to", "python -m venv",
-                              "which writes nothing"], "-m", "fsdp", "enable")
+        self.expect_light_error(2, [f"{self.site}, where this Python's packages are, cannot be written to", "python -m venv",
+                                    "which writes nothing"], "-m", "fsdp", "enable")
         self.assertEqual(self.files(), [blocked.name])
         self.assertEqual([file for file in self.site.iterdir() if file.name.startswith(".")], [])
-        self.expect_error(2, [f"{blocked} cannot be removed", "or unset FSDP_REPLACE_TORCH"], "-m", "fsdp", "disable")
+        self.expect_light_error(2, [f"{blocked} cannot be removed", "or unset FSDP_REPLACE_TORCH"], "-m", "fsdp", "disable")
 
 
 if __name__ == "__main__":
