@@ -5,15 +5,17 @@ Usage: accelerate_fsdp2.py [--rows NAMES] RECORD_FOLDER
 
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from accelerate import ParallelismConfig
 from accelerate.utils import TorchDynamoPlugin, merge_fsdp_weights
 from safetensors.torch import load_file
 from torch.distributed.fsdp import CPUOffloadPolicy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaForCausalLM
 
 import accelerate_cpu
@@ -138,7 +140,55 @@ def compiled(folder, regional):
     return trained(accelerator, models.llama())
 
 
+# The lines that accelerate's quick tour adds to a training loop, with that loop.
+QUICK_TOUR = """
+from accelerate import Accelerator
+accelerator = Accelerator()
+model, optimizer, training_dataloader, scheduler = accelerator.prepare(model, optimizer, training_dataloader, scheduler)
+for batch in training_dataloader:
+    optimizer.zero_grad()
+    inputs, targets = batch
+    outputs = model(inputs)
+    loss = loss_function(outputs, targets)
+    accelerator.backward(loss)
+    optimizer.step()
+    scheduler.step()
+"""
+
+
+def quick_tour(folder):
+    """With the variables that `accelerate launch` sets."""
+    accelerate_cpu.forget()
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True), 2)
+    model = nn.Sequential(nn.Embedding(models.VOCABULARY, 16), encoder, nn.Linear(16, models.VOCABULARY))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses, tokens = [], models.tokens()
+
+    def loss_function(outputs, targets):
+        losses.append(F.cross_entropy(outputs.flatten(0, 1), targets.flatten()))
+        return losses[-1]
+
+    names = {"model": model, "optimizer": optimizer, "loss_function": loss_function,
+             "training_dataloader": DataLoader(TensorDataset(tokens[:, :-1], tokens[:, 1:]), batch_size=2),
+             "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)}
+    with mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true", ACCELERATE_USE_FSDP="true", FSDP_VERSION="2",
+                         FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+                         FSDP_TRANSFORMER_CLS_TO_WRAP="TransformerEncoderLayer"):
+        exec(QUICK_TOUR, names)
+    model = names["model"]
+    return {"losses": losses, "weights": dict(model.named_parameters()), **rows.described(model)}
+
+
+def hybrid(folder):
+    """On four ranks: two replicas of two shards."""
+    accelerator = accelerate_cpu.accelerator(accelerate_cpu.plugin(), parallelism_config=ParallelismConfig(
+        dp_replicate_size=2, dp_shard_size=2))
+    return trained(accelerator, models.llama())
+
+
 ROWS = {
+    "quick_tour": quick_tour,
     "plain": plain,
     "bf16": lambda folder: plain(folder, precision="bf16"),
     "fp16": lambda folder: plain(folder, precision="fp16"),

@@ -78,8 +78,8 @@ class Model(lightning.LightningModule):
 
 def trainer(folder, data=2, tensor=1, distributed=True, **more):
     strategy = ModelParallelStrategy(data, tensor, save_distributed_checkpoint=distributed)
-    options = dict(accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False, default_root_dir=folder,
-                   enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+    options = dict(accelerator="cpu", devices=data * tensor, strategy=strategy, max_epochs=1, logger=False,
+                   default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
     return lightning.Trainer(**{**options, **more})
 
 

@@ -30,8 +30,9 @@ SHORT = "short_rows.py"  # in every run of the tests; the others by tools/test -
 PROGRAMS = {
     SHORT: Program(("accelerate", "transformers"), rows("tutorial accelerate")),
     "accelerate_fsdp2.py": Program(("accelerate", "transformers"), rows(
-        "plain bf16 fp16 accumulation no_reshard activation_checkpointing activation_offload cpu_offload size_based_wrap "
-        "no_wrap tied ignored_modules efficient_loading saved_sharded saved_full exported compiled_blocks compiled_whole",
+        "quick_tour plain bf16 fp16 accumulation no_reshard activation_checkpointing activation_offload cpu_offload "
+        "size_based_wrap no_wrap tied ignored_modules efficient_loading saved_sharded saved_full exported compiled_blocks "
+        "compiled_whole",
         cpu_offload_pinned=Row(fails="Found no NVIDIA driver|No CUDA GPUs are available",
                                reason="memory is pinned by an accelerator; fsdp goes on without one"),
         size_based_wrap_of_list=Row(fails="containers that do not implement forward",
@@ -39,7 +40,7 @@ PROGRAMS = {
     "transformers_trainer.py": Program(("accelerate", "transformers", "peft"), rows(
         "plain bf16 accumulation activation_checkpointing compiled resumed_sharded resumed_full best saved generated lora "
         "lora_resumed")),
-    "transformers_sharded.py": Program(("transformers",), rows("fsdp tied mixed_precision whole_layers")),
+    "transformers_sharded.py": Program(("transformers",), rows("fsdp tied mixed_precision hsdp whole_layers")),
     "peft_adapters.py": Program(("transformers", "peft"), rows(
         "lora lora_bf16 lora_embedding rslora_dropout dora ia3 adalora vera oft prompt_tuning restored switched",
         adalora_allocation=Row(fails=r"tolist\(\) is not supported",
@@ -55,4 +56,7 @@ PROGRAMS = {
                   reason="torchtitan's default backend has plain parameters annotated by spmd_types"),
         full_dtensor=Row(fails="but got different mesh objects",
                          reason="torchtitan hands fully_shard another mesh object than its parameters have"))),
+    "four_ranks.py": Program(("accelerate", "transformers", "lightning", "torchtitan"), rows(
+        "accelerate_hsdp transformers_hsdp transformers_tensor_parallel lightning_hsdp lightning_tensor_parallel "
+        "torchtitan_hsdp torchtitan_tensor_parallel"), ranks=4),
 }

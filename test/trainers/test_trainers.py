@@ -1,4 +1,4 @@
-"""Others' trainers, as they are, on two gloo ranks: each program of table.py twice, by `torchrun PROGRAM` with FSDP2 and by
+"""Others' trainers, as they are, on gloo ranks: each program of table.py twice, by `torchrun PROGRAM` with FSDP2 and by
 `torchrun -m fsdp PROGRAM`, and each of its rows compared. With --short, only what every run of the tests has.
 """
 

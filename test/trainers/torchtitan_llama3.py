@@ -43,8 +43,10 @@ def write_assets(folder):
     (text / "data.json").write_text("\n".join(json.dumps({"text": line}) for line in lines))
 
 
-def use_cpus():
-    """torchtitan takes the accelerator that torch finds, else CUDA; here it finds the CPU, with what torchtitan asks of one."""
+def prepare():
+    """torchtitan takes the accelerator that torch finds, else CUDA; here it finds the CPU, with what torchtitan asks of one.
+    And what torchtitan does where it makes the process group, which is there already."""
+    torch.autograd.set_multithreading_enabled(False)
     torch._utils._get_available_device_type = lambda: "cpu"
     torch.cpu.get_device_name = lambda *_: "cpu"
     torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=1 << 34)
@@ -131,6 +133,5 @@ ROWS = {
 }
 
 if __name__ == "__main__":
-    use_cpus()
-    torch.autograd.set_multithreading_enabled(False)  # as torchtitan does where it makes the process group
+    prepare()
     rows.main(ROWS)
