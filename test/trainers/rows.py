@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -52,7 +53,7 @@ def main(rows):
     parser.add_argument("--rows", default=",".join(rows), help="names, between commas")
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))  # a rank that waits for one that failed ends, too
     rank, records = dist.get_rank(), {}
     for name in arguments.rows.split(","):
         folder = arguments.folder / name
