@@ -27,4 +27,8 @@ struct StepStatistics {
 /// `module` or any sharded module below the same root. No communication.
 StepStatistics statistics(const FSDPModule& module);
 
+/// Milliseconds that the host has waited for collectives of `module`'s root in the step that began last. With backends that
+/// work on a stream of a device (NCCL) the device waits instead, which is not in it. Differs from run to run. No communication.
+double exposed_wait_ms(const FSDPModule& module);
+
 }  // namespace fsdp

@@ -10,7 +10,7 @@ namespace fsdp {
 
 class FSDPModule;
 
-/// Several ranks in one trace, aligned by their clocks: exact on one machine.
+/// Several ranks in one trace, aligned by their clocks: exact on one machine. Roots of one rank have a track each.
 std::string timeline_json(const std::vector<Timeline>& ranks);
 /// Reads files that `Timeline::write` has written, of different ranks, and writes them as one.
 /// Throws UsageError if one cannot be read or written, or is not such a file.

@@ -25,13 +25,23 @@ struct TimelineEvent {
   bool is_given_up = false;  ///< nobody waited for the result
 };
 
+/// What a root holds beside its shards, from one time until the next that was written down.
+struct TimelineBytes {
+  int64_t time_ns = 0;    ///< as an event's
+  int64_t unsharded = 0;  ///< parameters that are gathered, or on their way
+  int64_t packed = 0;     ///< gradients in reductions that have not let go of them
+};
+
 /// What one rank did, and when, as its host saw it.
 struct Timeline {
   int rank = 0;
   std::vector<TimelineEvent> events;  ///< by begin
-  int64_t dropped = 0;                ///< events that found no room
+  std::vector<TimelineBytes> bytes = {};  ///< by time; the first when the recording began
+  int64_t sharded_bytes = 0;              ///< of this rank's shards, which are there all the time
+  int64_t dropped = 0;                ///< events and byte counts that found no room
 
-  /// In the Chrome trace format, which ui.perfetto.dev and chrome://tracing open: one process per rank.
+  /// In the Chrome trace format, which ui.perfetto.dev and chrome://tracing open: one process per rank, with counters of
+  /// unsharded, packed and live bytes: these are both and the shards together.
   std::string json() const;
   /// Throws UsageError if the file cannot be written.
   void write(const std::string& path) const;

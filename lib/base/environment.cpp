@@ -120,6 +120,8 @@ LaunchEnvironment read_launcher(const LauncherVariables& names) {
 std::string log_level() { return read("FSDP_LOG_LEVEL").value_or("warn"); }
 bool fakes_all_gather() { return read_flag("FSDP_FAKE_ALL_GATHER"); }
 bool fakes_reduce() { return read_flag("FSDP_FAKE_REDUCE"); }
+bool shows_nvtx() { return read_flag("FSDP_NVTX"); }
+
 bool copies_on_cpu() { return read_flag("FSDP_COPY_ON_CPU"); }
 bool checks_schedule() { return read_flag("FSDP_SCHEDULE_CHECK", /*when_unset=*/true); }
 bool sanitizes() { return read_flag("FSDP_SANITIZE"); }

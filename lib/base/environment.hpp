@@ -26,6 +26,9 @@ bool debugs_in_detail();
 /// FSDP_SCHEDULE_CHECK; default true. False: ranks never compare their schedules.
 bool checks_schedule();
 
+/// FSDP_NVTX: a root's ranges are NVTX ranges, too.
+bool shows_nvtx();
+
 /// FSDP_SANITIZE and FSDP_SANITIZE_SEED (default 1): see SanitizerOptions.
 bool sanitizes();
 int sanitizer_seed();

@@ -26,8 +26,8 @@ struct CommContext {
   SideStream post_reduce_stream;  ///< all-reduces, divisions and copies, which the next reduce-scatter does not wait for
   GatherSlots gather_slots;
   ReductionSlots reduction_slots;
-  CollectiveTrace trace;
   StepMeter meter;
+  CollectiveTrace trace{meter};
   Divisor divisor;                  ///< of sums of gradients
   UserHooks* user_hooks = nullptr;  ///< the root
 

@@ -1,6 +1,9 @@
 #include "root/action_runner.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "dispatch/residency.hpp"
 #include "group/symmetric_memory.hpp"
@@ -8,6 +11,17 @@
 #include "root/group_port.hpp"
 
 namespace fsdp {
+
+namespace {
+
+/// What is gathered, but not to be used at once.
+bool is_prefetch(const Actions& actions, const Action& action) {
+  return action.kind == ActionKind::kUnshard && std::ranges::none_of(actions, [&](const Action& other) {
+    return other.kind == ActionKind::kWaitForUnshard && other.group == action.group;
+  });
+}
+
+}  // namespace
 
 void ActionRunner::add(ParamGroup& group) {
   group.parts().comm_ctx = &comm_ctx_;
@@ -39,10 +53,22 @@ bool ActionRunner::has_unreleased_groups() const {
   return std::ranges::any_of(groups(), [](const auto* group) { return group->parts().is_never_released(); });
 }
 
+/// As FSDP2 names it.
+std::string ActionRunner::prefetch_name(int id) const {
+  const auto* group = find(id);
+  return fmt::format("FSDP::{}_prefetch for {}", is_backward(step_.state()) ? "backward" : "forward",
+                     group ? group->name() : "(gone)");
+}
+
 void ActionRunner::apply(const Actions& actions) {
   if (actions.empty()) return;
   try {
-    for (const auto& action : actions) execute(action);
+    for (const auto& action : actions) {
+      std::optional<Range> prefetch;
+      if (comm_ctx_.trace.has_listener() && is_prefetch(actions, action)) [[unlikely]]
+        prefetch.emplace(comm_ctx_.trace, [&] { return prefetch_name(action.group); });
+      execute(action);
+    }
   } catch (...) {
     report_states();
     throw;

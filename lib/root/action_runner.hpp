@@ -41,6 +41,7 @@ class ActionRunner {
   const ReductionQueue& reductions() const { return reductions_; }
 
  private:
+  std::string prefetch_name(int id) const;
   void execute(const Action& action);
   void unshard_now(ParamGroup& group);
   void reshard_now(ParamGroup& group, bool after_forward);

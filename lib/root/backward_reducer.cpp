@@ -26,7 +26,10 @@ bool has_all_gradients(const ParamGroup& group) {
 }
 
 void BackwardReducer::on_last_gradient(ParamGroup& group) {
-  runner_.tell(GroupEvent::kLastGradient, group);
+  {
+    const Range range(runner_.comm_ctx().trace, "FSDP::post_backward_reshard", group.identity());
+    runner_.tell(GroupEvent::kLastGradient, group);
+  }
   auto& reductions = runner_.reductions();
   reductions.launch_behind_backward();
   if (!group.gradients().config.requires_gradient_sync) return;

@@ -93,7 +93,11 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
       if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
   const auto written = forward ? take_writes(used) : Ids();
-  runner_.apply(scheduler.use(ids, written, noted.has_started_over));
+  {
+    const Range range(runner_.comm_ctx().trace, forward ? "FSDP::pre_forward" : "FSDP::pre_backward",
+                      used.front()->identity());
+    runner_.apply(scheduler.use(ids, written, noted.has_started_over));
+  }
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) GroupPort::of(*group).mark_ready(task);
   runner_.reductions().launch_behind_use(used);
@@ -123,6 +127,9 @@ void RootContext::control(ParamGroup& group, GroupEvent event) {
     take_over_modes();
     if (group.changes().is_stale()) runner_.tell(GroupEvent::kWritten, group);
   }
+  const bool ends_forward = event == GroupEvent::kUserLetsGo && is_forward(step_.state());
+  std::optional<Range> range;
+  if (ends_forward) range.emplace(runner_.comm_ctx().trace, "FSDP::post_forward", group.identity());
   runner_.tell(event, group);
 }
 

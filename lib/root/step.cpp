@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "comm/work.hpp"
 #include "dispatch/residency.hpp"
 #include "group/group_sanitizer.hpp"
 #include "root/facts_of.hpp"
@@ -10,6 +11,27 @@
 
 // The boundaries of a step, and what happens to gradients at them.
 namespace fsdp {
+
+namespace {
+
+/// One line about a root, for whoever asks for information.
+void say_what_is_sharded(std::span<ParamGroup* const> groups) {
+  if (!log().should_log(spdlog::level::info)) return;
+  int64_t sharded = 0, unsharded = 0;
+  const MeshInfo* widest = nullptr;
+  const auto ranks_of_mesh = [](const MeshInfo& info) { return info.shard_size() * info.replicate_size(); };
+  for (const auto* group : groups) {
+    sharded += group->parts().layout.stored().rank_bytes();
+    unsharded += group->parts().unsharded_bytes();
+    const auto& info = group->identity().mesh_info;
+    if (widest == nullptr || ranks_of_mesh(info) > ranks_of_mesh(*widest)) widest = &info;
+  }
+  if (widest == nullptr) return;
+  log().info("first step: {} groups, {} bytes sharded on this rank, {} unsharded; {} ranks over {}", groups.size(),
+             with_separators(sharded), with_separators(unsharded), ranks_of_mesh(*widest), widest->group_in_world().backend());
+}
+
+}  // namespace
 
 /// Queued in an autograd task as its last callback. If the task dies of an exception instead, the
 /// callback is destroyed without having run: that is how a failed backward is noticed at once.
@@ -88,13 +110,18 @@ void RootContext::take_over_modes() {
 }
 
 void RootContext::begin_forward() {
+  auto& trace = runner_.comm_ctx().trace;
+  trace.look_for_listener();
+  const Range range(trace, [] { return std::string("FSDP::root_pre_forward"); });
+  const bool is_first = !has_started_;
   take_over_modes();
   prepare_step(StepEvent::kForwardBegins);
   enter(StepEvent::kForwardBegins);
   runner_.comm_ctx().meter.begin_step();
   runner_.scheduler().begin_forward(at::GradMode::is_enabled());
-  runner_.comm_ctx().trace.note_first_values(take_first_values(runner_.groups()));  // there are none but in the first
-  runner_.comm_ctx().trace.begin_phase(CollectiveTrace::Phase::kForward);
+  trace.note_first_values(take_first_values(runner_.groups()));  // there are none but in the first
+  trace.begin_phase(CollectiveTrace::Phase::kForward);
+  if (is_first) say_what_is_sharded(runner_.groups());
 }
 
 void RootContext::begin_backward(int64_t task) {
@@ -167,7 +194,9 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
 }
 
 void RootContext::end_backward() {
-  runner_.comm_ctx().trace.look_for_listener();
+  auto& trace = runner_.comm_ctx().trace;
+  trace.look_for_listener();
+  const Range range(trace, [] { return std::string("FSDP::root_post_backward_callback"); });
   runner_.reductions().launch_postponed();
   if (step_.is_manual())
     reducer_.leave();

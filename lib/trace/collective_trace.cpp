@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/environment.hpp"
@@ -10,6 +11,7 @@
 #include "base/stable_hash.hpp"
 #include "comm/notice_board.hpp"
 #include "trace/desync/desync_watch.hpp"
+#include "trace/nvtx_ranges.hpp"
 
 namespace fsdp {
 
@@ -52,12 +54,25 @@ WatchTimes times_of(const ScheduleCheckOptions& options, std::chrono::millisecon
           .timeout = timeout};
 }
 
+/// Tells the meter how long it lives.
+class WaitClock {
+ public:
+  explicit WaitClock(StepMeter& meter) : meter_(meter) {}
+  ~WaitClock() { meter_.add_wait(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count()); }
+  WaitClock(const WaitClock&) = delete;
+  WaitClock& operator=(const WaitClock&) = delete;
+
+ private:
+  StepMeter& meter_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
 }  // namespace
 
-void Range::begin(CollectiveTrace& trace, const char* what, const GroupIdentity& group) {
+std::string Range::name_of(const char* what, const GroupIdentity& group) { return fmt::format("{} ({})", what, group.name); }
+
+void Range::begin(CollectiveTrace& trace, std::string name) {
   auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
-  if (!callbacks && trace.recorder() == nullptr) return;  // whoever listened has gone
-  auto name = fmt::format("{} ({})", what, group.name);
   if (callbacks) {
     profiled_.emplace(std::move(*callbacks));
     profiled_->before(name);
@@ -66,7 +81,7 @@ void Range::begin(CollectiveTrace& trace, const char* what, const GroupIdentity&
   if (recorder_ != nullptr) recorder_->begin_slice(std::move(name));
 }
 
-CollectiveTrace::CollectiveTrace() = default;
+CollectiveTrace::CollectiveTrace(StepMeter& meter) : meter_(meter) { show_ranges_to_nvtx_where_asked(); }
 CollectiveTrace::~CollectiveTrace() = default;
 
 void CollectiveTrace::set_check(const ScheduleCheckOptions& options) {
@@ -172,6 +187,7 @@ void CollectiveTrace::wait(Operation operation, const GroupIdentity& group, cons
     const Range range(*this, names_of(operation).wait_range, group);
     const InCollective inside(*this);
     if (watch_) (*watch_)->enter(operation, group.id);
+    const WaitClock clock(meter_);
     try {
       work->wait();
     } catch (const CommError& error) {
@@ -226,11 +242,13 @@ void CollectiveTrace::show_use(const GroupIdentity* group) {
 void CollectiveTrace::start_timeline(int rank, size_t max_events) {
   recorder_ = std::make_unique<TimelineRecorder>(rank, max_events);
   recorder_->begin_phase("between steps");
+  meter_.set_recorder(recorder_.get());
   has_listener_ = true;
 }
 
 Timeline CollectiveTrace::stop_timeline() {
   require_state(recorder_ != nullptr, "stop_timeline: none was started; call start_timeline first");
+  meter_.set_recorder(nullptr);
   auto timeline = recorder_->take();
   recorder_.reset();
   return timeline;

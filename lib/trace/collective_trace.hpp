@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "trace/collective_log.hpp"
 #include "trace/first_values.hpp"
 #include "trace/group_identity.hpp"
+#include "trace/step_meter.hpp"
 #include "trace/timeline_recorder.hpp"
 
 namespace fsdp {
@@ -44,7 +46,8 @@ struct FirstValuesOfGroup {
 /// Not thread-safe: the root's lock guards it.
 class CollectiveTrace {
  public:
-  CollectiveTrace();
+  /// meter: is told how long the host waits.
+  explicit CollectiveTrace(StepMeter& meter);
   ~CollectiveTrace();
 
   // --- the root's groups
@@ -109,6 +112,7 @@ class CollectiveTrace {
   std::vector<int> watched_;              // the ranks that it compares with
   std::vector<bool> is_apart_;            // by group: some of these are not its ranks, and may have other parameters
   std::unique_ptr<TimelineRecorder> recorder_;
+  StepMeter& meter_;
 };
 
 /// Something that a root does for one of its modules, named as FSDP2 does: "FSDP::all_gather (blocks.3)".
@@ -117,7 +121,13 @@ class Range {
  public:
   Range(CollectiveTrace& trace, const char* what, const GroupIdentity& group) {
     if (trace.has_listener()) [[unlikely]]
-      begin(trace, what, group);
+      begin(trace, name_of(what, group));
+  }
+  /// name: () -> the whole name; asked where somebody listens.
+  template <std::invocable Name>
+  Range(CollectiveTrace& trace, Name&& name) {
+    if (trace.has_listener()) [[unlikely]]
+      begin(trace, name());
   }
   ~Range() {
     if (recorder_ != nullptr) [[unlikely]]
@@ -127,7 +137,8 @@ class Range {
   Range& operator=(const Range&) = delete;
 
  private:
-  void begin(CollectiveTrace& trace, const char* what, const GroupIdentity& group);
+  static std::string name_of(const char* what, const GroupIdentity& group);
+  void begin(CollectiveTrace& trace, std::string name);
 
   std::optional<at::RecordFunction> profiled_;
   TimelineRecorder* recorder_ = nullptr;

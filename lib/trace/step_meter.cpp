@@ -5,6 +5,7 @@ namespace fsdp {
 void StepMeter::begin_step() {
   before_step_ = total_;
   step_peak_bytes_ = unsharded_bytes_;
+  step_wait_ns_ = 0;
 }
 
 void StepMeter::end_step() {

@@ -87,6 +87,13 @@ void TimelineRecorder::end_collective(const char* operation, const std::string& 
   launched_.erase(found);
 }
 
+void TimelineRecorder::count_bytes(int64_t unsharded, int64_t packed) {
+  if (timeline_.bytes.size() < max_events_)
+    timeline_.bytes.push_back({now_ns(), unsharded, packed});
+  else
+    ++timeline_.dropped;
+}
+
 Timeline TimelineRecorder::take() {
   while (!open_.empty()) close();
   for (const size_t event : launched_) timeline_.events[event].end_ns = now_ns();

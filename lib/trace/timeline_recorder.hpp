@@ -33,6 +33,9 @@ class TimelineRecorder {
   void set_bytes(int64_t bytes);
   void end_collective(const char* operation, const std::string& subject, bool is_given_up);
 
+  /// What is held from now on.
+  void count_bytes(int64_t unsharded, int64_t packed);
+
   /// All that was recorded; what is still open ends now.
   Timeline take();
 

@@ -108,6 +108,31 @@ TEST_CASE("a timeline's collectives are those of the statistics, in launch order
   }));
 }
 
+TEST_CASE("a timeline counts the bytes that are gathered and packed, from its beginning to its end", "[group][timeline]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh());
+    chain.step(rank.index());
+    start_timeline(chain.root[0]);
+    chain.step(rank.index(), 1);
+    const auto timeline = stop_timeline(chain.root[0]);
+    const auto report = chain.root[0].report();
+    int64_t most_unsharded = 0, most_packed = 0, last = 0;
+    for (const auto& held : timeline.bytes) {
+      most_unsharded = std::max(most_unsharded, held.unsharded);
+      most_packed = std::max(most_packed, held.packed);
+      rank.check(held.time_ns >= last && held.unsharded >= 0 && held.packed >= 0, "in order, and none is negative");
+      last = held.time_ns;
+    }
+    rank.check_equal(most_unsharded, report.last_step_peak_bytes, "peak");
+    rank.check_equal(timeline.bytes.back().unsharded, report.bytes.unsharded, "at the end");
+    rank.check_equal(timeline.bytes.back().packed, int64_t{0}, "no reduction is left");
+    rank.check_equal(timeline.sharded_bytes, report.bytes.sharded, "shards");
+    int64_t largest = 0;
+    for (const auto& group : report.groups) largest = std::max(largest, group.unsharded_bytes);
+    rank.check(most_packed >= largest, "the largest group's gradients were packed");
+  }));
+}
+
 TEST_CASE("the trace is JSON that says the same, one process for each rank, whatever modules are called",
           "[group][timeline]") {
   std::mutex mutex;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <fstream>
+#include <map>
 
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
@@ -46,23 +47,42 @@ const char* category(TimelineEvent::Kind kind) {
   return "";
 }
 
+/// Where a timeline stands: a rank's roots count from 0.
+struct Track {
+  int rank = 0, root = 0;
+};
+
 /// A slice of the host's track, or the two ends of a collective, which have a track by themselves.
-void add_event(std::vector<std::string>& lines, int rank, size_t number, const TimelineEvent& event) {
-  const std::string who = fmt::format("\"pid\":{},\"tid\":0", rank);
+void add_event(std::vector<std::string>& lines, const Track& track, size_t number, const TimelineEvent& event) {
+  const std::string who = fmt::format("\"pid\":{},\"tid\":{}", track.rank, track.root);
   if (event.kind != TimelineEvent::Kind::kCollective) {
     lines.push_back(fmt::format("{{\"ph\":\"X\",\"name\":{},\"cat\":\"{}\",{},\"ts\":{},\"dur\":{}}}",
                                 json_string(event.name), category(event.kind), who,
                                 microseconds(event.begin_ns), microseconds(event.end_ns - event.begin_ns)));
     return;
   }
-  const std::string name = fmt::format("\"name\":{},\"cat\":\"collective\",\"id\":\"{}:{}\",{}",
-                                       json_string(event.name + " " + event.subject), rank, number, who);
+  const std::string name = fmt::format("\"name\":{},\"cat\":\"collective\",\"id\":\"{}:{}:{}\",{}",
+                                       json_string(event.name + " " + event.subject), track.rank, track.root, number, who);
   lines.push_back(fmt::format(
       "{{\"ph\":\"b\",{},\"ts\":{},\"args\":{{\"operation\":{},\"module\":{},\"group\":{},\"ranks\":{},"
       "\"bytes\":{},\"given_up\":{}}}}}",
       name, microseconds(event.begin_ns), json_string(event.name), json_string(event.subject), json_string(event.group),
       event.ranks, event.bytes, event.is_given_up));
   lines.push_back(fmt::format("{{\"ph\":\"e\",{},\"ts\":{}}}", name, microseconds(event.end_ns)));
+}
+
+/// One value of each counter.
+void add_bytes(std::vector<std::string>& lines, const Track& track, const Timeline& timeline, const TimelineBytes& held) {
+  const auto add = [&](const char* what, int64_t bytes) {
+    const auto which = track.root == 0 ? "" : fmt::format(" of root {}", track.root);
+    lines.push_back(fmt::format(
+        "{{\"ph\":\"C\",\"name\":\"{} bytes{}\",\"cat\":\"bytes\",\"pid\":{},\"tid\":{},\"ts\":{},"
+        "\"args\":{{\"bytes\":{}}}}}",
+        what, which, track.rank, track.root, microseconds(held.time_ns), bytes));
+  };
+  add("unsharded", held.unsharded);
+  add("packed", held.packed);
+  add("live", timeline.sharded_bytes + held.unsharded + held.packed);
 }
 
 std::string trace(const std::vector<std::string>& lines) {
@@ -82,16 +102,20 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string timeline_json(const std::vector<Timeline>& ranks) {
   std::vector<std::string> lines;
+  std::map<int, int> roots;
   for (const auto& timeline : ranks) {
+    const Track track{timeline.rank, roots[timeline.rank]++};
     const auto name = [&](const char* what, const std::string& value) {
       lines.push_back(fmt::format(
-          "{{\"ph\":\"M\",\"name\":\"{}\",\"pid\":{},\"tid\":0,\"args\":{{\"name\":{}}}}}", what, timeline.rank,
+          "{{\"ph\":\"M\",\"name\":\"{}\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":{}}}}}", what, track.rank, track.root,
           json_string(value)));
     };
     name("process_name", fmt::format("rank {}", timeline.rank));
-    name("thread_name", timeline.dropped == 0 ? "host" : fmt::format("host ({} events dropped)", timeline.dropped));
+    const auto host = track.root == 0 ? "host" : fmt::format("host, root {}", track.root);
+    name("thread_name", timeline.dropped == 0 ? host : fmt::format("{} ({} events dropped)", host, timeline.dropped));
     for (size_t i = 0; i < timeline.events.size(); ++i)
-      add_event(lines, timeline.rank, i, timeline.events[i]);
+      add_event(lines, track, i, timeline.events[i]);
+    for (const auto& held : timeline.bytes) add_bytes(lines, track, timeline, held);
   }
   return trace(lines);
 }
@@ -124,13 +148,17 @@ void start_timeline(const FSDPModule& module, size_t max_events) {
   require(max_events > 0, "start_timeline: expected room for one event at least, found none");
   const auto root = module.state().root();
   std::lock_guard lock(root->context()->mutex());
-  root->context()->runner().comm_ctx().trace.start_timeline(root->request().mesh_info.world_rank(), max_events);
+  auto& comm_ctx = root->context()->runner().comm_ctx();
+  comm_ctx.trace.start_timeline(root->request().mesh_info.world_rank(), max_events);
 }
 
 Timeline stop_timeline(const FSDPModule& module) {
   const auto root = module.state().root();
   std::lock_guard lock(root->context()->mutex());
-  return root->context()->runner().comm_ctx().trace.stop_timeline();
+  auto& comm_ctx = root->context()->runner().comm_ctx();
+  auto timeline = comm_ctx.trace.stop_timeline();
+  timeline.sharded_bytes = parameter_bytes(FSDPModule(root)).sharded;
+  return timeline;
 }
 
 }  // namespace fsdp

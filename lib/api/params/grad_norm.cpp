@@ -5,6 +5,7 @@
 #include <map>
 
 #include "api/params/find_param.hpp"
+#include "api/params/grad_norm.hpp"
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
 #include "fsdp/parameters.hpp"
@@ -119,7 +120,8 @@ at::Tensor added(const at::Tensor& one, const at::Tensor& other, double p) {
   return std::isinf(p) ? at::maximum(one, other) : one + other;
 }
 
-double total_norm(std::vector<NormPart> parts, double p) {
+/// In double, without dimensions, on the device of the first part.
+at::Tensor total_norm(std::vector<NormPart> parts, double p) {
   const auto device = parts.empty() ? c10::Device(at::kCPU) : parts.front().device;
   size_t depth = 0;
   for (auto& part : parts) {
@@ -142,7 +144,7 @@ double total_norm(std::vector<NormPart> parts, double p) {
   auto total = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   for (const auto& part : parts)
     if (part.groups.empty()) total = added(total, part.power.to(device), p);
-  return std::isinf(p) ? total.item<double>() : std::pow(total.item<double>(), 1 / p);
+  return std::isinf(p) ? total : total.pow(1 / p);
 }
 
 void check_norm_type(double norm_type, const char* caller) {
@@ -155,25 +157,34 @@ void check_norm_type(double norm_type, const char* caller) {
 double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   check_norm_type(norm_type, "get_total_norm");
   BelowResidency below;
-  return total_norm(split_by_group(parameters, "get_total_norm"), norm_type);
+  return total_norm(split_by_group(parameters, "get_total_norm"), norm_type).item<double>();
 }
 
-double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
-                       double norm_type, NonFinite nonfinite) {
+at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
+                                    NonFinite nonfinite) {
   check_norm_type(norm_type, "clip_grad_norm_");
   require(max_norm >= 0, "clip_grad_norm_: expected a largest norm of 0 or more, found {}", max_norm);
   BelowResidency below;
   const auto parts = split_by_group(parameters, "clip_grad_norm_");
-  const double norm = total_norm(parts, norm_type);
-  require_state(nonfinite == NonFinite::kAllow || std::isfinite(norm),
-                "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", norm);
+  const auto norm = total_norm(parts, norm_type);
+  if (nonfinite == NonFinite::kThrow) {
+    const double value = norm.item<double>();
+    require_state(std::isfinite(value),
+                  "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", value);
+  }
   // As torch.nn.utils.clip_grad_norm_: the small constant keeps a zero norm from dividing.
   // A norm that is not a number makes all gradients so, on every rank.
-  const double scale = max_norm / (norm + 1e-6);
-  if (!(scale >= 1.0))
-    for (const auto& part : parts)
-      for (auto gradient : part.gradients) gradient.mul_(scale);
+  const auto scale = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  // Where it is known at once, a pass over the gradients that would change nothing is saved.
+  if (scale.is_cpu() && scale.item<double>() >= 1.0) return norm;
+  for (const auto& part : parts)
+    for (auto gradient : part.gradients) gradient.mul_(scale.to(gradient.device()));
   return norm;
+}
+
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                       double norm_type, NonFinite nonfinite) {
+  return clip_grad_norm_on_device(parameters, max_norm, norm_type, nonfinite).item<double>();
 }
 
 }  // namespace fsdp

@@ -63,4 +63,9 @@ StepStatistics statistics(const FSDPModule& module) {
   return module.state().root()->context()->runner().comm_ctx().meter.total();
 }
 
+double exposed_wait_ms(const FSDPModule& module) {
+  constexpr double kNsPerMs = 1e6;
+  return static_cast<double>(module.state().root()->context()->runner().comm_ctx().meter.step_wait_ns()) / kNsPerMs;
+}
+
 }  // namespace fsdp

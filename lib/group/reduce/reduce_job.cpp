@@ -69,6 +69,9 @@ void ReduceJob::pack() {
       entry.gradient.reset();
     }
   }
+  int64_t bytes = 0;
+  for (const auto& part : inputs_.parts) bytes += part.reduce_scatter.layout->total_bytes();
+  packed_ = PackedBytes(group_->parts().comm_ctx->meter, bytes);
 }
 
 /// By options alone: with all-reduces it decides the order of launches.
@@ -175,6 +178,7 @@ void ReduceJob::free_inputs() {
   // What is packed next on the same stream takes their memory.
   const c10::OptionalStreamGuard on_theirs(packed_on_);
   for (auto& part : inputs_.parts) free_reduce_scatter_inputs(part.reduce_scatter);
+  packed_.release();
   if (slot_) slot_->note_waited();
   slot_.reset();
 }

@@ -9,6 +9,7 @@
 #include "group/reduce/reduce_part.hpp"
 #include "group/reduce/reduce_stage.hpp"
 #include "group/reduce/reduction_slots.hpp"
+#include "trace/step_meter.hpp"
 
 namespace fsdp {
 
@@ -66,6 +67,7 @@ class ReduceJob {
   ReduceOrder order_ = ReduceOrder::kInTurn;
   ReduceInputs inputs_;
   std::shared_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
+  PackedBytes packed_;  // of the parts' inputs
   bool has_freed_inputs_ = false;
   std::optional<c10::Stream> packed_on_;          // where there are streams: the inputs' memory is its
   std::optional<c10::Event> reduced_, assigned_;  // on streams: behind the reduce-scatters, behind what follows them
