@@ -24,9 +24,15 @@ from ._checkpoint import (CheckpointSaver, LoadCheckpointOptions, LoadedCheckpoi
                           load_checkpoint, save_checkpoint)
 from ._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
+from ._logs import install as _install_logs
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from ._replace_torch import TorchReplacement, replace_torch, restore_torch
+from ._report import BudgetOutlook, GroupReport, Report, StepReport, report
+from ._report_step import Collective, HeldBytes, Residency, StepRecord, Wait
+from ._timeline import Timeline, TimelineBytes, TimelineEvent, timeline
+
+_install_logs()
 
 # The extension makes these without.
 Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a RuntimeError. Wrong arguments are
@@ -37,23 +43,35 @@ CheckpointError.__doc__ = """A checkpoint that cannot be written or read: a full
 ranks do not share. Names the file, the tensor and the bytes; all ranks of a call raise it together."""
 
 __all__ = [
+    "BudgetOutlook",
     "CPUOffloadPolicy",
     "CheckpointError",
     "CheckpointSaver",
+    "Collective",
     "CommError",
     "DataParallelMeshDims",
     "Error",
     "FSDPModule",
     "GradientReductionHandle",
+    "GroupReport",
+    "HeldBytes",
     "LoadCheckpointOptions",
     "LoadedCheckpoint",
     "LocalShardPart",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "Report",
+    "Residency",
     "SaveCheckpointOptions",
     "ShardPlacementResult",
+    "StepRecord",
+    "StepReport",
+    "Timeline",
+    "TimelineBytes",
+    "TimelineEvent",
     "TorchReplacement",
     "UnshardHandle",
+    "Wait",
     "clip_grad_norm_",
     "fully_shard",
     "latest_checkpoint",
@@ -63,7 +81,9 @@ __all__ = [
     "optimizer_state_dict",
     "register_fsdp_forward_method",
     "replace_torch",
+    "report",
     "restore_torch",
     "save_checkpoint",
     "share_comm_ctx",
+    "timeline",
 ]

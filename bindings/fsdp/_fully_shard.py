@@ -19,6 +19,7 @@ from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, 
 from ._meshes import default_mesh, post_forward_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
+from ._timeline import live_states
 from ._torch_names import fully_shard_key
 
 _dtensors.install()
@@ -43,6 +44,7 @@ class FSDPState(_State):
         self.post_forward_mesh = post_forward_mesh(mesh, reshard_after_forward)
         self._state_ctx = types.SimpleNamespace(all_states=[self])
         self._comm_ctx = object()
+        self.timeline = None  # the last that was recorded of the root
 
     def _root_post_backward_final_callback(self):
         self.core.set_manual_backward_finalization(True)
@@ -51,6 +53,7 @@ class FSDPState(_State):
 
     def take_core(self, core):
         self.core = core
+        live_states.add(self)
         core.set_post_forward_mesh(*self.post_forward_mesh)
 
     def follow_reshard_after_forward(self, value):

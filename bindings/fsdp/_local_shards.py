@@ -84,11 +84,16 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> torch.Tensor:
     """torch.nn.utils.clip_grad_norm_ for local shards, parameters of sharded modules and plain tensors (which every
     rank holds whole) together: by their global norm, which it returns, the same on every rank. A collective call.
 
+    The norm is a tensor of the default dtype without dimensions, on the mesh's device, and on a GPU nothing waits for it.
+    foreach: torch chooses its kernels by it; it changes nothing here.
+
     RuntimeError if the norm is not finite and `error_if_nonfinite`; the gradients are as they were then.
     """
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    return torch.tensor(_C.clip_grad_norm_(parameters, max_norm, float(norm_type), error_if_nonfinite))
+    norm = _C.clip_grad_norm_(parameters, max_norm, float(norm_type), error_if_nonfinite)
+    return norm.to(torch.get_default_dtype())

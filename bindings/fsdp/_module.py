@@ -326,11 +326,18 @@ class FSDPModule(_torch_names.FSDPModule):
             raise
 
     def report(self) -> str:
-        """The tree of groups with their bytes, the learned order and what the last step did. Ours alone."""
-        return self._core().report()
+        """The tree of groups with their bytes, the learned order and what the last step did, as a table in text;
+        `fsdp.report` gives it as an object and a page. Ours alone."""
+        return self._core().report()["text"]
 
-    def statistics(self) -> dict[str, int]:
-        """Collectives and bytes of this module's root since it was sharded. Ours alone."""
+    def statistics(self) -> dict[str, float]:
+        """Collectives and bytes of this module's root since it was sharded, and `exposed_wait_ms`, for W&B or
+        TensorBoard. Ours alone.
+
+        exposed_wait_ms: of the last step (since the last forward began), how long the host waited for collectives.
+        Over gloo that is what compute waited. Over NCCL streams wait, and the host does not: a profiler shows theirs.
+        Bytes are of whole buffers, `communicated_bytes` what this rank has to send, and to receive.
+        """
         return self._core().statistics()
 
     def _set_unshard_async_op(self, async_op: bool) -> None:

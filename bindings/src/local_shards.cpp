@@ -1,5 +1,6 @@
 #include "local_shards.hpp"
 
+#include "api/params/grad_norm.hpp"
 #include "fsdp/local_shards.hpp"
 #include "fsdp/parameters.hpp"
 #include "shown/shown_registry.hpp"
@@ -69,7 +70,7 @@ py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, 
   return found;
 }
 
-double clip_grad_norm(const py::iterable& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
+at::Tensor clip_grad_norm(const py::iterable& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
   std::vector<at::Tensor> tensors;
   std::optional<std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>>> dtensors;
   for (const auto& parameter : parameters) {
@@ -89,7 +90,7 @@ double clip_grad_norm(const py::iterable& parameters, double max_norm, double no
   }
   py::gil_scoped_release no_gil;
   const auto nonfinite = error_if_nonfinite ? NonFinite::kThrow : NonFinite::kAllow;
-  return fsdp::clip_grad_norm_(tensors, max_norm, norm_type, nonfinite);
+  return clip_grad_norm_on_device(tensors, max_norm, norm_type, nonfinite);
 }
 
 }  // namespace fsdp::python

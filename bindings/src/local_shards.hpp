@@ -11,6 +11,6 @@ py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, 
 
 /// The core's: of local shards, the package's DTensors and plain tensors. Returns the global norm.
 /// Throws TypeError for a DTensor that is not of a module sharded by this package.
-double clip_grad_norm(const py::iterable& parameters, double max_norm, double norm_type, bool error_if_nonfinite);
+at::Tensor clip_grad_norm(const py::iterable& parameters, double max_norm, double norm_type, bool error_if_nonfinite);
 
 }  // namespace fsdp::python

@@ -1,7 +1,5 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <map>
-
 #include "api/shard/shard_like.hpp"
 #include "checkpoints.hpp"
 #include "comm/c10d/borrowed_group.hpp"
@@ -10,9 +8,8 @@
 #include "dispatch/residency.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/report.hpp"
-#include "fsdp/statistics.hpp"
 #include "fully_shard.hpp"
+#include "inspect.hpp"
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
 #include "sharded_module/applied_params.hpp"
@@ -109,15 +106,6 @@ std::vector<std::pair<py::object, py::object>> forms_of(Self& self) {
   return forms;
 }
 
-std::map<std::string, int64_t> statistics_of(Self& self) {
-  const auto all = statistics(self.controls());
-  return {{"all_gathers", all.all_gathers},
-          {"gathered_bytes", all.gathered_bytes},
-          {"reductions", all.reductions},
-          {"reduced_bytes", all.reduced_bytes},
-          {"communicated_bytes", all.communicated_bytes}};
-}
-
 /// What the package's hooks call.
 void define_hooks(PySharded& module) {
   module.def("pre_forward", &Self::pre_forward)
@@ -146,9 +134,7 @@ void define_views(PySharded& module) {
       .def("check_copyable",
            [](const Self& self) {
              for (const auto& unit : self.modules()) check_copyable(*unit);
-           })
-      .def("report", [](Self& self) { return self.controls().report().to_string(); }, NoLock())
-      .def("statistics", &statistics_of, NoLock());
+           });
 }
 
 void define_modules(py::module_& module) {
@@ -161,6 +147,7 @@ void define_modules(py::module_& module) {
   define_hooks(sharded);
   define_controls(sharded);
   define_views(sharded);
+  define_inspection(module, sharded);
   module.def("fully_shard", &shard);
   module.def("copy_sharded", &copy_sharded);
   module.def("local_shards", &local_shards);

@@ -99,7 +99,9 @@ def train_beside(ranks, rank, steps=4, mesh=None, kind=EXACT, **options):
         sum(loss_of(plain, each, step) for each in range(ranks)).div(ranks).backward()
         expect_same(gradients(ours), gradients(theirs), f"gradients of step {step}", tolerance)
         norm = fsdp.clip_grad_norm_(fsdp.local_shards(ours, decays), 0.05)
-        expected = fsdp.clip_grad_norm_(theirs.parameters(), 0.05)
+        expected = fsdp.clip_grad_norm_(theirs.parameters(), 0.05, foreach=True)
+        left = fsdp.clip_grad_norm_(theirs.parameters(), 1e6, 2.0, True, False)  # as torch takes them; clips nothing
+        torch.testing.assert_close(left, expected.clamp(max=0.05), rtol=1e-2, atol=0.0)
         # Each by its own norm, which may differ in the last place.
         torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0.0)
         torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05), rtol=1e-4, atol=0.0)

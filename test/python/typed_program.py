@@ -27,7 +27,12 @@ reduction = root.finalize_backward(async_op=True)
 reduction.wait()
 fsdp.register_fsdp_forward_method(model, "forward")
 fsdp.share_comm_ctx([root, *both])
-counts: dict[str, int] = root.statistics()
+counts: dict[str, float] = root.statistics()
+with fsdp.timeline(model, path="rank{rank}.json") as seen:
+    slices: list[fsdp.TimelineEvent] = seen.events
+told: fsdp.Report = fsdp.report(model)
+told.to_html("report.html")
+peak: int = told.last_step.peak_bytes
 optimizer = torch.optim.AdamW(model.parameters())
 fsdp.save_checkpoint("run/step-1", model, optimizer, {"epoch": 1}, dtype=torch.bfloat16, keep_last=3)
 latest: str | None = fsdp.latest_checkpoint("run")
@@ -52,6 +57,9 @@ root.set_gradient_divide_factor("2")  # wrong
 root.set_symm_mem_for_comm("MPI")  # wrong
 root.no_such_control(True)  # wrong
 text: str = root.statistics()  # wrong
+fsdp.timeline(path="trace.json").events  # wrong
+told.to_html()  # wrong
+told.groups[0].bytes  # wrong
 fsdp.register_fsdp_forward_method(model, 3)  # wrong
 fsdp.share_comm_ctx(root)  # wrong
 fsdp.no_such_function()  # wrong

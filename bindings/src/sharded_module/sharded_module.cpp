@@ -1,5 +1,6 @@
 #include "sharded_module/sharded_module.hpp"
 
+#include <ATen/record_function.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -143,6 +144,7 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   passes_.enter(index);
   if (params_.form() != Form::kUnsharded) params_.show_as(Form::kUnsharded);
   if (!casts_.inputs) return py::none();
+  RECORD_USER_SCOPE("FSDP::cast_forward_inputs");
   return py::make_tuple(cast_all(casts_, args, *casts_.inputs), cast_all(casts_, kwargs, *casts_.inputs));
 }
 
@@ -159,6 +161,7 @@ py::object ShardedModule::post_forward(py::object output) {
   if (reshards && params_.form() == Form::kUnsharded) params_.show_as(params_.released_form());
   if (at::GradMode::is_enabled()) watch_backward(output);
   if (!casts_.outputs || output.is_none()) return py::none();
+  RECORD_USER_SCOPE("FSDP::cast_forward_outputs");
   return cast_all(casts_, std::move(output), *casts_.outputs);
 }
 
