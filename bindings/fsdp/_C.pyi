@@ -123,7 +123,12 @@ def clip_grad_norm_(
     parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool, /
 ) -> torch.Tensor: ...
 def copy_sharded(
-    module: nn.Module, copy: nn.Module, sharded: Sequence[ShardedModule], memo: dict[int, Any], /
+    module: nn.Module,
+    copy: nn.Module,
+    sharded: Sequence[ShardedModule],
+    memo: dict[int, Any],
+    is_left_out: Callable[[nn.Module], bool],
+    /,
 ) -> list[ShardedModule]: ...
 def fully_shard(modules: list[nn.Module], placer: Placer, arguments: dict[str, Any], /) -> ShardedModule: ...
 def held_ranges(

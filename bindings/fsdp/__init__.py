@@ -27,6 +27,7 @@ from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._logs import install as _install_logs
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
+from ._replicate import ReplicateModule, replicate
 from ._replace_torch import TorchReplacement, replace_torch, restore_torch
 from ._report import BudgetOutlook, GroupReport, Report, StepReport, report
 from ._report_step import Collective, HeldBytes, Residency, StepRecord, Wait
@@ -60,6 +61,7 @@ __all__ = [
     "LocalShardPart",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "ReplicateModule",
     "Report",
     "Residency",
     "SaveCheckpointOptions",
@@ -81,6 +83,7 @@ __all__ = [
     "optimizer_state_dict",
     "register_fsdp_forward_method",
     "replace_torch",
+    "replicate",
     "report",
     "restore_torch",
     "save_checkpoint",

@@ -69,51 +69,52 @@ def reshard_after_forward(value, subject):
         raise ValueError(f"{subject}: expected a divisor of the shard size, found {value}")
 
 
-def modules(given):
-    """The list of modules that `fully_shard` was given one or several of."""
+def modules(given, subject):
+    """The list of modules that a function was given one or several of."""
     if isinstance(given, nn.Module):
         if isinstance(given, (nn.ModuleList, nn.ModuleDict)) and type(given).forward is nn.Module.forward:
-            raise ValueError(f"fully_shard does not support containers that do not implement forward: {given}\n"
+            raise ValueError(f"{subject} does not support containers that do not implement forward: {given}\n"
                              "Call it on the container's modules, or on the list of them")
         return [given]
     if isinstance(given, type) or not hasattr(given, "__iter__"):
-        raise TypeError(f"fully_shard: expected an nn.Module or a list of them, found {given!r} ({_kind(given)})")
+        raise TypeError(f"{subject}: expected an nn.Module or a list of them, found {given!r} ({_kind(given)})")
     found = list(given)
     for index, module in enumerate(found):
         if not isinstance(module, nn.Module):
-            raise TypeError(f"fully_shard: expected a list of modules, found {module!r} ({_kind(module)}) at position "
+            raise TypeError(f"{subject}: expected a list of modules, found {module!r} ({_kind(module)}) at position "
                             f"{index}")
     if not found:
-        raise ValueError("fully_shard: expected at least one module, found an empty list")
+        raise ValueError(f"{subject}: expected at least one module, found an empty list")
     if len(set(found)) != len(found):
         twice = next(module for module in found if found.count(module) > 1)
-        raise AssertionError("fully_shard can only be applied to a module once; the list has the following module "
+        raise AssertionError(f"{subject} can only be applied to a module once; the list has the following module "
                              f"twice:\n{twice}")
     return found
 
 
 def not_sharded_by_torch(module, within, subject):
     """module: none of ours. within: the modules that it is one of or below, to say which it is."""
-    if isinstance(module, TorchFSDPModule) and "fully_shard" in module.__dict__.get(REGISTRY_KEY, {}):
+    function = next((name for name in ("fully_shard", "replicate") if name in module.__dict__.get(REGISTRY_KEY, {})), None)
+    if isinstance(module, TorchFSDPModule) and function:
         name = next((name for root in within for name, below in root.named_modules() if below is module), "")
         which = f"module {name!r}, {type(module).__name__}," if name else f"the {type(module).__name__}"
-        raise ValueError(f"{subject}: {which} is sharded by torch's own fully_shard, and a model is sharded by one of the "
-                         "two; import fully_shard from fsdp, or call fsdp.replace_torch(), before any of it is sharded")
+        raise ValueError(f"{subject}: {which} is sharded by torch's own {function}, and a model is sharded by one of the two; "
+                         f"import {function} from fsdp, or call fsdp.replace_torch(), before any of it is sharded")
 
 
-def mesh(value):
+def mesh(value, caller):
     if not isinstance(value, DeviceMesh):
-        raise TypeError(f"fully_shard: expected a DeviceMesh as mesh, found {value!r} ({_kind(value)}); make one with "
+        raise TypeError(f"{caller}: expected a DeviceMesh as mesh, found {value!r} ({_kind(value)}); make one with "
                         "torch.distributed.device_mesh.init_device_mesh")
 
 
-def policies(mp_policy, offload_policy):
+def policies(mp_policy, offload_policy, caller):
     if not isinstance(mp_policy, AnyMixedPrecisionPolicy):
-        raise TypeError("fully_shard: expected mp_policy to be a MixedPrecisionPolicy, found "
+        raise TypeError(f"{caller}: expected mp_policy to be a MixedPrecisionPolicy, found "
                         f"{mp_policy!r} ({_kind(mp_policy)})")
     # None is what programs pass that offload on demand, and FSDP2 takes for no offloading.
     if offload_policy is not None and not isinstance(offload_policy, OffloadPolicy):
-        raise TypeError("fully_shard: expected offload_policy to be an OffloadPolicy, such as CPUOffloadPolicy(), "
+        raise TypeError(f"{caller}: expected offload_policy to be an OffloadPolicy, such as CPUOffloadPolicy(), "
                         f"found {offload_policy!r} ({_kind(offload_policy)})")
     for name in ("param_dtype", "reduce_dtype", "output_dtype"):
         dtype(getattr(mp_policy, name), f"mp_policy.{name}")
@@ -125,31 +126,31 @@ def function(value, subject):
         raise TypeError(f"{subject}: expected a function or None, found {value!r} ({_kind(value)})")
 
 
-def ignored_params(value):
+def ignored_params(value, caller):
     if value is None:
         return set()
     if isinstance(value, (str, nn.Module, torch.Tensor)) or not hasattr(value, "__iter__"):
-        raise TypeError(f"fully_shard: expected ignored_params to be a set of parameters, found {_kind(value)}")
+        raise TypeError(f"{caller}: expected ignored_params to be a set of parameters, found {_kind(value)}")
     found = set(value)
     for each in found:
         if not isinstance(each, torch.Tensor):
-            raise TypeError(f"fully_shard: expected ignored_params to hold parameters, found {each!r} ({_kind(each)})")
+            raise TypeError(f"{caller}: expected ignored_params to hold parameters, found {each!r} ({_kind(each)})")
     return found
 
 
-def params(named):
+def params(named, caller):
     """named: (name, parameter) of those to be sharded, as they are registered."""
     for name, param in named:
         if not isinstance(param, torch.Tensor):
-            raise TypeError(f"fully_shard: expected parameter {name!r} to be a tensor, found {_kind(param)}")
+            raise TypeError(f"{caller}: expected parameter {name!r} to be a tensor, found {_kind(param)}")
         if isinstance(param, nn.parameter.UninitializedTensorMixin):
-            raise RuntimeError(f"fully_shard: parameter {name!r} is not initialized yet; run a lazy module once before "
+            raise RuntimeError(f"{caller}: parameter {name!r} is not initialized yet; run a lazy module once before "
                                "it is sharded")
         if param.layout is not torch.strided or param.is_quantized:
-            raise NotImplementedError(f"fully_shard: expected parameter {name!r} to be a dense tensor, found "
+            raise NotImplementedError(f"{caller}: expected parameter {name!r} to be a dense tensor, found "
                                       f"{'a quantized one' if param.is_quantized else param.layout}")
         if not param.is_leaf:
-            raise RuntimeError(f"fully_shard: parameter {name!r} is the result of an operator, not a leaf; register an "
+            raise RuntimeError(f"{caller}: parameter {name!r} is the result of an operator, not a leaf; register an "
                                "nn.Parameter")
 
 

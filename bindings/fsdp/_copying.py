@@ -38,12 +38,16 @@ def deepcopy(module, memo):
     """`copy.deepcopy` of a sharded module: an independent one over the same mesh, with the same shards, options, hooks
     and attributes. Gradients are not copied. Every rank of the mesh makes it.
 
-    Raises ValueError where a module of the same call, or a parameter's owner, lies outside of `module`; RuntimeError
+    Raises NotImplementedError where one of both, fully_shard and replicate, is below the other; ValueError where a module of the same call, or a parameter's owner, lies outside of `module`; RuntimeError
     on the meta device.
     """
     if id(_UNDER_WAY) in memo:
         return _copy_module(module, memo)
     states = list(dict.fromkeys(below._get_fsdp_state() for below in module.modules() if hasattr(below, "_core")))
+    kind = states[0].kind
+    if any(state.kind is not kind for state in states):
+        raise NotImplementedError(f"deepcopy: a module that {kind.other} was applied to, below one of {kind.name}, cannot be "
+                                  "copied with it; copy the module before these functions are applied")
     cores = [state.core for state in states]
     module._core().check_copyable()
     for core in cores:
@@ -57,7 +61,7 @@ def deepcopy(module, memo):
         new = _copy_module(module, memo)
     finally:
         del memo[id(_UNDER_WAY)]
-    for state, core in zip(states, _C.copy_sharded(module, new, cores, memo)):
+    for state, core in zip(states, _C.copy_sharded(module, new, cores, memo, kind.leaves_out)):
         new_state = memo[id(state)]
         new_state.core = core
         core.set_post_forward_mesh(*new_state.post_forward_mesh)

@@ -5,7 +5,6 @@ import weakref
 
 import torch
 import torch.nn as nn
-from torch.distributed._composable.contract import _get_registry
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -83,11 +82,6 @@ def _replicates_ordinary():
     return DTensor._op_dispatcher._allow_implicit_replication
 
 
-def _is_left_out(module):
-    registry = _get_registry(module)
-    return registry is not None and "replicate" in registry
-
-
 def install():
     _C.set_python_side({
         "make_gradient": _make_gradient,
@@ -96,6 +90,5 @@ def install():
         "local_gradient": _local_gradient,
         "replicates_ordinary": _replicates_ordinary,
         "mirrors": WeakIdKeyDictionary(ref_type=weakref.ref),
-        "is_left_out": _is_left_out,
         "local_tensors": WeakTensorKeyDictionary(),
     })

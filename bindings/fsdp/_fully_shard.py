@@ -3,12 +3,12 @@
 import contextlib
 import functools
 import types
+from dataclasses import dataclass
 from typing import Any, Callable, overload
 
 import torch
 import torch.nn as nn
-from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, RegistryItem
-from torch.distributed._composable_state import _State
+from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _apply_to_tensors
@@ -16,92 +16,25 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _checks, _constructors, _copying, _dtensors
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
-from ._meshes import default_mesh, post_forward_mesh
+from ._meshes import default_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
-from ._timeline import live_states
+from ._states import FSDPState, Kind, _core_of, _mark_as_managed, _remember_state, _undone_by, state_of
 from ._torch_names import fully_shard_key
 
 _dtensors.install()
 _constructors.install()
-_sharded_classes: dict[type, type] = {}
+_SHARDS = Kind("fully_shard", other="replicate", prefix="FSDP", front=FSDPModule)
 
 
-class FSDPState(_State):
-    """What `fully_shard.state(module)` returns; modules of one call share it.
-
-    The members that begin with an underscore are what torch.distributed.pipelining asks for: before torch 2.15 it
-    ends a stage's backwards through them, and since then it looks whether stages share a communication context.
-    """
-
-    # None: the final callback does all of it, for all groups of the root.
-    _fsdp_param_group = None
-    _fsdp_param_groups = ()
-
-    def __init__(self, mesh, reshard_after_forward=None):
-        super().__init__()
-        self.core, self.mesh = None, mesh  # the C++ side, when it is there; torch's data-parallel mesh
-        self.post_forward_mesh = post_forward_mesh(mesh, reshard_after_forward)
-        self._state_ctx = types.SimpleNamespace(all_states=[self])
-        self._comm_ctx = object()
-        self.timeline = None  # the last that was recorded of the root
-
-    def _root_post_backward_final_callback(self):
-        self.core.set_manual_backward_finalization(True)
-        self.core.finalize_backward()
-        self.core.set_manual_backward_finalization(False)
-
-    def take_core(self, core):
-        self.core = core
-        live_states.add(self)
-        core.set_post_forward_mesh(*self.post_forward_mesh)
-
-    def follow_reshard_after_forward(self, value):
-        self.post_forward_mesh = post_forward_mesh(self.mesh, value)
-        self.core.set_post_forward_mesh(*self.post_forward_mesh)
-
-    def __deepcopy__(self, memo):
-        new = FSDPState(self.mesh)  # gets its core when its modules are there
-        new.post_forward_mesh = self.post_forward_mesh
-        return new
-
-
-# torch's own decorator `contract` for this would refuse a tie across groups, which shows one name less.
-def _state_of(module):
-    return module.__dict__.get(STATE_KEY, {}).get(fully_shard)
-
-
-def _remember_state(module, state, item):
-    # torch's own function finds it, too: `torch.distributed.fsdp.fully_shard.state(module)`.
-    _add_to(module, STATE_KEY, {fully_shard: state, fully_shard_key: state})
-    _add_to(module, REGISTRY_KEY, {"fully_shard": item})
-
-
-def _add_to(module, key, entries):
-    module.__dict__[key] = {**module.__dict__.get(key, {}), **entries}  # a new one: see _undone_by
-
-
-def _mark_as_managed(module):
-    # What Dynamo asks. Past a __setattr__ of the module's own.
-    module.__dict__.update(_is_fsdp_managed_module=True, _fsdp_use_orig_params=True)
-
-
-def _undone_by(undo, managed):
-    """What `_remember_state` and `_mark_as_managed` do to these modules, `undo` undoes."""
-    def restore(module, attributes):
-        module.__dict__.clear()
-        module.__dict__.update(attributes)
-
-    for module in managed:
-        undo.callback(restore, module, dict(module.__dict__))
-
-
-def _check_not_sharded(module):
+def _check_not_sharded(kind, module):
     if not isinstance(module, FSDPModule):
-        _checks.not_sharded_by_torch(module, [module], "fully_shard")
-    if "fully_shard" in module.__dict__.get(REGISTRY_KEY, {}):
-        raise AssertionError("fully_shard can only be applied to a module once; it has already been applied to "
+        _checks.not_sharded_by_torch(module, [module], kind.name)
+    if kind.name in module.__dict__.get(REGISTRY_KEY, {}):
+        raise AssertionError(f"{kind.name} can only be applied to a module once; it has already been applied to "
                              f"the following module:\n{module}")
+    if state_of(module) is not None:
+        raise kind.of_other(f"{kind.name} cannot be applied to a module that {kind.other} has been applied to:\n{module}")
 
 
 def _outermost(modules):
@@ -111,7 +44,7 @@ def _outermost(modules):
 
 
 def _check_mesh(mesh, dp_mesh_dims):
-    _checks.mesh(mesh)
+    _checks.mesh(mesh, "fully_shard")
     if dp_mesh_dims is not None:
         _check_dims(mesh, dp_mesh_dims)
         return
@@ -134,14 +67,14 @@ def _check_dims(mesh, dp_mesh_dims):
         raise ValueError(f"fully_shard: dp_mesh_dims names a dimension twice: {names}")
 
 
-def _managed_modules(modules):
+def _managed_modules(kind, modules):
     """Depth-first, without what is sharded already or belongs to another composable API."""
     managed, seen = [], set()
 
     def visit(module, is_given):
-        if module in seen or (not is_given and (isinstance(module, FSDPModule) or _dtensors._is_left_out(module))):
+        if module in seen or (not is_given and (isinstance(module, FSDPModule) or kind.leaves_out(module))):
             return
-        _checks.not_sharded_by_torch(module, modules, "fully_shard")
+        _checks.not_sharded_by_torch(module, modules, kind.name)
         seen.add(module)
         for child in module.children():
             visit(child, child in given)
@@ -159,11 +92,11 @@ def _own_params(managed, ignored):
             if param is not None and param not in ignored]
 
 
-def _check_params(named):
-    _checks.params(named)
+def _check_params(kind, named):
+    _checks.params(named, kind.name)
     for _, param in named:
         if type(param) not in (nn.Parameter, DTensor) and is_traceable_wrapper_subclass(param):
-            raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, a tensor subclass that "
+            raise NotImplementedError(f"{kind.name}: a parameter is a {type(param).__name__}, a tensor subclass that "
                                       "this version of fsdp does not shard; ignore it with ignored_params")
 
 
@@ -171,29 +104,25 @@ def _check_params(named):
 _REDUCES_IN_OWN_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
 
 
-def _make_sharded_class(own):
-    if own not in _sharded_classes:
-        _sharded_classes[own] = type(f"FSDP{own.__name__}", (FSDPModule, own), {
+def _make_sharded_class(kind, own):
+    if own not in kind.classes:
+        kind.classes[own] = type(f"{kind.prefix}{own.__name__}", (kind.front, own), {
             "__deepcopy__": _copying.deepcopy,
             "__copy__": _copying.shallow_copy,
             "__reduce_ex__": _copying.refuse_pickle,
         })
-    return _sharded_classes[own]
+    return kind.classes[own]
 
 
-def _check_class(module):
+def _check_class(kind, module):
     """Raises where the module cannot get the class in front, as Python sees it."""
     own = type(module)
-    _set_class(module, _make_sharded_class(own))  # a class may refuse classes below it
+    _set_class(module, _make_sharded_class(kind, own))  # a class may refuse classes below it
     _set_class(module, own)  # and an object another class, by its layout in memory
 
 
 def _set_class(module, its_class):
     object.__setattr__(module, "__class__", its_class)  # past a __setattr__ of its own
-
-
-def _core_of(module):
-    return module.__dict__[STATE_KEY][fully_shard].core
 
 
 def _register_hooks(modules, undo):
@@ -229,6 +158,79 @@ def _hooks(index):
         return _core_of(module).post_forward(output)
 
     return pre, post
+
+
+@dataclass
+class _Call:
+    """What one of the functions was called with."""
+
+    mesh: Any
+    dp_mesh_dims: Any
+    mp_policy: Any
+    offload_policy: Any
+    ignored_params: Any
+    reshard_after_forward: Any = None
+    shard_placement_fn: Any = None
+
+
+def _over(call):
+    """The ranks that fully_shard's parameters are sharded and replicated over."""
+    mesh = call.mesh if call.mesh is not None else default_mesh()
+    _check_mesh(mesh, call.dp_mesh_dims)
+    return functools.partial(data_parallel, mesh, call.dp_mesh_dims)
+
+
+def _apply(kind, module, call, over=_over):
+    """What the functions do. over: (call) -> the function that makes its DataParallel, of a mesh that is right."""
+    modules = _checks.modules(module, kind.name)
+    for each in modules:
+        _check_not_sharded(kind, each)
+    modules = _outermost(modules)
+    make_over = over(call)
+    if call.reshard_after_forward is not None:
+        _checks.reshard_after_forward(call.reshard_after_forward, "reshard_after_forward")
+    mp_policy, offload_policy = call.mp_policy, call.offload_policy
+    _checks.policies(mp_policy, offload_policy, kind.name)
+    ignored = _checks.ignored_params(call.ignored_params, kind.name)
+    managed = _managed_modules(kind, modules)
+    named = _own_params(managed, ignored)
+    _check_params(kind, named)
+    params = list(dict.fromkeys(param for _, param in named))
+    _checks.function(call.shard_placement_fn, "shard_placement_fn")
+    over = make_over()
+    placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out)
+    for each in modules:
+        _check_class(kind, each)
+    reshard_after_forward = False if over.replicates_only else call.reshard_after_forward
+    state, item = FSDPState(kind, over.mesh, reshard_after_forward), RegistryItem()
+    with contextlib.ExitStack() as undo:
+        _undone_by(undo, managed)
+        for each in modules:
+            _remember_state(each, state, item)
+        for each in managed:
+            _mark_as_managed(each)
+        _register_hooks(modules, undo)
+        core = _C.fully_shard(modules, placer, {
+            "reshard_after_forward": reshard_after_forward,
+            "ignored_params": list(ignored),
+            "replicated_params": [param for param in params if param.dim() == 0],
+            "param_dtype": mp_policy.param_dtype,
+            "reduce_dtype": mp_policy.reduce_dtype,
+            "reduce_in_own_dtype": _REDUCES_IN_OWN_DTYPE,
+            "output_dtype": mp_policy.output_dtype,
+            "cast_forward_inputs": _checks.flag(mp_policy.cast_forward_inputs, "mp_policy.cast_forward_inputs"),
+            "param_dtype_override_fn": _checks.dtype_override(mp_policy),
+            "apply_to_tensors": _apply_to_tensors,
+            "offloads": isinstance(offload_policy, CPUOffloadPolicy),
+            "pin_memory": _checks.flag(getattr(offload_policy, "pin_memory", False), "offload_policy.pin_memory"),
+        })
+        undo.pop_all()
+    # The parameters are sharded: nothing fails from here on.
+    placer.forget()
+    state.take_core(core)
+    for each in modules:
+        _set_class(each, kind.classes[type(each)])
+    return module
 
 
 # What is returned is what was given, with another class.
@@ -287,57 +289,14 @@ def fully_shard(
     is not in this version. What shard_placement_fn and param_dtype_override_fn raise arrives as it is. Whatever raises,
     the module is what it was before.
     """
-    modules = _checks.modules(module)
-    for each in modules:
-        _check_not_sharded(each)
-    modules = _outermost(modules)
-    mesh = mesh if mesh is not None else default_mesh()
-    _check_mesh(mesh, dp_mesh_dims)
-    if reshard_after_forward is not None:
-        _checks.reshard_after_forward(reshard_after_forward, "reshard_after_forward")
-    _checks.policies(mp_policy, offload_policy)
-    ignored = _checks.ignored_params(ignored_params)
-    managed = _managed_modules(modules)
-    named = _own_params(managed, ignored)
-    _check_params(named)
-    params = list(dict.fromkeys(param for _, param in named))
-    _checks.function(shard_placement_fn, "shard_placement_fn")
-    over = data_parallel(mesh, dp_mesh_dims)
-    placer = Placer(over, shard_placement_fn, params)
-    for each in modules:
-        _check_class(each)
-    state, item = FSDPState(over.mesh, False if over.replicates_only else reshard_after_forward), RegistryItem()
-    with contextlib.ExitStack() as undo:
-        _undone_by(undo, managed)
-        for each in modules:
-            _remember_state(each, state, item)
-        for each in managed:
-            _mark_as_managed(each)
-        _register_hooks(modules, undo)
-        core = _C.fully_shard(modules, placer, {
-            "reshard_after_forward": reshard_after_forward,
-            "ignored_params": list(ignored),
-            "replicated_params": [param for param in params if param.dim() == 0],
-            "param_dtype": mp_policy.param_dtype,
-            "reduce_dtype": mp_policy.reduce_dtype,
-            "reduce_in_own_dtype": _REDUCES_IN_OWN_DTYPE,
-            "output_dtype": mp_policy.output_dtype,
-            "cast_forward_inputs": _checks.flag(mp_policy.cast_forward_inputs, "mp_policy.cast_forward_inputs"),
-            "param_dtype_override_fn": _checks.dtype_override(mp_policy),
-            "apply_to_tensors": _apply_to_tensors,
-            "offloads": isinstance(offload_policy, CPUOffloadPolicy),
-            "pin_memory": _checks.flag(getattr(offload_policy, "pin_memory", False), "offload_policy.pin_memory"),
-        })
-        undo.pop_all()
-    # The parameters are sharded: nothing fails from here on.
-    placer.forget()
-    state.take_core(core)
-    for each in modules:
-        _set_class(each, _sharded_classes[type(each)])
-    return module
+    return _apply(_SHARDS, module, _Call(
+        mesh=mesh, dp_mesh_dims=dp_mesh_dims, reshard_after_forward=reshard_after_forward,
+        shard_placement_fn=shard_placement_fn, mp_policy=mp_policy, offload_policy=offload_policy,
+        ignored_params=ignored_params))
 
 
-fully_shard.state = _state_of  # type: ignore[attr-defined]
+_SHARDS.keys = (fully_shard, fully_shard_key)
+fully_shard.state = _SHARDS.state_of  # type: ignore[attr-defined]
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
@@ -378,6 +337,6 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
     """Several roots (the stages of a pipeline on one rank) count packed gradients together."""
     _C.share_comm_ctx(_cores_of(modules))
-    states = [_state_of(module) for module in modules]
+    states = [state_of(module) for module in modules]
     for state in states:
         state._comm_ctx = states[0]._comm_ctx

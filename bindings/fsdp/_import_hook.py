@@ -23,6 +23,7 @@ PLACES = (
     "torch.distributed.fsdp._fully_shard",
     "torch.distributed._composable.fsdp",
     "torch.distributed._composable.fsdp.fully_shard",
+    "torch.distributed._composable.replicate_with_fsdp",
 )
 NAMES = frozenset({
     "CPUOffloadPolicy",
@@ -31,9 +32,11 @@ NAMES = frozenset({
     "GradientReductionHandle",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "ReplicateModule",
     "UnshardHandle",
     "fully_shard",
     "register_fsdp_forward_method",
+    "replicate",
     "share_comm_ctx",
 })
 _YES = ("1", "true", "yes", "on", "y")

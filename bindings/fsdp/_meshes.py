@@ -16,12 +16,12 @@ _made: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _post_forward_meshes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def default_mesh():
+def default_mesh(names=None):
     """A mesh of one dimension over the default process group, which is made if there is none."""
     if not dist.is_initialized():
         dist.init_process_group()
     device_type = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
-    return init_device_mesh(device_type, (dist.get_world_size(),))
+    return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=names)
 
 
 def _timeout_s(group, device_type):

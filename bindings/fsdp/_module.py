@@ -9,6 +9,7 @@ from typing_extensions import deprecated
 from . import _C, _api, _checks, _torch_names
 from ._checks import flag
 from ._meshes import process_group_over
+from ._states import state_of
 
 
 ReduceScatterStart = Literal["by_size", "first_after_all_gather", "first_after_next_backward"]
@@ -64,17 +65,21 @@ class FSDPModule(_torch_names.FSDPModule):
         return module
 
     def _core(self):
-        from ._fully_shard import fully_shard
-
-        state = fully_shard.state(self)
+        state = state_of(self)
         if state is None:
             raise AssertionError(f"No FSDP state found on {self}")
         return state.core
 
     def _get_fsdp_state(self):
-        from ._fully_shard import fully_shard
+        return state_of(self)
 
-        return fully_shard.state(self)
+    def _pass_on(self, control, value, recurse):
+        """To this module's core, and, with `recurse`, to those of modules below that replicate was applied to, where this is
+        one of fully_shard, or the other way round: each passes it on to those of its own kind."""
+        recurse = flag(recurse, "recurse")
+        others = _cores_of_other_kinds(self, state_of(self).kind, set()) if recurse else ()
+        for core in [self._core(), *others]:
+            getattr(core, control)(value, recurse)
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gathers this module's own parameters, not those of sharded modules below it, and registers them.
@@ -141,12 +146,12 @@ class FSDPModule(_torch_names.FSDPModule):
         True turns the all-reduce of HSDP on again, too.
         """
         value = flag(requires_gradient_sync, "set_requires_gradient_sync")
-        self._core().set_requires_gradient_sync(value, flag(recurse, "recurse"))
+        self._pass_on("set_requires_gradient_sync", value, recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """HSDP. False: backward reduces within the shard group only, and the sums wait for a later one."""
         value = flag(requires_all_reduce, "set_requires_all_reduce")
-        self._core().set_requires_all_reduce(value, flag(recurse, "recurse"))
+        self._pass_on("set_requires_all_reduce", value, recurse)
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Whether parameters are released after forward; an int as for `fully_shard`."""
@@ -154,17 +159,18 @@ class FSDPModule(_torch_names.FSDPModule):
         self._core().set_reshard_after_forward(reshard_after_forward, flag(recurse, "recurse"))
         modules = self.modules()  # type: ignore[attr-defined]  # an nn.Module is behind this class
         for module in modules if recurse else [self]:
-            if isinstance(module, FSDPModule):
-                module._get_fsdp_state().follow_reshard_after_forward(reshard_after_forward)
+            state = state_of(module)
+            if state is not None and state.kind is state_of(self).kind:
+                state.follow_reshard_after_forward(reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: parameters stay unsharded after backward."""
         value = flag(reshard_after_backward, "set_reshard_after_backward")
-        self._core().set_reshard_after_backward(value, flag(recurse, "recurse"))
+        self._pass_on("set_reshard_after_backward", value, recurse)
 
     def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
         """True: released parameters keep their memory, at the same addresses."""
-        self._core().set_keep_unsharded_storage(flag(keep, "set_keep_unsharded_storage"), flag(recurse, "recurse"))
+        self._pass_on("set_keep_unsharded_storage", flag(keep, "set_keep_unsharded_storage"), recurse)
 
     def set_modules_to_forward_prefetch(  # type: ignore[override]
         self, modules: list["FSDPModule"]
@@ -205,12 +211,12 @@ class FSDPModule(_torch_names.FSDPModule):
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """True: parameters without a gradient take part in every reduction with zeros."""
         value = flag(reduce_scatter_unused_params, "set_reduce_scatter_unused_params")
-        self._core().set_reduce_scatter_unused_params(value, flag(recurse, "recurse"))
+        self._pass_on("set_reduce_scatter_unused_params", value, recurse)
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """How many groups' packed gradients may be alive in reduce-scatters under way, 1 or more (1)."""
         buffers = _checks.whole_number(max_input_buffers, "set_reduce_scatter_max_input_buffers")
-        self._core().set_reduce_scatter_max_input_buffers(buffers, flag(recurse, "recurse"))
+        self._pass_on("set_reduce_scatter_max_input_buffers", buffers, recurse)
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
         """True: reduce-scatters have a communicator of their own. A collective call the first time.
@@ -352,6 +358,17 @@ class FSDPModule(_torch_names.FSDPModule):
         applied = behind._apply(fn, recurse=recurse)  # type: ignore[attr-defined]
         core.applied()
         return applied
+
+
+def _cores_of_other_kinds(module, kind, seen):
+    for child in module.children():
+        if child in seen:
+            continue
+        seen.add(child)
+        state = state_of(child)
+        if state is not None and state.kind is not kind:
+            yield state.core
+        yield from _cores_of_other_kinds(child, state.kind if state is not None else kind, seen)
 
 
 def _in_stream(hook, stream):

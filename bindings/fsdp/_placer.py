@@ -170,8 +170,9 @@ def _dims(placements):
 class Placer:
     """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
 
-    def __init__(self, over: DataParallel, shard_placement_fn, params):
+    def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out):
         self._over = over
+        self.is_left_out = is_left_out  # (module) -> bool: another composable API owns it
         self._forms = {id(parameter): self._form(parameter, shard_placement_fn) for parameter in params}
         self._cores: dict[DeviceMesh, Any] = {}
         forms = [form for form in self._forms.values() if form.beside]

@@ -9,6 +9,8 @@ import fsdp
 from ._import_hook import PLACES
 from ._torch_names import OWN
 
+# torch makes replicate where libraries import it from: what it does there goes on with torch's other names.
+_MAKER, _MADE = "torch.distributed._composable.replicate_with_fsdp", ("replicate",)
 _lock = threading.RLock()
 _active: list["TorchReplacement"] = []
 _loaded_before: set[str] = set()  # torch's modules, when the first of the active ones began
@@ -48,8 +50,8 @@ class TorchReplacement:
 
 
 def replace_torch() -> TorchReplacement:
-    """Makes torch's names `fully_shard`, `FSDPModule`, `MixedPrecisionPolicy` and so on this package's, for libraries that
-    import them from torch: in `torch.distributed.fsdp` and wherever else torch has them, and in each module that
+    """Makes torch's names `fully_shard`, `replicate`, `FSDPModule`, `MixedPrecisionPolicy` and so on this package's, for
+    libraries that import them from torch: in `torch.distributed.fsdp` and wherever else torch has them, and in each module that
     is loaded and has imported one by name. Sharded modules are instances of torch's FSDPModule as before.
 
     torch's other modules that are loaded, and what holds torch's function elsewhere than in a module's attribute, keep
@@ -96,6 +98,8 @@ def _found(wanted, may_change):
     for module in modules.values():
         for attribute, value in list(vars(module).items()):
             there, to_be = wanted.get(id(value), (None, None))
+            if module.__name__ == _MAKER and attribute not in _MADE:
+                continue
             if there is not to_be:  # policies are torch's own classes
                 changes.append((module, attribute, there, to_be))
     return changes

@@ -86,10 +86,10 @@ MirrorList units_of_copy(const ShardedModule& original, const CopyOf& copy_of) {
 
 std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& module, const py::object& copy,
                                                          const std::vector<std::shared_ptr<ShardedModule>>& sharded,
-                                                         const py::dict& memo) {
+                                                         const py::dict& memo, const py::object& is_left_out) {
   const auto& side = python_side();
-  Mirrors of_original(side.mirrors, side.is_left_out, side.local_tensors);
-  Mirrors of_copy(side.mirrors, side.is_left_out, side.local_tensors);
+  Mirrors of_original(side.mirrors, is_left_out, side.local_tensors);
+  Mirrors of_copy(side.mirrors, is_left_out, side.local_tensors);
   const auto original = of_original.follow(module), mirror = of_copy.follow(copy);
   const MirrorList &originals = of_original.followed(), &copies = of_copy.followed();
   if (originals.size() != copies.size())

@@ -11,6 +11,6 @@ namespace fsdp::python {
 /// size, which becomes its unsharded parameter. Returns the copy's, in the order of `sharded`.
 std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& module, const py::object& copy,
                                                          const std::vector<std::shared_ptr<ShardedModule>>& sharded,
-                                                         const py::dict& memo);
+                                                         const py::dict& memo, const py::object& is_left_out);
 
 }  // namespace fsdp::python

@@ -60,7 +60,7 @@ PythonSide& python_side() {
 
 std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& placer, const py::dict& arguments) {
   const auto& side = python_side();
-  Mirrors mirrors(side.mirrors, side.is_left_out, side.local_tensors);
+  Mirrors mirrors(side.mirrors, placer.attr("is_left_out"), side.local_tensors);
   std::vector<std::shared_ptr<Mirror>> units;
   std::vector<std::shared_ptr<torch::nn::Module>> raw;
   for (const auto& module : modules) {

@@ -8,7 +8,6 @@ namespace fsdp::python {
 struct PythonSide {
   DTensorMaker dtensors;
   py::object mirrors;        ///< a dictionary with weak keys: module -> Mirror
-  py::object is_left_out;    ///< (module) -> bool: another composable API owns it
   py::object local_tensors;  ///< a dictionary with weak keys, for Mirrors
 };
 PythonSide& python_side();

@@ -159,7 +159,6 @@ void set_python_side(const py::dict& side) {
   python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["make_post_forward"],
                                 side["local_gradient"], side["replicates_ordinary"]},
                    .mirrors = side["mirrors"],
-                   .is_left_out = side["is_left_out"],
                    .local_tensors = side["local_tensors"]};
 }
 

@@ -62,6 +62,36 @@ def expect_equal(plain, sharded):
 
 
 @check
+def a_deep_copy_of_a_replicated_module_trains_on_its_own(rank, ranks):
+    torch.manual_seed(0)
+    plain, mesh = Net(), init_device_mesh("cpu", (ranks,))
+    replicated = copy.deepcopy(plain)
+    fsdp.replicate(replicated.first, mesh=mesh)
+    fsdp.replicate(replicated, mesh=mesh)
+    step(plain, replicated, rank, ranks, 0)
+    plain_copy, copied = copy.deepcopy(plain), copy.deepcopy(replicated)
+    assert isinstance(copied, fsdp.ReplicateModule) and isinstance(copied.first, fsdp.ReplicateModule)
+    assert fsdp.replicate.state(copied) not in (None, fsdp.replicate.state(replicated))
+    for index in range(1, 3):
+        step(plain_copy, copied, rank, ranks, index)
+    expect_equal(plain_copy, copied)
+    expect_equal(plain, replicated)
+
+
+@check
+def a_deep_copy_of_both_kinds_in_one_tree_is_refused(rank, ranks):
+    mesh, model = init_device_mesh("cpu", (ranks,)), nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    fsdp.replicate(model[0], mesh=mesh)
+    fsdp.fully_shard(model, mesh=mesh)
+    try:
+        copy.deepcopy(model)
+        raise AssertionError("it was copied")
+    except NotImplementedError as error:
+        assert "replicate" in str(error)
+    model(batches_of(rank)[0]).sum().backward()
+
+
+@check
 def a_deep_copy_trains_on_its_own(rank, ranks):
     plain, sharded = plain_and_sharded(ranks)
     calls = []

@@ -60,7 +60,8 @@ def looked_up(module):
 @check
 def whatever_raises_in_fully_shard_leaves_the_module_as_it_was(rank, ranks):
     module, raised = fsdp._fully_shard, []
-    for owner, name in [(module, name) for name in looked_up(module)] + [(module._C, "fully_shard")]:
+    others = [(module._C, "fully_shard"), (fsdp._states, "post_forward_mesh")]
+    for owner, name in [(module, name) for name in looked_up(module)] + others:
         if (owner, name) == (module, "fully_shard"):
             continue
         model = net()

@@ -26,11 +26,14 @@ from torch.distributed.device_mesh import init_device_mesh
 import fsdp
 from fsdp import _import_hook
 
-PUBLIC = torch.distributed.fsdp._fully_shard.__all__
+from torch.distributed._composable import replicate_with_fsdp
+
+OF_REPLICATE = ("ReplicateModule", "replicate")
+PUBLIC = [*torch.distributed.fsdp._fully_shard.__all__, *OF_REPLICATE]
 FUNCTIONS = ("fully_shard", "register_fsdp_forward_method", "share_comm_ctx")
 PLACES = ("torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp",
-          "torch.distributed._composable.fsdp.fully_shard")
-OWN = {name: getattr(torch.distributed.fsdp, name) for name in PUBLIC}
+          "torch.distributed._composable.fsdp.fully_shard", "torch.distributed._composable.replicate_with_fsdp")
+OWN = {name: getattr(replicate_with_fsdp if name in OF_REPLICATE else torch.distributed.fsdp, name) for name in PUBLIC}
 
 
 def model():
@@ -73,7 +76,8 @@ class Replacing(unittest.TestCase):
         for place in PLACES:
             for name in PUBLIC:
                 found = vars(sys.modules[place]).get(name)
-                if found is not None:
+                # torch's replicate is made in a module of PLACES, and works on there with torch's other names.
+                if found is not None and (place != PLACES[-1] or name == "replicate"):
                     self.assertIs(found, getattr(fsdp, name), f"{place}.{name}")
         for name in FUNCTIONS:
             self.assertIsNot(getattr(torch.distributed.fsdp, name), OWN[name])
@@ -85,9 +89,9 @@ class Replacing(unittest.TestCase):
 
     def test_the_places_are_all_of_torchs_modules_that_pass_the_names_on(self):
         users = ("torch.distributed.pipelining.", "torch.distributed._tools.", "torch.testing.")
-        makers = ("torch.distributed.fsdp._fully_shard._", "torch.distributed._composable.replicate_with_fsdp")
+        makers = "torch.distributed.fsdp._fully_shard._"
         for module, attribute in held_in_torch():
-            if not module.startswith(users + makers):
+            if not module.startswith((*users, makers)):
                 self.assertIn(module, PLACES, attribute)
 
     def test_a_module_that_has_imported_them_by_name_has_ours(self):
@@ -107,6 +111,23 @@ class Replacing(unittest.TestCase):
         self.assertIs(torch.distributed.pipelining.stage.FSDPModule, OWN["FSDPModule"])
         plain = OWN["fully_shard"](nn.Linear(2, 2), mesh=self.mesh)
         plain(torch.ones(1, 2)).sum().backward()  # torch's works on
+        plain = OWN["replicate"](nn.Linear(2, 2), mesh=self.mesh)
+        self.assertIs(type(plain).__mro__[1], OWN["ReplicateModule"])
+        plain(torch.ones(1, 2)).sum().backward()
+
+    def test_replicate_is_ours_and_its_modules_are_torchs_too(self):
+        library = self.library("from torch.distributed._composable.replicate_with_fsdp import replicate, ReplicateModule")
+        with fsdp.replace_torch():
+            replicated = library.replicate(model(), mesh=self.mesh)
+            self.assertIsInstance(replicated, fsdp.ReplicateModule)
+            self.assertIsInstance(replicated, library.ReplicateModule)
+            self.assertIsNotNone(library.replicate.state(replicated).core)
+        self.assertIsInstance(replicated, library.ReplicateModule)
+        self.assertIs(library.replicate, OWN["replicate"])
+        self.assertIsNotNone(library.replicate.state(replicated).core)
+        self.assertIsNone(OWN["fully_shard"].state(replicated))
+        replicated(torch.ones(1, 4)).sum().backward()
+        self.assertIsNotNone(replicated[0].weight.grad)
 
     def test_this_package_keeps_its_own(self):
         before = {name: dict(vars(module)) for name, module in sys.modules.items() if name.split(".")[0] == "fsdp"}
@@ -196,6 +217,16 @@ class Replacing(unittest.TestCase):
         self.assertEqual(before[:2], after[:2])
         self.assertTrue(all(one is other for one, other in zip(before[2], after[2], strict=True)))
         OWN["fully_shard"](mixed, mesh=self.mesh)
+        mixed(torch.ones(1, 4)).sum().backward()
+
+    def test_a_model_that_torch_has_replicated_is_refused_by_name(self):
+        mixed = model()
+        OWN["replicate"](mixed[1], mesh=self.mesh)
+        with self.assertRaisesRegex(ValueError, "replicate: module '1', ReplicateLinear, is sharded by torch's own replicate"):
+            fsdp.replicate(mixed, mesh=self.mesh)
+        with self.assertRaisesRegex(ValueError, "the ReplicateLinear is sharded by torch's own replicate"):
+            fsdp.fully_shard(mixed[1], mesh=self.mesh)
+        fsdp.fully_shard(mixed, mesh=self.mesh)  # as torch's, which leaves it alone
         mixed(torch.ones(1, 4)).sum().backward()
 
     def expect_refusal(self, holder, attribute, value, says):

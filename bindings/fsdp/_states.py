@@ -1,0 +1,105 @@
+"""The state of a call of fully_shard or replicate, and where modules keep it."""
+
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed._composable_state import _State
+
+from ._meshes import post_forward_mesh
+from ._timeline import live_states
+
+
+@dataclass(eq=False)
+class Kind:
+    """Of the two functions one, in what they differ."""
+
+    name: str  # torch's registry has the module under it
+    other: str  # and those that this function leaves alone, with all below them, under this one
+    prefix: str  # of the class that a module gets
+    front: type  # that it gets in front of its own
+    of_other: type = AssertionError  # raised for a module that the other function has been applied to
+    keys: tuple[Any, ...] = ()  # the state's: the function, and torch's function of this name
+    classes: dict[type, type] = field(default_factory=dict)  # made so far, by the module's own
+
+    def leaves_out(self, module) -> bool:
+        return self.other in module.__dict__.get(REGISTRY_KEY, {})
+
+    def state_of(self, module):
+        # torch's own decorator `contract` for this would refuse a tie across groups, which shows one name less.
+        return module.__dict__.get(STATE_KEY, {}).get(self.keys[0])
+
+
+class FSDPState(_State):
+    """What `fully_shard.state(module)` and `replicate.state(module)` return; modules of one call share it.
+
+    The members that begin with an underscore are what torch.distributed.pipelining asks for: before torch 2.15 it
+    ends a stage's backwards through them, and since then it looks whether stages share a communication context.
+    """
+
+    # None: the final callback does all of it, for all groups of the root.
+    _fsdp_param_group = None
+    _fsdp_param_groups = ()
+
+    def __init__(self, kind, mesh, reshard_after_forward=None):
+        super().__init__()
+        self.kind = kind
+        self.core, self.mesh = None, mesh  # the C++ side, when it is there; torch's data-parallel mesh
+        self.post_forward_mesh = post_forward_mesh(mesh, reshard_after_forward)
+        self._state_ctx = types.SimpleNamespace(all_states=[self])
+        self._comm_ctx = object()
+        self.timeline = None  # the last that was recorded of the root
+
+    def _root_post_backward_final_callback(self):
+        self.core.set_manual_backward_finalization(True)
+        self.core.finalize_backward()
+        self.core.set_manual_backward_finalization(False)
+
+    def take_core(self, core):
+        self.core = core
+        live_states.add(self)
+        core.set_post_forward_mesh(*self.post_forward_mesh)
+
+    def follow_reshard_after_forward(self, value):
+        self.post_forward_mesh = post_forward_mesh(self.mesh, value)
+        self.core.set_post_forward_mesh(*self.post_forward_mesh)
+
+    def __deepcopy__(self, memo):
+        new = FSDPState(self.kind, self.mesh)  # gets its core when its modules are there
+        new.post_forward_mesh = self.post_forward_mesh
+        return new
+
+
+def state_of(module):
+    """Whichever of the two functions the module was given to; None: neither."""
+    return module.__dict__.get(STATE_KEY, {}).get(FSDPState)
+
+
+def _core_of(module):
+    return module.__dict__[STATE_KEY][FSDPState].core
+
+
+def _remember_state(module, state, item):
+    # torch's own function finds it, too: `torch.distributed.fsdp.fully_shard.state(module)`.
+    _add_to(module, STATE_KEY, {key: state for key in (FSDPState, *state.kind.keys)})
+    _add_to(module, REGISTRY_KEY, {state.kind.name: item})
+
+
+def _add_to(module, key, entries):
+    module.__dict__[key] = {**module.__dict__.get(key, {}), **entries}  # a new one: see _undone_by
+
+
+def _mark_as_managed(module):
+    # What Dynamo asks. Past a __setattr__ of the module's own.
+    module.__dict__.update(_is_fsdp_managed_module=True, _fsdp_use_orig_params=True)
+
+
+def _undone_by(undo, managed):
+    """What `_remember_state` and `_mark_as_managed` do to these modules, `undo` undoes."""
+    def restore(module, attributes):
+        module.__dict__.clear()
+        module.__dict__.update(attributes)
+
+    for module in managed:
+        undo.callback(restore, module, dict(module.__dict__))
