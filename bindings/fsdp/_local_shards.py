@@ -5,6 +5,7 @@ from typing import Callable, Iterable
 
 import torch
 import torch.nn as nn
+from torch.distributed.tensor import DTensor, Partial
 
 from . import _C
 from ._module import FSDPModule
@@ -79,6 +80,14 @@ def _as_parameter(local):
     return shard
 
 
+def _check_not_partial(parameters):
+    for given in parameters:
+        for parameter in [part.parameter for part in getattr(given, "parts", ())] or [given]:
+            if isinstance(parameter, DTensor) and any(isinstance(each, Partial) for each in parameter.placements):
+                raise ValueError(f"clip_grad_norm_: a parameter has the placements {parameter.placements}, so that no rank has "
+                                 "its gradient; leave it out, or clip it by itself")
+
+
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -92,8 +101,10 @@ def clip_grad_norm_(
     The norm is a tensor of the default dtype without dimensions, on the mesh's device, and on a GPU nothing waits for it.
     foreach: torch chooses its kernels by it; it changes nothing here.
 
-    RuntimeError if the norm is not finite and `error_if_nonfinite`; the gradients are as they were then.
+    RuntimeError if the norm is not finite and `error_if_nonfinite`; ValueError for a parameter that is a partial sum, whose
+    gradient's norm no rank has. The gradients are as they were then.
     """
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    _check_not_partial(parameters)
     norm = _C.clip_grad_norm_(parameters, max_norm, float(norm_type), error_if_nonfinite)
     return norm.to(torch.get_default_dtype())

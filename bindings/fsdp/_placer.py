@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -158,13 +158,14 @@ def _placed(dim, pieces):
 
 def _check_placements(placements):
     for placement in placements:
-        if type(placement) not in (Shard, Replicate):
+        if not isinstance(placement, (Shard, _StridedShard, Replicate, Partial)):
             raise NotImplementedError(f"fully_shard: a parameter is a DTensor with the placement {placement}; expected "
-                                      "Shard or Replicate")
+                                      "Shard, a strided one, Replicate or Partial")
 
 
 def _dims(placements):
-    return [placement.dim if isinstance(placement, Shard) else None for placement in placements]
+    """As the core is told: what is partial is as whole as what is replicated, and a strided cut has a cut's sizes."""
+    return [getattr(placement, "dim", None) for placement in placements]
 
 
 class Placer:

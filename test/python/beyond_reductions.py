@@ -4,7 +4,7 @@ reductions."""
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 import fsdp
 from beyond_fsdp2 import batches_of, check, train_both, whole
@@ -172,3 +172,15 @@ def a_hook_behind_a_gradient_may_read_parameters_and_compute_with_autograd(rank,
     assert abs(seen[0][0] - expected.norm().item()) < 1e-5, seen
     assert abs(seen[0][1] - (torch.ones(1, 6) @ expected).norm().item()) < 1e-5, seen
     assert seen[0][2] == 18, seen
+
+
+@check
+def a_norm_over_partial_sums_is_refused(rank, ranks):
+    mesh = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("dp", "tp"))
+    partial = DTensor.from_local(torch.ones(4, 4), mesh["tp"], [Partial()], run_check=False)
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = nn.Parameter(partial)
+    fsdp.fully_shard(model, mesh=mesh["dp"])
+    model.weight.grad = torch.ones_like(model.weight)
+    raises(ValueError, "Partial", lambda: fsdp.clip_grad_norm_(model.parameters(), 1.0))
+    raises(ValueError, "Partial", lambda: fsdp.clip_grad_norm_(fsdp.local_shards(model), 1.0))
