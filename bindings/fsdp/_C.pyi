@@ -1,6 +1,7 @@
 """What the extension has for the package's own files; the public names are the package's."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ class Error(RuntimeError):
 
 class CommError(Error):
     """A collective that failed."""
+
+class ScheduleError(CommError):
+    """Ranks that did not launch the same collectives."""
 
 class CheckpointError(Error):
     """A checkpoint that cannot be written or read."""
@@ -98,6 +102,14 @@ class ShardedModule:
     def set_reshard_after_backward(self, value: bool, recurse: bool, /) -> None: ...
     def set_reshard_after_forward(self, value: bool | int, recurse: bool, /) -> None: ...
     def set_separate_reduce_scatter_group(self, enable: bool, recurse: bool, /) -> None: ...
+    def set_schedule_check(
+        self,
+        is_enabled: bool,
+        late_after: timedelta | None,
+        compare_after: timedelta | None,
+        before_every_collective: bool | None,
+        /,
+    ) -> None: ...
     def set_symm_mem_for_comm(self, backend: str, /) -> None: ...
     def set_unshard_in_backward(self, value: bool, /) -> None: ...
     def set_unsharded_byte_budget(self, bytes: int | None, /) -> None: ...

@@ -18,10 +18,11 @@ if torch.__version__.split("+")[0].split(".")[:2] != TORCH_VERSION.split(".")[:2
         "environment"
     )
 
-from ._C import CheckpointError, CommError, Error
+from ._C import CheckpointError, CommError, Error, ScheduleError
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy, ShardPlacementResult
 from ._checkpoint import (CheckpointSaver, LoadCheckpointOptions, LoadedCheckpoint, SaveCheckpointOptions, latest_checkpoint,
                           load_checkpoint, save_checkpoint)
+from ._debugging import SanitizerOptions, set_schedule_check
 from ._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._logs import install as _install_logs
@@ -40,6 +41,8 @@ Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a Runt
 ValueErrors and TypeErrors, torch's own errors and those of a program's hooks and functions pass as they are."""
 CommError.__doc__ = """A collective that failed: names the operation, its group and this rank. The process group is
 unusable afterwards."""
+ScheduleError.__doc__ = """The ranks of a root did not launch the same collectives in the same order, or one of them has gone:
+names what each of them did, by module, the same on all ranks. The process groups are unusable afterwards."""
 CheckpointError.__doc__ = """A checkpoint that cannot be written or read: a full disk, a damaged file, a folder that the
 ranks do not share. Names the file, the tensor and the bytes; all ranks of a call raise it together."""
 
@@ -64,7 +67,9 @@ __all__ = [
     "ReplicateModule",
     "Report",
     "Residency",
+    "SanitizerOptions",
     "SaveCheckpointOptions",
+    "ScheduleError",
     "ShardPlacementResult",
     "StepRecord",
     "StepReport",
@@ -87,6 +92,7 @@ __all__ = [
     "report",
     "restore_torch",
     "save_checkpoint",
+    "set_schedule_check",
     "share_comm_ctx",
     "timeline",
 ]

@@ -126,16 +126,30 @@ def function(value, subject):
         raise TypeError(f"{subject}: expected a function or None, found {value!r} ({_kind(value)})")
 
 
-def ignored_params(value, caller):
+def instance(value, kind, subject):
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{subject}: expected a {kind.__name__} or None, found {value!r} ({_kind(value)})")
+
+
+def parameter_set(value, subject):
+    return _set_of(value, subject, torch.Tensor, "parameters")
+
+
+def module_set(value, subject):
+    return _set_of(value, subject, nn.Module, "modules")
+
+
+def _set_of(value, subject, kind, what):
+    """Without those that are there twice, in the order given."""
     if value is None:
-        return set()
+        return {}
     if isinstance(value, (str, nn.Module, torch.Tensor)) or not hasattr(value, "__iter__"):
-        raise TypeError(f"{caller}: expected ignored_params to be a set of parameters, found {_kind(value)}")
-    found = set(value)
+        raise TypeError(f"{subject}: expected a set of {what}, found {_kind(value)}")
+    found = list(value)
     for each in found:
-        if not isinstance(each, torch.Tensor):
-            raise TypeError(f"{caller}: expected ignored_params to hold parameters, found {each!r} ({_kind(each)})")
-    return found
+        if not isinstance(each, kind):
+            raise TypeError(f"{subject}: expected {what}, found {each!r} ({_kind(each)}) among them")
+    return dict.fromkeys(found)
 
 
 def params(named, caller):

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import types
 from dataclasses import dataclass
-from typing import Any, Callable, overload
+from typing import Any, Callable, Iterable, overload
 
 import torch
 import torch.nn as nn
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _checks, _constructors, _copying, _dtensors
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
+from ._debugging import SanitizerOptions
 from ._meshes import default_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
@@ -160,6 +161,14 @@ def _hooks(index):
     return pre, post
 
 
+def _replicated(call, params):
+    """Of the parameters of a call those that are whole on every rank: as asked for, and what has no dimensions."""
+    asked = set(_checks.parameter_set(call.replicated_params, "fully_shard: replicated_params"))
+    for module in _checks.module_set(call.replicated_modules, "fully_shard: replicated_modules"):
+        asked.update(module.parameters())
+    return [param for param in params if param.dim() == 0 or param in asked]
+
+
 @dataclass
 class _Call:
     """What one of the functions was called with."""
@@ -171,6 +180,11 @@ class _Call:
     ignored_params: Any
     reshard_after_forward: Any = None
     shard_placement_fn: Any = None
+    ignored_modules: Any = None
+    replicated_params: Any = None
+    replicated_modules: Any = None
+    sync_from_rank0: Any = False
+    sanitizer: Any = None
 
 
 def _over(call):
@@ -191,12 +205,15 @@ def _apply(kind, module, call, over=_over):
         _checks.reshard_after_forward(call.reshard_after_forward, "reshard_after_forward")
     mp_policy, offload_policy = call.mp_policy, call.offload_policy
     _checks.policies(mp_policy, offload_policy, kind.name)
-    ignored = _checks.ignored_params(call.ignored_params, kind.name)
-    managed = _managed_modules(kind, modules)
+    ignored = _checks.parameter_set(call.ignored_params, f"{kind.name}: ignored_params")
+    ignored_modules = _checks.module_set(call.ignored_modules, f"{kind.name}: ignored_modules")
+    left_alone = {below for module in ignored_modules for below in module.modules()}
+    managed = [module for module in _managed_modules(kind, modules) if module not in left_alone]
     named = _own_params(managed, ignored)
     _check_params(kind, named)
     params = list(dict.fromkeys(param for _, param in named))
     _checks.function(call.shard_placement_fn, "shard_placement_fn")
+    _checks.instance(call.sanitizer, SanitizerOptions, f"{kind.name}: sanitizer")
     over = make_over()
     placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out)
     for each in modules:
@@ -213,7 +230,10 @@ def _apply(kind, module, call, over=_over):
         core = _C.fully_shard(modules, placer, {
             "reshard_after_forward": reshard_after_forward,
             "ignored_params": list(ignored),
-            "replicated_params": [param for param in params if param.dim() == 0],
+            "ignored_modules": list(ignored_modules),
+            "replicated_params": _replicated(call, params),
+            "sync_from_rank0": _checks.flag(call.sync_from_rank0, "sync_from_rank0"),
+            "sanitizer": call.sanitizer,
             "param_dtype": mp_policy.param_dtype,
             "reduce_dtype": mp_policy.reduce_dtype,
             "reduce_in_own_dtype": _REDUCES_IN_OWN_DTYPE,
@@ -245,6 +265,11 @@ def fully_shard(
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
+    ignored_modules: Iterable[nn.Module] | None = ...,
+    replicated_params: Iterable[nn.Parameter] | None = ...,
+    replicated_modules: Iterable[nn.Module] | None = ...,
+    sync_from_rank0: bool = ...,
+    sanitizer: SanitizerOptions | None = ...,
 ) -> FSDPModule: ...
 
 
@@ -259,6 +284,11 @@ def fully_shard(
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
+    ignored_modules: Iterable[nn.Module] | None = ...,
+    replicated_params: Iterable[nn.Parameter] | None = ...,
+    replicated_modules: Iterable[nn.Module] | None = ...,
+    sync_from_rank0: bool = ...,
+    sanitizer: SanitizerOptions | None = ...,
 ) -> list[FSDPModule]: ...
 
 
@@ -272,6 +302,11 @@ def fully_shard(
     offload_policy: OffloadPolicy | None = OffloadPolicy(),
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,
+    ignored_modules: Iterable[nn.Module] | None = None,
+    replicated_params: Iterable[nn.Parameter] | None = None,
+    replicated_modules: Iterable[nn.Module] | None = None,
+    sync_from_rank0: bool = False,
+    sanitizer: SanitizerOptions | None = None,
 ) -> Any:
     """Shards the parameters of `module` that no sharded module below it has taken yet, as one group that is
     gathered and reduced together. The module keeps its class, with FSDPModule in front. Shard inner modules first.
@@ -281,6 +316,11 @@ def fully_shard(
     backward (None: yes, but for the root); an int: kept as shards of so many ranks, which divide the shard size.
     shard_placement_fn: (parameter) -> Shard(dim), or None for Shard(0). mp_policy, offload_policy: torch's own
     classes. ignored_params: left alone.
+
+    Ours alone, the same on all ranks: ignored_modules: left alone with all below them, but for units in them that are
+    sharded already. replicated_params, and replicated_modules with all below them: whole on every rank, never gathered;
+    their gradients are averaged over all ranks. sync_from_rank0: parameters and buffers take the first rank's values, which
+    makes this a collective call; the other ranks' modules may be on the meta device. sanitizer: see SanitizerOptions.
 
     Returns the module, or the list, that it was given.
 
@@ -292,7 +332,8 @@ def fully_shard(
     return _apply(_SHARDS, module, _Call(
         mesh=mesh, dp_mesh_dims=dp_mesh_dims, reshard_after_forward=reshard_after_forward,
         shard_placement_fn=shard_placement_fn, mp_policy=mp_policy, offload_policy=offload_policy,
-        ignored_params=ignored_params))
+        ignored_params=ignored_params, ignored_modules=ignored_modules, replicated_params=replicated_params,
+        replicated_modules=replicated_modules, sync_from_rank0=sync_from_rank0, sanitizer=sanitizer))
 
 
 _SHARDS.keys = (fully_shard, fully_shard_key)

@@ -19,10 +19,10 @@ std::shared_ptr<Originals> originals_of(const std::vector<PlainEntry>& entries) 
   return originals;
 }
 
-std::shared_ptr<ShownParam> make_shown(const FSDPParam& param, const py::object& original,
+std::shared_ptr<ShownParam> make_shown(const ParamGroup& group, const FSDPParam& param, const py::object& original,
                                        const py::object& placer) {
   const auto& maker = python_side().dtensors;
-  const bool is_cut = !param.spec.sizes().empty();  // what has no dimensions is replicated
+  const bool is_cut = group.identity().mesh_info.use == MeshUse::kShard;
   const auto sharded = placer.attr("sharded")(
       plain_view(param.sharded_param()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
       py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides())), param.requires_grad());
@@ -40,7 +40,7 @@ void show_group(const ParamGroup& group, const Originals& originals, const py::o
   for (const auto& param : group.params()) {
     auto shown = shown_registry().find(param.sharded_param());
     const auto* handle = param.unsharded_param().unsafeGetTensorImpl();
-    if (!shown) shown = make_shown(param, originals.at(handle), placer);
+    if (!shown) shown = make_shown(group, param, originals.at(handle), placer);
     params.emplace(handle, std::move(shown));
   }
 }

@@ -1,3 +1,4 @@
+#include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "api/shard/shard_like.hpp"
@@ -8,6 +9,7 @@
 #include "dispatch/residency.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/schedule_check.hpp"
 #include "fully_shard.hpp"
 #include "inspect.hpp"
 #include "local_shards.hpp"
@@ -64,12 +66,15 @@ py::object plain_like(const py::object& tensor) {
 void define_errors(py::module_& module) {
   static py::exception<Error> error(module, "Error", PyExc_RuntimeError);
   static py::exception<CommError> comm_error(module, "CommError", error.ptr());
+  static py::exception<ScheduleError> schedule_error(module, "ScheduleError", comm_error.ptr());
   static py::exception<CheckpointError> checkpoint_error(module, "CheckpointError", error.ptr());
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       std::rethrow_exception(thrown);
     } catch (const UsageError& e) {
       PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const ScheduleError& e) {
+      PyErr_SetString(schedule_error.ptr(), e.what());
     } catch (const CommError& e) {
       PyErr_SetString(comm_error.ptr(), e.what());
     } catch (const CheckpointError& e) {
@@ -104,6 +109,14 @@ std::vector<std::pair<py::object, py::object>> forms_of(Self& self) {
   for (const auto& param : self.params().all())
     forms.emplace_back(param->sharded().object(), param->forms().unsharded().object());
   return forms;
+}
+
+void check_schedule(Self& self, bool is_enabled, std::optional<std::chrono::milliseconds> late_after,
+                    std::optional<std::chrono::milliseconds> compare_after, std::optional<bool> before_every_collective) {
+  set_schedule_check(self.controls(), {.is_enabled = is_enabled,
+                                       .late_after = late_after,
+                                       .compare_after = compare_after,
+                                       .before_every_collective = before_every_collective});
 }
 
 /// What the package's hooks call.
@@ -146,6 +159,7 @@ void define_modules(py::module_& module) {
   not_made_by_python(sharded);
   define_hooks(sharded);
   define_controls(sharded);
+  sharded.def("set_schedule_check", &check_schedule, NoLock());
   define_views(sharded);
   define_inspection(module, sharded);
   module.def("fully_shard", &shard);

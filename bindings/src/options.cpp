@@ -1,5 +1,7 @@
 #include "options.hpp"
 
+#include <pybind11/chrono.h>
+
 namespace fsdp::python {
 
 namespace {
@@ -45,6 +47,23 @@ std::optional<TensorParallel> tensor_parallel_of(const py::object& value) {
   return result;
 }
 
+std::optional<SanitizerOptions> sanitizer_of(const py::object& value) {
+  if (value.is_none()) return std::nullopt;
+  return SanitizerOptions{.is_enabled = value.attr("is_enabled").cast<bool>(),
+                          .seed = value.attr("seed").cast<uint64_t>(),
+                          .quarantine_bytes = value.attr("quarantine_bytes").cast<int64_t>(),
+                          .max_delay = value.attr("max_delay").cast<std::chrono::microseconds>()};
+}
+
+/// What FSDP2's function has no argument for.
+void set_own_options(FullyShardOptions& options, const py::dict& arguments, Mirrors& mirrors) {
+  for (const auto& module : arguments["ignored_modules"]) options.ignored_modules.push_back(mirrors.follow(module));
+  for (const auto& parameter : arguments["replicated_params"])
+    options.replicated_params.push_back(mirrors.seen(parameter));
+  options.sync_from_rank0 = arguments["sync_from_rank0"].cast<bool>();
+  options.sanitizer = sanitizer_of(arguments["sanitizer"]);
+}
+
 void set_policy(ShardCall& call, const py::dict& arguments, const std::shared_ptr<Originals>& originals) {
   auto& policy = call.options.mp_policy;
   policy.param_dtype = dtype_of(arguments["param_dtype"]);
@@ -71,8 +90,7 @@ ShardCall shard_call(const py::object& placer, const py::dict& arguments, Mirror
   options.replicate_only = placer.attr("replicates_only").cast<bool>();
   options.reshard_after_forward = reshard_of(arguments["reshard_after_forward"]);
   for (const auto& parameter : arguments["ignored_params"]) options.ignored_params.push_back(mirrors.seen(parameter));
-  for (const auto& parameter : arguments["replicated_params"])
-    options.replicated_params.push_back(mirrors.seen(parameter));
+  set_own_options(options, arguments, mirrors);
   set_policy(call, arguments, originals);
   if (arguments["offloads"].cast<bool>())
     options.offload_policy = CPUOffloadPolicy{.pin_memory = arguments["pin_memory"].cast<bool>()};

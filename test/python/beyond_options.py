@@ -1,0 +1,142 @@
+"""Checks of test_beyond_fsdp2.py: what fully_shard takes beyond FSDP2's arguments."""
+
+import copy
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import fsdp
+from beyond_fsdp2 import batches_of, check, train_both, whole
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.relu(self.first(x))))) * self.scale
+
+
+def expect(kind, what, call):
+    try:
+        call()
+    except kind as error:
+        assert what in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__} with '{what}'")
+
+
+def placements(model):
+    return {name: getattr(parameter, "placements", None) for name, parameter in model.named_parameters()}
+
+
+@check
+def replicated_parameters_and_modules_stay_whole_and_train_as_the_plain_model(rank, ranks):
+    def shard(model, mesh):
+        fsdp.fully_shard(model.first, mesh=mesh)
+        fsdp.fully_shard(model, mesh=mesh, replicated_params=[model.last.bias], replicated_modules=[model.middle, model.first])
+
+    found = placements(train_both(Net, shard, rank, ranks))
+    whole_ones = {"middle.weight", "middle.bias", "last.bias"}
+    assert found == {name: (Replicate(),) if name in whole_ones else (Shard(0),) for name in found}, found
+
+
+@check
+def replicated_parameters_in_replicas_of_shards(rank, ranks):
+    def shard(model, _):
+        mesh = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("replicate", "shard"))
+        fsdp.fully_shard(model, mesh=mesh, replicated_params={model.middle.weight})
+
+    found = placements(train_both(Net, shard, rank, ranks))
+    assert found["middle.weight"] == (Replicate(), Replicate()) and found["first.weight"] == (Replicate(), Shard(0)), found
+
+
+@check
+def ignored_modules_are_left_alone_but_for_what_is_sharded_in_them(rank, ranks):
+    torch.manual_seed(0)
+    model, mesh = nn.Sequential(Net(), nn.Linear(3, 3)), init_device_mesh("cpu", (ranks,))
+    fsdp.fully_shard(model[0].middle, mesh=mesh)
+    plain = dict(model[0].first.named_parameters())
+    fsdp.fully_shard(model, mesh=mesh, ignored_modules=[model[0]])
+    sharded = {name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
+    assert sharded == {"0.middle.weight", "0.middle.bias", "1.weight", "1.bias"}, sharded
+    assert all(parameter is plain[name] for name, parameter in model[0].first.named_parameters())
+    twin = copy.deepcopy(model[0].first)
+    model(batches_of(rank)[0]).square().mean().backward()
+    assert isinstance(model[1].weight.grad, DTensor) and not isinstance(model[0].first.weight.grad, DTensor)
+    assert torch.equal(twin.weight, model[0].first.weight)
+
+
+@check
+def the_first_ranks_values_are_everyones_with_sync_from_rank0(rank, ranks):
+    torch.manual_seed(0)
+    of_first = Net()
+    with torch.device("cpu" if rank == 0 else "meta"):
+        model = Net()
+    if rank == 0:
+        model.load_state_dict(of_first.state_dict())
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), sync_from_rank0=True)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(whole(tensor), of_first.state_dict()[name]), name
+    model(batches_of(rank)[0]).sum().backward()
+    assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())
+
+
+@check
+def the_sanitizer_changes_no_result(rank, ranks):
+    options = fsdp.SanitizerOptions(seed=3, quarantine_bytes=2**20, max_delay=timedelta(microseconds=50))
+    train_both(Net, lambda model, mesh: (fsdp.fully_shard(model.first, mesh=mesh, sanitizer=options),
+                                         fsdp.fully_shard(model, mesh=mesh, sanitizer=options)), rank, ranks)
+
+
+@check
+def the_sanitizer_finds_a_write_past_the_library(rank, ranks):
+    model = Net()
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), sanitizer=fsdp.SanitizerOptions())
+    model.first.register_forward_hook(lambda module, args, output: module.weight.detach().numpy().fill(7) or None)
+    expect(RuntimeError, "first.weight", lambda: model(batches_of(rank)[0]).sum().backward())
+
+
+@check
+def ranks_that_do_not_agree_get_a_schedule_error(rank, ranks):
+    # Over groups of its own, which are unusable afterwards.
+    mesh = fsdp._meshes.DeviceMesh.from_group(dist.new_group(list(range(ranks))), "cpu")
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    for layer in model:
+        fsdp.fully_shard(layer, mesh=mesh)
+    fsdp.fully_shard(model, mesh=mesh)
+    expect(TypeError, "late_after", lambda: fsdp.set_schedule_check(model, late_after=3))
+    expect(ValueError, "call fully_shard", lambda: fsdp.set_schedule_check(nn.Linear(2, 2)))
+    fsdp.set_schedule_check(model, before_every_collective=True, late_after=timedelta(seconds=20))
+    first, other = (model[0], model[1]) if rank == 0 else (model[1], model[0])
+
+    def go():
+        first(torch.ones(1, 6))
+        other(torch.ones(1, 6))
+
+    expect(fsdp.ScheduleError, "", go)
+    assert issubclass(fsdp.ScheduleError, fsdp.CommError)
+
+
+@check
+def wrong_options_leave_the_module_as_it_was(rank, ranks):
+    model, mesh = Net(), init_device_mesh("cpu", (ranks,))
+    before = (type(model), placements(model))
+    for kind, what, options in (
+        (TypeError, "ignored_modules", {"ignored_modules": model.first}),
+        (TypeError, "ignored_modules", {"ignored_modules": [3]}),
+        (TypeError, "replicated_params", {"replicated_params": [model.first]}),
+        (TypeError, "replicated_modules", {"replicated_modules": ["first"]}),
+        (TypeError, "sanitizer", {"sanitizer": True}),
+        (TypeError, "sync_from_rank0", {"sync_from_rank0": "yes"}),
+    ):
+        expect(kind, what, lambda: fsdp.fully_shard(model, mesh=mesh, **options))
+        assert (type(model), placements(model)) == before, options
+    fsdp.fully_shard(model, mesh=mesh)
+    model(batches_of(rank)[0]).sum().backward()
