@@ -33,6 +33,8 @@ from ._replace_torch import TorchReplacement, replace_torch, restore_torch
 from ._report import BudgetOutlook, GroupReport, Report, StepReport, report
 from ._report_step import Collective, HeldBytes, Residency, StepRecord, Wait
 from ._timeline import Timeline, TimelineBytes, TimelineEvent, timeline
+from ._wrapping import (PlannedUnit, WrapCandidate, WrapPlan, WrapPolicy, apply_wrapping, plan_wrapping, wrap_by_size,
+                        wrap_class, wrap_if)
 
 _install_logs()
 
@@ -64,6 +66,7 @@ __all__ = [
     "LocalShardPart",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "PlannedUnit",
     "ReplicateModule",
     "Report",
     "Residency",
@@ -79,6 +82,10 @@ __all__ = [
     "TorchReplacement",
     "UnshardHandle",
     "Wait",
+    "WrapCandidate",
+    "WrapPlan",
+    "WrapPolicy",
+    "apply_wrapping",
     "clip_grad_norm_",
     "fully_shard",
     "latest_checkpoint",
@@ -86,6 +93,7 @@ __all__ = [
     "load_optimizer_state_dict",
     "local_shards",
     "optimizer_state_dict",
+    "plan_wrapping",
     "register_fsdp_forward_method",
     "replace_torch",
     "replicate",
@@ -95,4 +103,7 @@ __all__ = [
     "set_schedule_check",
     "share_comm_ctx",
     "timeline",
+    "wrap_by_size",
+    "wrap_class",
+    "wrap_if",
 ]

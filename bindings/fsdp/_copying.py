@@ -38,8 +38,8 @@ def deepcopy(module, memo):
     """`copy.deepcopy` of a sharded module: an independent one over the same mesh, with the same shards, options, hooks
     and attributes. Gradients are not copied. Every rank of the mesh makes it.
 
-    Raises NotImplementedError where one of both, fully_shard and replicate, is below the other; ValueError where a module of the same call, or a parameter's owner, lies outside of `module`; RuntimeError
-    on the meta device.
+    Raises NotImplementedError where one of both, fully_shard and replicate, is below the other; ValueError where a module
+    of the same call, or a parameter's owner, lies outside of `module`; RuntimeError on the meta device.
     """
     if id(_UNDER_WAY) in memo:
         return _copy_module(module, memo)
