@@ -94,8 +94,10 @@ def modules(given, subject):
 
 def not_sharded_by_torch(module, within, subject):
     """module: none of ours. within: the modules that it is one of or below, to say which it is."""
+    if not isinstance(module, TorchFSDPModule):
+        return
     function = next((name for name in ("fully_shard", "replicate") if name in module.__dict__.get(REGISTRY_KEY, {})), None)
-    if isinstance(module, TorchFSDPModule) and function:
+    if function:
         name = next((name for root in within for name, below in root.named_modules() if below is module), "")
         which = f"module {name!r}, {type(module).__name__}," if name else f"the {type(module).__name__}"
         raise ValueError(f"{subject}: {which} is sharded by torch's own {function}, and a model is sharded by one of the two; "

@@ -111,7 +111,7 @@ def _registrations(module):
 class _Planner:
     def __init__(self, policy, options):
         self.policy, self.options, self.units, self.seen = policy, options, [], set()
-        self.claims: dict[nn.Parameter, PlannedUnit] = {}
+        self.claims = {}  # parameter -> unit
         self.ignored = set(_checks.parameter_set(options.get("ignored_params"), "plan_wrapping: ignored_params"))
         for module in _checks.module_set(options.get("ignored_modules"), "plan_wrapping: ignored_modules"):
             self.ignored.update(module.parameters())
