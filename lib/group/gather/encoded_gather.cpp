@@ -6,6 +6,7 @@
 #include "base/require.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/all_gather.hpp"
+#include "group/gather/prepared_extension.hpp"
 #include "param/param_rows.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -110,7 +111,7 @@ void EncodedGather::read_encoded(const GroupParts& group, size_t param, const Al
 }
 
 at::Tensor EncodedGather::shown(const GroupParts& group, size_t param, const at::Tensor& piece) const {
-  if (!extensions_[param]) return {};
+  if (!extensions_[param] || dynamic_cast<const PreparedExtension*>(extensions_[param].get()) != nullptr) return {};
   const auto& shown = group.params[param];
   const int64_t numel = group.layout.piece_numel(group.layout.unit_of(param));
   auto values = at::empty({1, numel}, piece.options().dtype(shown.spec.param_dtype));

@@ -26,6 +26,8 @@ class EncodedGather {
   EncodedGather(const GroupLayout& layout, Extensions extensions, std::vector<at::ScalarType> dtypes, int world_size);
 
   const PieceLayout& layout() const { return layout_; }
+  /// True if extensions send as many bytes in `other`.
+  bool has_sizes_of(const EncodedGather& other) const { return encoded_bytes_ == other.encoded_bytes_; }
 
   /// pieces: what this rank holds of each parameter, in bytes, as stored. part: layout().rank_bytes() long.
   void write(const GroupParts& group, std::span<const at::Tensor> pieces, const at::Tensor& part) const;

@@ -9,6 +9,30 @@
 
 namespace fsdp {
 
+GatherForm::GatherForm(Extensions extensions) : extensions_(std::move(extensions)) { find_prepared(); }
+
+void GatherForm::find_prepared() {
+  prepared_.clear();
+  for (const auto& extension : extensions_)
+    if (auto* prepared = dynamic_cast<PreparedExtension*>(extension.get())) prepared_.push_back(prepared);
+}
+
+void GatherForm::drop_extension(size_t index) {
+  extensions_[index].reset();
+  find_prepared();
+}
+
+std::unique_ptr<EncodedGather> GatherForm::prepare(const GroupParts& parts) const {
+  if (!encoded_ || prepared_.empty()) return nullptr;
+  for (auto* extension : prepared_) extension->prepare();
+  auto made = plan(parts, parts.layout, stored_dtypes(parts));
+  return made->has_sizes_of(*encoded_) ? nullptr : std::move(made);
+}
+
+void GatherForm::release() const noexcept {
+  for (auto* extension : prepared_) extension->release();
+}
+
 void GatherForm::check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const {
   for (size_t i = 0; i < parts.params.size(); ++i) {
     const auto& extension = extensions_[i];

@@ -5,6 +5,7 @@
 
 #include "fsdp/custom_comm.hpp"
 #include "group/gather/encoded_gather.hpp"
+#include "group/gather/prepared_extension.hpp"
 #include "group/group_parts.hpp"
 
 namespace fsdp {
@@ -13,7 +14,7 @@ namespace fsdp {
 /// buffer, where an extension encodes one of them or a user's own collective gathers them.
 class GatherForm {
  public:
-  explicit GatherForm(Extensions extensions) : extensions_(std::move(extensions)) {}
+  explicit GatherForm(Extensions extensions);
 
   /// dtypes: that the parameters are kept in. Throws UsageError where an extension does not take its parameter.
   void check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const;
@@ -29,10 +30,19 @@ class GatherForm {
   const std::shared_ptr<AllGatherComm>& custom() const { return custom_; }
 
   /// Parameter `index` belongs to another group from now on.
-  void drop_extension(size_t index) { extensions_[index].reset(); }
+  void drop_extension(size_t index);
+
+  /// Before a gather: extensions that make what they send do. Returns the packed buffer if that is another now; null: it is
+  /// as it was.
+  std::unique_ptr<EncodedGather> prepare(const GroupParts& parts) const;
+  /// The group is released.
+  void release() const noexcept;
 
  private:
-  Extensions extensions_;                  // by parameter
+  void find_prepared();
+
+  Extensions extensions_;                     // by parameter
+  std::vector<PreparedExtension*> prepared_;  // those among them
   std::shared_ptr<AllGatherComm> custom_;
   std::unique_ptr<EncodedGather> encoded_;
 };

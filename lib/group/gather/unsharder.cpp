@@ -41,6 +41,7 @@ void Unsharder::unshard(const Launch& launch) {
   BelowResidency below;
   const GroupBuffers buffers(parts_, "gathered parameters");
   const bool is_over_fewer = state_ == UnshardState::kShardedPostForward;
+  if (auto made = is_over_fewer ? nullptr : form_.prepare(parts_)) set_encoded(std::move(made));
   memory_.set_is_slot(launch.slot != nullptr);
   auto& comm = is_over_fewer ? *post_forward_.group : parts_.shard_group();
   const auto* encoded = form_.encoded();
@@ -189,6 +190,7 @@ void Unsharder::hide() {
     parts_.sanitizer->check_shown(memory_.bytes());
   for (auto& param : parts_.params)
     if (auto* storage = param.unsharded.storage()) storage->release();
+  form_.release();
   memory_.release();
   stream_use_.wait_before_free();
 }
