@@ -11,6 +11,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from . import _C
+from ._hooked import stand_in
 
 # Equal ones are one object, as long as a tensor has it: DTensor then looks up its cached hash only, and the many
 # like modules of a model need few. By the mesh's id, which the spec keeps alive.
@@ -91,4 +92,5 @@ def install():
         "replicates_ordinary": _replicates_ordinary,
         "mirrors": WeakIdKeyDictionary(ref_type=weakref.ref),
         "local_tensors": WeakTensorKeyDictionary(),
+        "stand_in": stand_in,
     })

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _C, _checks, _constructors, _copying, _dtensors
+from . import _C, _checks, _constructors, _copying, _dtensors, _hooked
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._debugging import SanitizerOptions
 from ._meshes import default_mesh
@@ -96,9 +96,15 @@ def _own_params(managed, ignored):
 def _check_params(kind, named):
     _checks.params(named, kind.name)
     for _, param in named:
-        if type(param) not in (nn.Parameter, DTensor) and is_traceable_wrapper_subclass(param):
-            raise NotImplementedError(f"{kind.name}: a parameter is a {type(param).__name__}, a tensor subclass that "
-                                      "this version of fsdp does not shard; ignore it with ignored_params")
+        if isinstance(param, DTensor):
+            if _hooked.has_hooks(param._local_tensor):
+                raise NotImplementedError(f"{kind.name}: a parameter is a DTensor over a {type(param._local_tensor).__name__}, "
+                                          "which has fsdp_pre_all_gather; expected the DTensor to be over a plain tensor, or "
+                                          "the subclass to be the parameter itself")
+        elif type(param) is not nn.Parameter and not _hooked.check(param) and is_traceable_wrapper_subclass(param):
+            raise NotImplementedError(f"{kind.name}: a parameter is a {type(param).__name__}, a tensor subclass that fsdp "
+                                      "cannot gather; give the class fsdp_pre_all_gather and fsdp_post_all_gather, or "
+                                      "ignore the parameter with ignored_params")
 
 
 # What reduce_dtype=None means: the parameters' own dtype, or, before torch 2.15, the one that they are computed in.
@@ -215,7 +221,10 @@ def _apply(kind, module, call, over=_over):
     _checks.function(call.shard_placement_fn, "shard_placement_fn")
     _checks.instance(call.sanitizer, SanitizerOptions, f"{kind.name}: sanitizer")
     over = make_over()
-    placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out)
+    _hooked.check_released(params, call.reshard_after_forward)
+    users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}
+    placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out, lambda param, form: _hooked.HookedParameter(
+        param, form, *users[id(param)], mp_policy, offload_policy))
     for each in modules:
         _check_class(kind, each)
     reshard_after_forward = False if over.replicates_only else call.reshard_after_forward

@@ -1,5 +1,6 @@
 """What a sharded module is and can do: FSDPModule's controls and the handles that they return."""
 
+import contextlib
 import math
 from typing import Any, Callable, Literal, overload
 
@@ -10,6 +11,15 @@ from . import _C, _api, _checks, _torch_names
 from ._checks import flag
 from ._meshes import process_group_over
 from ._states import state_of
+
+
+@contextlib.contextmanager
+def _refused_as_assertion():
+    """What the core refuses as a wrong call is an AssertionError in FSDP2: memory for a custom collective."""
+    try:
+        yield
+    except ValueError as error:
+        raise AssertionError(str(error)) from None
 
 
 ReduceScatterStart = Literal["by_size", "first_after_all_gather", "first_after_next_backward"]
@@ -229,11 +239,14 @@ class FSDPModule(_torch_names.FSDPModule):
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
         """True: buffers of collectives come from the process group's allocator, where it has one."""
         value = flag(enable, "set_allocate_memory_from_process_group_for_comm")
-        self._core().set_allocate_memory_from_process_group_for_comm(value)
+        with _refused_as_assertion():
+            self._core().set_allocate_memory_from_process_group_for_comm(value)
 
     def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL") -> None:
         """Symmetric memory for collectives: raises RuntimeError, as no process group of c10d has it here."""
-        self._core().set_symm_mem_for_comm(_checks.text(backend, "set_symm_mem_for_comm"))
+        value = _checks.text(backend, "set_symm_mem_for_comm")
+        with _refused_as_assertion():
+            self._core().set_symm_mem_for_comm(value)
 
     def set_custom_all_gather(self, comm: Any) -> None:
         """Gathers this module's group through `comm`, of FSDP2's interface AllGather: `allocate(size, dtype=,

@@ -11,6 +11,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from . import _checks
 from ._dtensors import make_parameter, spec_of
+from ._hooked import has_hooks
 from ._meshes import core_mesh
 
 
@@ -171,7 +172,8 @@ def _dims(placements):
 class Placer:
     """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
 
-    def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out):
+    def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None):
+        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter."""
         self._over = over
         self.is_left_out = is_left_out  # (module) -> bool: another composable API owns it
         self._forms = {id(parameter): self._form(parameter, shard_placement_fn) for parameter in params}
@@ -183,10 +185,14 @@ class Placer:
         self.replicates_only = over.replicates_only
         self.placement_fn = self._placement if shard_placement_fn is not None else None
         self.tensor_parallel_fn = self._tensor_parallel if forms else None
+        self._hooked = {id(parameter): hooked_as(parameter, self._forms[id(parameter)]) for parameter in params
+                        if has_hooks(parameter)}
+        self.has_hooked = bool(self._hooked)
 
     def forget(self):
         """The call is over: the parameters may go."""
         self._forms.clear()
+        self._hooked.clear()
 
     def _form(self, parameter, shard_placement_fn):
         asked = shard_placement_fn(parameter) if shard_placement_fn else None
@@ -236,8 +242,17 @@ class Placer:
         """The DTensor parameter over a sharded parameter's memory. geometry: (sizes, strides) of what the module
         held; dim: None: replicated."""
         sizes, strides = geometry
+        if (hooked := self.hooked(parameter)) is not None:
+            local = hooked.local
         spec = self._forms[id(parameter)].spec(dim, TensorMeta(torch.Size(sizes), tuple(strides), local.dtype))
-        return make_parameter(local, spec, requires_grad)
+        made = make_parameter(local, spec, requires_grad)
+        if hooked is not None:
+            hooked.parameter = made
+        return made
+
+    def hooked(self, parameter):
+        """The HookedParameter, or None."""
+        return self._hooked.get(id(parameter))
 
     def gradient_placements(self, parameter):
         return self._forms[id(parameter)].gradient_placements

@@ -60,7 +60,7 @@ Made show_copies(const MirrorList& mirrors, const CopiedParams& params) {
       const auto param = find_param(handle);
       if (!param) return;
       shown = ShownParam::make(param->param().sharded_param(), copy.sharded, copy.unsharded,
-                               copy.original->forms().dtensor_over(handle), python_side().dtensors);
+                               copy.original->forms().handle_over(handle), python_side().dtensors);
       shown->point_home();
     }
     shown->add_place(place);
@@ -88,8 +88,8 @@ std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& modul
                                                          const std::vector<std::shared_ptr<ShardedModule>>& sharded,
                                                          const py::dict& memo, const py::object& is_left_out) {
   const auto& side = python_side();
-  Mirrors of_original(side.mirrors, is_left_out, side.local_tensors);
-  Mirrors of_copy(side.mirrors, is_left_out, side.local_tensors);
+  Mirrors of_original(side.mirrors, is_left_out, side.local_tensors, side.stand_in);
+  Mirrors of_copy(side.mirrors, is_left_out, side.local_tensors, side.stand_in);
   const auto original = of_original.follow(module), mirror = of_copy.follow(copy);
   const MirrorList &originals = of_original.followed(), &copies = of_copy.followed();
   if (originals.size() != copies.size())

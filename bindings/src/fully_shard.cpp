@@ -3,7 +3,9 @@
 #include <unordered_map>
 
 #include "api/params/find_param.hpp"
+#include "hooked/hooked_handle.hpp"
 #include "options.hpp"
+#include "shown/dtensor_handle.hpp"
 #include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
@@ -26,12 +28,14 @@ std::shared_ptr<ShownParam> make_shown(const ParamGroup& group, const FSDPParam&
   const auto sharded = placer.attr("sharded")(
       plain_view(param.sharded_param()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
       py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides())), param.requires_grad());
-  std::unique_ptr<DTensorHandle> dtensor;
+  std::unique_ptr<ComputeHandle> handle;
   if (is_dtensor(original))
-    dtensor = std::make_unique<DTensorHandle>(param.unsharded_param(), original, placer.attr("gradient_placements")(original),
-                                              maker);
-  const auto unsharded = dtensor ? py::cast(param.unsharded_param()) : original;
-  return ShownParam::make(param.sharded_param(), sharded, unsharded, std::move(dtensor), maker);
+    handle = std::make_unique<DTensorHandle>(param.unsharded_param(), original, placer.attr("gradient_placements")(original),
+                                             maker);
+  if (const py::object hooked = placer.attr("hooked")(original); !hooked.is_none())
+    handle = std::make_unique<HookedHandle>(param.unsharded_param(), hooked, maker);
+  const auto unsharded = handle ? py::cast(param.unsharded_param()) : original;
+  return ShownParam::make(param.sharded_param(), sharded, unsharded, std::move(handle), maker);
 }
 
 /// The parameters of a group as Python is to show them, by unsharded parameter. Those that came from another group keep
@@ -60,7 +64,7 @@ PythonSide& python_side() {
 
 std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& placer, const py::dict& arguments) {
   const auto& side = python_side();
-  Mirrors mirrors(side.mirrors, placer.attr("is_left_out"), side.local_tensors);
+  Mirrors mirrors(side.mirrors, placer.attr("is_left_out"), side.local_tensors, side.stand_in);
   std::vector<std::shared_ptr<Mirror>> units;
   std::vector<std::shared_ptr<torch::nn::Module>> raw;
   for (const auto& module : modules) {

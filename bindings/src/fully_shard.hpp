@@ -9,6 +9,7 @@ struct PythonSide {
   DTensorMaker dtensors;
   py::object mirrors;        ///< a dictionary with weak keys: module -> Mirror
   py::object local_tensors;  ///< a dictionary with weak keys, for Mirrors
+  py::object stand_in;       ///< (parameter) -> tensor: for Mirrors
 };
 PythonSide& python_side();
 

@@ -1,5 +1,7 @@
 #include "mirror.hpp"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
 #include "shown/dtensors.hpp"
@@ -66,7 +68,14 @@ std::shared_ptr<Mirror> Mirrors::mirror_of(py::handle module) {
 
 at::Tensor Mirrors::seen(py::handle parameter) {
   auto tensor = tensor_of(parameter);
-  if (!tensor.defined() || !is_dtensor(parameter)) return tensor;
+  if (!tensor.defined()) return tensor;
+  if (is_dtensor(parameter)) return seen_of_dtensor(parameter, tensor);
+  if (!THPVariable_CheckExact(parameter.ptr()) && py::hasattr(parameter, "fsdp_pre_all_gather"))
+    return tensor_of(stand_in_(parameter));
+  return tensor;
+}
+
+at::Tensor Mirrors::seen_of_dtensor(py::handle parameter, const at::Tensor& tensor) {
   const auto local = local_tensor_of(parameter);
   const auto known = local_tensors_.attr("get")(parameter);
   auto seen = known.is_none() ? at::Tensor() : tensor_of(known);

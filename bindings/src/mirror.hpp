@@ -49,14 +49,18 @@ class Mirrors {
  public:
   /// mirrors: a dictionary with weak keys. is_left_out: of a module, whether another composable API owns it.
   /// local_tensors: a dictionary with weak keys, DTensor -> what the core sees of it.
-  Mirrors(py::object mirrors, py::object is_left_out, py::object local_tensors)
-      : mirrors_(std::move(mirrors)), is_left_out_(std::move(is_left_out)), local_tensors_(std::move(local_tensors)) {}
+  /// stand_in: (parameter with fsdp_pre_all_gather) -> the plain tensor that the core has for it.
+  Mirrors(py::object mirrors, py::object is_left_out, py::object local_tensors, py::object stand_in)
+      : mirrors_(std::move(mirrors)),
+        is_left_out_(std::move(is_left_out)),
+        local_tensors_(std::move(local_tensors)),
+        stand_in_(std::move(stand_in)) {}
 
   /// The mirror of a tree, brought up to date with it. Modules that another composable API (replicate) owns are
   /// left out, with all below them (S1).
   std::shared_ptr<Mirror> follow(py::handle module);
-  /// The tensor that the core sees of a parameter: itself, or, of a DTensor, one over its local tensor's memory,
-  /// the same one every time. Undefined for None.
+  /// The tensor that the core sees of a parameter: itself; of a DTensor, one over its local tensor's memory; of a tensor
+  /// with fsdp_pre_all_gather, one that stands for it. The same one every time. Undefined for None.
   at::Tensor seen(py::handle parameter);
 
   /// Every module of the trees that were followed once, depth-first.
@@ -68,7 +72,9 @@ class Mirrors {
  private:
   std::shared_ptr<Mirror> mirror_of(py::handle module);
 
-  py::object mirrors_, is_left_out_, local_tensors_;
+  at::Tensor seen_of_dtensor(py::handle parameter, const at::Tensor& tensor);
+
+  py::object mirrors_, is_left_out_, local_tensors_, stand_in_;
   std::unordered_set<PyObject*> seen_;
   std::vector<std::shared_ptr<Mirror>> followed_;
   std::vector<PlainEntry> plain_;

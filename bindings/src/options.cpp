@@ -2,6 +2,8 @@
 
 #include <pybind11/chrono.h>
 
+#include "hooked/hooked_extension.hpp"
+
 namespace fsdp::python {
 
 namespace {
@@ -98,6 +100,11 @@ ShardCall shard_call(const py::object& placer, const py::dict& arguments, Mirror
     options.shard_placement_fn = callback<std::optional<ShardPlacementResult>>(function, originals, &placement_of);
   if (const py::object function = placer.attr("tensor_parallel_fn"); !function.is_none())
     options.tensor_parallel_fn = callback<std::optional<TensorParallel>>(function, originals, &tensor_parallel_of);
+  if (placer.attr("has_hooked").cast<bool>())
+    options.all_gather_extension_fn = callback<std::shared_ptr<AllGatherExtension>>(
+        placer.attr("hooked"), originals, [](const py::object& hooked) -> std::shared_ptr<AllGatherExtension> {
+          return hooked.is_none() ? nullptr : std::make_shared<HookedExtension>(hooked);
+        });
   return call;
 }
 

@@ -19,7 +19,8 @@ bool is_replaced(const ShownParam& param) {
   PyObject* now = param.forms().entries().now();
   if (!is_tensor(now)) return false;
   // `_apply` on a module below swaps the tensor behind the same object.
-  if (now == param.sharded().parameter().get()) return !param.sharded().local().is_alias_of(param.sharded().sharded_param());
+  if (now == param.sharded().parameter().get())
+    return !param.sharded().holds_subclass() && !param.sharded().local().is_alias_of(param.sharded().sharded_param());
   // A DTensor parameter: torch.func.functional_call puts other tensors there for the length of a call.
   const py::handle parameter(now);
   return is_dtensor(parameter) && py::bool_(parameter.attr("_is_param"));
@@ -99,7 +100,7 @@ void take_over_applied(const Groups& groups, const ShownParams& params) {
   for (size_t i = 0; i < locals.size(); ++i) {
     auto& param = *params.all()[i];
     const auto& home = param.sharded().sharded_param();
-    if (!home.is_meta() && !locals[i].is_alias_of(home)) home.copy_(locals[i]);
+    if (!param.sharded().holds_subclass() && !home.is_meta() && !locals[i].is_alias_of(home)) home.copy_(locals[i]);
     param.point_home();
   }
 }

@@ -132,6 +132,15 @@ void ShardedModule::use(bool records_autograd) {
   }
 }
 
+/// Operators that read what a user's hook has made do not reach the core.
+void ShardedModule::gather_in_backward() {
+  py::gil_scoped_release no_gil;
+  std::vector<ParamOwner*> owners;
+  const auto groups = controls_.state().live_groups();
+  for (const auto& group : groups) owners.push_back(&group->parts().owner());
+  if (!owners.empty()) owners[0]->make_resident(owners, {});
+}
+
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
   if (index >= modules_.size()) throw py::index_error("pre_forward: no module has this index");
   follow_root();
@@ -175,6 +184,7 @@ void ShardedModule::watch_backward(const py::object& output) {
       if (!self) return;
       py::gil_scoped_acquire gil;
       if (self->params_.form() == Form::kUnsharded) return;
+      if (self->params_.have_hooks()) self->gather_in_backward();
       self->params_.show_as(Form::kUnsharded);
       // A backward that needs none of the unsharded parameters does not reach the core, which would tell of its end.
       torch::autograd::Engine::get_default_engine().queue_callback([weak] {

@@ -60,6 +60,7 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   bool reshards_after_forward() const;
   void watch_backward(const py::object& output);
   void use(bool records_autograd);
+  void gather_in_backward();
   bool records_autograd(const py::tuple& args) const;
   RootContext& context() const { return *controls_.state().context(); }
 

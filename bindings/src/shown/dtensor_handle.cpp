@@ -1,78 +1,26 @@
 #include "shown/dtensor_handle.hpp"
 
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include "api/params/find_param.hpp"
 #include "dispatch/residency.hpp"
-#include "param/grad_dtype.hpp"
 
 namespace fsdp::python {
 
-namespace {
-
-namespace autograd_impl = torch::autograd::impl;
-
-/// Behind autograd's own accumulation in the DTensor, in the thread that runs backward.
-class HandsGradientOn final : public torch::autograd::PostAccumulateGradHook {
- public:
-  HandsGradientOn(at::Tensor handle, py::object placements, const DTensorMaker& maker)
-      : handle_(std::move(handle)), placements_(std::move(placements)), maker_(maker) {}
-
-  void operator()(const at::Tensor& parameter) override {
-    at::Tensor local;
-    {
-      py::gil_scoped_acquire gil;
-      local = tensor_of(maker_.local_gradient(parameter.grad(), placements_.object()));
-    }
-    parameter.mutable_grad().reset();
-    // The library's own hook is behind it, and may wait for other ranks.
-    (*autograd_impl::grad_accumulator(handle_))({std::move(local)});
-  }
-
- private:
-  at::Tensor handle_;
-  PyRef placements_;
-  const DTensorMaker& maker_;
-};
-
-/// What is reduced over other ranks than the library's first is to be in the dtype of that reduction: cast on arrival.
-GradDtype grad_dtype_before(const at::Tensor& handle) {
-  const auto of_unsharded = grad_dtype_of(handle);
-  const auto param = of_unsharded.takes_any() ? find_param(handle) : std::nullopt;
-  if (!param || param->group->gradients().dtypes.takes_any(param->index)) return of_unsharded;
-  return {.is_set = true, .dtype = param->group->gradients().dtypes.reduce_dtype(param->index)};
-}
-
-}  // namespace
-
 DTensorHandle::DTensorHandle(at::Tensor handle, py::object like, py::object gradient_placements,
                              const DTensorMaker& maker)
-    : handle_(std::move(handle)),
-      like_(std::move(like)),
-      gradient_placements_(std::move(gradient_placements)),
-      maker_(maker) {
+    : ComputeHandle(std::move(handle), std::move(gradient_placements), maker), like_(std::move(like)) {
   make();
 }
 
 void DTensorHandle::make() {
-  const auto inner = handle_.detach();
+  const auto inner = handle().detach();
   add_inner_residency_key(inner);
-  parameter_ = PyRef(maker_.make_unsharded(inner, like_.object(), handle_.requires_grad()));
-  home_ = handle_.storage().unsafeGetStorageImpl();
-  const auto parameter = tensor_of(parameter_.object());
-  autograd_impl::materialize_autograd_meta(parameter);
-  autograd_impl::set_post_acc_grad_hooks(
-      parameter, std::make_unique<HandsGradientOn>(handle_, gradient_placements_.object(), maker_));
-  set_grad_dtype(parameter, grad_dtype_before(handle_));
+  home_ = handle().storage().unsafeGetStorageImpl();
+  set_parameter(maker().make_unsharded(inner, like_.object(), handle().requires_grad()));
 }
 
 void DTensorHandle::follow() {
-  const auto parameter = tensor_of(parameter_.object());
-  if (handle_.storage().unsafeGetStorageImpl() != home_ || parameter.dtype() != handle_.dtype()) return make();
-  if (parameter.requires_grad() != handle_.requires_grad()) parameter.set_requires_grad(handle_.requires_grad());
-  set_grad_dtype(parameter, grad_dtype_before(handle_));
+  const auto shown = tensor_of(parameter().object());
+  if (handle().storage().unsafeGetStorageImpl() != home_ || shown.dtype() != handle().dtype()) return make();
+  follow_settings();
 }
 
 }  // namespace fsdp::python

@@ -6,7 +6,7 @@
 namespace fsdp::python {
 
 bool ParamForms::has(const at::Tensor& tensor) const {
-  return tensor.is_same(sharded_.tensor()) || tensor.is_same(THPVariable_Unpack(computed().get())) ||
+  return tensor.is_same(sharded_.tensor()) || (computed() && tensor.is_same(THPVariable_Unpack(computed().get()))) ||
          (post_forward_ && tensor.is_same(THPVariable_Unpack(post_forward_.get())));
 }
 
@@ -18,8 +18,13 @@ void ParamForms::show(const PyRef& parameter) const {
 }
 
 void ParamForms::show_unsharded() const {
-  if (dtensor_) dtensor_->follow();
+  if (handle_) handle_->follow();
   show(computed());
+}
+
+void ParamForms::show_sharded() const {
+  show(sharded_.parameter());
+  if (handle_) handle_->rest();
 }
 
 void ParamForms::make_post_forward(const FSDPParam& param, const PostForwardMesh& mesh, const DTensorMaker& maker) {

@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "param/fsdp_param.hpp"
-#include "shown/dtensor_handle.hpp"
+#include "shown/compute_handle.hpp"
 #include "shown/param_entries.hpp"
 #include "shown/sharded_dtensor.hpp"
 
@@ -16,21 +16,21 @@ struct PostForwardMesh {
 };
 
 /// What modules' tables hold of one parameter: its DTensor; inside forward the parameter that was there before, which is the
-/// core's unsharded parameter; behind a forward that keeps a larger shard, a DTensor over that.
+/// core's unsharded parameter or stands for it; behind a forward that keeps a larger shard, a DTensor over that.
 ///
 /// Every function needs the interpreter's lock.
 class ParamForms {
  public:
-  /// sharded: outlives it. unsharded: the unsharded parameter, which modules compute with, or, unless it is null, with what
-  /// `dtensor` makes of it.
-  ParamForms(const ShardedDTensor& sharded, py::object unsharded, std::unique_ptr<DTensorHandle> dtensor)
-      : sharded_(sharded), unsharded_(std::move(unsharded)), dtensor_(std::move(dtensor)) {}
+  /// sharded: outlives it. unsharded: the unsharded parameter, which modules compute with, or, unless it is null, with the
+  /// `handle` that stands for it.
+  ParamForms(const ShardedDTensor& sharded, py::object unsharded, std::unique_ptr<ComputeHandle> handle)
+      : sharded_(sharded), unsharded_(std::move(unsharded)), handle_(std::move(handle)) {}
 
   const PyRef& unsharded() const { return unsharded_; }
-  bool computes_with_dtensor() const { return dtensor_ != nullptr; }
+  bool computes_with_handle() const { return handle_ != nullptr; }
   /// For a copy of the parameter with this unsharded parameter; null where modules compute with the unsharded parameter itself.
-  std::unique_ptr<DTensorHandle> dtensor_over(at::Tensor handle) const {
-    return dtensor_ ? dtensor_->over(std::move(handle)) : nullptr;
+  std::unique_ptr<ComputeHandle> handle_over(at::Tensor unsharded) const {
+    return handle_ ? handle_->over(std::move(unsharded)) : nullptr;
   }
 
   /// `place` shows this parameter from now on, the sharded one first.
@@ -39,7 +39,7 @@ class ParamForms {
   /// True if `tensor` is one of them.
   bool has(const at::Tensor& tensor) const;
 
-  void show_sharded() const { show(sharded_.parameter()); }
+  void show_sharded() const;
   void show_unsharded() const;
   void show_post_forward() const { show(post_forward_); }
 
@@ -50,12 +50,12 @@ class ParamForms {
 
  private:
   /// What the tables hold inside forward.
-  const PyRef& computed() const { return dtensor_ ? dtensor_->parameter() : unsharded_; }
+  const PyRef& computed() const { return handle_ ? handle_->parameter() : unsharded_; }
   void show(const PyRef& parameter) const;
 
   const ShardedDTensor& sharded_;
   PyRef unsharded_;
-  std::unique_ptr<DTensorHandle> dtensor_;
+  std::unique_ptr<ComputeHandle> handle_;
   PyRef post_forward_;
   ParamEntries entries_;
 };

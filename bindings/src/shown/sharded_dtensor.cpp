@@ -8,9 +8,19 @@
 
 namespace fsdp::python {
 
+namespace {
+
+bool has_hooks(const PyRef& dtensor) {
+  const py::object local = dtensor.object().attr("_local_tensor");
+  return !THPVariable_CheckExact(local.ptr()) && py::hasattr(local, "fsdp_pre_all_gather");
+}
+
+}  // namespace
+
 ShardedDTensor::ShardedDTensor(at::Tensor sharded_param, py::object dtensor)
     : sharded_param_(std::move(sharded_param)),
       dtensor_(std::move(dtensor)),
+      holds_subclass_(has_hooks(dtensor_)),
       home_(sharded_param_.storage().unsafeGetStorageImpl()) {
   set_grad_dtype(tensor(), grad_dtype_of(sharded_param_));
 }
@@ -44,7 +54,7 @@ void ShardedDTensor::take_over_grad_dtype() const {
 
 void ShardedDTensor::take_over_values() const {
   const auto shown = local();
-  if (shown.is_alias_of(sharded_param_)) return;
+  if (holds_subclass_ || shown.is_alias_of(sharded_param_)) return;
   at::NoGradGuard no_grad;
   at::Tensor(sharded_param_).copy_(shown);
 }
@@ -52,7 +62,7 @@ void ShardedDTensor::take_over_values() const {
 void ShardedDTensor::point_home() {
   // An ordinary tensor, which operators inside forward do not take for the whole, and an optimizer's need not
   // be looked at; with the same memory and version counter, so that its writes are seen.
-  set_local_tensor(dtensor_.get(), plain_view(sharded_param_));
+  if (!holds_subclass_) set_local_tensor(dtensor_.get(), plain_view(sharded_param_));
   home_ = sharded_param_.storage().unsafeGetStorageImpl();
 }
 

@@ -35,6 +35,8 @@ class ShardedDTensor {
   /// Where the DTensor shows other memory, the sharded parameter gets the values from there.
   void take_over_values() const;
 
+  /// It holds a tensor of a class of its own (fsdp_pre_all_gather), and the sharded parameter's memory means nothing.
+  bool holds_subclass() const { return holds_subclass_; }
   /// False if the sharded parameter lies in other memory now than when the DTensor was made or last pointed there.
   bool is_home() const { return sharded_param_.storage().unsafeGetStorageImpl() == home_; }
   /// The sharded parameter holds the values: the DTensor shows its memory.
@@ -43,6 +45,7 @@ class ShardedDTensor {
  private:
   at::Tensor sharded_param_;
   PyRef dtensor_;
+  bool holds_subclass_;
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows
 };
 

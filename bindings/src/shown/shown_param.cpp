@@ -8,16 +8,16 @@
 namespace fsdp::python {
 
 ShownParam::ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded,
-                       std::unique_ptr<DTensorHandle> dtensor, const DTensorMaker& maker)
+                       std::unique_ptr<ComputeHandle> handle, const DTensorMaker& maker)
     : sharded_(std::move(sharded_param), std::move(sharded)),
-      forms_(sharded_, std::move(unsharded), std::move(dtensor)),
+      forms_(sharded_, std::move(unsharded), std::move(handle)),
       gradient_(sharded_, forms_.entries(), maker),
       maker_(maker) {}
 
 std::shared_ptr<ShownParam> ShownParam::make(at::Tensor sharded_param, py::object sharded, py::object unsharded,
-                                             std::unique_ptr<DTensorHandle> dtensor, const DTensorMaker& maker) {
+                                             std::unique_ptr<ComputeHandle> handle, const DTensorMaker& maker) {
   const std::shared_ptr<ShownParam> made(new ShownParam(std::move(sharded_param), std::move(sharded),
-                                                        std::move(unsharded), std::move(dtensor), maker));
+                                                        std::move(unsharded), std::move(handle), maker));
   shown_registry().add(made);
   made->gradient_.set_self(std::shared_ptr<ShownGradient>(made, &made->gradient_));
   made->stand_in(made->sharded_.parameter());
@@ -30,7 +30,7 @@ ShownParam::~ShownParam() {
 }
 
 void ShownParam::stand_in(const PyRef& dtensor) {
-  if (forms_.computes_with_dtensor()) return;  // its operators have DTensors beside it
+  if (forms_.computes_with_handle()) return;  // its operators have DTensors beside it
   stand_in_for(*this, dtensor);
 }
 
@@ -42,7 +42,7 @@ void ShownParam::add_place(const Place& place) {
 void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
   const auto param = find_param(sharded_.sharded_param());
   const bool is_cut = param && !param->param().spec.sizes().empty();
-  if (!is_cut || forms_.computes_with_dtensor()) return forms_.show_sharded();
+  if (!is_cut || forms_.computes_with_handle()) return forms_.show_sharded();
   if (!forms_.post_forward()) {
     forms_.make_post_forward(param->param(), mesh, maker_);
     stand_in(forms_.post_forward());

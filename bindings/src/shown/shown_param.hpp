@@ -21,7 +21,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
  public:
   /// Found in the registry from now on. The arguments are those of ShardedDTensor and ParamForms.
   static std::shared_ptr<ShownParam> make(at::Tensor sharded_param, py::object sharded, py::object unsharded,
-                                          std::unique_ptr<DTensorHandle> dtensor, const DTensorMaker& maker);
+                                          std::unique_ptr<ComputeHandle> handle, const DTensorMaker& maker);
   ~ShownParam();
 
   const ShardedDTensor& sharded() const { return sharded_; }
@@ -52,7 +52,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   void follow_home();
 
  private:
-  ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded, std::unique_ptr<DTensorHandle> dtensor,
+  ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded, std::unique_ptr<ComputeHandle> handle,
              const DTensorMaker& maker);
   void stand_in(const PyRef& dtensor);
 

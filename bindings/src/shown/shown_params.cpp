@@ -25,6 +25,10 @@ void ShownParams::set_post_forward_mesh(PostForwardMesh mesh) {
   for (const auto& param : params_) param->drop_post_forward();
 }
 
+bool ShownParams::have_hooks() const {
+  return std::ranges::any_of(params_, [](const auto& param) { return param->sharded().holds_subclass(); });
+}
+
 bool ShownParams::require_grad() const {
   return std::ranges::any_of(params_, [](const auto& param) {
     const auto& sharded_param = param->sharded().sharded_param();

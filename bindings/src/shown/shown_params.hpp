@@ -26,6 +26,8 @@ class ShownParams {
   /// How they show in kPostForward; no mesh: as they do outside.
   void set_post_forward_mesh(PostForwardMesh mesh);
 
+  /// True if one of them is gathered by hooks of a user's.
+  bool have_hooks() const;
   /// True if autograd would record what is computed from them.
   bool require_grad() const;
   void take_over() const {

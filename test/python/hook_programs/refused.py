@@ -1,0 +1,53 @@
+"""What is refused, before anything has changed."""
+
+import torch
+import torch.distributed.fsdp
+
+from programs.common import error_of, mesh_of
+
+from . import subclasses
+from .table import program
+from .trained import Net, inputs
+
+
+@program(ranks=(2,), variants=[("OnlyPre",), ("OnlyPost",), ("OnlyRelease",), ("WrongRelease",)])
+def at_once(api, ranks, name):
+    net = Net(getattr(subclasses, name))
+    error = error_of(lambda: api.fully_shard(net.blocks[0], mesh=mesh_of(ranks)))
+    if api is not torch.distributed.fsdp:  # FSDP2 leaves it half sharded
+        assert type(net.blocks[0]) is torch.nn.Linear and not hasattr(net.blocks[0].weight, "placements")
+        assert net.blocks[0].weight.__class__ is getattr(subclasses, name)
+    return error
+
+
+@program(ranks=(2,))
+def a_signature_that_is_neither(api, ranks):
+    net = Net(subclasses.WrongSignature)
+    api.fully_shard(net, mesh=mesh_of(ranks))
+    return error_of(lambda: net(inputs(1)[0]))
+
+
+@program(ranks=(2,))
+def a_class_without_the_hooks(api, ranks):
+    """FSDP2 takes it, and fails later or trains on what it does not know, as its operators go; ours says so."""
+    net = Net(subclasses.WithoutHooks)
+    if api is torch.distributed.fsdp:
+        return "NotImplementedError"
+    error = error_of(lambda: api.fully_shard(net.blocks[0], mesh=mesh_of(ranks)))
+    assert type(net.blocks[0]) is torch.nn.Linear and type(net.blocks[0].weight) is subclasses.WithoutHooks
+    return error
+
+
+@program(ranks=(2,))
+def memory_of_the_process_group_behind_a_custom_gather(api, ranks):
+    class Comm:
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, async_op=False):
+            return torch.distributed.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+    net = api.fully_shard(torch.nn.Linear(4, 4), mesh=mesh_of(ranks))
+    net.set_custom_all_gather(Comm())
+    return [error_of(lambda: net.set_allocate_memory_from_process_group_for_comm(True)),
+            error_of(net.set_symm_mem_for_comm)]

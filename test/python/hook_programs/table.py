@@ -1,0 +1,6 @@
+"""The table of these programs."""
+
+from programs.common import registering
+
+PROGRAMS = {}
+program = registering(PROGRAMS)
