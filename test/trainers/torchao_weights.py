@@ -1,0 +1,120 @@
+"""Training with torchao's weights that say how FSDP2 gathers them: a program that knows nothing of fsdp.
+
+Usage: torchao_weights.py [--half] {float8,float8_precomputed,int8_mixed_precision,int8_quantized,bitnet,nf4} RECORD_FOLDER
+"""
+
+import argparse
+import json
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+WIDTH = 256  # nf4: 64 values make a block, 256 of these another; half of the rows are to be whole ones
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer in 4 bits with a trained one of low rank beside it (QLoRA)."""
+
+    def __init__(self, linear):
+        super().__init__()
+        from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import linear_nf4, to_nf4
+
+        self.compute = linear_nf4
+        self.weight = nn.Parameter(to_nf4(linear.weight.detach(), 64, 64), requires_grad=False)
+        self.a = nn.Linear(linear.in_features, 8, bias=False)
+        self.b = nn.Linear(8, linear.out_features, bias=False)
+
+    def forward(self, x):
+        return self.compute(input=x, weight=self.weight) + self.b(self.a(x))
+
+
+def convert(model, row):
+    if row.startswith("float8"):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True))
+    elif row == "nf4":
+        for block in model:
+            block.up, block.down = Adapted(block.up), Adapted(block.down)
+    else:
+        import torchao.prototype.quantized_training as training
+        from torchao import quantize_
+
+        quantize_(model, {"int8_mixed_precision": training.Int8MixedPrecisionTrainingConfig,
+                          "int8_quantized": training.int8_weight_only_quantized_training,
+                          "bitnet": training.bitnet_training}[row]())
+
+
+def after_step(model, row):
+    if row == "float8_precomputed":
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        precompute_float8_dynamic_scale_for_fsdp(model)
+    if row == "bitnet":
+        from torchao.prototype.quantized_training import precompute_bitnet_scale_for_fsdp
+
+        precompute_bitnet_scale_for_fsdp(model)
+
+
+def numbers(tensor):
+    """Of a local tensor sums of what it holds, in rows; of a subclass those of its tensors."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return {name: numbers(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]}
+    if tensor.dim() == 1 and tensor.numel() % 64 == 0:
+        tensor = tensor.view(-1, 64)
+    return tensor.detach().double().sum(-1).tolist() if tensor.dim() > 1 else tensor.detach().double().tolist()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--half", action="store_true")
+    parser.add_argument("row")
+    parser.add_argument("folder")
+    arguments = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    convert(model, arguments.row)
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = half if arguments.half else MixedPrecisionPolicy(param_dtype=torch.float32)
+    for block in model:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0, foreach=False)
+    after_step(model, arguments.row)
+    losses = []
+    torch.manual_seed(dist.get_rank())
+    for _ in range(4):
+        loss = model(torch.randn(32, WIDTH)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after_step(model, arguments.row)
+        losses.append(loss.item())
+    weights = {name: numbers(each.to_local() if isinstance(each, DTensor) else each)
+               for name, each in model.named_parameters()}
+    classes = {name: type(each.to_local()).__name__ for name, each in model.named_parameters()}
+    record = {"losses": losses, "weights": weights, "classes": classes, "state": type(fully_shard.state(model)).__module__}
+    with open(os.path.join(arguments.folder, f"{dist.get_rank()}.json"), "w") as file:
+        json.dump(record, file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
