@@ -1,6 +1,7 @@
 """The state of a call of fully_shard or replicate, and where modules keep it."""
 
 import types
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,9 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _State
 
 from ._meshes import post_forward_mesh
-from ._timeline import live_states
+
+# FSDPStates that have a core; several have the same root.
+live_states: weakref.WeakSet = weakref.WeakSet()
 
 
 @dataclass(eq=False)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,8 @@ import torch.nn as nn
 
 from . import _C, _checks
 from ._module import FSDPModule
+from ._states import live_states
 
-# FSDPStates that have a core; several have the same root.
-live_states: weakref.WeakSet = weakref.WeakSet()
 _recording: set[int] = set()  # roots
 
 

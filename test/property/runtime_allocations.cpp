@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
@@ -36,9 +37,20 @@ struct OpenRange final : at::ObserverContext {
   ~OpenRange() override { --open_ranges; }
 };
 
+/// Ranges around whole boundaries, for readers of a profile. What the runtime allocates for parameters and gradients has ranges of
+/// its own inside them; the rest are numbers for the root's checks.
+bool is_around_others(std::string_view name) {
+  static constexpr std::string_view kAround[] = {"FSDP::root_pre_forward", "FSDP::pre_forward", "FSDP::post_forward",
+                                                 "FSDP::pre_backward", "FSDP::post_backward_reshard",
+                                                 "FSDP::root_post_backward_callback", "FSDP::forward_prefetch",
+                                                 "FSDP::backward_prefetch"};
+  return std::ranges::find(kAround, name.substr(0, name.find(' '))) != std::end(kAround);
+}
+
 std::unique_ptr<at::ObserverContext> on_range(const at::RecordFunction& range) {
   if (!std::string_view(range.name()).starts_with("FSDP::")) return nullptr;
   if (listener) listener(range.name());
+  if (is_around_others(range.name())) return nullptr;
   return std::make_unique<OpenRange>();
 }
 
