@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import os
 import sys
 
 import torch.distributed as dist
@@ -26,7 +25,7 @@ def _log(level, text):
     logger.log(_LEVELS[level], "%s%s", f"rank {rank}: " if ranks > 1 else "", text, extra={"fsdp_rank": rank})
 
 
-_ASKED = os.environ.get("FSDP_LOG_LEVEL", "")
+_ASKED = _C.asked_log_level()  # FSDP_LOG_LEVEL; "": it is not set
 
 
 def install() -> None:

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "base/log.hpp"
 #include "fsdp/report.hpp"
 #include "fsdp/statistics.hpp"
@@ -155,6 +156,7 @@ void define_inspection(py::module_& module, PySharded& sharded) {
       .def("statistics", &statistics_of);
   define_timelines(module, sharded);
   module.def("set_log_function", &set_log_function);
+  module.def("asked_log_level", [] { return environment::is_log_level_set() ? environment::log_level() : std::string(); });
 }
 
 }  // namespace fsdp::python

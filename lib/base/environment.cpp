@@ -118,6 +118,7 @@ LaunchEnvironment read_launcher(const LauncherVariables& names) {
 }  // namespace
 
 std::string log_level() { return read("FSDP_LOG_LEVEL").value_or("warn"); }
+bool is_log_level_set() { return read("FSDP_LOG_LEVEL").has_value(); }
 bool fakes_all_gather() { return read_flag("FSDP_FAKE_ALL_GATHER"); }
 bool fakes_reduce() { return read_flag("FSDP_FAKE_REDUCE"); }
 bool shows_nvtx() { return read_flag("FSDP_NVTX"); }

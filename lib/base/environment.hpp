@@ -11,6 +11,7 @@ namespace fsdp::environment {
 
 /// FSDP_LOG_LEVEL; default "warn".
 std::string log_level();
+bool is_log_level_set();
 
 /// FSDP_FAKE_ALL_GATHER and FSDP_FAKE_REDUCE: leave the collectives out, to see what they cost.
 /// True for 1, true, yes and on; throws UsageError for anything that is neither that nor its

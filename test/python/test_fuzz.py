@@ -89,7 +89,7 @@ class Findings(unittest.TestCase):
             sharded(model)
 
     def placer(self):
-        return fsdp._placer.Placer(fsdp._placer.data_parallel(mesh(), None), None, [])
+        return fsdp._placer.Placer(fsdp._placer.data_parallel(mesh(), None), None, [], lambda module: False)
 
     def arguments(self):
         named = dict.fromkeys(("reshard_after_forward", "param_dtype", "reduce_dtype", "output_dtype",

@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "fsdp/statistics.hpp"
 #include "support/models.hpp"
 #include "trace/nvtx_ranges.hpp"
 
@@ -49,6 +50,7 @@ TEST_CASE("NVTX is shown the ranges of a root and not the user's, and each that 
       RECORD_USER_SCOPE("the user's own");
       ShardedChain chain(rank.mesh());
       chain.step(rank.index());
+      rank.check(statistics(chain.root[0]).all_gathers > 0, "gathered");
     }));
   }
   torch::profiler::impl::registerCUDAMethods(before);

@@ -86,11 +86,8 @@ def efficient(folder):
         models.llama().save_pretrained(folder / "model")
     dist.barrier()
     plugin = accelerate_cpu.plugin(cpu_ram_efficient_loading=True)
-    os.environ["ACCELERATE_USE_FSDP"] = "true"
-    try:
+    with mock.patch.dict(os.environ, ACCELERATE_USE_FSDP="true"):
         model = LlamaForCausalLM.from_pretrained(folder / "model")
-    finally:
-        del os.environ["ACCELERATE_USE_FSDP"]
     return trained(accelerate_cpu.accelerator(plugin), model)
 
 
