@@ -237,7 +237,8 @@ TEST_CASE("one rank alone has phases and uses, and a full recorder says what it 
     chain.step(0);
     const auto full = stop_timeline(chain.root[0]);
     rank.check_equal(full.events.size(), size_t{3}, "as many as there is room for");
-    rank.check_equal(full.dropped, static_cast<int64_t>(later.events.size()) - 3, "dropped");
+    rank.check_equal(full.bytes.size(), size_t{3}, "and of counted bytes");
+    rank.check_equal(full.dropped, static_cast<int64_t>(later.events.size() + later.bytes.size()) - 6, "dropped");
     rank.check_throws<StateError>([&] { stop_timeline(chain.root[0]); }, {"start_timeline"}, "none started");
   }));
 }
