@@ -67,25 +67,11 @@ py::dict statistics_of(Self& self) {
   return dict;
 }
 
-const char* name_of_kind(TimelineEvent::Kind kind) {
-  switch (kind) {
-    case TimelineEvent::Kind::kPhase:
-      return "phase";
-    case TimelineEvent::Kind::kUse:
-      return "use";
-    case TimelineEvent::Kind::kRuntime:
-      return "runtime";
-    case TimelineEvent::Kind::kCollective:
-      return "collective";
-  }
-  return "";
-}
-
 /// As the arguments of the package's TimelineEvent.
 py::list events_of(const Timeline& timeline) {
   py::list events;
   for (const auto& event : timeline.events)
-    events.append(py::make_tuple(name_of_kind(event.kind), event.name, event.begin_ns, event.end_ns, event.subject,
+    events.append(py::make_tuple(to_string(event.kind), event.name, event.begin_ns, event.end_ns, event.subject,
                                  event.group, event.ranks, event.bytes, event.is_given_up));
   return events;
 }

@@ -1,7 +1,5 @@
 #include "mirror.hpp"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
 #include "shown/dtensors.hpp"
@@ -70,8 +68,7 @@ at::Tensor Mirrors::seen(py::handle parameter) {
   auto tensor = tensor_of(parameter);
   if (!tensor.defined()) return tensor;
   if (is_dtensor(parameter)) return seen_of_dtensor(parameter, tensor);
-  if (!THPVariable_CheckExact(parameter.ptr()) && py::hasattr(parameter, "fsdp_pre_all_gather"))
-    return tensor_of(stand_in_(parameter));
+  if (has_gather_hooks(parameter)) return tensor_of(stand_in_(parameter));
   return tensor;
 }
 

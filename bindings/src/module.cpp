@@ -173,8 +173,8 @@ void set_python_side(const py::dict& side) {
   python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["make_post_forward"],
                                 side["local_gradient"], side["replicates_ordinary"]},
                    .mirrors = side["mirrors"],
-                    .local_tensors = side["local_tensors"],
-                    .stand_in = side["stand_in"]};
+                   .local_tensors = side["local_tensors"],
+                   .stand_in = side["stand_in"]};
 }
 
 }  // namespace

@@ -25,6 +25,9 @@ struct TimelineEvent {
   bool is_given_up = false;  ///< nobody waited for the result
 };
 
+/// "phase", "use", "runtime" or "collective".
+const char* to_string(TimelineEvent::Kind kind);
+
 /// What a root holds beside its shards, from one time until the next that was written down.
 struct TimelineBytes {
   int64_t time_ns = 0;    ///< as an event's

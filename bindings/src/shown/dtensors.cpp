@@ -18,6 +18,10 @@ bool is_dtensor(py::handle tensor) {
          py::hasattr(tensor, local_tensor_name());
 }
 
+bool has_gather_hooks(py::handle tensor) {
+  return !THPVariable_CheckExact(tensor.ptr()) && py::hasattr(tensor, "fsdp_pre_all_gather");
+}
+
 at::Tensor local_tensor_of(py::handle dtensor) { return tensor_of(py::getattr(dtensor, local_tensor_name())); }
 
 void set_local_tensor(py::handle dtensor, const at::Tensor& local) {

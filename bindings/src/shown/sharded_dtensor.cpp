@@ -8,19 +8,10 @@
 
 namespace fsdp::python {
 
-namespace {
-
-bool has_hooks(const PyRef& dtensor) {
-  const py::object local = dtensor.object().attr("_local_tensor");
-  return !THPVariable_CheckExact(local.ptr()) && py::hasattr(local, "fsdp_pre_all_gather");
-}
-
-}  // namespace
-
 ShardedDTensor::ShardedDTensor(at::Tensor sharded_param, py::object dtensor)
     : sharded_param_(std::move(sharded_param)),
       dtensor_(std::move(dtensor)),
-      holds_subclass_(has_hooks(dtensor_)),
+      holds_subclass_(has_gather_hooks(dtensor_.object().attr("_local_tensor"))),
       home_(sharded_param_.storage().unsafeGetStorageImpl()) {
   set_grad_dtype(tensor(), grad_dtype_of(sharded_param_));
 }

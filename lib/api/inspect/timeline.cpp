@@ -33,20 +33,6 @@ std::string json_string(std::string_view text) {
 /// The format counts in microseconds.
 std::string microseconds(int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
-const char* category(TimelineEvent::Kind kind) {
-  switch (kind) {
-    case TimelineEvent::Kind::kPhase:
-      return "phase";
-    case TimelineEvent::Kind::kUse:
-      return "use";
-    case TimelineEvent::Kind::kRuntime:
-      return "runtime";
-    case TimelineEvent::Kind::kCollective:
-      return "collective";
-  }
-  return "";
-}
-
 /// Where a timeline stands: a rank's roots count from 0.
 struct Track {
   int rank = 0, root = 0;
@@ -57,7 +43,7 @@ void add_event(std::vector<std::string>& lines, const Track& track, size_t numbe
   const std::string who = fmt::format("\"pid\":{},\"tid\":{}", track.rank, track.root);
   if (event.kind != TimelineEvent::Kind::kCollective) {
     lines.push_back(fmt::format("{{\"ph\":\"X\",\"name\":{},\"cat\":\"{}\",{},\"ts\":{},\"dur\":{}}}",
-                                json_string(event.name), category(event.kind), who,
+                                json_string(event.name), to_string(event.kind), who,
                                 microseconds(event.begin_ns), microseconds(event.end_ns - event.begin_ns)));
     return;
   }
@@ -99,6 +85,20 @@ void write_file(const std::string& path, const std::string& text) {
 }
 
 }  // namespace
+
+const char* to_string(TimelineEvent::Kind kind) {
+  switch (kind) {
+    case TimelineEvent::Kind::kPhase:
+      return "phase";
+    case TimelineEvent::Kind::kUse:
+      return "use";
+    case TimelineEvent::Kind::kRuntime:
+      return "runtime";
+    case TimelineEvent::Kind::kCollective:
+      return "collective";
+  }
+  return "";
+}
 
 std::string timeline_json(const std::vector<Timeline>& ranks) {
   std::vector<std::string> lines;
