@@ -32,6 +32,15 @@ def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def raises(kind, what, call):
+    try:
+        call()
+    except kind as error:
+        assert what in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__} with {what!r}")
+
+
 def train_both(make, shard, rank, ranks, steps=3, loss_of=lambda model, x: model(x).square().mean()):
     """Trains the sharded model beside the plain one and compares weights after every step."""
     torch.manual_seed(0)

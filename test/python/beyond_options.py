@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fsdp
-from beyond_fsdp2 import batches_of, check, train_both, whole
+from beyond_fsdp2 import batches_of, check, raises, train_both, whole
 
 
 class Net(nn.Module):
@@ -21,15 +21,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.middle(torch.relu(self.first(x))))) * self.scale
-
-
-def expect(kind, what, call):
-    try:
-        call()
-    except kind as error:
-        assert what in str(error), error
-    else:
-        raise AssertionError(f"no {kind.__name__} with '{what}'")
 
 
 def placements(model):
@@ -100,7 +91,7 @@ def the_sanitizer_finds_a_write_past_the_library(rank, ranks):
     model = Net()
     fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), sanitizer=fsdp.SanitizerOptions())
     model.first.register_forward_hook(lambda module, args, output: module.weight.detach().numpy().fill(7) or None)
-    expect(RuntimeError, "first.weight", lambda: model(batches_of(rank)[0]).sum().backward())
+    raises(RuntimeError, "first.weight", lambda: model(batches_of(rank)[0]).sum().backward())
 
 
 @check
@@ -111,8 +102,8 @@ def ranks_that_do_not_agree_get_a_schedule_error(rank, ranks):
     for layer in model:
         fsdp.fully_shard(layer, mesh=mesh)
     fsdp.fully_shard(model, mesh=mesh)
-    expect(TypeError, "late_after", lambda: fsdp.set_schedule_check(model, late_after=3))
-    expect(ValueError, "call fully_shard", lambda: fsdp.set_schedule_check(nn.Linear(2, 2)))
+    raises(TypeError, "late_after", lambda: fsdp.set_schedule_check(model, late_after=3))
+    raises(ValueError, "call fully_shard", lambda: fsdp.set_schedule_check(nn.Linear(2, 2)))
     fsdp.set_schedule_check(model, before_every_collective=True, late_after=timedelta(seconds=20))
     first, other = (model[0], model[1]) if rank == 0 else (model[1], model[0])
 
@@ -120,7 +111,7 @@ def ranks_that_do_not_agree_get_a_schedule_error(rank, ranks):
         first(torch.ones(1, 6))
         other(torch.ones(1, 6))
 
-    expect(fsdp.ScheduleError, "", go)
+    raises(fsdp.ScheduleError, "", go)
     assert issubclass(fsdp.ScheduleError, fsdp.CommError)
 
 
@@ -136,7 +127,7 @@ def wrong_options_leave_the_module_as_it_was(rank, ranks):
         (TypeError, "sanitizer", {"sanitizer": True}),
         (TypeError, "sync_from_rank0", {"sync_from_rank0": "yes"}),
     ):
-        expect(kind, what, lambda: fsdp.fully_shard(model, mesh=mesh, **options))
+        raises(kind, what, lambda: fsdp.fully_shard(model, mesh=mesh, **options))
         assert (type(model), placements(model)) == before, options
     fsdp.fully_shard(model, mesh=mesh)
     model(batches_of(rank)[0]).sum().backward()

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 
 import fsdp
-from beyond_fsdp2 import batches_of, check, train_both, whole
+from beyond_fsdp2 import batches_of, check, raises, train_both, whole
 
 STARTS = ["by_size", "first_after_all_gather", "first_after_next_backward"]
 
@@ -22,15 +22,6 @@ def shard_apart(model, mesh):
     fsdp.fully_shard(model, mesh=mesh)
     model.set_separate_reduce_scatter_group()
     return model
-
-
-def raises(kind, what, call):
-    try:
-        call()
-    except kind as error:
-        assert what in str(error), error
-    else:
-        raise AssertionError(f"no {kind.__name__} with {what!r}")
 
 
 @check

@@ -5,8 +5,7 @@ import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fsdp
-from beyond_fsdp2 import batches_of, check, train_both
-from beyond_options import expect
+from beyond_fsdp2 import batches_of, check, raises, train_both
 
 
 class Block(nn.Module):
@@ -89,11 +88,11 @@ def options_of_a_policy_are_those_of_its_units(rank, ranks):
 @check
 def wrong_plans_are_refused(rank, ranks):
     mesh = init_device_mesh("cpu", (ranks,))
-    expect(TypeError, "WrapPolicy", lambda: fsdp.plan_wrapping(stack(), Block))
-    expect(TypeError, "wrap_class", lambda: fsdp.wrap_class("Block"))
-    expect(ValueError, "min_numel", lambda: fsdp.wrap_by_size(min_numel=0))
-    expect(ValueError, "forward", lambda: fsdp.plan_wrapping(nn.Sequential(nn.ModuleList([Block()])),
+    raises(TypeError, "WrapPolicy", lambda: fsdp.plan_wrapping(stack(), Block))
+    raises(TypeError, "wrap_class", lambda: fsdp.wrap_class("Block"))
+    raises(ValueError, "min_numel", lambda: fsdp.wrap_by_size(min_numel=0))
+    raises(ValueError, "forward", lambda: fsdp.plan_wrapping(nn.Sequential(nn.ModuleList([Block()])),
                                                              fsdp.wrap_class(nn.ModuleList)))
     sharded = stack()
     fsdp.fully_shard(sharded[1], mesh=mesh)
-    expect(ValueError, "1 is sharded already", lambda: fsdp.plan_wrapping(sharded, fsdp.wrap_class(Block)))
+    raises(ValueError, "1 is sharded already", lambda: fsdp.plan_wrapping(sharded, fsdp.wrap_class(Block)))

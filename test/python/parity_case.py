@@ -11,24 +11,14 @@ import unittest
 from pathlib import Path
 
 import rank_results
-import launch
 
 sys.path.insert(0, str(rank_results.PACKAGE))
 WORKER = Path(__file__).with_name("parity_worker.py")
 
 
-# Of the programs that have run on fewer ranks a usual run takes one in so many on more.
-ONE_IN = 3
-
-
 @functools.cache
 def chosen(package, ranks):
-    """The names of the programs that this run takes on so many ranks."""
-    programs = importlib.import_module(package).PROGRAMS
-    again = [name for name, program in programs.items() if ranks in program.ranks[1:]]
-    if not launch.is_thorough():
-        again = again[::ONE_IN]
-    return [name for name, program in programs.items() if ranks == program.ranks[0] or name in again]
+    return rank_results.names_on(ranks, importlib.import_module(package).PROGRAMS, again_one_in=3)
 
 
 @functools.lru_cache

@@ -13,12 +13,14 @@ PACKAGE = launch.BUILD / "bindings"
 PATH = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
 
 
-def run_once_more(programs, ranks):
-    """Of the parity suite's programs, by name, those that a suite that runs them once more, in another way, takes on so many
-    ranks: each on the fewest that it can do with, unless the run is a thorough one.
+def names_on(ranks, programs, again_one_in=None):
+    """Of the parity suite's programs, by name, those that a run takes on so many ranks: each on the fewest that it can do with;
+    on more, too, one in so many of them, or none. A thorough run takes all.
     """
-    return [name for name, program in programs.items()
-            if ranks in (program.ranks if launch.is_thorough() else program.ranks[:1])]
+    again = [name for name, program in programs.items() if ranks in program.ranks[1:]]
+    if not launch.is_thorough():
+        again = again[::again_one_in] if again_one_in else []
+    return [name for name, program in programs.items() if ranks == program.ranks[0] or name in again]
 
 
 def run_on(ranks, program, *arguments, timeout_s):

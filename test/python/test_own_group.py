@@ -17,7 +17,7 @@ import own_group_worker
 @functools.lru_cache
 def results_of(ranks):
     """For each rank what differs, by program, and how the run ended."""
-    chosen = rank_results.run_once_more(own_group_worker.PROGRAMS, ranks)
+    chosen = rank_results.names_on(ranks, own_group_worker.PROGRAMS)
     return rank_results.run_on(ranks, Path(own_group_worker.__file__), *chosen, timeout_s=280)
 
 
@@ -32,7 +32,7 @@ class OwnGroups(unittest.TestCase):
 
 
 for _ranks in (2, 4):
-    for _name in rank_results.run_once_more(own_group_worker.PROGRAMS, _ranks):
+    for _name in rank_results.names_on(_ranks, own_group_worker.PROGRAMS):
         setattr(OwnGroups, f"test_{_name}_on_{_ranks}_ranks".replace(".", "_"),
                 functools.partialmethod(OwnGroups.expect_equal, _name, _ranks))
 

@@ -15,7 +15,7 @@ import thread_worker
 
 @functools.lru_cache
 def results_of(ranks):
-    chosen = rank_results.run_once_more(thread_worker.PROGRAMS, ranks)
+    chosen = rank_results.names_on(ranks, thread_worker.PROGRAMS)
     [found], ended = rank_results.run_on(1, Path(thread_worker.__file__), ranks, *chosen, timeout_s=280)
     return found, ended
 
@@ -30,7 +30,7 @@ class Threads(unittest.TestCase):
 
 
 for _ranks in (2, 4):
-    for _name in rank_results.run_once_more(thread_worker.PROGRAMS, _ranks):
+    for _name in rank_results.names_on(_ranks, thread_worker.PROGRAMS):
         setattr(Threads, f"test_{_name}_on_{_ranks}_threads".replace(".", "_"),
                 functools.partialmethod(Threads.expect_equal, _name, _ranks))
 

@@ -186,6 +186,16 @@ def whole_mesh_model(mesh, model, placements_of):
     return distribute_module(model, mesh, partition)
 
 
+def tensor_parallel_over(mesh, names):
+    """A model cut over the dimension "tp", and replicated over the others."""
+    def placements_of(key, parameter):
+        cut = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}.get(key, Replicate())
+        return [cut if each == "tp" else Replicate() for each in names]
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    return whole_mesh_model(mesh, model, placements_of)
+
+
 SPMD = {
     "fsdp": (("dp", "tp"), (2, 2), dict(shard="dp")),
     "hsdp": (("replicate", "dp", "tp"), (2, 1, 2), dict(shard="dp", replicate="replicate")),
@@ -199,13 +209,7 @@ SPMD = {
 def whole_mesh_with_named_dims(api, ranks, name):
     names, shape, dims = SPMD[name]
     mesh = shared_mesh(*shape, names=names)
-
-    def placements_of(key, parameter):
-        cut = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}.get(key, Replicate())
-        return [cut if each == "tp" else Replicate() for each in names]
-
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    whole_mesh_model(mesh, model, placements_of)
+    model = tensor_parallel_over(mesh, names)
     options = dict(mesh=mesh, dp_mesh_dims=dims_of(api, **dims))
     api.fully_shard(model[2], **options)
     api.fully_shard(model, **options)

@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from shared_mesh import shared_mesh
 
 from .common import (WIDTH, Block, Model, adam, batches, full, gradients, mesh_of, program, sgd, shown, train, weights)
-from .meshes import HAS_DIMS, dims_of, kinds, rows, whole_mesh_model
+from .meshes import HAS_DIMS, dims_of, kinds, rows, tensor_parallel_over
 from .wrong_arguments import kind_of
 
 try:
@@ -226,13 +226,7 @@ def replicated_over_named_dims(api, ranks, which):
     names, shape, dims = {"data": (("data", "tp"), (2, 2), "data"),
                           "data_and_more": (("data", "more", "tp"), (2, 2, 1), ("data", "more"))}[which]
     mesh = shared_mesh(*shape, names=names)
-
-    def placements_of(key, parameter):
-        cut = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}.get(key, Replicate())
-        return [cut if each == "tp" else Replicate() for each in names]
-
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    whole_mesh_model(mesh, model, placements_of)
+    model = tensor_parallel_over(mesh, names)
     options = dict(mesh=mesh, dp_mesh_dims=dims_of(api, replicate=dims))
     replicate_of(api)(model[2], **options)
     replicate_of(api)(model, **options)
