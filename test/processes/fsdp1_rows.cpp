@@ -1,7 +1,7 @@
 // Trains one small model once for each row of a file of FSDP1 arguments, translated, on the ranks that
 // a launcher started; writes what each row gave. test_fsdp1.py compares that with FSDP1 itself.
 //
-//   fsdp_test_fsdp1_rows FOLDER
+//   fsdp_test_ranks fsdp1_rows FOLDER
 //
 // FOLDER holds rows.json, weights.bin (float64, parameters in order) and inputs.bin (float64, [rank,
 // step, 4, width]); libfsdp_RANK.json is written there.
@@ -10,9 +10,8 @@
 
 #include "rows.hpp"
 
+namespace fsdp::test::fsdp1_rows {
 namespace {
-
-using namespace fsdp::test;
 
 /// A linear layer that may begin on the meta device.
 struct DenseImpl : torch::nn::Module {
@@ -144,4 +143,6 @@ json results_of(const std::shared_ptr<fsdp::Communicator>& world, const json& ro
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_rows(argc, argv, results_of); }
+int run(int argc, char** argv) { return run_rows(argc, argv, results_of); }
+
+}  // namespace fsdp::test::fsdp1_rows

@@ -2,7 +2,7 @@
 // boundaries, on the ranks that a launcher started; writes what each row gave.
 // test_fsdp2_mixed_precision.py compares that with FSDP2 itself.
 //
-//   fsdp_test_fsdp2_mixed FOLDER
+//   fsdp_test_ranks fsdp2_mixed FOLDER
 //
 // FOLDER holds rows.json, weights.bin (float64, parameters in order) and inputs.bin (float64, [rank,
 // step, micro-batch, 4, width]); libfsdp_RANK.json is written there.
@@ -11,9 +11,8 @@
 
 #include "group/reduce/gradient_division.hpp"
 
+namespace fsdp::test::fsdp2_mixed {
 namespace {
-
-using namespace fsdp::test;
 
 constexpr int64_t kMicroBatches = 2;
 
@@ -124,4 +123,6 @@ json results_of(const std::shared_ptr<fsdp::Communicator>& world, const json& ro
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_rows(argc, argv, results_of); }
+int run(int argc, char** argv) { return run_rows(argc, argv, results_of); }
+
+}  // namespace fsdp::test::fsdp2_mixed

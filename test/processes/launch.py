@@ -16,7 +16,7 @@ from pathlib import Path
 BUILD = Path(os.environ["FSDP_BUILD_DIR"])
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = BUILD / "tools" / "llama" / "fsdp_train"
-RANK_FAILURE = BUILD / "test" / "processes" / "fsdp_test_rank_failure"
+RANK_PROGRAMS = BUILD / "test" / "processes" / "fsdp_test_ranks"  # of C++, by name
 TINY = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--global-batch", "8",
         "--warmup", "5", "--eval-bytes", "2048", "--sample-bytes", "20"]
 
@@ -81,11 +81,16 @@ def unused_port():
     raise RuntimeError("no port from 20000 to 31999 is free")
 
 
+def rank_environment(rank, ranks, **more):
+    """The environment of one rank's process."""
+    return environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
+                       **{"MASTER_ADDR": "127.0.0.1", **more})
+
+
 def start_rank(rank, ranks, program, *arguments, before=(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more):
     """One rank's process. before: of its command; more: of its environment."""
     return subprocess.Popen([str(part) for part in (*before, program, *arguments)], text=True, stdout=stdout, stderr=stderr,
-                            env=environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
-                                            **{"MASTER_ADDR": "127.0.0.1", **more}))
+                            env=rank_environment(rank, ranks, **more))
 
 
 def start_by_hand(ranks, program, *arguments, **more):
@@ -94,9 +99,9 @@ def start_by_hand(ranks, program, *arguments, **more):
     return [start_rank(rank, ranks, program, *arguments, MASTER_PORT=port, **more) for rank in range(ranks)]
 
 
-def run_ranks(ranks, program, *arguments, timeout_s=120, **more):
+def run_ranks(ranks, program, *arguments, timeout_s=120, start=start_rank, **more):
     """Runs a program on `ranks` processes, without a launcher's time. When one fails, all are ended. Returns what `run` does,
-    of the ranks that have failed or of rank 0.
+    of the ranks that have failed or of rank 0. start: makes a rank's process.
     """
     port = unused_port()
     processes = []
@@ -105,8 +110,8 @@ def run_ranks(ranks, program, *arguments, timeout_s=120, **more):
         try:
             for rank in range(ranks):
                 with outputs[rank].open("w") as stdout, errors[rank].open("w") as stderr:
-                    processes.append(start_rank(rank, ranks, program, *arguments, stdout=stdout, stderr=stderr,
-                                                MASTER_PORT=port, **more))
+                    processes.append(start(rank, ranks, program, *arguments, stdout=stdout, stderr=stderr,
+                                           MASTER_PORT=port, **more))
             deadline = time.monotonic() + patience(timeout_s)
             while True:
                 codes = [process.poll() for process in processes]

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+namespace fsdp::test::rank_disagreement {
 namespace {
 
 using std::chrono::milliseconds;
@@ -66,7 +67,7 @@ void train(const std::string& what) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   try {
     train(argc > 1 ? argv[1] : "");
   } catch (const fsdp::ScheduleError& error) {
@@ -78,3 +79,5 @@ int main(int argc, char** argv) {
   }
   return 0;
 }
+
+}  // namespace fsdp::test::rank_disagreement

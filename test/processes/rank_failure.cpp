@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+namespace fsdp::test::rank_failure {
 namespace {
 
 void train_until_rank_1_throws() {
@@ -29,7 +30,7 @@ void train_until_rank_1_throws() {
 
 }  // namespace
 
-int main() {
+int run(int, char**) {
   try {
     train_until_rank_1_throws();
   } catch (const std::exception& error) {
@@ -38,3 +39,5 @@ int main() {
   }
   return 0;
 }
+
+}  // namespace fsdp::test::rank_failure

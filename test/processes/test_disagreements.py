@@ -6,12 +6,11 @@ import unittest
 import launch
 from closing_line import main
 
-PROGRAM = launch.BUILD / "test" / "processes" / "fsdp_test_rank_disagreement"
-
 
 class Disagreements(unittest.TestCase):
     def run_ranks(self, what, ranks=2, within_s=40):
-        processes = launch.start_by_hand(ranks, PROGRAM, what, FSDP_TEST_TIMEOUT_MS=launch.patience(6000))
+        processes = launch.start_by_hand(ranks, launch.RANK_PROGRAMS, "rank_disagreement", what,
+                                         FSDP_TEST_TIMEOUT_MS=launch.patience(6000))
         try:
             outputs = [process.communicate(timeout=launch.patience(within_s)) for process in processes]
         finally:

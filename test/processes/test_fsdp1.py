@@ -3,15 +3,14 @@
 import array
 import json
 import random
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+import forked_ranks
 import launch
 from closing_line import main
 
-ROWS = launch.BUILD / "test" / "processes" / "fsdp_test_fsdp1_rows"
 WORKER = Path(__file__).with_name("fsdp1_worker.py")
 WIDTH, INNER, OUTPUTS, BLOCKS, BATCH = 6, 8, 2, 3, 4
 STEPS = 4
@@ -59,8 +58,8 @@ def results_of(ranks, rows):
         (folder / "rows.json").write_text(json.dumps(rows))
         write_doubles(folder / "weights.bin", PARAMETERS, seed=1, scale=0.5)
         write_doubles(folder / "inputs.bin", ranks * STEPS * BATCH * WIDTH, seed=2, scale=2)
-        for command in ([ROWS], [sys.executable, WORKER]):
-            result = launch.run_ranks(ranks, *command, folder)
+        for start, command in ((launch.start_rank, [launch.RANK_PROGRAMS, "fsdp1_rows"]), (forked_ranks.start_rank, [WORKER])):
+            result = launch.run_ranks(ranks, *command, folder, start=start)
             if result.returncode != 0:
                 raise AssertionError(f"{result.args}: exit code {result.returncode}\n{result.stderr}")
         return tuple([json.loads((folder / f"{side}_{rank}.json").read_text())

@@ -15,15 +15,14 @@ import array
 import functools
 import json
 import random
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+import forked_ranks
 import launch
 from closing_line import main
 
-PROGRAM = launch.BUILD / "test" / "processes" / "fsdp_test_fsdp2_mixed"
 WORKER = Path(__file__).with_name("fsdp2_mixed_worker.py")
 WIDTH, INNER, OUTPUTS, BLOCKS, BATCH, MICRO_BATCHES = 6, 8, 2, 3, 4, 2
 STEPS = 4
@@ -68,8 +67,8 @@ def results_of(ranks):
         (folder / "rows.json").write_text(json.dumps(ROWS))
         write_doubles(folder / "weights.bin", PARAMETERS, seed=1, scale=0.7)
         write_doubles(folder / "inputs.bin", ranks * STEPS * MICRO_BATCHES * BATCH * WIDTH, seed=2, scale=2)
-        for command in ([PROGRAM], [sys.executable, WORKER]):
-            result = launch.run_ranks(ranks, *command, folder)
+        for start, command in ((launch.start_rank, [launch.RANK_PROGRAMS, "fsdp2_mixed"]), (forked_ranks.start_rank, [WORKER])):
+            result = launch.run_ranks(ranks, *command, folder, start=start)
             if result.returncode != 0:
                 raise AssertionError(f"{result.args}: exit code {result.returncode}\n{result.stderr}")
         return tuple([json.loads((folder / f"{side}_{rank}.json").read_text())

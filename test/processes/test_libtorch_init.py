@@ -6,12 +6,11 @@ import unittest
 import launch
 from closing_line import main
 
-PROGRAM = launch.BUILD / "test" / "processes" / "fsdp_test_libtorch_init"
-
 
 class LibtorchInit(unittest.TestCase):
     def compare(self, ranks, at_least):
-        result = launch.run_ranks(ranks, PROGRAM, timeout_s=200)
+        at_least //= 1 if launch.is_thorough() else 3
+        result = launch.run_ranks(ranks, launch.RANK_PROGRAMS, "libtorch_init", timeout_s=200)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertGreaterEqual(int(re.search(r"(\d+) compared", result.stdout)[1]), at_least)
 

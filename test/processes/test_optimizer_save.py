@@ -6,12 +6,11 @@ import unittest
 import launch
 from closing_line import main
 
-PROGRAM = launch.BUILD / "test" / "processes" / "fsdp_test_optimizer_save"
-
 
 class OptimizerSave(unittest.TestCase):
     def compare(self, ranks, at_least):
-        result = launch.run_ranks(ranks, PROGRAM, timeout_s=200)
+        at_least //= 1 if launch.is_thorough() else 2
+        result = launch.run_ranks(ranks, launch.RANK_PROGRAMS, "optimizer_save", timeout_s=200)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         compared, different = re.search(r"(\d+) compared, (\d+) in orders", result.stdout).groups()
         self.assertGreaterEqual(int(compared), at_least)

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "processes"))
+import forked_ranks
 import launch
 
 PACKAGE = launch.BUILD / "bindings"
@@ -29,8 +30,11 @@ def run_on(ranks, program, *arguments, timeout_s):
     The program gets a folder behind its arguments, where rank r writes r.json after each result.
     """
     os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), *PATH])
+    if str(PACKAGE) not in sys.path:
+        sys.path.insert(0, str(PACKAGE))
+    import fsdp  # for all ranks, which are forks
     with tempfile.TemporaryDirectory() as folder:
-        ran = launch.run_ranks(ranks, sys.executable, program, *arguments, folder, timeout_s=timeout_s)
+        ran = launch.run_ranks(ranks, Path(program), *arguments, folder, timeout_s=timeout_s, start=forked_ranks.start_rank)
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         return ([json.loads(file.read_text()) if file.exists() else {} for file in files],
                 f"exit code {ran.returncode}\n{ran.stderr[-3000:]}")
