@@ -18,13 +18,13 @@ from test_slots import Slots
 
 ROOT = Path(__file__).resolve().parents[1]
 # What Meson's time limits are made for.
-USUAL_DRAWS = 400
+USUAL_DRAWS = 200
 # A limit is there to end what hangs. Beside others a test takes longer.
 BESIDE_OTHERS = 3
 LAST_LINES = 40
 SEED = re.compile(r"\b\w*SEED=\d+|\bseeds? \[?\d+[\d, ]*\]?")
 # Under sanitizers a model takes five times as long, and what they look for shows in few; .ci/weekly draws more.
-SANITIZED_DRAWS = 100
+SANITIZED_DRAWS = 50
 # What the address sanitizer watches: the library, under the programs that use nothing of Python's.
 SANITIZED_SUITES = ("comm", "tensor", "dtensor", "group", "late_device", "runtime", "property", "checkpoint")
 

@@ -43,7 +43,7 @@ void print_record(const Series& series, uint64_t done, double seconds, const std
 std::vector<Series> series_of_environment() {
   const uint64_t first = is_sanitized() ? 1'000'001 : 1, own_first = from_environment("FSDP_SEED", 0);
   const uint64_t seconds = from_environment("FSDP_DRAW_SECONDS", 0);
-  const uint64_t draws = from_environment("FSDP_DRAWS", seconds ? ~uint64_t{0} : is_sanitized() ? 200 : 400);
+  const uint64_t draws = from_environment("FSDP_DRAWS", seconds ? ~uint64_t{0} : is_sanitized() ? 100 : 200);
   if (own_first) return {{"FSDP_SEED", own_first, draws, seconds}};
   const auto name = commit();
   // Far from the others, and other ones under the sanitizer.
@@ -73,7 +73,7 @@ std::vector<uint64_t> failed_draws(const Series& series) {
   return failed;
 }
 
-// FSDP_DRAWS: how many that are the same in every run (400; 200 under FSDP_SANITIZE, which starts at another seed); a
+// FSDP_DRAWS: how many that are the same in every run (200; 100 under FSDP_SANITIZE, which starts at another seed); a
 // quarter as many come from seeds that follow the commit. FSDP_SEED: these alone, from this one on.
 // FSDP_DRAW_SECONDS: instead of a number, draw until so much time has passed. FSDP_DRAW_VERBOSE: print each draw
 // before it runs.
