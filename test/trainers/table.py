@@ -56,6 +56,9 @@ PROGRAMS = {
                   reason="torchtitan's default backend has plain parameters annotated by spmd_types"),
         full_dtensor=Row(fails="but got different mesh objects",
                          reason="torchtitan hands fully_shard another mesh object than its parameters have"))),
+    "torchao_weights.py": Program(("torchao",), rows(
+        "float8 float8_bf16 float8_precomputed float8_precomputed_bf16 int8_mixed_precision int8_mixed_precision_bf16 "
+        "int8_quantized int8_quantized_bf16 bitnet bitnet_bf16 nf4 nf4_bf16")),
     "four_ranks.py": Program(("accelerate", "transformers", "lightning", "torchtitan"), rows(
         "accelerate_hsdp transformers_hsdp transformers_tensor_parallel lightning_hsdp lightning_tensor_parallel "
         "torchtitan_hsdp torchtitan_tensor_parallel"), ranks=4),

@@ -1,17 +1,16 @@
-"""Training with torchao's weights that say how FSDP2 gathers them: a program that knows nothing of fsdp.
+"""Training with torchao's weights that say how FSDP2 gathers them.
 
-Usage: torchao_weights.py [--half] {float8,float8_precomputed,int8_mixed_precision,int8_quantized,bitnet,nf4} RECORD_FOLDER
+Usage: torchao_weights.py [--rows NAMES] RECORD_FOLDER
 """
 
-import argparse
-import json
-import os
+import functools
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+
+import rows
 
 WIDTH = 256  # nf4: 64 values make a block, 256 of these another; half of the rows are to be whole ones
 
@@ -44,7 +43,7 @@ class Adapted(nn.Module):
 
 
 def convert(model, row):
-    if row.startswith("float8"):
+    if row in ("float8", "float8_precomputed"):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True))
@@ -71,50 +70,40 @@ def after_step(model, row):
         precompute_bitnet_scale_for_fsdp(model)
 
 
-def numbers(tensor):
-    """Of a local tensor sums of what it holds, in rows; of a subclass those of its tensors."""
+def contents(tensor):
+    """Of a local tensor a digest of what it holds; of a subclass those of its tensors."""
     if hasattr(tensor, "__tensor_flatten__"):
-        return {name: numbers(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]}
-    if tensor.dim() == 1 and tensor.numel() % 64 == 0:
-        tensor = tensor.view(-1, 64)
-    return tensor.detach().double().sum(-1).tolist() if tensor.dim() > 1 else tensor.detach().double().tolist()
+        return {name: contents(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]}
+    return rows.digests([("bits", tensor.reshape(-1))])
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--half", action="store_true")
-    parser.add_argument("row")
-    parser.add_argument("folder")
-    arguments = parser.parse_args()
-    dist.init_process_group("gloo")
+def trained(folder, row, compute=torch.float32):
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
-    convert(model, arguments.row)
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    policy = half if arguments.half else MixedPrecisionPolicy(param_dtype=torch.float32)
+    convert(model, row)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for block in model:
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0, foreach=False)
-    after_step(model, arguments.row)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3, weight_decay=0,
+                                  foreach=False)
+    after_step(model, row)
     losses = []
     torch.manual_seed(dist.get_rank())
     for _ in range(4):
-        loss = model(torch.randn(32, WIDTH)).float().square().mean()
-        loss.backward()
+        losses.append(model(torch.randn(32, WIDTH)).float().square().mean())
+        losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
-        after_step(model, arguments.row)
-        losses.append(loss.item())
-    weights = {name: numbers(each.to_local() if isinstance(each, DTensor) else each)
-               for name, each in model.named_parameters()}
-    classes = {name: type(each.to_local()).__name__ for name, each in model.named_parameters()}
-    record = {"losses": losses, "weights": weights, "classes": classes, "state": type(fully_shard.state(model)).__module__}
-    with open(os.path.join(arguments.folder, f"{dist.get_rank()}.json"), "w") as file:
-        json.dump(record, file)
-    dist.destroy_process_group()
+        after_step(model, row)
+    local = {name: each.to_local() for name, each in model.named_parameters()}
+    return {"losses": losses, "weights": {name: contents(each) for name, each in local.items()},
+            "kinds": {name: type(each).__name__ for name, each in local.items()}, **rows.described(model)}
 
+
+ROWS = {f"{row}{suffix}": functools.partial(trained, row=row, compute=compute)
+        for row in ("float8", "float8_precomputed", "int8_mixed_precision", "int8_quantized", "bitnet", "nf4")
+        for suffix, compute in (("", torch.float32), ("_bf16", torch.bfloat16))}
 
 if __name__ == "__main__":
-    main()
+    rows.main(ROWS)
