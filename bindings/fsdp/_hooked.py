@@ -169,7 +169,6 @@ class HookedParameter:
         for each, output in zip(self._inputs, self._outputs):
             output.view(torch.uint8).view(self._ranks, -1).copy_(encoded[:, begin:begin + each.nbytes])
             begin += _aligned(each.nbytes)
-        self._finish()
 
     def _allocate_outputs(self, device):
         if self._outputs:
@@ -179,7 +178,8 @@ class HookedParameter:
             self._outputs = [torch.empty(each.numel() * self._ranks, dtype=each.dtype, device=device)
                              for each in self._inputs]
 
-    def _finish(self):
+    @torch.no_grad()
+    def finish(self):
         """Asks the second hook."""
         outputs = tuple(output.view(-1, *size[1:]) for output, size in zip(self._outputs, self._input_sizes))
         local, metadata = self.parameter._local_tensor, self._metadata
@@ -210,7 +210,7 @@ class HookedParameter:
             self._allocate_outputs(self._inputs[0].device)
             for each, output in zip(self._inputs, self._outputs):
                 output.copy_(each)
-            self._finish()
+            self.finish()
         return self._unsharded
 
     def rest(self):

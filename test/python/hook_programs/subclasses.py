@@ -152,6 +152,9 @@ class Quantized(torch.Tensor):
             return [cls(*parts) for parts in zip(function(first.data_, *args[1:]), function(first.scales, *args[1:]))]
         if function is aten.new_zeros.default:
             return cls(first.data_.new_zeros(args[1]), first.scales.new_zeros(args[1][0]))
+        if function is aten.empty_like.default:
+            kwargs = {**kwargs, "dtype": None}
+            return cls(function(first.data_, **kwargs), function(first.scales, **kwargs))
         if function is aten.copy_.default and isinstance(first, Quantized):
             other = args[1] if isinstance(args[1], Quantized) else cls.of(args[1])
             first.data_.copy_(other.data_)
