@@ -7,8 +7,11 @@ import functools
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn as nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import rows
 
@@ -77,16 +80,22 @@ def contents(tensor):
     return rows.digests([("bits", tensor.reshape(-1))])
 
 
-def trained(folder, row, compute=torch.float32):
+def sharded(row, compute=torch.float32, offload=OffloadPolicy()):
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     convert(model, row)
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    options = {"mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32), "offload_policy": offload}
     for block in model:
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3, weight_decay=0,
-                                  foreach=False)
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3, weight_decay=0,
+                             foreach=False)
+
+
+def train(model, optimizer, row):
     after_step(model, row)
     losses = []
     torch.manual_seed(dist.get_rank())
@@ -101,9 +110,41 @@ def trained(folder, row, compute=torch.float32):
             "kinds": {name: type(each).__name__ for name, each in local.items()}, **rows.described(model)}
 
 
-ROWS = {f"{row}{suffix}": functools.partial(trained, row=row, compute=compute)
-        for row in ("float8", "float8_precomputed", "int8_mixed_precision", "int8_quantized", "bitnet", "nf4")
-        for suffix, compute in (("", torch.float32), ("_bf16", torch.bfloat16))}
+def trained(folder, row, **options):
+    model = sharded(row, **options)
+    return train(model, optimizer_of(model), row)
+
+
+def classes_of(model):
+    """What checkpoints may name, of weights: their classes and those of what these keep."""
+    local = [each.to_local() for each in model.parameters()]
+    kept = [each for weight in local for each in vars(weight).values()]
+    return list({type(each) for each in (*local, *kept) if type(each).__module__.startswith("torchao.")})
+
+
+def restored(folder, row):
+    """A checkpoint goes to a model and an optimizer that are new."""
+    model, other = sharded(row), sharded(row)
+    optimizer, other_optimizer = optimizer_of(model), optimizer_of(other)
+    before = train(model, optimizer, row)
+    try:
+        dcp.save(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer))), checkpoint_id=folder / "saved")
+    except CheckpointException as error:  # which is no Exception
+        raise RuntimeError(str(error)) from error
+    state = dict(zip(("model", "optimizer"), get_state_dict(other, other_optimizer)))
+    with torch.serialization.safe_globals(classes_of(model)):
+        dcp.load(state, checkpoint_id=folder / "saved")
+    set_state_dict(other, other_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return {"before": before["losses"], **train(other, other_optimizer, row)}
+
+
+KINDS = "float8", "float8_precomputed", "int8_mixed_precision", "int8_quantized", "bitnet", "nf4"
+ROWS = {
+    **{kind: functools.partial(trained, row=kind) for kind in KINDS},
+    **{f"{kind}_bf16": functools.partial(trained, row=kind, compute=torch.bfloat16) for kind in KINDS},
+    **{f"{kind}_offloaded": functools.partial(trained, row=kind, offload=CPUOffloadPolicy(pin_memory=False)) for kind in KINDS},
+    **{f"{kind}_restored": functools.partial(restored, row=kind) for kind in KINDS},
+}
 
 if __name__ == "__main__":
     rows.main(ROWS)
