@@ -129,6 +129,9 @@ class HookedParameter:
     def prepare(self):
         """Asks the first hook. Returns the bytes that this rank sends."""
         shard = self._shard()
+        if not hasattr(shard, _PRE):
+            raise RuntimeError(f"{self.name}: its shard was a tensor with {_PRE} and is a {type(shard).__name__} now; what has "
+                               "replaced it (to_empty, to, load_state_dict) has to keep the class")
         expected = len(inspect.signature(shard.fsdp_pre_all_gather).parameters)
         if expected == 1:
             inputs, self._metadata = shard.fsdp_pre_all_gather(self._mesh)

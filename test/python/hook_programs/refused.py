@@ -39,6 +39,17 @@ def a_class_without_the_hooks(api, ranks):
 
 
 @program(ranks=(2,))
+def a_class_that_is_lost_on_the_way(api, ranks):
+    """FSDP2 goes on with a plain tensor, which is gathered in another form than the class asked for."""
+    with torch.device("meta"):
+        net = Net(subclasses.Forgetful)
+    api.fully_shard(net, mesh=mesh_of(ranks)).to_empty(device="cpu")
+    assert type(net.blocks[0].weight.to_local()) is torch.Tensor
+    error = error_of(lambda: net(inputs(1)[0]))
+    return [error] if api is not torch.distributed.fsdp else [{"no error": "RuntimeError"}[error]]
+
+
+@program(ranks=(2,))
 def memory_of_the_process_group_behind_a_custom_gather(api, ranks):
     class Comm:
         def allocate(self, size, *, dtype, device):
