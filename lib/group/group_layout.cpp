@@ -21,7 +21,7 @@ GroupLayout GroupLayout::with_itemsizes(std::span<const Itemsizes> itemsizes, co
   GroupLayout other = *this;
   for (size_t i = 0; i < itemsizes.size(); ++i) {
     other.places_[i].stored_itemsize = itemsizes[i].stored;
-    other.places_[i].gathered_itemsize = itemsizes[i].gathered;
+    if (other.places_[i].gathered_itemsize != 0) other.places_[i].gathered_itemsize = itemsizes[i].gathered;
   }
   other.measure(group);
   return other;

@@ -4,6 +4,7 @@
 
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
+#include "group/gather/prepared_extension.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/reduce/dense_gradient.hpp"
 #include "group/shard_rows.hpp"
@@ -25,6 +26,12 @@ Extensions extensions_of(const std::vector<GroupParam>& params) {
   Extensions extensions;
   for (const auto& param : params) extensions.push_back(param.extension);
   return extensions;
+}
+
+/// An extension makes what is computed with, and keeps it: the unsharded parameter's values need no memory here.
+bool is_made_elsewhere(const GroupParam& param, const GroupParts& parts) {
+  return dynamic_cast<const PreparedExtension*>(param.extension.get()) != nullptr &&
+         parts.identity.mesh_info.shard_size() > 1 && parts.config.layout != ParamLayout::kFlat;
 }
 
 /// In which form it is registered; one that is tied stays the tensor that it is.
@@ -61,7 +68,10 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
   BelowResidency below;
   const auto& info = parts_.identity.mesh_info;
   std::vector<LayoutParam> laid;
-  for (const auto& param : params) laid.push_back(layout_param(param));
+  for (const auto& param : params) {
+    laid.push_back(layout_param(param));
+    if (is_made_elsewhere(param, parts_)) laid.back().gathered_itemsize = 0;
+  }
   parts_.layout = lay_out(laid, parts_.config, *info.shard_group);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];

@@ -74,7 +74,7 @@ at::Tensor EncodedGather::read(const GroupParts& group, const AllGather& gather)
   std::vector<bool> is_placed(gathered.count(), false);
   for (size_t i = 0; i < group.params.size(); ++i) {
     const size_t unit = group.layout.unit_of(i);
-    if (is_placed[unit] || gathered.piece_bytes(unit) == 0) continue;
+    if (is_placed[unit] || layout_.piece_bytes(unit) == 0) continue;
     is_placed[unit] = true;
     const auto& shard = group.layout.shard(i);
     if (extensions_[i]) {
@@ -98,6 +98,7 @@ void EncodedGather::read_encoded(const GroupParts& group, size_t param, const Al
   const auto encoded = gathered_pieces(gather, unit).narrow(1, 0, encoded_bytes_[param]);
   const auto dtype = group.params[param].spec.param_dtype;
   const int ranks = layout_.world_size();
+  if (gathered.tensor_bytes(unit) == 0) return extensions_[param]->post_all_gather(encoded, dtypes_[param], {});
   if (shard.outer() == 1) {
     const auto values =
         unsharded.narrow(0, gathered.tensor_offset(unit), gathered.tensor_bytes(unit)).view(dtype).view({ranks, -1});

@@ -10,6 +10,7 @@
 #include "collectives/buffer.hpp"
 #include "dispatch/residency.hpp"
 #include "group/comm_context.hpp"
+#include "group/gather/unsharded_places.hpp"
 #include "param/param_rows.hpp"
 
 namespace fsdp {
@@ -174,15 +175,14 @@ void Unsharder::wait_for_unshard() {
 
 void Unsharder::show(at::Tensor unsharded) {
   auto* base = static_cast<char*>(unsharded.mutable_data_ptr());
-  for (size_t i = 0; i < parts_.params.size(); ++i)
+  for (size_t i = 0; i < parts_.params.size(); ++i) {
+    if (!has_unsharded_memory(parts_, i)) continue;
     if (auto* storage = parts_.params[i].unsharded.storage()) storage->fill(base + parts_.layout.unsharded_offset(i));
+  }
   memory_.set(std::move(unsharded));
   if (!parts_.sanitizer) [[likely]]
     return;
-  std::vector<NamedBytes> shown;
-  for (size_t i = 0; i < parts_.params.size(); ++i)
-    shown.push_back({parts_.layout.unsharded_offset(i), parts_.params[i].spec.unsharded_bytes(), parts_.params[i].name()});
-  parts_.sanitizer->note_shown(memory_.bytes(), std::move(shown));
+  parts_.sanitizer->note_shown(memory_.bytes(), unsharded_places(parts_));
 }
 
 void Unsharder::hide() {
@@ -286,7 +286,7 @@ void Unsharder::set_encoded(std::unique_ptr<EncodedGather> encoded) {
 
 void Unsharder::write_back(size_t index) {
   drop_post_forward_piece();
-  if (state_ != UnshardState::kUnsharded) return;
+  if (state_ != UnshardState::kUnsharded || !has_unsharded_memory(parts_, index)) return;
   const auto& param = parts_.params[index];
   const auto& piece = parts_.shard.piece(index);
   const auto whole = memory_.bytes().narrow(0, parts_.layout.unsharded_offset(index), param.spec.unsharded_bytes());
