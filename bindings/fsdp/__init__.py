@@ -23,7 +23,8 @@ from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, 
 from ._checkpoint import (CheckpointSaver, LoadCheckpointOptions, LoadedCheckpoint, SaveCheckpointOptions, latest_checkpoint,
                           load_checkpoint, save_checkpoint)
 from ._debugging import SanitizerOptions, set_schedule_check
-from ._fully_shard import fully_shard, register_fsdp_forward_method, share_comm_ctx
+from ._forward_hooks import register_fsdp_forward_method
+from ._fully_shard import fully_shard, share_comm_ctx
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._logs import install as _install_logs
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle

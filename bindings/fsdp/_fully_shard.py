@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import types
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, overload
 
@@ -17,10 +16,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import _C, _checks, _constructors, _copying, _dtensors, _hooked
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._debugging import SanitizerOptions
+from ._forward_hooks import register_hooks
 from ._meshes import default_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
-from ._states import FSDPState, Kind, _core_of, _mark_as_managed, _remember_state, _undone_by, state_of
+from ._states import FSDPState, Kind, _mark_as_managed, _remember_state, _undone_by, state_of
 from ._torch_names import fully_shard_key
 
 _dtensors.install()
@@ -132,41 +132,6 @@ def _set_class(module, its_class):
     object.__setattr__(module, "__class__", its_class)  # past a __setattr__ of its own
 
 
-def _register_hooks(modules, undo):
-    for index, module in enumerate(modules):
-        pre, post = _hooks(index)
-        for register, hook, options in (
-            (module.register_forward_pre_hook, pre, {"prepend": True, "with_kwargs": True}),
-            (module.register_forward_hook, post, {"prepend": False, "always_call": True}),
-            (module.register_state_dict_pre_hook, _reshard, {}),
-            (module._register_load_state_dict_pre_hook, _reshard, {"with_module": True}),
-            (module.register_load_state_dict_post_hook, _take_over_loaded, {}),
-        ):
-            undo.callback(register(hook, **options).remove)
-
-
-# Hooks ask the module for its core, and so serve a copy of the module, too.
-def _reshard(module, *_):
-    _core_of(module).reshard()
-
-
-def _take_over_loaded(module, *_):
-    _core_of(module).applied()
-
-
-@functools.cache
-def _hooks(index):
-    @torch._dynamo.disable(reason="fsdp's hooks")
-    def pre(module, args, kwargs):
-        return _core_of(module).pre_forward(index, args, kwargs)
-
-    @torch._dynamo.disable(reason="fsdp's hooks")
-    def post(module, args, output):
-        return _core_of(module).post_forward(output)
-
-    return pre, post
-
-
 def _replicated(call, params):
     """Of the parameters of a call those that are whole on every rank: as asked for, and what has no dimensions."""
     asked = set(_checks.parameter_set(call.replicated_params, "fully_shard: replicated_params"))
@@ -235,7 +200,7 @@ def _apply(kind, module, call, over=_over):
             _remember_state(each, state, item)
         for each in managed:
             _mark_as_managed(each)
-        _register_hooks(modules, undo)
+        register_hooks(modules, undo)
         core = _C.fully_shard(modules, placer, {
             "reshard_after_forward": reshard_after_forward,
             "ignored_params": list(ignored),
@@ -347,41 +312,6 @@ def fully_shard(
 
 _SHARDS.keys = (fully_shard, fully_shard_key)
 fully_shard.state = _SHARDS.state_of  # type: ignore[attr-defined]
-
-
-def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """`method_name` gathers and releases the module's parameters as its forward does."""
-    if not isinstance(module, FSDPModule):
-        _checks.not_sharded_by_torch(module, [module], "register_fsdp_forward_method")
-        return
-    if not hasattr(module, method_name):
-        raise ValueError(f"register_fsdp_forward_method: {type(module)} does not have a method {method_name}")
-    method = getattr(module, method_name)
-    if not callable(method):
-        raise TypeError(f"register_fsdp_forward_method: {method_name} of {type(module)} is no method but "
-                        f"{type(method)}")
-    # Of a copy of the module it is the copy's.
-    if getattr(method, "__self__", None) is module:
-        function = method.__func__
-    else:
-        def function(_, *args, **kwargs):
-            return method(*args, **kwargs)
-
-    @functools.wraps(method)
-    def wrapped(self, *args, **kwargs):
-        core = self._core()
-        replaced = core.pre_forward(0, args, kwargs)
-        if replaced is not None:
-            args, kwargs = replaced
-        output = None
-        try:
-            output = function(self, *args, **kwargs)
-        finally:
-            cast = core.post_forward(output)
-        return output if cast is None else cast
-
-    del wrapped.__wrapped__  # the bound method, which would keep the module for its copies
-    setattr(module, method_name, types.MethodType(wrapped, module))
 
 
 def share_comm_ctx(modules: list[FSDPModule]) -> None:

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fsdp
+import fsdp._forward_hooks
 import fsdp._fully_shard
 from beyond_fsdp2 import batches_of, check, train_both
 
@@ -60,7 +61,7 @@ def looked_up(module):
 @check
 def whatever_raises_in_fully_shard_leaves_the_module_as_it_was(rank, ranks):
     module, raised = fsdp._fully_shard, []
-    others = [(module._C, "fully_shard"), (fsdp._states, "post_forward_mesh")]
+    others = [(module._C, "fully_shard"), (fsdp._states, "post_forward_mesh"), (fsdp._forward_hooks, "_hooks")]
     for owner, name in [(module, name) for name in looked_up(module)] + others:
         if (owner, name) == (module, "fully_shard"):
             continue
@@ -76,7 +77,7 @@ def whatever_raises_in_fully_shard_leaves_the_module_as_it_was(rank, ranks):
             assert (name in raised) == replaced.called, name
         if name in raised:
             expect_to_train(shard(model, ranks), rank)
-    assert {"Placer", "FSDPState", "_check_class", "_remember_state", "_mark_as_managed", "_register_hooks",
+    assert {"Placer", "FSDPState", "_check_class", "_remember_state", "_mark_as_managed", "register_hooks", "_hooks",
             "post_forward_mesh"} <= set(raised), raised
 
 

@@ -1,0 +1,81 @@
+"""What runs around a sharded module's forward, and around its state dicts."""
+
+import functools
+import types
+
+import torch
+import torch.nn as nn
+
+from . import _checks
+from ._module import FSDPModule
+from ._states import _core_of
+
+
+def register_hooks(modules, undo):
+    for index, module in enumerate(modules):
+        pre, post = _hooks(index)
+        for register, hook, options in (
+            (module.register_forward_pre_hook, pre, {"prepend": True, "with_kwargs": True}),
+            (module.register_forward_hook, post, {"prepend": False, "always_call": True}),
+            (module.register_state_dict_pre_hook, _reshard, {}),
+            (module._register_load_state_dict_pre_hook, _reshard, {"with_module": True}),
+            (module.register_load_state_dict_post_hook, _take_over_loaded, {}),
+        ):
+            undo.callback(register(hook, **options).remove)
+
+
+# Hooks ask the module for its core, and so serve a copy of the module, too.
+def _reshard(module, *_):
+    _core_of(module).reshard()
+
+
+def _take_over_loaded(module, *_):
+    _core_of(module).applied()
+
+
+@functools.cache
+def _hooks(index):
+    @torch._dynamo.disable(reason="fsdp's hooks")
+    def pre(module, args, kwargs):
+        return _core_of(module).pre_forward(index, args, kwargs)
+
+    @torch._dynamo.disable(reason="fsdp's hooks")
+    def post(module, args, output):
+        return _core_of(module).post_forward(output)
+
+    return pre, post
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """`method_name` gathers and releases the module's parameters as its forward does."""
+    if not isinstance(module, FSDPModule):
+        _checks.not_sharded_by_torch(module, [module], "register_fsdp_forward_method")
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"register_fsdp_forward_method: {type(module)} does not have a method {method_name}")
+    method = getattr(module, method_name)
+    if not callable(method):
+        raise TypeError(f"register_fsdp_forward_method: {method_name} of {type(module)} is no method but "
+                        f"{type(method)}")
+    # Of a copy of the module it is the copy's.
+    if getattr(method, "__self__", None) is module:
+        function = method.__func__
+    else:
+        def function(_, *args, **kwargs):
+            return method(*args, **kwargs)
+
+    @functools.wraps(method)
+    def wrapped(self, *args, **kwargs):
+        core = self._core()
+        replaced = core.pre_forward(0, args, kwargs)
+        if replaced is not None:
+            args, kwargs = replaced
+        output = None
+        try:
+            output = function(self, *args, **kwargs)
+        finally:
+            cast = core.post_forward(output)
+        return output if cast is None else cast
+
+    del wrapped.__wrapped__  # the bound method, which would keep the module for its copies
+    setattr(module, method_name, types.MethodType(wrapped, module))
