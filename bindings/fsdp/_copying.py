@@ -8,6 +8,7 @@ import torch.nn as nn
 
 from . import _C
 from ._dtensors import copy_parameter
+from ._spmd_types import without_annotation
 
 _UNDER_WAY = object()  # its id in deepcopy's memo: a sharded module around this one is being copied
 
@@ -30,7 +31,7 @@ def _copy_handle(handle, parameter, memo):
     """A plain parameter like the handle, without values; nothing touches its memory but this rank's part."""
     empty = torch.empty_strided(handle.shape, handle.stride(), dtype=parameter.dtype, device=handle.device)
     new = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    new.__dict__.update(copy.deepcopy(handle.__dict__, memo))
+    new.__dict__.update(copy.deepcopy(without_annotation(handle.__dict__), memo))
     return new
 
 

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from . import _C
 from ._hooked import stand_in
+from ._spmd_types import Annotation, paused
 
 # Equal ones are one object, as long as a tensor has it: DTensor then looks up its cached hash only, and the many
 # like modules of a model need few. By the mesh's id, which the spec keeps alive.
@@ -59,6 +60,8 @@ def _make_gradient(local, parameter):
 
 
 def _make_unsharded(local, like, requires_grad):
+    if isinstance(like, Annotation):
+        return nn.Parameter(local, requires_grad=requires_grad)
     return make_parameter(local, _in_dtype(like._spec, local.dtype), requires_grad)
 
 
@@ -71,10 +74,14 @@ def _make_post_forward(local, mesh, dim, geometry, requires_grad):
 
 
 def _local_gradient(gradient, placements):
-    """The local tensor of a DTensor placed as `placements` say; None among them: as it is there."""
+    """The local tensor of a DTensor placed as `placements` say; None among them: as it is there. An Annotation: of a plain
+    gradient of such a parameter."""
+    if isinstance(placements, Annotation):
+        return placements.local_gradient(gradient)
     placements = tuple(now if wanted is None else wanted for now, wanted in zip(gradient.placements, placements))
     if placements != gradient.placements:
-        gradient = gradient.redistribute(placements=placements)
+        with paused():
+            gradient = gradient.redistribute(placements=placements)
     local = gradient._local_tensor
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 

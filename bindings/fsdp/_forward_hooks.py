@@ -6,9 +6,9 @@ import types
 import torch
 import torch.nn as nn
 
-from . import _checks
+from . import _checks, _spmd_types
 from ._module import FSDPModule
-from ._states import _core_of
+from ._states import _core_of, state_of
 
 
 def register_hooks(modules, undo):
@@ -33,15 +33,22 @@ def _take_over_loaded(module, *_):
     _core_of(module).applied()
 
 
+def _pre_forward(module, index, args, kwargs):
+    if _spmd_types.is_checking():
+        return _spmd_types.pre_forward(state_of(module), index, args, kwargs)
+    return _core_of(module).pre_forward(index, args, kwargs)
+
+
 @functools.cache
 def _hooks(index):
     @torch._dynamo.disable(reason="fsdp's hooks")
     def pre(module, args, kwargs):
-        return _core_of(module).pre_forward(index, args, kwargs)
+        return _pre_forward(module, index, args, kwargs)
 
     @torch._dynamo.disable(reason="fsdp's hooks")
     def post(module, args, output):
-        return _core_of(module).post_forward(output)
+        with _spmd_types.paused():
+            return _core_of(module).post_forward(output)
 
     return pre, post
 
@@ -67,14 +74,15 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
         core = self._core()
-        replaced = core.pre_forward(0, args, kwargs)
+        replaced = _pre_forward(self, 0, args, kwargs)
         if replaced is not None:
             args, kwargs = replaced
         output = None
         try:
             output = function(self, *args, **kwargs)
         finally:
-            cast = core.post_forward(output)
+            with _spmd_types.paused():
+                cast = core.post_forward(output)
         return output if cast is None else cast
 
     del wrapped.__wrapped__  # the bound method, which would keep the module for its copies

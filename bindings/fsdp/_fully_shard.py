@@ -190,6 +190,8 @@ def _apply(kind, module, call, over=_over):
     users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}
     placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out, lambda param, form: _hooked.HookedParameter(
         param, form, *users[id(param)], mp_policy, offload_policy))
+    annotated = [(module, name, annotation) for module in managed for name, param in module._parameters.items()
+                 if (annotation := placer.annotation(param)) is not None]
     for each in modules:
         _check_class(kind, each)
     reshard_after_forward = False if over.replicates_only else call.reshard_after_forward
@@ -220,6 +222,7 @@ def _apply(kind, module, call, over=_over):
         })
         undo.pop_all()
     # The parameters are sharded: nothing fails from here on.
+    state.annotated = annotated
     placer.forget()
     state.take_core(core)
     for each in modules:

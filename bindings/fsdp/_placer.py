@@ -13,6 +13,7 @@ from . import _checks
 from ._dtensors import make_parameter, spec_of
 from ._hooked import has_hooks
 from ._meshes import core_mesh
+from ._spmd_types import annotation_of, is_annotated
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class Form:
         """(placements, sizes, names of the mesh's dimensions) of what the module holds; None: it is whole."""
         return None
 
+    def computed_like(self):
+        """What modules compute with instead of the unsharded parameter: as `make_unsharded` takes it; None: that itself."""
+        return self.parameter if isinstance(self.parameter, DTensor) else None
+
 
 class TensorParallelForm(Form):
     """A DTensor on a mesh of its own, which shares a root with the data-parallel one."""
@@ -92,7 +97,8 @@ class SpmdForm(Form):
 
     def __init__(self, *place):
         super().__init__(*place)
-        held, names = self.parameter._spec, self.over.whole.mesh_dim_names
+        held, names = self._held(), self.over.whole.mesh_dim_names
+        self.held = held
         if held.mesh is not self.over.whole and held.mesh != self.over.whole:
             raise ValueError(f"fully_shard: a parameter is a DTensor on {held.mesh}; with dp_mesh_dims it has to be on "
                              f"the mesh that was given, {self.over.whole}")
@@ -113,16 +119,19 @@ class SpmdForm(Form):
         self.first = min((names.index(name) for name in self.over.shard_names), default=None)
         self.mesh = DeviceMesh._concatenate(self._joined_meshes()) if self.joins else held.mesh
 
+    def _held(self):
+        return self.parameter._spec
+
     def _joined_meshes(self):
         mesh = self.over.whole
         return [self.over.mesh if dim == self.first else mesh[mesh.mesh_dim_names[dim]]
                 for dim in range(mesh.ndim) if dim == self.first or dim in self.others]
 
     def _other_placements(self):
-        return tuple(self.parameter._spec.placements[dim] for dim in self.others)
+        return tuple(self.held.placements[dim] for dim in self.others)
 
     def spec(self, dim, meta):
-        held, over = self.parameter._spec, self.over
+        held, over = self.held, self.over
         names = held.mesh.mesh_dim_names
         placements = list(held.placements)
         for name in over.shard_names:
@@ -140,7 +149,7 @@ class SpmdForm(Form):
     def _strided(self, dim, index):
         if dim is None:
             return Replicate()
-        held, pieces = self.parameter._spec, 1
+        held, pieces = self.held, 1
         for other in range(index + 1, held.mesh.ndim):
             if other in self.others and getattr(held.placements[other], "dim", None) == dim:
                 pieces *= held.mesh.size(other)
@@ -149,7 +158,20 @@ class SpmdForm(Form):
     def tensor_parallel(self):
         if not self.others:
             return None
-        return _dims(self._other_placements()), list(self.parameter._spec.shape), list(self.beside)
+        return _dims(self._other_placements()), list(self.held.shape), list(self.beside)
+
+
+class AnnotatedForm(SpmdForm):
+    """A plain tensor that spmd_types annotates: a DTensor on the whole mesh for storage."""
+
+    def _held(self):
+        self.annotation = annotation_of(self.parameter, self.over)
+        stored = self.annotation.stored(self.parameter)._spec
+        return spec_of(self.over.whole, stored.placements, stored.tensor_meta)  # that one's mesh may be another, equal one
+
+    def computed_like(self):
+        """None: as it is, where nothing but data parallelism reduces its gradient."""
+        return self.annotation if self.annotation.gradient_placements != self.annotation.reduced else None
 
 
 def _placed(dim, pieces):
@@ -203,10 +225,13 @@ class Placer:
         if asked is not None:
             _checks.placement(asked, parameter)
         kind = Form
-        if over.whole is not None:
+        if is_annotated(parameter):
+            kind = AnnotatedForm
+        elif over.whole is not None:
             if not isinstance(parameter, DTensor):
                 raise ValueError("fully_shard: with dp_mesh_dims all parameters have to be DTensors on the whole mesh "
-                                 f"(distribute_module makes them), but one of shape {tuple(parameter.shape)} is not")
+                                 "(distribute_module makes them), or annotated by spmd_types, but one of shape "
+                                 f"{tuple(parameter.shape)} is not")
             kind = SpmdForm
         elif isinstance(parameter, DTensor):
             kind = TensorParallelForm
@@ -254,10 +279,23 @@ class Placer:
         """The HookedParameter, or None."""
         return self._hooked.get(id(parameter))
 
+    def annotation(self, parameter):
+        """By spmd_types; None: it has none."""
+        return getattr(self._forms.get(id(parameter)), "annotation", None)
+
+    def computed_like(self, parameter):
+        return self._forms[id(parameter)].computed_like()
+
     def gradient_placements(self, parameter):
-        return self._forms[id(parameter)].gradient_placements
+        form = self._forms[id(parameter)]
+        return form.annotation if isinstance(form, AnnotatedForm) else form.gradient_placements
 
 
 def _over_mesh_info(mesh_info, default):
     mesh = mesh_info if isinstance(mesh_info, DeviceMesh) else mesh_info.mesh
-    return default if mesh is default.mesh else DataParallel(mesh)
+    if mesh is default.mesh:
+        return default
+    dims = getattr(mesh_info, "dp_mesh_dims", None)
+    if dims is None:
+        return DataParallel(mesh)
+    return DataParallel(mesh, not dims.shard_names, mesh_info.spmd_mesh, tuple(dims.shard_names), tuple(dims.replicate_names))

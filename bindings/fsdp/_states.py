@@ -1,5 +1,6 @@
 """The state of a call of fully_shard or replicate, and where modules keep it."""
 
+import copy
 import types
 import weakref
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class FSDPState(_State):
         self.post_forward_mesh = post_forward_mesh(mesh, reshard_after_forward)
         self._state_ctx = types.SimpleNamespace(all_states=[self])
         self._comm_ctx = object()
+        self.annotated = []  # (module, name, Annotation) of each parameter that spmd_types annotates
         self.timeline = None  # the last that was recorded of the root
 
     def _root_post_backward_final_callback(self):
@@ -71,6 +73,7 @@ class FSDPState(_State):
     def __deepcopy__(self, memo):
         new = FSDPState(self.kind, self.mesh)  # gets its core when its modules are there
         new.post_forward_mesh = self.post_forward_mesh
+        new.annotated = copy.deepcopy(self.annotated, memo)
         return new
 
 

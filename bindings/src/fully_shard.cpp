@@ -29,8 +29,8 @@ std::shared_ptr<ShownParam> make_shown(const ParamGroup& group, const FSDPParam&
       plain_view(param.sharded_param()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
       py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides())), param.requires_grad());
   std::unique_ptr<ComputeHandle> handle;
-  if (is_dtensor(original))
-    handle = std::make_unique<DTensorHandle>(param.unsharded_param(), original, placer.attr("gradient_placements")(original),
+  if (const py::object like = placer.attr("computed_like")(original); !like.is_none())
+    handle = std::make_unique<DTensorHandle>(param.unsharded_param(), like, placer.attr("gradient_placements")(original),
                                              maker);
   if (const py::object hooked = placer.attr("hooked")(original); !hooked.is_none())
     handle = std::make_unique<HookedHandle>(param.unsharded_param(), hooked, maker);

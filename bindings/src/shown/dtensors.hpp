@@ -9,10 +9,11 @@ namespace fsdp::python {
 /// How DTensors are made and read; functions of the Python side, as DTensor's constructor is.
 struct DTensorMaker {
   py::object make_gradient;   ///< (local, parameter) -> DTensor
-  py::object make_unsharded;  ///< (local, like: the parameter's DTensor, requires_grad) -> nn.Parameter
+  py::object make_unsharded;  ///< (local, like: the parameter's DTensor or annotation, requires_grad) -> nn.Parameter
   /// (local, mesh, dimension that is cut, (sizes, strides) of the whole, requires_grad) -> nn.Parameter
   py::object make_post_forward;
-  /// (gradient: a DTensor, placements) -> the local tensor of it placed so; None among them: as it comes.
+  /// (gradient: a DTensor, placements) -> the local tensor of it placed so; None among them: as it comes. Or (gradient: a
+  /// plain tensor, the annotation of its parameter).
   py::object local_gradient;
   py::object replicates_ordinary;  ///< () -> bool: DTensor takes ordinary tensors as replicated at the moment
 };

@@ -6,6 +6,7 @@ A program is a function (api, ranks) -> a nested value of tensors, DTensors, num
 """
 
 from . import (
+    annotated,
     arguments,
     around,
     attached,
@@ -31,6 +32,7 @@ from .common import PROGRAMS
 
 __all__ = [
     "PROGRAMS",
+    "annotated",
     "arguments",
     "around",
     "attached",
