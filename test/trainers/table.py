@@ -51,11 +51,8 @@ PROGRAMS = {
     "trl_trainers.py": Program(("trl", "datasets", "peft"), rows(
         "sft sft_bf16 sft_packed sft_gradient_checkpointing sft_completions sft_lora dpo")),
     "torchtitan_llama3.py": Program(("torchtitan", "spmd_types"), rows(
-        "partial_dtensor no_reshard accumulation hsdp checkpoint compiled full_recomputation",
-        debug=Row(refused="with dp_mesh_dims all parameters have to be DTensors",
-                  reason="torchtitan's default backend has plain parameters annotated by spmd_types"),
-        full_dtensor=Row(fails="but got different mesh objects",
-                         reason="torchtitan hands fully_shard another mesh object than its parameters have"))),
+        "debug debug_hsdp debug_tensor_parallel full_dtensor partial_dtensor no_reshard accumulation hsdp checkpoint compiled "
+        "full_recomputation"), timeout_s=240),
     "torchao_weights.py": Program(("torchao",), rows(
         " ".join(f"{kind}{variant}" for variant in ("", "_bf16", "_offloaded", "_restored")
                  for kind in ("float8", "float8_precomputed", "int8_mixed_precision", "int8_quantized", "bitnet", "nf4")

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.attention.flex_attention import create_mask
 
 import models
@@ -78,6 +79,8 @@ def run(folder, *arguments):
 
     if dist.get_rank() == 0:
         write_assets(folder)
+    # Else DTensors get the mesh of an earlier run, which is equal but another object, and FSDP2 refuses that.
+    _clear_sharding_prop_cache()
     dist.barrier()
     os.chdir(folder)
     losses, trainers = [], []
@@ -118,9 +121,14 @@ def checkpointed(folder):
 
 
 SMALL = ["--training.seq_len", "64", "--training.local_batch_size", "2"]
+CHECKED = ["--debug.spmd_typechecking", "activation-checkpoint:full"]
 PARTIAL = ["--parallelism.spmd_backend", "partial_dtensor"]
 ROWS = {
+    # The default backend: parameters that spmd_types annotates.
     "debug": lambda folder: run(folder, *SMALL),
+    "debug_hsdp": lambda folder: run(folder, *SMALL, "--parallelism.data_parallel_replicate_degree", "2",
+                                     "--parallelism.data_parallel_shard_degree", "1", *CHECKED),
+    "debug_tensor_parallel": lambda folder: run(folder, *SMALL, "--parallelism.tensor_parallel_degree", "2", *CHECKED),
     "full_dtensor": lambda folder: run(folder, *SMALL, "--parallelism.spmd_backend", "full_dtensor"),
     "partial_dtensor": lambda folder: run(folder, *SMALL, *PARTIAL),
     "no_reshard": lambda folder: run(folder, *SMALL, *PARTIAL, "--parallelism.fsdp_reshard_after_forward", "never"),
