@@ -24,6 +24,7 @@ from ._checkpoint import (CheckpointSaver, LoadCheckpointOptions, LoadedCheckpoi
                           load_checkpoint, save_checkpoint)
 from ._debugging import SanitizerOptions, set_schedule_check
 from ._forward_hooks import register_fsdp_forward_method
+from ._full_parameters import FullParameters
 from ._fully_shard import fully_shard, share_comm_ctx
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._logs import install as _install_logs
@@ -59,6 +60,7 @@ __all__ = [
     "DataParallelMeshDims",
     "Error",
     "FSDPModule",
+    "FullParameters",
     "GradientReductionHandle",
     "GroupReport",
     "HeldBytes",

@@ -14,8 +14,8 @@
 #include "inspect.hpp"
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
-#include "sharded_module/applied_params.hpp"
 #include "sharded_module/controls.hpp"
+#include "whole/full_parameters.hpp"
 
 // What the package's Python files use. They hold the public names, signatures and docstrings.
 namespace fsdp::python {
@@ -127,12 +127,8 @@ void define_hooks(PySharded& module) {
       .def("unshard_done", &Self::unshard_done)
       .def("reshard", &Self::reshard)
       .def("reset_iter_state", &Self::reset_iter_state)
-      .def("before_apply",
-           [](Self& self) {
-             self.reshard();
-             prepare_apply(self.params());
-           })
-      .def("applied", [](Self& self) { take_over_applied(self.controls().state().live_groups(), self.params()); })
+      .def("before_apply", &Self::before_apply)
+      .def("applied", &Self::applied)
       .def("set_post_optim_event", &Self::set_post_optim_event)
       .def("set_post_forward_mesh", [](Self& self, py::object mesh, int rank, int ranks) {
         self.params().set_post_forward_mesh({PyRef(std::move(mesh)), rank, ranks});
@@ -185,6 +181,7 @@ PYBIND11_MODULE(_C, module) {
   define_communication(module);
   define_modules(module);
   define_checkpoints(module);
+  define_full_parameters(module);
   module.def("plain_like", &plain_like);
   module.def("set_python_side", &set_python_side);
 }

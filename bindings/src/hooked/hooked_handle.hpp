@@ -14,6 +14,7 @@ class HookedHandle final : public ComputeHandle {
   std::unique_ptr<ComputeHandle> over(at::Tensor handle) const override;
   void follow() override;
   void rest() override;
+  py::object over_full() const override { return py::none(); }  // FullParameters refuses it
 
  private:
   PyRef hooked_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "fsdp/error.hpp"
 #include "root/group_port.hpp"
 #include "sharded_module/applied_params.hpp"
 #include "shown/shown_registry.hpp"
@@ -141,9 +142,31 @@ void ShardedModule::gather_in_backward() {
   if (!owners.empty()) owners[0]->make_resident(owners, {});
 }
 
+/// As before fully_shard: no gather, no cast. False: none of the parameters is whole.
+bool ShardedModule::run_with_full_parameters(const py::tuple& args) const {
+  const auto is_full = [](const auto& param) { return param->forms().is_full(); };
+  if (params_.all().empty() || std::ranges::none_of(params_.all(), is_full)) return false;
+  if (records_autograd(args) || !std::ranges::all_of(params_.all(), is_full)) context().step().check(StepEvent::kForwardBegins);
+  return true;
+}
+
+/// Inside FullParameters there is nothing to take over: what the module shows is no sharded parameter.
+void ShardedModule::applied() {
+  if (std::ranges::none_of(params_.all(), [](const auto& param) { return param->forms().is_full(); }))
+    take_over_applied(controls_.state().live_groups(), params_);
+}
+
+void ShardedModule::before_apply() {
+  if (controls_.state().root()->context()->step().is_pinned())
+    throw StateError("full parameters are shown (fsdp.FullParameters), so the module cannot be moved or converted; end that first");
+  reshard();
+  prepare_apply(params_);
+}
+
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
   if (index >= modules_.size()) throw py::index_error("pre_forward: no module has this index");
   follow_root();
+  if (context().step().is_pinned() && run_with_full_parameters(args)) return py::none();
   if (post_optim_event_.is_set()) post_optim_event_.wait(context(), controls_.state().request().mesh_info.mesh.device());
   const bool records = records_autograd(args);
   {

@@ -41,6 +41,9 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   void unshard();
   void unshard_done();
   void reshard();
+  /// Around nn.Module._apply. Throws StateError inside FullParameters.
+  void before_apply();
+  void applied();
   void reset_iter_state();
   /// The root's next forward waits for it first; None: for nothing.
   void set_post_optim_event(py::object event);
@@ -57,6 +60,7 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   void follow_root();
   void take_replaced();
   bool is_kept() const;
+  bool run_with_full_parameters(const py::tuple& args) const;
   bool reshards_after_forward() const;
   void watch_backward(const py::object& output);
   void use(bool records_autograd);

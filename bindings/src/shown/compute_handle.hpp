@@ -25,6 +25,8 @@ class ComputeHandle {
   virtual void follow() = 0;
   /// Modules show the sharded parameter.
   virtual void rest() {}
+  /// What stands for the unsharded parameter's memory while that is an ordinary tensor (FullParameters).
+  virtual py::object over_full() const = 0;
 
  protected:
   /// handle: the unsharded parameter. gradient_placements: those that a DTensor's gradient is to come in; None: it is no

@@ -18,6 +18,9 @@ class DTensorHandle final : public ComputeHandle {
   }
   /// The parameter is another one after the unsharded parameter's memory or dtype has changed.
   void follow() override;
+  py::object over_full() const override {
+    return maker().make_unsharded(handle().detach(), like_.object(), handle().requires_grad());
+  }
 
  private:
   void make();

@@ -42,6 +42,13 @@ class ParamForms {
   void show_sharded() const;
   void show_unsharded() const;
   void show_post_forward() const { show(post_forward_); }
+  /// From now on, whatever else is to be shown: the unsharded parameter, which is an ordinary tensor (FullParameters).
+  void show_full();
+  /// The sharded one again, also where a user has put something else.
+  void end_full();
+  bool is_full() const { return static_cast<bool>(full_); }
+  /// What a user has put in its place; undefined: nothing.
+  at::Tensor in_place_of_full() const;
 
   /// Null until it is made.
   const PyRef& post_forward() const { return post_forward_; }
@@ -57,6 +64,7 @@ class ParamForms {
   PyRef unsharded_;
   std::unique_ptr<ComputeHandle> handle_;
   PyRef post_forward_;
+  PyRef full_;  ///< null but for the length of FullParameters
   ParamEntries entries_;
 };
 

@@ -35,6 +35,9 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   void add_place(const Place& place);
   /// As shards of fewer ranks; a parameter that is not cut shows as it does outside.
   void show_post_forward(const PostForwardMesh& mesh);
+  /// The core has made the unsharded parameter an ordinary tensor, and `end_full`: has taken that back (FullParameters).
+  void show_full() { forms_.show_full(); }
+  void end_full() { forms_.end_full(); }
   /// The mesh is another one from now on.
   void drop_post_forward() { forms_.drop_post_forward(); }
   /// Another DTensor stands for it from now on, wherever one does: if it is another parameter's, both have its values.

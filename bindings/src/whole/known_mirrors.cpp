@@ -1,0 +1,67 @@
+#include "whole/known_mirrors.hpp"
+
+#include <unordered_set>
+
+#include "fully_shard.hpp"
+#include "module/module_access.hpp"
+#include "module/state/module_table.hpp"
+#include "root/find_param.hpp"
+#include "shown/shown_registry.hpp"
+
+namespace fsdp::python {
+
+namespace {
+
+class Collector {
+ public:
+  void visit(const py::handle& module, bool recurses) {
+    const RecursionLevel level(" while looking for sharded modules");
+    if (!seen_.insert(module.ptr()).second) return;
+    const py::object known = python_side().mirrors.attr("get")(module);
+    if (!known.is_none()) take(known.cast<std::shared_ptr<Mirror>>());
+    if (!recurses) return;
+    for (const auto& [name, child] : py::object(module.attr("_modules")).cast<py::dict>())
+      if (!child.is_none()) visit(child, recurses);
+  }
+  std::vector<std::shared_ptr<Mirror>> found;
+
+ private:
+  void take(std::shared_ptr<Mirror> mirror) {
+    if (held_.contains(mirror.get())) return;
+    for (const auto& below : mirror->modules()) held_.insert(below.get());
+    found.push_back(std::move(mirror));
+  }
+
+  std::unordered_set<PyObject*> seen_;
+  std::unordered_set<const torch::nn::Module*> held_;
+};
+
+std::shared_ptr<ShownParam> shown_at(torch::nn::Module& module, size_t slot) {
+  const auto& entry = ModuleAccess::parameters(module)[slot].value();
+  if (entry.defined()) {
+    const auto found = find_param(entry);
+    return found ? shown_registry().find(found->param().sharded_param()) : nullptr;
+  }
+  const auto tied = find_tied_entry(module, slot);
+  return tied ? shown_registry().find(tied->group->params()[tied->param].sharded_param()) : nullptr;
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Mirror>> known_mirrors(const py::handle& module, bool recurses) {
+  Collector collector;
+  collector.visit(module, recurses);
+  return std::move(collector.found);
+}
+
+std::vector<std::shared_ptr<ShownParam>> params_below(const std::vector<std::shared_ptr<Mirror>>& mirrors) {
+  std::vector<std::shared_ptr<ShownParam>> params;
+  std::unordered_set<const ShownParam*> seen;
+  for (const auto& mirror : mirrors)
+    for (const auto& module : mirror->modules())
+      for (size_t slot = 0; slot < ModuleAccess::parameters(*module).size(); ++slot)
+        if (auto shown = shown_at(*module, slot); shown && seen.insert(shown.get()).second) params.push_back(std::move(shown));
+  return params;
+}
+
+}  // namespace fsdp::python
