@@ -19,6 +19,7 @@ if torch.__version__.split("+")[0].split(".")[:2] != TORCH_VERSION.split(".")[:2
     )
 
 from ._C import CheckpointError, CommError, Error, ScheduleError
+from ._all_gather_extension import AllGatherExtension, int8_all_gather
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy, ShardPlacementResult
 from ._checkpoint import (CheckpointSaver, LoadCheckpointOptions, LoadedCheckpoint, SaveCheckpointOptions, latest_checkpoint,
                           load_checkpoint, save_checkpoint)
@@ -51,6 +52,7 @@ CheckpointError.__doc__ = """A checkpoint that cannot be written or read: a full
 ranks do not share. Names the file, the tensor and the bytes; all ranks of a call raise it together."""
 
 __all__ = [
+    "AllGatherExtension",
     "BudgetOutlook",
     "CPUOffloadPolicy",
     "CheckpointError",
@@ -91,6 +93,7 @@ __all__ = [
     "apply_wrapping",
     "clip_grad_norm_",
     "fully_shard",
+    "int8_all_gather",
     "latest_checkpoint",
     "load_checkpoint",
     "load_optimizer_state_dict",

@@ -14,6 +14,7 @@ from torch.distributed.utils import _apply_to_tensors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _checks, _constructors, _copying, _dtensors, _hooked
+from ._all_gather_extension import AllGatherExtension, extensions_of
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._debugging import SanitizerOptions
 from ._forward_hooks import register_hooks
@@ -156,6 +157,7 @@ class _Call:
     replicated_modules: Any = None
     sync_from_rank0: Any = False
     sanitizer: Any = None
+    all_gather_extension_fn: Any = None
 
 
 def _over(call):
@@ -210,6 +212,7 @@ def _apply(kind, module, call, over=_over):
             "replicated_params": _replicated(call, params),
             "sync_from_rank0": _checks.flag(call.sync_from_rank0, "sync_from_rank0"),
             "sanitizer": call.sanitizer,
+            "all_gather_extension_fn": extensions_of(call.all_gather_extension_fn, kind.name),
             "param_dtype": mp_policy.param_dtype,
             "reduce_dtype": mp_policy.reduce_dtype,
             "reduce_in_own_dtype": _REDUCES_IN_OWN_DTYPE,
@@ -247,6 +250,7 @@ def fully_shard(
     replicated_modules: Iterable[nn.Module] | None = ...,
     sync_from_rank0: bool = ...,
     sanitizer: SanitizerOptions | None = ...,
+    all_gather_extension_fn: Callable[[str, nn.Parameter], AllGatherExtension | None] | None = ...,
 ) -> FSDPModule: ...
 
 
@@ -266,6 +270,7 @@ def fully_shard(
     replicated_modules: Iterable[nn.Module] | None = ...,
     sync_from_rank0: bool = ...,
     sanitizer: SanitizerOptions | None = ...,
+    all_gather_extension_fn: Callable[[str, nn.Parameter], AllGatherExtension | None] | None = ...,
 ) -> list[FSDPModule]: ...
 
 
@@ -284,6 +289,7 @@ def fully_shard(
     replicated_modules: Iterable[nn.Module] | None = None,
     sync_from_rank0: bool = False,
     sanitizer: SanitizerOptions | None = None,
+    all_gather_extension_fn: Callable[[str, nn.Parameter], AllGatherExtension | None] | None = None,
 ) -> Any:
     """Shards the parameters of `module` that no sharded module below it has taken yet, as one group that is
     gathered and reduced together. The module keeps its class, with FSDPModule in front. Shard inner modules first.
@@ -298,6 +304,7 @@ def fully_shard(
     sharded already. replicated_params, and replicated_modules with all below them: whole on every rank, never gathered;
     their gradients are averaged over all ranks. sync_from_rank0: parameters and buffers take the first rank's values, which
     makes this a collective call; the other ranks' modules may be on the meta device. sanitizer: see SanitizerOptions.
+    all_gather_extension_fn: (name, parameter) -> AllGatherExtension, in whose form it is gathered, or None: as its values.
 
     Returns the module, or the list, that it was given.
 
@@ -310,7 +317,8 @@ def fully_shard(
         mesh=mesh, dp_mesh_dims=dp_mesh_dims, reshard_after_forward=reshard_after_forward,
         shard_placement_fn=shard_placement_fn, mp_policy=mp_policy, offload_policy=offload_policy,
         ignored_params=ignored_params, ignored_modules=ignored_modules, replicated_params=replicated_params,
-        replicated_modules=replicated_modules, sync_from_rank0=sync_from_rank0, sanitizer=sanitizer))
+        replicated_modules=replicated_modules, sync_from_rank0=sync_from_rank0, sanitizer=sanitizer,
+        all_gather_extension_fn=all_gather_extension_fn))
 
 
 _SHARDS.keys = (fully_shard, fully_shard_key)

@@ -7,6 +7,7 @@
 #include "copy_sharded.hpp"
 #include "dispatch/host_lock.hpp"
 #include "dispatch/residency.hpp"
+#include "extension/python_extension.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/schedule_check.hpp"
@@ -181,6 +182,7 @@ PYBIND11_MODULE(_C, module) {
   define_communication(module);
   define_modules(module);
   define_checkpoints(module);
+  define_extensions(module);
   define_full_parameters(module);
   module.def("plain_like", &plain_like);
   module.def("set_python_side", &set_python_side);

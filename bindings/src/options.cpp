@@ -2,6 +2,7 @@
 
 #include <pybind11/chrono.h>
 
+#include "extension/python_extension.hpp"
 #include "hooked/hooked_extension.hpp"
 
 namespace fsdp::python {
@@ -82,6 +83,26 @@ void set_policy(ShardCall& call, const py::dict& arguments, const std::shared_pt
   call.apply_to_tensors = arguments["apply_to_tensors"];
 }
 
+/// asked: the user's function (name, parameter) -> AllGatherExtension; parameters with hooks of their own have those.
+void set_extensions(FullyShardOptions& options, const py::object& placer, py::object asked,
+                    const std::shared_ptr<Originals>& originals) {
+  if (!placer.attr("has_hooked").cast<bool>() && asked.is_none()) return;
+  struct Functions {
+    PyRef hooked, asked;
+  };
+  const auto functions = std::make_shared<Functions>(Functions{PyRef(placer.attr("hooked")), PyRef(std::move(asked))});
+  options.all_gather_extension_fn = [functions, originals](const std::string& name, const at::Tensor& parameter)
+      -> std::shared_ptr<AllGatherExtension> {
+    py::gil_scoped_acquire gil;
+    const auto found = originals->find(parameter.unsafeGetTensorImpl());
+    const py::object original = found == originals->end() ? py::cast(parameter) : found->second;
+    if (const py::object hooked = functions->hooked.object()(original); !hooked.is_none())
+      return std::make_shared<HookedExtension>(hooked);
+    const py::object user = functions->asked.object();
+    return user.is_none() ? nullptr : extension_of(user(name, original));
+  };
+}
+
 }  // namespace
 
 ShardCall shard_call(const py::object& placer, const py::dict& arguments, Mirrors& mirrors,
@@ -100,11 +121,7 @@ ShardCall shard_call(const py::object& placer, const py::dict& arguments, Mirror
     options.shard_placement_fn = callback<std::optional<ShardPlacementResult>>(function, originals, &placement_of);
   if (const py::object function = placer.attr("tensor_parallel_fn"); !function.is_none())
     options.tensor_parallel_fn = callback<std::optional<TensorParallel>>(function, originals, &tensor_parallel_of);
-  if (placer.attr("has_hooked").cast<bool>())
-    options.all_gather_extension_fn = callback<std::shared_ptr<AllGatherExtension>>(
-        placer.attr("hooked"), originals, [](const py::object& hooked) -> std::shared_ptr<AllGatherExtension> {
-          return hooked.is_none() ? nullptr : std::make_shared<HookedExtension>(hooked);
-        });
+  set_extensions(options, placer, arguments["all_gather_extension_fn"], originals);
   return call;
 }
 

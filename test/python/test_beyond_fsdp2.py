@@ -18,8 +18,9 @@ RANKS = 2
 def run_on_a_rank(folder):
     import torch.distributed as dist
 
-    import beyond_copies, beyond_failures, beyond_options  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_outside_forward, beyond_reductions, beyond_wrapping  # noqa: E401, F401
+    import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
+    import beyond_options, beyond_outside_forward  # noqa: E401, F401
+    import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
     import local_shards  # more of its checks
 
@@ -51,8 +52,9 @@ class BeyondFsdp2(unittest.TestCase):
 if __name__ == "__main__" and sys.argv[1:2] == ["--rank"]:
     run_on_a_rank(sys.argv[2])
 elif __name__ == "__main__":
-    import beyond_copies, beyond_failures, beyond_options  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_outside_forward, beyond_reductions, beyond_wrapping  # noqa: E401, F401
+    import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
+    import beyond_options, beyond_outside_forward  # noqa: E401, F401
+    import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
     import local_shards  # more of its checks
 

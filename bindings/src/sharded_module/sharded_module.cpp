@@ -158,7 +158,8 @@ void ShardedModule::applied() {
 
 void ShardedModule::before_apply() {
   if (controls_.state().root()->context()->step().is_pinned())
-    throw StateError("full parameters are shown (fsdp.FullParameters), so the module cannot be moved or converted; end that first");
+    throw StateError("full parameters are shown (fsdp.FullParameters), so the module cannot be moved or converted; "
+                     "end that first");
   reshard();
   prepare_apply(params_);
 }

@@ -8,8 +8,9 @@
 
 namespace fsdp::python {
 
-/// What the core knows of a tree of Python modules: the outermost mirrors that fully_shard has made of modules in it, which hold
-/// those below them. Modules around them, and modules that came later, have none. recurses: false: that of the module itself.
+/// What the core knows of a tree of Python modules: the outermost mirrors that fully_shard has made of modules in it, which
+/// hold those below them. Modules around them, and modules that came later, have none. recurses: false: that of the module
+/// itself.
 std::vector<std::shared_ptr<Mirror>> known_mirrors(const py::handle& module, bool recurses);
 
 /// The sharded parameters that they hold, each once.
