@@ -29,6 +29,7 @@ from ._full_parameters import FullParameters
 from ._fully_shard import fully_shard, share_comm_ctx
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._logs import install as _install_logs
+from ._materialize import Initializer, ModuleInitializer, initializer, materialize
 from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from ._replicate import ReplicateModule, replicate
@@ -66,10 +67,12 @@ __all__ = [
     "GradientReductionHandle",
     "GroupReport",
     "HeldBytes",
+    "Initializer",
     "LoadCheckpointOptions",
     "LoadedCheckpoint",
     "LocalShardPart",
     "MixedPrecisionPolicy",
+    "ModuleInitializer",
     "OffloadPolicy",
     "PlannedUnit",
     "ReplicateModule",
@@ -93,11 +96,13 @@ __all__ = [
     "apply_wrapping",
     "clip_grad_norm_",
     "fully_shard",
+    "initializer",
     "int8_all_gather",
     "latest_checkpoint",
     "load_checkpoint",
     "load_optimizer_state_dict",
     "local_shards",
+    "materialize",
     "optimizer_state_dict",
     "plan_wrapping",
     "register_fsdp_forward_method",

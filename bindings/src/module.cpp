@@ -12,6 +12,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/schedule_check.hpp"
 #include "fully_shard.hpp"
+#include "init/python_init_run.hpp"
 #include "inspect.hpp"
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
@@ -184,6 +185,7 @@ PYBIND11_MODULE(_C, module) {
   define_checkpoints(module);
   define_extensions(module);
   define_full_parameters(module);
+  define_init(module);
   module.def("plain_like", &plain_like);
   module.def("set_python_side", &set_python_side);
 }

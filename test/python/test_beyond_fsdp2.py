@@ -13,13 +13,14 @@ from closing_line import main
 
 sys.path.insert(0, str(rank_results.PACKAGE))
 RANKS = 2
+ON_FOUR_RANKS = "materialized_values_are_the_same_on_one_and_more_ranks_and_unsharded"
 
 
 def run_on_a_rank(folder):
     import torch.distributed as dist
 
     import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_options, beyond_outside_forward  # noqa: E401, F401
+    import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
     import local_shards  # more of its checks
@@ -27,6 +28,8 @@ def run_on_a_rank(folder):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     results = {}
     for name, check in beyond_fsdp2.CHECKS.items():
+        if dist.get_world_size() != RANKS and name != ON_FOUR_RANKS:
+            continue
         try:
             check(dist.get_rank(), dist.get_world_size())
             results[name] = ""
@@ -37,13 +40,13 @@ def run_on_a_rank(folder):
 
 
 @functools.lru_cache
-def results():
-    return rank_results.run_on(RANKS, __file__, "--rank", timeout_s=400)
+def results(ranks=RANKS):
+    return rank_results.run_on(ranks, __file__, "--rank", timeout_s=400)
 
 
 class BeyondFsdp2(unittest.TestCase):
-    def expect(self, name):
-        found, ended = results()
+    def expect(self, name, ranks=RANKS):
+        found, ended = results(ranks)
         for rank, of_rank in enumerate(found):
             self.assertIn(name, of_rank, f"rank {rank} did not get here: {ended}")
             self.assertTrue(of_rank[name] == "", f"rank {rank}: {of_rank[name]}")
@@ -53,11 +56,12 @@ if __name__ == "__main__" and sys.argv[1:2] == ["--rank"]:
     run_on_a_rank(sys.argv[2])
 elif __name__ == "__main__":
     import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_options, beyond_outside_forward  # noqa: E401, F401
+    import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
     import local_shards  # more of its checks
 
     for _name in beyond_fsdp2.CHECKS:
         setattr(BeyondFsdp2, f"test_{_name}", functools.partialmethod(BeyondFsdp2.expect, _name))
+    BeyondFsdp2.test_on_four_ranks = functools.partialmethod(BeyondFsdp2.expect, ON_FOUR_RANKS, 4)
     main()
