@@ -42,14 +42,16 @@ def native_shard(draw, pool):
     arguments = {"reshard_after_forward": None, "ignored_params": [], "replicated_params": [], "param_dtype": None,
                  "reduce_dtype": None, "reduce_in_own_dtype": True, "output_dtype": None, "cast_forward_inputs": True,
                  "param_dtype_override_fn": None, "apply_to_tensors": _fully_shard._apply_to_tensors, "offloads": False,
-                 "pin_memory": False}
+                 "pin_memory": False, "ignored_modules": [], "sync_from_rank0": False, "sanitizer": None,
+                 "all_gather_extension_fn": None}
     for name in list(arguments):
         if draw.random() < 0.15:
             arguments[name] = values.odd(draw, pool)
         if draw.random() < 0.03:
             del arguments[name]
     params = [parameter for module in modules for parameter in module.parameters()]
-    placer = _placer.Placer(_placer.data_parallel(pool.mesh, None), None, params[:draw.choice([0, 1, None, None, None])])
+    placer = _placer.Placer(_placer.data_parallel(pool.mesh, None), None, params[:draw.choice([0, 1, None, None, None])],
+                            lambda module: False)
     pool.handles.append(_C.fully_shard(right_or_odd(draw, pool, lambda: modules),
                                        right_or_odd(draw, pool, lambda: placer), arguments))
 
