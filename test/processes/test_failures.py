@@ -55,7 +55,8 @@ class Failures(unittest.TestCase):
         self.expect_failure(processes[0], within_s=30)
 
     def test_a_rank_that_throws_makes_the_other_fail(self):
-        first, second = launch.start_by_hand(2, launch.RANK_PROGRAMS, "rank_failure", FSDP_TEST_TIMEOUT_MS=launch.patience(20_000))
+        first, second = launch.start_by_hand(2, launch.RANK_PROGRAMS, "rank_failure",
+                                             FSDP_TEST_TIMEOUT_MS=launch.patience(20_000))
         self.addCleanup(self.end, first)
         self.addCleanup(self.end, second)
         _, errors = second.communicate(timeout=launch.patience(60))
@@ -74,7 +75,8 @@ class Failures(unittest.TestCase):
         self.assertNotEqual(run.returncode, 0)
 
     def test_of_torchruns_report_one_line_a_rank_is_left(self):
-        result = launch.run(launch.torchrun(2, launch.RANK_PROGRAMS, "rank_failure"), FSDP_TEST_TIMEOUT_MS=launch.patience(20_000))
+        result = launch.run(launch.torchrun(2, launch.RANK_PROGRAMS, "rank_failure"),
+                            FSDP_TEST_TIMEOUT_MS=launch.patience(20_000))
         self.assertIn("Traceback", result.stderr)
         shown = subprocess.run(["awk", "-f", str(launch.ROOT / "tools" / "torchrun_errors.awk")],
                                input=result.stderr, text=True, capture_output=True, check=True).stdout
