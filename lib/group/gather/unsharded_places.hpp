@@ -6,12 +6,14 @@
 
 namespace fsdp {
 
-/// Of a group's unsharded buffer. False: an extension keeps what is computed with, and the parameter's storage stays empty.
+/// In a group's unsharded buffer. False: an extension keeps what is computed with, and the parameter's storage stays released.
+/// A parameter without elements has a place, of no bytes.
 inline bool has_unsharded_memory(const GroupParts& parts, size_t param) {
-  return parts.layout.gathered().tensor_bytes(parts.layout.unit_of(param)) > 0;
+  return parts.layout.gathered().tensor_bytes(parts.layout.unit_of(param)) > 0 ||
+         parts.params[param].spec.unsharded_bytes() == 0;
 }
 
-/// Of parameters that have such memory.
+/// Of the parameters that have such memory.
 inline std::vector<NamedBytes> unsharded_places(const GroupParts& parts) {
   std::vector<NamedBytes> places;
   for (size_t i = 0; i < parts.params.size(); ++i)
