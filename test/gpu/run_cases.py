@@ -8,12 +8,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from rank_files import read_lines, wait_for_all
 from worker import CASE_LIMIT_S
 
 HERE = Path(__file__).parent
 START_LIMIT_S = 60
 BAD = ("raised", "wrong")
-GRACE_S = 5  # for the other ranks, once one has ended
 
 
 def environment():
@@ -25,26 +25,9 @@ def environment():
     return {**os.environ, **more}
 
 
-def wait_for_all(processes, limit_s):
-    """Ends those that are left when time is up, or some time after one has failed."""
-    end, has_failed = time.monotonic() + limit_s, False
-    while any(process.poll() is None for process in processes) and time.monotonic() < end:
-        if not has_failed and any(process.poll() not in (None, 0) for process in processes):
-            has_failed, end = True, min(end, time.monotonic() + GRACE_S)
-        time.sleep(0.1)
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def read_lines(path):
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-
-
-def run_once(world, names, limit_s):
-    """The results of the cases that ended, by rank, and the last words of the processes."""
+def run_once(world, names, limit_s, tell):
+    """The results of the cases that ended, by rank, and the last words of the processes. tell: gets each case's result of
+    all ranks when it is there."""
     with tempfile.TemporaryDirectory(prefix="fsdp_gpu_") as folder:
         folder = Path(folder)
         outputs = [open(folder / f"{rank}.log", "w+") for rank in range(world.processes)]
@@ -52,9 +35,17 @@ def run_once(world, names, limit_s):
                                        *names], stdout=output, stderr=output, env=environment(),
                                       stdin=subprocess.DEVNULL)
                      for rank, output in enumerate(outputs)]
-        wait_for_all(processes, limit_s)
-        results = [{line["case"]: line for line in read_lines(folder / f"{rank}.jsonl")}
-                   for rank in range(world.processes)]
+        def read():
+            return [{line["case"]: line for line in read_lines(folder / f"{rank}.jsonl")} for rank in range(world.processes)]
+
+        def look():
+            results = read()
+            for name in names:
+                if all(name in rank for rank in results):
+                    tell(joined(name, results, ""))
+
+        wait_for_all(processes, limit_s, look)
+        results = read()
         words = []
         for rank, (process, output) in enumerate(zip(processes, outputs)):
             output.seek(0)
@@ -85,18 +76,27 @@ def finished(names, results):
     return list(names)
 
 
-def run_cases(world, names, limit_s):
-    """{name: result} with status passed, skipped or failed."""
-    done, left = {}, list(names)
+def run_cases(world, names, limit_s, write=lambda line: None):
+    """{name: result} with status passed, skipped or failed. write: called with each result once, when it is there."""
+    done, left, told = {}, list(names), set()
+
+    def tell(line):
+        if line["case"] not in told:
+            told.add(line["case"])
+            write(line)
+
     end = time.monotonic() + limit_s
     while left:
         remaining = end - time.monotonic()
         if remaining <= 10:
             done |= {name: {"case": name, "status": "failed", "found": "no time was left", "seconds": None}
                      for name in left}
+            for name in left:
+                tell(done[name])
             break
-        results, words = run_once(world, left, min(remaining, START_LIMIT_S + CASE_LIMIT_S * len(left)))
+        results, words = run_once(world, left, min(remaining, START_LIMIT_S + CASE_LIMIT_S * len(left)), tell)
         for name in finished(left, results):
             done[name] = joined(name, results, words)
             left.remove(name)
+            tell(done[name])
     return done

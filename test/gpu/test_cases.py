@@ -1,9 +1,9 @@
 """Sharded models train as the plain model does, on a GPU; skipped without one.
 
-Usage: test_cases.py [--device cpu] [--world WORLD,...] [--out FILE] [--limit SECONDS] [-k PART]
---device cpu: the cases that need no GPU, on the CPU. --out: a JSON line for each case, with what it found. --limit:
-of each world. -k: only tests with this in their name. The package comes from FSDP_BUILD_DIR, else from where Python finds
-it.
+Usage: test_cases.py [--device cpu] [--world WORLD,...] [--out FILE] [--limit SECONDS] [-k PART] [--without PART,...]
+--device cpu: the cases that need no GPU, on the CPU. --out: a JSON line for each case when it has ended, with what it
+found. --limit: of each world. -k: only tests with this in their name. --without: none with one of these in it. The package
+comes from FSDP_BUILD_DIR, else from where Python finds it.
 """
 
 import argparse
@@ -31,6 +31,7 @@ def read_arguments():
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=float, default=800)
     parser.add_argument("-k", action="append", default=[])
+    parser.add_argument("--without", type=lambda text: text.split(","), default=[])
     found, sys.argv[1:] = parser.parse_known_args()
     if not set(found.world) <= WORLDS.keys():
         parser.error(f"--world: expected some of {', '.join(WORLDS)}, with commas between, found {','.join(found.world)!r}")
@@ -48,11 +49,12 @@ SELECTED = {name: [] for name in WORLDS}  # cases
 @functools.lru_cache(maxsize=None)
 def results_of(world):
     """Of all cases of a world, when the first of them is asked for."""
-    found = run_cases.run_cases(WORLDS[world], SELECTED[world], ARGUMENTS.limit)
-    if ARGUMENTS.out:
-        with open(ARGUMENTS.out, "a") as out:
-            out.writelines(json.dumps({"world": world, **line}) + "\n" for line in found.values())
-    return found
+    def write(line):
+        if ARGUMENTS.out:
+            with open(ARGUMENTS.out, "a") as out:
+                out.write(json.dumps({"world": world, **line}) + "\n")
+
+    return run_cases.run_cases(WORLDS[world], SELECTED[world], ARGUMENTS.limit, write)
 
 
 class OnGpu(unittest.TestCase):
@@ -73,7 +75,8 @@ def add_tests():
 
     for world in ARGUMENTS.world:
         for name, case in CASES.items():
-            chosen = not ARGUMENTS.k or any(part in f"test_{world}_{name}" for part in ARGUMENTS.k)
+            chosen = ((not ARGUMENTS.k or any(part in f"test_{world}_{name}" for part in ARGUMENTS.k))
+                      and not any(part in f"test_{world}_{name}" for part in ARGUMENTS.without))
             if world in case.worlds and chosen:
                 SELECTED[world].append(name)
                 setattr(OnGpu, f"test_{world}_{name}", functools.partialmethod(OnGpu.expect_passed, world, name))

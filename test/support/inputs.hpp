@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "support/device_ranks.hpp"
+
 namespace fsdp::test {
 
 /// The batch of one rank, step and micro-batch: the same numbers for the plain and the sharded
@@ -17,9 +19,11 @@ class Inputs {
       : rank(rank), step(step), micro_batch(micro_batch), dtype_(dtype), given_in_(given_in.value_or(dtype)),
         generator_(at::make_generator<at::CPUGeneratorImpl>(1 + rank + 100 * step + 10000 * micro_batch)) {}
 
-  at::Tensor normal(at::IntArrayRef sizes) { return torch::randn(sizes, generator_, at::TensorOptions(dtype_)).to(given_in_); }
+  at::Tensor normal(at::IntArrayRef sizes) {
+    return torch::randn(sizes, generator_, at::TensorOptions(dtype_)).to(test_device(), given_in_);
+  }
   at::Tensor integers(int64_t high, at::IntArrayRef sizes) {
-    return torch::randint(0, high, sizes, generator_, at::TensorOptions(at::kLong));
+    return torch::randint(0, high, sizes, generator_, at::TensorOptions(at::kLong)).to(test_device());
   }
   at::ScalarType dtype() const { return given_in_; }
   /// What they are drawn from: to be preserved where a part that draws is recomputed.

@@ -5,6 +5,8 @@
 #include <mutex>
 
 #include "support/collective_record.hpp"
+#include "support/device_ranks.hpp"
+#include "support/skip.hpp"
 
 namespace fsdp::test {
 
@@ -94,7 +96,33 @@ std::vector<std::string> Rank::subjects_of(const std::string& operation) const {
   return subjects;
 }
 
+namespace {
+
+/// `body` on this process's rank of a world of processes. True too where there are not as many, which is said.
+bool on_this_process(int world_size, const std::function<void(Rank&)>& body) {
+  if (world_size != 1 && world_size != *rank_processes()) {
+    skip(fmt::format("{} ranks, where {} processes are the ranks", world_size, *rank_processes()));
+    return true;
+  }
+  const auto findings = std::make_shared<Findings>(world_size);
+  const auto world = fresh_process_group(world_size);
+  try {
+    Rank rank(world, findings);
+    body(rank);
+  } catch (const std::exception& error) {
+    findings->wrong(fmt::format("rank {} ended with: {}", world->rank(), message_of(error)));
+    world->abort("a test has failed: " + message_of(error));  // so that the others end instead of waiting
+  }
+  INFO(fmt::format("rank {} of {}:\n{}", world->rank(), world_size, fmt::join(findings->all(), "\n")));
+  CHECK(findings->all().empty());
+  if (findings->all().empty()) CHECK(findings->checks()[world->rank()] > 0);
+  return findings->all().empty();
+}
+
+}  // namespace
+
 bool on_ranks(int world_size, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {
+  if (rank_processes()) return on_this_process(world_size, body);
   auto findings = std::make_shared<Findings>(world_size);
   const CollectiveRecord record(world_size);
   auto guarded = [&](std::shared_ptr<Communicator> world) {

@@ -78,7 +78,8 @@ class Rank {
 };
 
 /// Runs `body` on `world_size` ranks and checks that none found anything wrong or threw, and that
-/// every rank checked something. True if all was well.
+/// every rank checked something. True if all was well. Where the ranks are processes (device_ranks.hpp) it runs on this
+/// one's.
 bool on_ranks(int world_size, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options = {.timeout = patience()});
 
 std::unique_lock<std::mutex> lock_default_generator();

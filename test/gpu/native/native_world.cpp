@@ -1,0 +1,34 @@
+#include "native_world.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <numeric>
+
+namespace fsdp::test {
+
+void synchronize_device() {
+  if (!is_on_gpu()) return;
+  const c10::impl::VirtualGuardImpl device(test_device());
+  device.synchronizeDevice(device.getDevice().index());
+}
+
+std::shared_ptr<Communicator> group_of_all() {
+  static int made = 0;
+  const auto world = process_world();
+  std::vector<int> members(world->size());
+  std::iota(members.begin(), members.end(), 0);
+  return world->split(members, fmt::format("all{}", made++));
+}
+
+void tell_figure(const std::string& name, const std::string& fields) {
+  const char* path = std::getenv("FSDP_TEST_FIGURES");
+  if (path == nullptr) return;
+  std::ofstream(path, std::ios::app) << fmt::format("{{\"figure\": \"{}\", {}}}\n", name, fields) << std::flush;
+}
+
+at::TensorOptions on_device(at::ScalarType dtype) { return at::TensorOptions(dtype).device(test_device()); }
+
+}  // namespace fsdp::test

@@ -1,0 +1,94 @@
+#include "support/device_ranks.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <numeric>
+
+namespace fsdp::test {
+namespace {
+
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+std::string variable(const char* name, const std::string& otherwise = {}) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+bool takes_tensors(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments())
+    if (argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+        argument.type()->isSubtypeOf(*c10::ListType::ofTensors()))
+      return true;
+  return false;
+}
+
+/// What a given generator draws stays on that one's device.
+void place_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const size_t first = stack->size() - schema.arguments().size();
+  const auto position = schema.argumentIndexWithName("device"), generator = schema.argumentIndexWithName("generator");
+  const bool is_drawn_elsewhere = generator && !(*stack)[first + static_cast<size_t>(*generator)].isNone();
+  if (position && !is_drawn_elsewhere && !takes_tensors(schema)) {
+    auto& device = (*stack)[first + static_cast<size_t>(*position)];
+    if (device.isNone()) device = c10::Device(test_device());
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&place_on_device>());
+}
+
+/// Makes it the default world no longer, as tests make default worlds of their own.
+std::shared_ptr<Communicator> undefaulted(std::shared_ptr<Communicator> world) {
+  destroy_process_group();
+  return world;
+}
+
+const OnTestDevice kMainThread;  // which runs the tests
+
+}  // namespace
+
+c10::DeviceType test_device() {
+  static const auto type = variable("FSDP_TEST_DEVICE", "cpu") == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+  return type;
+}
+
+OnTestDevice::OnTestDevice() {
+  if (test_device() == c10::DeviceType::CPU || c10::impl::tls_is_dispatch_key_included(kKey)) return;
+  is_on_ = true;
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+OnTestDevice::~OnTestDevice() {
+  if (is_on_) c10::impl::tls_set_dispatch_key_included(kKey, false);
+}
+
+std::optional<int> rank_processes() {
+  const auto text = variable("FSDP_TEST_RANKS");
+  return text.empty() ? std::nullopt : std::optional<int>(std::stoi(text));
+}
+
+std::shared_ptr<Communicator> process_world(std::chrono::milliseconds timeout) {
+  static const bool is_host = test_device() == c10::DeviceType::CPU;
+  static const auto world = undefaulted(init_process_group({.backend = is_host ? "gloo" : "nccl",
+                                                            .init_method = "file://" + variable("FSDP_TEST_STORE"),
+                                                            .rank = std::stoi(variable("FSDP_TEST_RANK", "0")),
+                                                            .world_size = rank_processes().value_or(1),
+                                                            .timeout = timeout}));
+  return world;
+}
+
+std::shared_ptr<Communicator> fresh_process_group(int ranks) {
+  if (ranks == 1) return undefaulted(init_process_group({.backend = "single", .world_size = 1}));
+  static int made = 0;
+  const auto world = process_world();
+  std::vector<int> members(world->size());
+  std::iota(members.begin(), members.end(), 0);
+  return world->split(members, fmt::format("world{}", made++));
+}
+
+}  // namespace fsdp::test
