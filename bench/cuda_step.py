@@ -1,13 +1,15 @@
-"""Training steps of a Llama of 1.2 billion parameters on a GPU: the package, FSDP2 and the plain model in turns.
+"""Training steps of a Llama on a GPU: the package, FSDP2, the plain model and the C++ library in turns.
 
-Two worlds: one rank with NCCL, with AdamW; and a fake world of eight ranks, whose collectives are copies within the
-device, without an optimizer (what it reduces to is no number to train with). `--worlds nccl` is two ranks over NCCL, on
-two GPUs, or on one with NCCL_MULTI_RANK_GPU_ENABLE=1. For each number of tokens in a micro-batch:
+It has 1.2 billion parameters, or with `--shape 8B` eight. Two worlds: one rank with NCCL, with AdamW; and a fake world of
+eight ranks (`--ranks`), whose collectives are copies within the device, without an optimizer (what it reduces to is no
+number to train with). `--worlds nccl` is two ranks over NCCL, on two GPUs, or on one with NCCL_MULTI_RANK_GPU_ENABLE=1.
+`--compile` compiles each block, of all but the C++ library. `--alone` has one model at a time on the device, where all of
+them do not fit: their turns are not pairs then. For each number of tokens in a micro-batch:
 
 ms: a step, by events on the device. exposed: of that what the plain model does not take in the same turn. issue: the
 host's, until it has issued the step (waits for the device where that is behind). host: the same of a model so narrow that
 the device waits for the host. idle: of the device's time, from the kernels that torch.profiler saw. copies: kernels and
-commands that only copy. peak: bytes of tensors, the model alone on the device; reserved: what torch's allocator took for
+commands that only copy. a collective: kernels and copies beyond the plain model's, for each collective. peak: bytes of tensors, the model alone on the device; reserved: what torch's allocator took for
 it.
 
 Starts without tools/bench, too: `python bench/run.py cuda_step --no-build --out steps.jsonl` with FSDP_BUILD_DIR set.
@@ -20,19 +22,27 @@ import arguments
 import conductor
 import harness
 
-IMPLS = ("plain", "fsdp2", "python")
-LARGE = {"blocks": 16, "dim": 2048, "hidden": 8192, "vocabulary": 32768, "heads": 16}
+IMPLS = ("plain", "fsdp2", "python", "cpp")
+SHAPES = {"1.2B": {"blocks": 16, "dim": 2048, "hidden": 8192, "vocabulary": 32768, "heads": 16},
+          "8B": {"blocks": 32, "dim": 4096, "hidden": 14336, "vocabulary": 128256, "heads": 32, "key_value": 1024}}
 NARROW = {"blocks": 16, "dim": 64, "hidden": 128, "vocabulary": 128, "heads": 2}
 SMALL = {"blocks": 2, "dim": 64, "hidden": 128, "vocabulary": 128, "heads": 2}
-FAKE_RANKS = 8
 WORLDS = {"fake": 1, "one": 1, "nccl": 2}  # processes
-MODEL = {"python": "ours", "fsdp2": "FSDP2", "plain": "plain"}
+MODEL = {"python": "ours", "fsdp2": "FSDP2", "plain": "plain", "cpp": "ours, C++"}
+PROGRAM = "bench/fsdp_bench_cuda_step"
 
 
 def add_options(parser):
     parser.add_argument("--worlds", type=arguments.names(WORLDS), default=["one", "fake"],
                         help=f"of {', '.join(WORLDS)} (default one,fake)")
     parser.add_argument("--tokens", type=arguments.wholes(1), default=[128, 512, 2048, 8192])
+    parser.add_argument("--shape", choices=SHAPES, default="1.2B")
+    parser.add_argument("--impls", type=arguments.names(IMPLS), default=list(IMPLS),
+                        help=f"of {', '.join(IMPLS)} (default all)")
+    parser.add_argument("--ranks", type=arguments.whole(1), default=8, help="of the fake world (default 8)")
+    parser.add_argument("--compile", action="store_true", help="each block by torch.compile")
+    parser.add_argument("--no-optimizer", action="store_true")
+    parser.add_argument("--alone", action="store_true", help="one model at a time on the device")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to try it out")
     parser.add_argument("--repeats", type=arguments.whole(1), default=8, help="turns (default 8)")
     parser.add_argument("--steps", type=arguments.whole(1), default=3, help="of a turn, issued without a wait (default 3)")
@@ -42,112 +52,168 @@ def add_options(parser):
 
 
 class Run:
-    """One world's measurements."""
+    """One world's measurements. worlds: of Python's processes, and of the C++ library's where that takes part."""
 
-    def __init__(self, world, name, options, report, deadline):
-        self.world, self.name, self.options, self.report, self.deadline = world, name, options, report, deadline
-        self.shape = SMALL if options.device == "cpu" else LARGE
-        self.narrow = SMALL if options.device == "cpu" else NARROW
+    def __init__(self, worlds, name, options, report, deadline):
+        self.worlds, self.name, self.options, self.report, self.deadline = worlds, name, options, report, deadline
+        self.impls = [impl for impl in IMPLS if impl in options.impls]
+        # Lambdas and compiled blocks are Python's.
+        if options.compile and "cpp" in self.impls:
+            self.impls.remove("cpp")
+        self.shape = SHAPES[options.shape]
+        if options.device == "cpu":
+            self.shape = SMALL if "key_value" not in self.shape else {**SMALL, "key_value": 32}
+        self.narrow = {**(SMALL if options.device == "cpu" else NARROW), "blocks": self.shape["blocks"]}
         self.rows = {}  # (tokens, impl) -> cells
+        self.samples = {}  # (what, tokens) -> impl -> ms and issue_ms of the turns
 
-    def ask(self, do, **request):
-        return self.world.ask({"do": do, **request})[0]
+    def ask(self, impl, do, **request):
+        return self.worlds["cpp" if impl == "cpp" else "python"].ask({"do": do, "impl": impl, **request})[0]
 
     def case(self, **fields):
-        line = {"world": self.name, **fields}
+        line = {"world": self.world_name(), **fields}
         self.report.case(**line)
         if self.options.out:
             with open(self.options.out, "a") as out:
                 out.write(json.dumps(line) + "\n")
 
+    def world_name(self):
+        ranks = f" of {self.options.ranks}" if self.name == "fake" else ""
+        compiled = ", compiled" if self.options.compile else ""
+        return f"{self.name}{ranks}, {self.options.shape}{compiled}"
+
     def is_late(self, what):
         if time.monotonic() < self.deadline:
             return False
-        self.report.note(f"  {self.name}: no time is left for {what}")
+        self.case(left_out=what)
+        self.report.note(f"  {self.world_name()}: no time is left for {what}")
         return True
 
     def all(self):
-        about = self.ask("setup", world=self.name, ranks=FAKE_RANKS, device=self.options.device)
-        self.report.setting(world=self.name, **about, **self.shape, dtype="bfloat16", warm_up_steps=3,
+        about = {}
+        for kind in sorted(self.worlds):  # C++ first: Python knows the device's name
+            about |= self.ask(kind, "setup", world=self.name, ranks=self.options.ranks, device=self.options.device,
+                              compiles=self.options.compile, optimizer=not self.options.no_optimizer)
+        has_none = self.name == "fake" or self.options.no_optimizer
+        self.report.setting(world=self.world_name(), **about, **self.shape, dtype="bfloat16", warm_up_steps=3,
                             repeats=f"{self.options.repeats} turns of {self.options.steps} steps",
-                            optimizer="none" if self.name == "fake" else "fused AdamW")
+                            optimizer="none" if has_none else "fused AdamW")
         self.case(setting=about, shape=self.shape)
         self.memory()
-        made = self.ask("make", impls=IMPLS, shape=self.shape)
-        self.case(parameters_of_plain=made["parameters"])
-        for tokens in self.options.tokens:
-            if not self.is_late(f"steps of {tokens} tokens"):
-                self.times("step", tokens)
-        for tokens in self.options.tokens:
-            if not self.is_late(f"the kernels of {tokens} tokens"):
-                self.kernels(tokens)
+        for impls in [[impl] for impl in self.impls] if self.options.alone else [self.impls]:
+            self.steps_of(impls)
+        self.report_all_times()
         if not self.is_late("the host's time"):
-            self.ask("make", impls=IMPLS, shape=self.narrow)
-            self.times("host", 32)
-        self.ask("drop")
+            self.make(self.impls, self.narrow)
+            self.times(self.impls, "host", 32)
+            self.report_all_times()
+        self.drop()
+
+    def steps_of(self, impls):
+        if self.is_late(f"steps of {', '.join(MODEL[impl] for impl in impls)}"):
+            return
+        self.make(impls, self.shape)
+        for tokens in self.options.tokens:
+            if not self.is_late(f"steps of {tokens} tokens of {', '.join(MODEL[impl] for impl in impls)}"):
+                self.times(impls, "step", tokens)
+        for tokens in self.options.tokens:
+            if not self.is_late(f"the kernels of {tokens} tokens of {', '.join(MODEL[impl] for impl in impls)}"):
+                self.kernels(impls, tokens)
+        if self.options.alone:
+            self.drop()
+
+    def make(self, impls, shape):
+        pythons = [impl for impl in impls if impl != "cpp"]
+        if pythons:
+            made = self.ask("python", "make", impls=pythons, shape=shape)
+            self.case(parameters_of=MODEL[pythons[0]], parameters=made["parameters"])
+        if "cpp" in impls:
+            self.ask("cpp", "make", shape=shape)
+
+    def drop(self):
+        for kind in self.worlds:
+            self.ask(kind, "drop")
 
     def memory(self):
-        for impl in IMPLS:
+        for impl in self.impls:
             if self.is_late(f"the memory of {MODEL[impl]}"):
                 return
-            for peak in self.ask("memory", impl=impl, shape=self.shape, tokens=self.options.tokens)["peaks"]:
+            for peak in self.ask(impl, "memory", shape=self.shape, tokens=self.options.tokens)["peaks"]:
                 self.case(measured="memory", impl=impl, **peak)
                 self.rows.setdefault((peak["tokens"], impl), {}).update(
                     peak_GB=peak["peak_bytes"] / 1e9, reserved_GB=peak["reserved_bytes"] / 1e9)
+            self.ask(impl, "drop")
 
-    def times(self, what, tokens):
-        samples = {impl: {"ms": [], "issue_ms": []} for impl in IMPLS}
-        for impl in IMPLS:
-            self.ask("warm", impl=impl, tokens=tokens, steps=3)
+    def times(self, impls, what, tokens):
+        mine = {impl: {"ms": [], "issue_ms": []} for impl in impls}
+        self.samples.setdefault((what, tokens), {}).update(mine)
+        for impl in impls:
+            self.ask(impl, "warm", tokens=tokens, steps=3)
         for turn in range(self.options.repeats):
             if turn > 1 and self.is_late(f"more turns of {tokens} tokens"):
                 break
-            for impl in IMPLS:
-                taken = self.ask("time", impl=impl, tokens=tokens, steps=self.options.steps)
-                samples[impl]["ms"].append(sum(taken["ms"]) / len(taken["ms"]))
-                samples[impl]["issue_ms"].append(taken["issue_ms"])
-        for impl in IMPLS:
-            self.report_times(what, tokens, impl, samples)
+            for impl in impls:
+                taken = self.ask(impl, "time", tokens=tokens, steps=self.options.steps)
+                mine[impl]["ms"].append(sum(taken["ms"]) / len(taken["ms"]))
+                mine[impl]["issue_ms"].append(taken["issue_ms"])
+        if not self.options.alone:
+            self.report_all_times()
+
+    def report_all_times(self):
+        """Of all that is there now, which is told once."""
+        for (what, tokens), samples in self.samples.items():
+            for impl in samples:
+                self.report_times(what, tokens, impl, samples)
+        self.samples.clear()
 
     def report_times(self, what, tokens, impl, samples):
         mine = samples[impl]
         ratios = {f"of_{other}": harness.paired_ratio(mine["ms"], samples[other]["ms"]) for other in IMPLS[:2]
-                  if other != impl}
+                  if other != impl and other in samples}
         step, issue = harness.spread(mine["ms"], "ms"), harness.spread(mine["issue_ms"], "ms")
-        exposed = harness.spread([ours - plain for ours, plain in zip(mine["ms"], samples["plain"]["ms"])], "ms")
+        pairs = zip(mine["ms"], samples["plain"]["ms"] if "plain" in samples else [])
+        beyond = [ours - plain for ours, plain in pairs]
+        exposed = harness.spread(beyond, "ms") if beyond else {}
         self.case(measured=what, impl=impl, tokens=tokens, step=step, exposed=exposed, issue=issue, turns=len(mine["ms"]),
                   **ratios)
         if what == "host":
-            self.report.note(f"  {self.name}: host of {MODEL[impl]}, narrow model: {issue['median_ms']:.2f} ms a step "
+            self.report.note(f"  {self.world_name()}: host of {MODEL[impl]}, narrow model: {issue['median_ms']:.2f} ms a step "
                              f"(p10 {issue['p10_ms']:.2f}, p90 {issue['p90_ms']:.2f})")
             return
-        of_fsdp2 = ratios.get("of_fsdp2", {}).get("median_ratio", "") if impl == "python" else ""
+        of_fsdp2 = ratios.get("of_fsdp2", {}).get("median_ratio", "") if impl in ("python", "cpp") else ""
         of_plain = ratios.get("of_plain", {}).get("median_ratio", "")
         self.rows.setdefault((tokens, impl), {}).update(
             ms=step["median_ms"], p10=step["p10_ms"], p90=step["p90_ms"], of_plain=of_plain, of_FSDP2=of_fsdp2,
-            exposed_ms=exposed["median_ms"], issue_ms=issue["median_ms"])
+            exposed_ms=exposed.get("median_ms", ""), issue_ms=issue["median_ms"])
 
-    def kernels(self, tokens):
-        found = {}
-        for impl in IMPLS:
-            found[impl] = self.ask("profile", impl=impl, tokens=tokens, steps=2)
-        plain = found["plain"]["names"]
+    def kernels(self, impls, tokens):
+        """Of those in Python: the C++ library's steps have no profiler."""
+        found = {impl: self.ask(impl, "profile", tokens=tokens, steps=2) for impl in impls if impl != "cpp"}
+        plain = found["plain"]["names"] if "plain" in found else None
         for impl, summary in found.items():
             names = summary.pop("names")
-            added = {name: [round(count - plain.get(name, [0, 0])[0], 2), round(us - plain.get(name, [0, 0])[1], 1)]
-                     for name, (count, us) in names.items() if count != plain.get(name, [0, 0])[0]}
-            self.case(measured="kernels", impl=impl, tokens=tokens, **summary, beyond_plain=added)
+            if plain is not None:
+                summary |= beyond(names, plain, summary["collectives"])
+            self.case(measured="kernels", impl=impl, tokens=tokens, **summary)
             self.rows.setdefault((tokens, impl), {}).update(
                 idle=f"{100 * summary['idle_fraction']:.1f}%", kernels=summary["kernels"], copies=summary["copies"],
-                copies_us=summary["copies_us"])
+                copies_us=summary["copies_us"], a_collective=summary.get("beyond_plain_a_collective", "-"))
 
     def table(self):
         columns = ["ms", "p10", "p90", "of_plain", "of_FSDP2", "exposed_ms", "issue_ms", "idle", "kernels", "copies",
-                   "copies_us", "peak_GB", "reserved_GB"]
+                   "copies_us", "a_collective", "peak_GB", "reserved_GB"]
         rows = [[tokens, MODEL[impl], *(self.rows[tokens, impl].get(column, "-") for column in columns)]
-                for tokens in self.options.tokens for impl in IMPLS if (tokens, impl) in self.rows]
-        self.report.note(f"\nworld {self.name}: a step")
+                for tokens in self.options.tokens for impl in self.impls if (tokens, impl) in self.rows]
+        self.report.note(f"\nworld {self.world_name()}: a step")
         self.report.table(["tokens", "model", *(column.replace("_", " ") for column in columns)], rows)
+
+
+def beyond(names, plain, collectives):
+    """Kernels and copies of a step that the plain model's does not have, all and for each collective."""
+    added = {name: [round(count - plain.get(name, [0, 0])[0], 2), round(us - plain.get(name, [0, 0])[1], 1)]
+             for name, (count, us) in names.items() if count != plain.get(name, [0, 0])[0]}
+    whole = sum(count for count, _ in added.values())
+    return {"beyond_plain": added, "beyond_plain_a_collective": round(whole / collectives, 2) if collectives else 0.0}
 
 
 def run(options, report):
@@ -157,13 +223,20 @@ def run(options, report):
         raise SystemExit("cuda_step: needs a CUDA device, found none; --device cpu tries it out with tiny sizes")
     if options.device == "cpu":
         options.tokens = sorted({max(2, tokens // 16) for tokens in options.tokens})
-    harness.build(options, harness.PACKAGE)
+    if "cpp" in options.impls and not options.compile and not harness.has_target(PROGRAM):
+        options.impls.remove("cpp")
+        report.note(f"  without the C++ library: the build has no {PROGRAM}")
+    harness.build(options, [*harness.PACKAGE, *([PROGRAM] if "cpp" in options.impls else [])])
     begin, done, failed = time.monotonic(), [], []
     for at, name in enumerate(options.worlds):
         share = options.limit * (at + 1) / len(options.worlds)
         with conductor.Workers() as workers:
-            world = workers.start_world(name, conductor.pytorch_command("cuda_step.py"), WORLDS[name], timeout_s=90)
-            one = Run(world, name, options, report, begin + share)
+            limit_s = 240 if options.compile else 90
+            worlds = {"python": workers.start_world(name, conductor.pytorch_command("cuda_step.py"), WORLDS[name], limit_s)}
+            if "cpp" in options.impls and not options.compile:
+                program = [str(harness.build_dir() / PROGRAM)]
+                worlds["cpp"] = workers.start_world(f"{name}, C++", program, WORLDS[name], limit_s)
+            one = Run(worlds, name, options, report, begin + share)
             done.append(one)
             try:
                 one.all()

@@ -5,9 +5,11 @@ makes a model and measures its steps alone on the device. `make` makes models of
 them, `time` and `profile` measure it, `drop` lets go of all.
 """
 
+import contextlib
 import gc
 import os
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,10 +30,13 @@ class Subject:
         torch.manual_seed(0)
         with torch.device(place.device):
             self.model = models.LlamaModel(**shape).bfloat16()
+        if place.compiles:
+            for block in self.model.blocks:
+                block.compile(dynamic=False)
         if impl != "plain":
             models.shard(self.model, place.mesh, worker.fully_shard_of(impl))
         # What a fake world leaves as gradients is no number to train with.
-        self.optimizer = None if place.is_fake else torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        self.optimizer = None if place.is_fake or not place.optimizes else torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 
     def step(self, tokens):
         loss = self.model(tokens)
@@ -47,6 +52,7 @@ class Place:
 
     def __init__(self, request):
         self.is_fake = request["world"] == "fake"
+        self.compiles, self.optimizes = request["compiles"], request["optimizer"]
         self.device = torch.device("cpu")
         rank = int(os.environ["RANK"])
         if request["device"] == "cuda":
@@ -177,7 +183,29 @@ class Bench:
         step = self.step_of(request)
         step()
         self.place.synchronize()
-        return kernel_timeline.record(step, request["steps"], self.place.device)
+        found = kernel_timeline.record(step, request["steps"], self.place.device)
+        return {**found, "collectives": self.collectives_of(self.subjects[request["impl"]], step)}
+
+    def collectives_of(self, subject, step):
+        """Of a step: gathers and reductions of groups."""
+        if hasattr(subject.model, "statistics"):
+            with worker.package().timeline(subject.model) as timeline:
+                step()
+            return sum(event.kind == "collective" for event in timeline.events)
+        counter = mock.Mock(return_value=None)
+        with contextlib.ExitStack() as stack:
+            for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+                stack.enter_context(mock.patch.object(dist, name, counted(getattr(dist, name), counter)))
+            step()
+        return counter.call_count
+
+
+def counted(function, counter):
+    def call(*args, **kwargs):
+        counter()
+        return function(*args, **kwargs)
+
+    return call
 
 
 def about(bench):

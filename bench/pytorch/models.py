@@ -32,18 +32,24 @@ class MlpModel(torch.nn.Module):
 
 
 class LlamaBlock(torch.nn.Module):
-    def __init__(self, dim, hidden, heads=8):
+    """key_value: rows of the key and value projections, fewer heads than of the query's; none: as many."""
+
+    def __init__(self, dim, hidden, heads=8, key_value=None):
         super().__init__()
-        self.heads = heads
+        self.heads, self.key_value_heads = heads, heads * (key_value or dim) // dim
         self.attention_norm, self.mlp_norm = torch.nn.RMSNorm(dim), torch.nn.RMSNorm(dim)
-        self.q, self.k, self.v, self.out = (torch.nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(*sizes, bias=False) for sizes in (
+            (dim, dim), (dim, key_value or dim), (dim, key_value or dim), (dim, dim)))
         self.gate, self.up = (torch.nn.Linear(dim, hidden, bias=False) for _ in range(2))
         self.down = torch.nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x, cos, sin):
         y = self.attention_norm(x)
-        q, k, v = (part(y).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in (self.q, self.k, self.v))
-        attended = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        heads = (self.heads, self.key_value_heads, self.key_value_heads)
+        q, k, v = (part(y).unflatten(-1, (number, -1)).transpose(-3, -2)
+                   for part, number in zip((self.q, self.k, self.v), heads))
+        attended = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True,
+                                                  enable_gqa=self.heads != self.key_value_heads)
         x = x + self.out(attended.transpose(-3, -2).flatten(-2))
         y = self.mlp_norm(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -57,10 +63,10 @@ def rotate(x, cos, sin):
 class LlamaModel(torch.nn.Module):
     """Nine parameters a block. The same interface as MlpModel's; `tokens` may have a batch dimension, too."""
 
-    def __init__(self, blocks, dim, hidden, vocabulary, heads=8):
+    def __init__(self, blocks, dim, hidden, vocabulary, heads=8, key_value=None):
         super().__init__()
         self.embedding = torch.nn.Embedding(vocabulary, dim)
-        self.blocks = torch.nn.ModuleList(LlamaBlock(dim, hidden, heads) for _ in range(blocks))
+        self.blocks = torch.nn.ModuleList(LlamaBlock(dim, hidden, heads, key_value) for _ in range(blocks))
         self.norm = torch.nn.RMSNorm(dim)
         self.head = torch.nn.Linear(dim, vocabulary, bias=False)
         self.head_dim = dim // self.blocks[0].heads
