@@ -1,0 +1,121 @@
+"""The report, Markdown, from what the stages have written down."""
+
+import stages
+
+ENDED = ("passed", "failed", "skipped", "cut")
+
+
+def machine_line(facts):
+    gpu = f"{facts['gpus']} x {facts['gpu']} of {facts['memory_gib']:g} GiB" if facts["gpu"] else "no GPU"
+    driver = f"driver {facts['driver']}" if facts["driver"] else "no driver"
+    toolkit = f"CUDA toolkit {facts['toolkit']}" if facts["toolkit"] else "no CUDA toolkit"
+    return (f"{gpu}, {driver}, {toolkit}, torch {facts['torch'] or '(none)'}, NCCL {facts['nccl'] or '(none)'}, "
+            f"Python {facts['python']}, {facts['cores']} cores")
+
+
+def text(lines):
+    heads = [line for line in lines if line["stage"] == "machine"]
+    head = heads[-1] if heads else None
+    written = ["# tools/gpu_check" + (f", {head['date']}" if head else "")]
+    if head:
+        written += ["", f"On {head['device']}: {machine_line(head)}."]
+        written += [f"\nNote: {note}." for note in head["notes"]]
+    written += ["", *summary(lines)]
+    for name in stages.NAMES:
+        written += stage(name, [line for line in lines if line["stage"] == name])
+    return "\n".join(written) + "\n"
+
+
+def last_ends(lines):
+    """(stage, part) -> how it ended the last time."""
+    return {(line["stage"], line["part"]): line for line in lines if line.get("status") in ENDED}
+
+
+def summary(lines):
+    ends = last_ends(lines)
+    rows = ["| stage | passed | failed | cut | skipped | seconds |", "|---|---|---|---|---|---|"]
+    for name in stages.NAMES:
+        mine = [line for (stage_name, _), line in ends.items() if stage_name == name]
+        if not mine:
+            rows.append(f"| {name} | not run | | | | |")
+            continue
+        counts = [sum(line["status"] == status for line in mine) for status in ("passed", "failed", "cut", "skipped")]
+        rows.append(f"| {name} | {' | '.join(map(str, counts))} | {sum(line.get('seconds', 0) for line in mine):.0f} |")
+    skipped = [f"- {stage_name}/{part}: {line['why']}" for (stage_name, part), line in ends.items()
+               if line["status"] == "skipped"]
+    return rows + (["", "Skipped:", "", *skipped] if skipped else [])
+
+
+def stage(name, lines):
+    if not lines:
+        return []
+    written = ["", f"## {name}", "", "| part | shows | ended | tests | seconds |", "|---|---|---|---|---|"]
+    ends = last_ends(lines)
+    for (_, part), line in ends.items():
+        shows = next((other["shows"] for other in lines if other["part"] == part and other.get("shows")), "")
+        counts = "{} passed, {} failed, {} skipped".format(*line["counts"]) if "counts" in line else ""
+        ended = line["status"] + (f": {line['why']}" if line.get("why") and line["status"] != "skipped" else "")
+        written.append(f"| {part} | {shows} | {cell(ended)} | {counts} | {line.get('seconds', '')} |")
+    for part in dict.fromkeys(part for _, part in ends):
+        written += details(part, of_last_run(lines, part))
+    return written
+
+
+def of_last_run(lines, part):
+    """What it has found since it was begun the last time."""
+    mine = [line for line in lines if line.get("part") == part]
+    begun = [at for at, line in enumerate(mine) if line.get("status") == "begun"]
+    return [line["found"] for line in mine[begun[-1] if begun else 0:] if "found" in line]
+
+
+def details(part, found):
+    failed = [line for line in found if line.get("status") in ("failed", "wrong", "raised")]
+    figures = [line for line in found if "measured" in line or "left_out" in line]
+    other = [line for line in found if "figure" in line]
+    written = []
+    if failed:
+        written += ["", f"Failed in {part}:", "", *(f"- {line.get('world', '')} {line['case']}: "
+                                                     f"{cell(str(line.get('found', ''))[:400])}" for line in failed)]
+    if figures:
+        written += step_table(part, figures)
+    if other:
+        written += ["", f"{part}:", "", *(f"- {line['figure']}: " + ", ".join(
+            f"{name} {value}" for name, value in line.items() if name not in ("figure", "case", "rank")) for line in other)]
+    return written
+
+
+COLUMNS = (("step ms", "step", "median_ms"), ("p10", "step", "p10_ms"), ("p90", "step", "p90_ms"),
+           ("of FSDP2", "of_fsdp2", "median_ratio"), ("exposed ms", "exposed", "median_ms"), ("host ms", "issue", "median_ms"))
+KERNELS = ("idle_fraction", "kernels", "copies", "beyond_plain_a_collective")
+
+
+def step_table(part, found):
+    rows = {}
+    for line in found:
+        if "left_out" in line:
+            continue
+        rows.setdefault((line["world"], line["measured"] == "host", line["tokens"], line["impl"]), {}).update(
+            {line["measured"]: line})
+    written = ["", f"{part}:", "", "| world | tokens | model | " + " | ".join(name for name, *_ in COLUMNS)
+               + " | idle | kernels | copies | beyond plain a collective | peak GB | reserved GB |",
+               "|" + "---|" * (len(COLUMNS) + 9)]
+    for (world, is_host, tokens, impl), measured in rows.items():
+        times = measured.get("host" if is_host else "step", {})
+        cells = [times.get(field, {}).get(key, "") for _, field, key in COLUMNS]
+        kernels = [measured.get("kernels", {}).get(key, "") for key in KERNELS]
+        memory = measured.get("memory", {})
+        peaks = [f"{memory[key] / 1e9:.2f}" if memory.get(key) else "" for key in ("peak_bytes", "reserved_bytes")]
+        name = f"{impl} (narrow)" if is_host else impl
+        written.append("| " + " | ".join(map(shown, [world, tokens, name, *cells, *kernels, *peaks])) + " |")
+    left = [line["left_out"] for line in found if "left_out" in line]
+    return written + (["", "Left out for want of time: " + "; ".join(left) + "."] if left else [])
+
+
+def shown(value):
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def cell(text):
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
