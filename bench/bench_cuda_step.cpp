@@ -179,7 +179,9 @@ class CudaStep {
       const int64_t left = forget_peak() - before;
       for (int turn = 0; turn < 2; ++turn) step(tokens);
       synchronize(device_);
-      peaks.push_back({{"tokens", number}, {"between_steps_bytes", left}, {"peak_bytes", peak(&Stats::allocated_bytes) - before},
+      peaks.push_back({{"tokens", number},
+                       {"between_steps_bytes", left},
+                       {"peak_bytes", peak(&Stats::allocated_bytes) - before},
                        {"reserved_bytes", peak(&Stats::reserved_bytes)}});
     }
     return {{"peaks", peaks}};

@@ -9,8 +9,8 @@ them do not fit: their turns are not pairs then. For each number of tokens in a 
 ms: a step, by events on the device. exposed: of that what the plain model does not take in the same turn. issue: the
 host's, until it has issued the step (waits for the device where that is behind). host: the same of a model so narrow that
 the device waits for the host. idle: of the device's time, from the kernels that torch.profiler saw. copies: kernels and
-commands that only copy. a collective: kernels and copies beyond the plain model's, for each collective. peak: bytes of tensors, the model alone on the device; reserved: what torch's allocator took for
-it.
+commands that only copy. a collective: kernels and copies beyond the plain model's, for each collective. peak: bytes of
+tensors, the model alone on the device; reserved: what torch's allocator took for it. What no time was left for is told.
 
 Starts without tools/bench, too: `python bench/run.py cuda_step --no-build --out steps.jsonl` with FSDP_BUILD_DIR set.
 """

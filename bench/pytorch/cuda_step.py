@@ -36,7 +36,8 @@ class Subject:
         if impl != "plain":
             models.shard(self.model, place.mesh, worker.fully_shard_of(impl))
         # What a fake world leaves as gradients is no number to train with.
-        self.optimizer = None if place.is_fake or not place.optimizes else torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        has_none = place.is_fake or not place.optimizes
+        self.optimizer = None if has_none else torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 
     def step(self, tokens):
         loss = self.model(tokens)

@@ -110,7 +110,8 @@ def lines_of(options):
 
 def wrong(lines, codes):
     """What is not as it should be, in words."""
-    ends = {(line["stage"], line["part"]): line for line in lines if line.get("status") in ("passed", "failed", "skipped", "cut")}
+    ends = {(line["stage"], line["part"]): line for line in lines
+            if line.get("status") in ("passed", "failed", "skipped", "cut")}
     found = [f"{'/'.join(part)}: {line['status']}: {line.get('why', '')}" for part, line in ends.items()
              if line["status"] in ("failed", "cut")]
     if codes[0] != TIME_IS_UP:

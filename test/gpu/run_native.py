@@ -58,7 +58,8 @@ class Program:
         if self.devices > 1:
             found["CUDA_VISIBLE_DEVICES"] = str(rank % self.devices)
         if self.options.nccl_log:
-            found |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,COLL,TUNING", "NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")}
+            found |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,COLL,TUNING",
+                      "NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")}
         return found
 
     def run(self, names, limit_s, tell):

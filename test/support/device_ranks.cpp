@@ -78,7 +78,8 @@ std::shared_ptr<Communicator> process_world(std::chrono::milliseconds timeout) {
                                                             .init_method = "file://" + variable("FSDP_TEST_STORE"),
                                                             .rank = std::stoi(variable("FSDP_TEST_RANK", "0")),
                                                             .world_size = rank_processes().value_or(1),
-                                                            .timeout = timeout}));
+                                                            .timeout = timeout,
+                                                            .gathers_by_copy_engine = variable("FSDP_TEST_COPY_ENGINE") == "1"}));
   return world;
 }
 

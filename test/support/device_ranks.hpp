@@ -31,8 +31,8 @@ class OnTestDevice {
 /// test/gpu/run_native.py says it by FSDP_TEST_RANKS.
 std::optional<int> rank_processes();
 
-/// A world of all of them over the native NCCL communicator or, on the CPU, gloo: the same one at every call. It starts
-/// with a timeout of half a minute, or that of the first call.
+/// A world of all of them over the native NCCL communicator (with FSDP_TEST_COPY_ENGINE=1 gathers by copy engines) or, on the
+/// CPU, gloo: the same one at every call. It starts with a timeout of half a minute, or that of the first call.
 std::shared_ptr<Communicator> process_world(std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
 /// A group of its own of all processes, or for `ranks` 1 of this one alone, so that none that failed is used again. A

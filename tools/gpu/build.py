@@ -47,7 +47,8 @@ def main():
     what, source, build, packages, jobs, targets = sys.argv[1], *map(Path, sys.argv[2:5]), int(sys.argv[5]), sys.argv[6:]
     if what == "configure":
         return configure(source, build, packages)
-    return subprocess.call([*tool("ninja", "ninja"), *([f"-j{jobs}"] if jobs else []), "-C", str(build), *targets], env=environment(packages))
+    command = [*tool("ninja", "ninja"), *([f"-j{jobs}"] if jobs else []), "-C", str(build), *targets]
+    return subprocess.call(command, env=environment(packages))
 
 
 if __name__ == "__main__":

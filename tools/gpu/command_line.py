@@ -111,23 +111,26 @@ class Check:
                 continue
             for part in some:
                 self.one(name, part)
+        if self.statuses.count("left"):
+            self.say(f"no time was left for {self.statuses.count('left')} parts; call it again")
         code = self.exit_code()
         self.say(f"{self.closing_counts()} (exit code {code}); {self.options.out}")
         self.copy_report()
         return code
 
     def one(self, stage, part):
+        """Runs it unless it has passed before, lacks something here, or no time is left."""
         last = self.record.last(stage, part.name)
         if last and last["status"] == "passed" and not self.options.again:
             self.statuses.append("passed")
             return
+        left, limit_s = self.end - time.monotonic(), part.limit_s * self.options.slower
+        if left < min(parts.LEAST_S, limit_s):  # before its needs, which what is left may have to make
+            self.statuses.append("left")
+            return
         why = next(filter(None, map(self.needs.missing, part.needs)), "")
         if why:
-            return self.ended(stage, part, "skipped", why)
-        left, limit_s = self.end - time.monotonic(), part.limit_s * self.options.slower
-        if left < min(parts.LEAST_S, limit_s):
-            self.statuses.append("left")
-            self.say(f"{stage}/{part.name}: left for the next call: no time")
+            self.skip(stage, part, why)
             return
         self.say(f"{stage}/{part.name} ...")
         status = parts.run(part, stage, self.record, self.environment(part), min(limit_s, left))
@@ -140,18 +143,18 @@ class Check:
         self.say(f"{stage}/{part.name}: {status} in {last['seconds']} s; {counts}{last.get('why', '')}".rstrip("; "))
         self.copy_report()
 
-    def ended(self, stage, part, status, why):
-        self.statuses.append(status)
+    def skip(self, stage, part, why):
+        self.statuses.append("skipped")
         if (self.record.last(stage, part.name) or {}).get("why") != why:
-            self.record.add(stage, part=part.name, status=status, why=why, shows=part.shows)
-        self.say(f"{stage}/{part.name}: {status}: {why}")
+            self.record.add(stage, part=part.name, status="skipped", why=why, shows=part.shows)
+        self.say(f"{stage}/{part.name}: skipped: {why}")
 
     def environment(self, part):
         """Two ranks on one GPU: with the NCCL that can, where its parts ask for it."""
         found = {**os.environ, "FSDP_BUILD_DIR": str(self.options.build), "PYTHONUNBUFFERED": "1",
                  "FSDP_TEST_DEVICE": self.options.device}
         joined = stages.joined_nccl(self.options)
-        shares = {"two_ranks:", "two_ranks", "preload"} & set(part.needs)
+        shares = {"two_ranks", "preload"} & set(part.needs)
         if shares and self.machine.device == "cuda" and self.machine.gpus == 1 and joined.exists():
             found |= {"LD_PRELOAD": str(joined), "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
         return found

@@ -61,18 +61,23 @@ class Pieces:
 
 
 def pack(folder):
-    """Returns the pieces' sizes by name."""
+    """Returns the pieces by name, with their bytes and hashes."""
+    with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(download(temporary)) as wheel:
+        (name,) = [entry for entry in wheel.namelist() if entry.endswith("/" + LIBRARY)]
+        with wheel.open(name) as library:
+            return cut(library, folder)
+
+
+def cut(library, folder):
+    """Compresses what the file `library` holds into pieces."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("nccl.*"):
         old.unlink()
     pieces, digest = Pieces(folder), hashlib.sha256()
     compressor = lzma.LZMACompressor(format=lzma.FORMAT_XZ, filters=FILTERS)
-    with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(download(temporary)) as wheel:
-        (name,) = [entry for entry in wheel.namelist() if entry.endswith("/" + LIBRARY)]
-        with wheel.open(name) as library:
-            while chunk := library.read(CHUNK):
-                digest.update(chunk)
-                pieces.write(compressor.compress(chunk))
+    while chunk := library.read(CHUNK):
+        digest.update(chunk)
+        pieces.write(compressor.compress(chunk))
     pieces.write(compressor.flush())
     pieces.close()
     about = {"version": VERSION, "library": LIBRARY, "sha256": digest.hexdigest(),

@@ -85,6 +85,7 @@ class Running:
 
     def close(self):
         self.reader.join(GRACE_S)
+        self.process.stdout.close()
 
 
 def run(part, stage, record, environment, limit_s):

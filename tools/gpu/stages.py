@@ -32,8 +32,8 @@ def all_stages(options):
 
 def build(options):
     def part(name, what, limit_s, *targets):
-        return Part(name, script("tools/gpu/build.py", what, ROOT, options.build, options.packages, options.jobs or 0, *targets), limit_s,
-                    needs=("torch",), shows="it builds against this torch, without a network")
+        command = script("tools/gpu/build.py", what, ROOT, options.build, options.packages, options.jobs or 0, *targets)
+        return Part(name, command, limit_s, needs=("torch",), shows="it builds against this torch, without a network")
 
     return [part("configure", "configure", 120), part("programs", "build", 480, *TARGETS)]
 
@@ -84,20 +84,32 @@ def cases(options):
              shows="tools/train's losses on two ranks over the native communicator beside those of the plain model"),
         python_cases("gloo", 240, "--world", "gloo", "--without", ELSEWHERE, needs=gpu,
                      shows=f"{train}, CUDA tensors over a user's gloo group"),
-        *several_gpus(),
+        *several_gpus(options.device),
     ]
 
 
-def several_gpus():
-    """Commands for other machines: two GPUs and more, or several nodes."""
-    bench = ("bench/run.py", "all_gather_overlap", "--no-build", "--network", "nccl")
+def ranks_of(program, name, limit_s, device, *, needs=(), shows="", processes=2):
+    """A program whose ranks torchrun starts."""
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+               str(ROOT / "bench" / "pytorch" / program), "--device", device, "--out", "{out}")
+    return Part(name, command, limit_s, needs=(PACKAGE_IS_BUILT, *needs), shows=shows)
+
+
+def several_gpus(device):
+    """What only several GPUs or nodes show; what runs with two ranks on one is run so, too."""
+    start = "which start of reductions is fastest on a real network (choose_reduce_scatter_start)"
+    links = "NCCL's latencies and bandwidths beside the simulated networks'"
     return [
+        ranks_of("reduction_start.py", "start_of_reductions", 120, device, needs=("two_ranks",),
+                 shows="choose_reduce_scatter_start runs; with two ranks on one GPU no network is measured"),
+        ranks_of("link_times.py", "link_times", 90, device, needs=("two_ranks",), shows="it runs, as above"),
         native("native_two_gpus", 2, 240, needs=("gpus:2",), shows="all of native_two and symmetric, a GPU for each rank"),
-        Part("start_of_reductions", script(*bench, "--separate-reductions", "--json"), 300,
-             needs=("gpus:2", f"built:{OVERLAP}"),
-             shows="which start of reductions is fastest on a real network (choose_reduce_scatter_start)"),
-        Part("bandwidths", script(*bench, "--megabytes", "1,4,16,64,256", "--json"), 600,
-             needs=("nodes:2", f"built:{OVERLAP}"), shows="NCCL and InfiniBand beside the simulated networks"),
+        ranks_of("reduction_start.py", "start_of_reductions_two_gpus", 120, device, needs=("gpus:2",), shows=start),
+        ranks_of("link_times.py", "link_times_two_gpus", 90, device, needs=("gpus:2",), shows=f"{links}: NVLink"),
+        ranks_of("link_times.py", "link_times_eight_gpus", 90, device, needs=("gpus:8",), processes=8,
+                 shows=f"{links}: NVLink, eight ranks"),
+        # On each of them: torchrun --nnodes N --rdzv-endpoint HOST:PORT --nproc-per-node 8 bench/pytorch/link_times.py
+        ranks_of("link_times.py", "link_times_nodes", 90, device, needs=("nodes:2",), shows=f"{links}: InfiniBand"),
     ]
 
 
@@ -154,9 +166,12 @@ def symmetric(options):
     return [
         native("slots", 2, 120, "[symmetric]", needs=gpu, shows="gathers and reductions in symmetric memory, and their values; "
                "a captured step; bandwidth and compute beside them"),
-        native("without_cumem", 2, 60, "[symmetric_training]", needs=gpu, environment={"NCCL_CUMEM_ENABLE": "0"}, shows=refused),
+        native("without_cumem", 2, 60, "[symmetric_training]", needs=gpu, environment={"NCCL_CUMEM_ENABLE": "0"},
+               shows=refused),
         native("without_windows", 2, 60, "[symmetric_training]", needs=gpu, environment={"NCCL_WIN_ENABLE": "0"},
                shows=refused),
+        native("copy_engine", 2, 60, "[symmetric_training]", "--nccl-log", needs=("gpu",),
+               environment={"FSDP_TEST_COPY_ENGINE": "1"}, shows="gathers into slots by copy engines"),
         native("kernels", 2, 60, "[symmetric_training]", "--nccl-log", needs=gpu,
                shows="which kernels NCCL takes for gathers into slots and reductions out of them"),
         native("two_gpus", 2, 120, "[symmetric]", needs=("gpus:2",), shows="the same over NVLink"),

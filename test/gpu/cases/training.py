@@ -55,10 +55,11 @@ def clip_grad_norm(place):
     return compare(train(place, model, adam(model), max_norm=0.1), expected(place, max_norm=0.1), mesh)
 
 
-@case
-def hybrid(place):
-    """One shard rank in each replica."""
-    mesh = init_device_mesh(place.device.type, (place.ranks, 1), mesh_dim_names=("replicate", "shard"))
+@case(variants=[("replicas",), ("shards",)])
+def hybrid(place, which):
+    """One shard rank in each replica, or one replica."""
+    shape = (place.ranks, 1) if which == "replicas" else (1, place.ranks)
+    mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=("replicate", "shard"))
     model = shard(place, make_model(place), mesh=mesh)
     return compare(train(place, model, adam(model)), expected(place), mesh)
 
