@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Rehearses tools/gpu_check as it will run on a machine with a GPU and no network, on what a CPU can do.
 
 Usage: rehearse.py [--environment DIR] [--folder DIR] [--jobs N] [--keep]

@@ -152,7 +152,7 @@ class Check:
     def environment(self, part):
         """Two ranks on one GPU: with the NCCL that can, where its parts ask for it."""
         found = {**os.environ, "FSDP_BUILD_DIR": str(self.options.build), "PYTHONUNBUFFERED": "1",
-                 "FSDP_TEST_DEVICE": self.options.device}
+                 "PATH": f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin", "FSDP_TEST_DEVICE": self.options.device}
         joined = stages.joined_nccl(self.options)
         shares = {"two_ranks", "preload"} & set(part.needs)
         if shares and self.machine.device == "cuda" and self.machine.gpus == 1 and joined.exists():
