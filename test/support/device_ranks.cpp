@@ -25,6 +25,14 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   return false;
 }
 
+/// CPU: all are where they would be.
+thread_local c10::DeviceType placed_on = c10::DeviceType::CPU;
+
+void place_on(c10::DeviceType type) {
+  placed_on = type;
+  c10::impl::tls_set_dispatch_key_included(kKey, type != c10::DeviceType::CPU);
+}
+
 /// What a given generator draws stays on that one's device.
 void place_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
@@ -33,7 +41,7 @@ void place_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   const bool is_drawn_elsewhere = generator && !(*stack)[first + static_cast<size_t>(*generator)].isNone();
   if (position && !is_drawn_elsewhere && !takes_tensors(schema)) {
     auto& device = (*stack)[first + static_cast<size_t>(*position)];
-    if (device.isNone()) device = c10::Device(test_device());
+    if (device.isNone()) device = c10::Device(placed_on);
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
@@ -57,15 +65,9 @@ c10::DeviceType test_device() {
   return type;
 }
 
-OnTestDevice::OnTestDevice() {
-  if (test_device() == c10::DeviceType::CPU || c10::impl::tls_is_dispatch_key_included(kKey)) return;
-  is_on_ = true;
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
-}
+OnTestDevice::OnTestDevice(c10::DeviceType type) : before_(placed_on) { place_on(type); }
 
-OnTestDevice::~OnTestDevice() {
-  if (is_on_) c10::impl::tls_set_dispatch_key_included(kKey, false);
-}
+OnTestDevice::~OnTestDevice() { place_on(before_); }
 
 std::optional<int> rank_processes() {
   const auto text = variable("FSDP_TEST_RANKS");

@@ -14,17 +14,17 @@ namespace fsdp::test {
 /// FSDP_TEST_DEVICE: cpu (the default) or cuda.
 c10::DeviceType test_device();
 
-/// While it lives, tensors that are made of sizes alone, with no device named, are on the test's device, on all threads that
-/// have such a guard. Nothing on the CPU. Tensors made of values stay on the CPU.
+/// While it lives, tensors that this thread makes of sizes alone, with no device named, are on the test's device. Tensors made
+/// of values, and what a given generator draws, stay on the CPU.
 class OnTestDevice {
  public:
-  OnTestDevice();
+  explicit OnTestDevice(c10::DeviceType type = test_device());
   ~OnTestDevice();
   OnTestDevice(const OnTestDevice&) = delete;
   OnTestDevice& operator=(const OnTestDevice&) = delete;
 
  private:
-  bool is_on_ = false;
+  c10::DeviceType before_;
 };
 
 /// How many processes run these tests together, one rank each; none: ranks are threads of this one.

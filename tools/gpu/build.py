@@ -47,8 +47,15 @@ def main():
     what, source, build, packages, jobs, targets = sys.argv[1], *map(Path, sys.argv[2:5]), int(sys.argv[5]), sys.argv[6:]
     if what == "configure":
         return configure(source, build, packages)
-    command = [*tool("ninja", "ninja"), *([f"-j{jobs}"] if jobs else []), "-C", str(build), *targets]
-    return subprocess.call(command, env=environment(packages))
+    known = {line.split()[1].rstrip(":") for line in (build / "build.ninja").read_text().splitlines()
+             if line.startswith("build ")}
+    missing = [target for target in targets if target not in known]
+    command = [*tool("ninja", "ninja"), *([f"-j{jobs}"] if jobs else []), "-C", str(build),
+               *(target for target in targets if target in known)]
+    code = subprocess.call(command, env=environment(packages))
+    if missing:
+        print(f"build: without {', '.join(missing)}: something that they need is missing, which configuring has said")
+    return code or len(missing)
 
 
 if __name__ == "__main__":

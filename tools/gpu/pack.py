@@ -38,6 +38,8 @@ else:
     words = []
     if "--modversion" in flags:
         words += [KNOWN[name]["version"] for name in names]
+    if "--variable=includedir" in flags:
+        words.append(str(ROOT / "include"))
     if "--cflags" in flags:
         words += [f"-I{ROOT / 'include'}"] + [word for name in names for word in KNOWN[name]["flags"]]
     if "--libs" in flags:
