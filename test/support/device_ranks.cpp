@@ -50,8 +50,10 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&place_on_device>());
 }
 
-/// Makes it the default world no longer, as tests make default worlds of their own.
-std::shared_ptr<Communicator> undefaulted(std::shared_ptr<Communicator> world) {
+/// A world that is no default one: tests make and leave default worlds of their own.
+std::shared_ptr<Communicator> world_of(const ProcessGroupOptions& options) {
+  destroy_process_group();
+  auto world = init_process_group(options);
   destroy_process_group();
   return world;
 }
@@ -76,17 +78,17 @@ std::optional<int> rank_processes() {
 
 std::shared_ptr<Communicator> process_world(std::chrono::milliseconds timeout) {
   static const bool is_host = test_device() == c10::DeviceType::CPU;
-  static const auto world = undefaulted(init_process_group({.backend = is_host ? "gloo" : "nccl",
-                                                            .init_method = "file://" + variable("FSDP_TEST_STORE"),
-                                                            .rank = std::stoi(variable("FSDP_TEST_RANK", "0")),
-                                                            .world_size = rank_processes().value_or(1),
-                                                            .timeout = timeout,
-                                                            .gathers_by_copy_engine = variable("FSDP_TEST_COPY_ENGINE") == "1"}));
+  static const auto world = world_of({.backend = is_host ? "gloo" : "nccl",
+                                      .init_method = "file://" + variable("FSDP_TEST_STORE"),
+                                      .rank = std::stoi(variable("FSDP_TEST_RANK", "0")),
+                                      .world_size = rank_processes().value_or(1),
+                                      .timeout = timeout,
+                                      .gathers_by_copy_engine = variable("FSDP_TEST_COPY_ENGINE") == "1"});
   return world;
 }
 
 std::shared_ptr<Communicator> fresh_process_group(int ranks) {
-  if (ranks == 1) return undefaulted(init_process_group({.backend = "single", .world_size = 1}));
+  if (ranks == 1) return world_of({.backend = "single", .world_size = 1});
   static int made = 0;
   const auto world = process_world();
   std::vector<int> members(world->size());
