@@ -65,6 +65,7 @@ class Run:
             self.shape = SMALL if "key_value" not in self.shape else {**SMALL, "key_value": 32}
         self.narrow = {**(SMALL if options.device == "cpu" else NARROW), "blocks": self.shape["blocks"]}
         self.rows = {}  # (tokens, impl) -> cells
+        self.plain_kernels = {}  # tokens -> names of kernels, with counts and times
         self.samples = {}  # (what, tokens) -> impl -> ms and issue_ms of the turns
 
     def ask(self, impl, do, **request):
@@ -189,7 +190,9 @@ class Run:
     def kernels(self, impls, tokens):
         """Of those in Python: the C++ library's steps have no profiler."""
         found = {impl: self.ask(impl, "profile", tokens=tokens, steps=2) for impl in impls if impl != "cpp"}
-        plain = found["plain"]["names"] if "plain" in found else None
+        if "plain" in found:
+            self.plain_kernels[tokens] = found["plain"]["names"]
+        plain = self.plain_kernels.get(tokens)
         for impl, summary in found.items():
             names = summary.pop("names")
             if plain is not None:

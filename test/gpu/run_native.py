@@ -8,6 +8,7 @@ says what it takes for collectives; lines of symmetric kernels are counted.
 """
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -50,7 +51,7 @@ class Program:
     def names(self, cases):
         """Exclusions are of all that are not hidden."""
         done = subprocess.run([self.path, "--list-test-names-only", f"~[.]{cases}"], capture_output=True, text=True)
-        return [line for line in done.stdout.splitlines() if line.strip()]
+        return [line for line in done.stdout.splitlines() if line.strip() and line not in threads_only()]
 
     def environment(self, rank, folder):
         found = {**os.environ, "FSDP_TEST_DEVICE": os.environ.get("FSDP_TEST_DEVICE", "cuda"), "FSDP_TEST_RANK": str(rank),
@@ -99,6 +100,12 @@ class Program:
         chosen = [line for line in lines if SYMMETRIC.search(line)]
         print("\n".join(chosen[:40]), flush=True)
         return {"figure": "lines of NCCL's log", "all": len(lines), "symmetric": len(chosen)}
+
+
+@functools.lru_cache
+def threads_only():
+    lines = (HERE / "threads_only.txt").read_text().splitlines()
+    return {line.rsplit(": ", 1)[0] for line in lines if not line.startswith("#")}
 
 
 def gpus():
