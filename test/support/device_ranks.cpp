@@ -33,17 +33,21 @@ void place_on(c10::DeviceType type) {
   c10::impl::tls_set_dispatch_key_included(kKey, type != c10::DeviceType::CPU);
 }
 
-/// What a given generator draws stays on that one's device.
+/// What a given generator draws stays on that one's device, with all that the operator calls.
 void place_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t first = stack->size() - schema.arguments().size();
   const auto position = schema.argumentIndexWithName("device"), generator = schema.argumentIndexWithName("generator");
-  const bool is_drawn_elsewhere = generator && !(*stack)[first + static_cast<size_t>(*generator)].isNone();
-  if (position && !is_drawn_elsewhere && !takes_tensors(schema)) {
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (generator && !(*stack)[first + static_cast<size_t>(*generator)].isNone()) {
+    const c10::impl::ExcludeDispatchKeyGuard everything_below(kKey);
+    return op.redispatchBoxed(below, stack);
+  }
+  if (position && !takes_tensors(schema)) {
     auto& device = (*stack)[first + static_cast<size_t>(*position)];
     if (device.isNone()) device = c10::Device(placed_on);
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  op.redispatchBoxed(below, stack);
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
