@@ -102,6 +102,10 @@ class Parts(InFolder):
         self.assertIn("said 2", (self.record.folder / "cases.log").read_text())
         self.assertEqual(self.record.last("cases", "one")["why"], "not done within 3 s")
 
+    def test_a_command_is_told_when_to_end_by_itself(self):
+        part = parts.Part("one", (sys.executable, "-c", "import sys; sys.exit(sys.argv[1] != '85')", "{limit}"), 100)
+        self.assertEqual(parts.run(part, "cases", self.record, {}, 100), "passed")
+
     def test_counts_and_the_last_words_are_kept(self):
         self.assertEqual(self.run_part("print('3 passed, 0 failed, 1 skipped')"), "passed")
         self.assertEqual(self.record.last("cases", "one")["counts"], [3, 0, 1])

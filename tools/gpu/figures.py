@@ -20,7 +20,7 @@ def cell(device, name, limit_s, shows, *arguments, needs=()):
     else:
         needs = ("gpu", *needs)
     command = (sys.executable, str(ROOT / "bench" / "run.py"), "cuda_step", "--no-build", "--tokens", TOKENS, *arguments,
-               "--limit", str(limit_s - 25), "--out", "{out}")
+               "--limit", "{limit}", "--out", "{out}")
     return Part(name, command, limit_s, needs=("built:bindings/fsdp/_api.py", f"built:{STEP}", *needs), shows=shows)
 
 

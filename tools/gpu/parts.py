@@ -15,12 +15,14 @@ from pathlib import Path
 COUNTS = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.MULTILINE)
 TICK_S = 0.5
 GRACE_S = 5
+BEFORE_S = 15  # of its end a command is to end by itself, where it can
 LEAST_S = 15  # with less time left nothing is begun
 
 
 @dataclass(frozen=True)
 class Part:
-    """command: {out} in it is a file to which the command appends JSON lines as it goes. needs: as machine.Needs knows."""
+    """command: {out} in it is a file to which the command appends JSON lines as it goes, {limit} the seconds in which it is
+    to end by itself. needs: as machine.Needs knows."""
 
     name: str
     command: tuple
@@ -95,7 +97,8 @@ def run(part, stage, record, environment, limit_s):
     begin, cpu_begin = time.monotonic(), children_cpu_s()
     with tempfile.TemporaryDirectory(prefix="fsdp_gpu_check_") as folder:
         out = Path(folder) / "out.jsonl"
-        command = [str(out) if word == "{out}" else word for word in part.command]
+        own = {"{out}": str(out), "{limit}": f"{max(5.0, limit_s - BEFORE_S):.0f}"}
+        command = [own.get(word, word) for word in part.command]
         found = Tail(out, lambda line: record.add(stage, part=part.name, found=line))
         try:
             running = Running(command, {**environment, **part.environment}, lambda text: record.log(stage, text))

@@ -49,14 +49,14 @@ def nccl(options):
 
 
 def python_cases(name, limit_s, *arguments, needs=(), shows=""):
-    return Part(name, script("test/gpu/test_cases.py", "--limit", limit_s - 20, "--out", "{out}", *arguments), limit_s,
+    return Part(name, script("test/gpu/test_cases.py", "--limit", "{limit}", "--out", "{out}", *arguments), limit_s,
                 needs=(PACKAGE_IS_BUILT, *needs), shows=shows)
 
 
 def native(name, processes, limit_s, *arguments, needs=(), shows="", environment=None):
     """C++ tests whose ranks are processes."""
     shares = ("two_ranks",) if processes > 1 else ()
-    return Part(name, script("test/gpu/run_native.py", "--processes", processes, "--limit", limit_s - 10, "--out", "{out}",
+    return Part(name, script("test/gpu/run_native.py", "--processes", processes, "--limit", "{limit}", "--out", "{out}",
                              *arguments), limit_s, needs=(f"built:{NATIVE}", *shares, *needs), shows=shows,
                 environment=environment or {})
 
