@@ -1,0 +1,74 @@
+"""Writes the tables of benchmarks' records into the pages, between lines such as
+
+    <!-- record gloo_step-20261121-081732 | impl: | median_s: s | where ranks=2 -->
+    <!-- end -->
+
+with a column for each field, under the heading behind it. Without arguments it renews all pages of docs/; with --check it
+fails if one would change.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKED = re.compile(r"^<!-- record (\S+) \| (.*?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+NAMES = {"fsdp": "libfsdp", "python": "libfsdp in Python", "fsdp2": "FSDP2", "ddp": "DDP",
+         "plain": "the plain model in Python, one rank", "plain_cpp": "the plain model in C++, one rank",
+         "dcp": "`torch.distributed.checkpoint`", "foreach_adamw": "AdamW, foreach", "fused_adamw": "AdamW, fused", "clip_grad_norm_": "`clip_grad_norm_`", "load_unverified": "load, without checksums",
+         "raw_write": "raw write", "raw_read": "raw read", "start_save": "start of a save in the background"}
+
+
+def shown(value):
+    if value is None:
+        return ""
+    if isinstance(value, int) or isinstance(value, float) and value >= 1000:
+        return f"{round(value):,}"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return NAMES.get(value, str(value))
+
+
+def table(name, spec):
+    """The lines of a record as a table. Lines without a field of the first kind, and equal ones, are left out."""
+    head, *lines = (ROOT / "bench" / "results" / f"{name}.jsonl").read_text().splitlines()
+    columns, _, where = spec.partition(" | where ")
+    fields = [(field.strip(), heading.strip()) for field, _, heading in (each.partition(":") for each in columns.split(" | "))]
+    wanted = [condition.split("=") for condition in where.split(", ")] if where else []
+    rows = []
+    for line in map(json.loads, lines):
+        if all(str(line.get(field)) in values.split("/") for field, values in wanted):
+            cells = [shown(line.get(field)) for field, _ in fields]
+            if cells not in rows:
+                rows.append(cells)
+    about = json.loads(head)
+    return "\n".join([
+        f"Command: `{about['command'].replace(' --no-build', '').replace(' --save', '')}`; record: `{name}.jsonl`.", "",
+        "| " + " | ".join(heading for _, heading in fields) + " |", "|" + "---|" * len(fields),
+        *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def renewed(text):
+    return MARKED.sub(
+        lambda found: f"<!-- record {found[1]} | {found[2]} -->\n{table(found[1], found[2])}\n\n<!-- end -->", text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        if renewed(text) != text:
+            stale.append(str(page.relative_to(ROOT)))
+            if not check:
+                page.write_text(renewed(text))
+    if check and stale:
+        sys.exit(f"not what the records say: {', '.join(stale)}; run python3 tools/docs_records.py")
+
+
+if __name__ == "__main__":
+    main()
