@@ -3,7 +3,6 @@
 Compiles the library once more, which takes minutes: only with FSDP_TEST_WHEEL=1.
 """
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent / "processes"))
-import readme  # noqa: E402
+import quickstarts  # noqa: E402
 from closing_line import main  # noqa: E402
 from commands import run  # noqa: E402
 
@@ -100,14 +99,12 @@ class Wheel(Installed):
     def test_two_ranks_train(self):
         self.expect_training()
 
-    @unittest.skipIf(importlib.util.find_spec("transformers") is None,
-                     "not installed: transformers; tools/setup does it")
-    def test_the_program_in_the_readme_trains(self):
+    def test_the_program_of_the_quick_start_trains(self):
         program = self.folder / "train.py"
-        program.write_text(readme.python_program())
+        program.write_text(quickstarts.python_program())
         output = self.run_command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                                   "2", program)
-        for losses in readme.losses(output).values():
+        for losses in quickstarts.losses(output).values():
             self.assertLess(sum(losses[-5:]) / 5, 0.75 * losses[0])
 
     def test_another_torch_is_refused_by_name(self):

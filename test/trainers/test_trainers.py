@@ -5,6 +5,7 @@
 import importlib.util
 import json
 import os
+import re
 import sys
 import tempfile
 import unittest
@@ -106,9 +107,24 @@ def add_cases(namespace, programs):
             **{f"test_{row}": row_test(row) for row in table.PROGRAMS[program].rows}})
 
 
+def add_examples(namespace):
+    """The program of examples/ for a library that the tests' own environment does not have."""
+    class Examples(unittest.TestCase):
+        @unittest.skipIf(importlib.util.find_spec("lightning") is None, "not installed: lightning")
+        def test_lightning_trains(self):
+            ran = launch.run([sys.executable, launch.ROOT / "examples" / "train_lightning.py"], PYTHONPATH=PATH)
+            self.assertEqual(ran.returncode, 0, ran.stderr[-3000:])
+            (first, last), = re.findall(r"rank 0: loss ([\d.]+) -> ([\d.]+)", ran.stdout)
+            self.assertLess(float(last), 0.75 * float(first))
+
+    namespace["Examples"] = Examples
+
+
 if __name__ == "__main__":
     is_short = "--short" in sys.argv
     if is_short:
         sys.argv.remove("--short")
     add_cases(globals(), [table.SHORT] if is_short else table.PROGRAMS)
+    if not is_short:
+        add_examples(globals())
     main()
