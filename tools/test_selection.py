@@ -22,8 +22,10 @@ LAYERS = [
 ]
 # Folders of test/ whose files are part of another one's program.
 PROGRAMS = {"schedule": "group", "trace": "group"}
-# Tests that read the documents.
-READERS = {"README.md": {"test_readme.py", "test_variables.py", "test_wheel.py"}}
+# Tests that read the documents, and what of them.
+READERS = {"README.md": {"test_documents.py", "test_wheel.py"},
+           "docs": {"test_documents.py", "test_examples.py", "test_quickstarts.py", "test_variables.py"},
+           "examples": {"test_documents.py", "test_examples.py", "test_quickstarts.py"}}
 FAILED = "failed-tests.json"
 
 
@@ -82,8 +84,8 @@ def reached_by(tests, files):
     suites, stems, modules = set(), {}, set()
     for file in map(Path, files):
         parts = file.parts
-        if file.suffix in (".md", ".jsonl", ".png", ".svg") or parts[0] in (".ci", "docs"):
-            modules |= READERS.get(str(file), set())
+        if file.suffix in (".md", ".jsonl", ".png", ".svg") or parts[0] in (".ci", "docs", "examples"):
+            modules |= READERS.get(parts[0], set())
             continue
         found = None
         if parts[0] == "lib" and len(parts) > 2:

@@ -1,5 +1,5 @@
-"""The README's table of environment variables against the code: each is read where the table says, and each that is
-read is in the table."""
+"""The documentation's tables of environment variables against the code: each is read where its row says, and each that is
+read is in a table."""
 
 import re
 import sys
@@ -11,6 +11,7 @@ sys.path.insert(0, str(ROOT / "test" / "processes"))
 from closing_line import main  # noqa: E402
 
 FOLDERS = ["lib", "include", "bindings", "bench", "tools", "test"]
+PAGE = ROOT / "docs" / "reference" / "environment.md"
 LIBRARY = Path("lib/base/environment.cpp")
 # What Python runs at its start, before there is a library.
 HOOK = Path("bindings/fsdp/_import_hook.py")
@@ -55,9 +56,8 @@ def names_read(path, text):
 
 def table():
     """By name: who reads it."""
-    section = (ROOT / "README.md").read_text().split("\n## Environment variables\n")[1].split("\n## ")[0]
     found = {}
-    for row in re.findall(r"^\| (`.*) \|$", section, re.MULTILINE):
+    for row in re.findall(r"^\| (`.*) \|$", PAGE.read_text(), re.MULTILINE):
         names, readers, _ = row.split(" | ", 2)
         for name in re.findall(r"`([^`]*)`", names):
             if name in found:
