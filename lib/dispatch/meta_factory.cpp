@@ -6,7 +6,6 @@
 
 namespace fsdp {
 
-namespace {
 bool takes_tensors(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments())
     if (argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
@@ -14,7 +13,6 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
       return true;
   return false;
 }
-}  // namespace
 
 void place_on_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!c10::impl::tls_is_dispatch_key_included(kResidencyKey)) [[likely]]

@@ -11,4 +11,7 @@ namespace fsdp {
 /// device, and an explicit device is what the caller wants.
 void place_on_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+/// An operator that takes no tensor makes one out of sizes, and so on a device that it is told.
+bool takes_tensors(const c10::FunctionSchema& schema);
+
 }  // namespace fsdp

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "dispatch/meta_factory.hpp"
+
 namespace fsdp::test {
 namespace {
 
@@ -15,14 +17,6 @@ constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 std::string variable(const char* name, const std::string& otherwise = {}) {
   const char* value = std::getenv(name);
   return value ? value : otherwise;
-}
-
-bool takes_tensors(const c10::FunctionSchema& schema) {
-  for (const auto& argument : schema.arguments())
-    if (argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
-        argument.type()->isSubtypeOf(*c10::ListType::ofTensors()))
-      return true;
-  return false;
 }
 
 /// CPU: all are where they would be.
@@ -91,13 +85,16 @@ std::shared_ptr<Communicator> process_world(std::chrono::milliseconds timeout) {
   return world;
 }
 
-std::shared_ptr<Communicator> fresh_process_group(int ranks) {
-  if (ranks == 1) return world_of({.backend = "single", .world_size = 1});
+std::shared_ptr<Communicator> group_of_all() {
   static int made = 0;
   const auto world = process_world();
   std::vector<int> members(world->size());
   std::iota(members.begin(), members.end(), 0);
-  return world->split(members, fmt::format("world{}", made++));
+  return world->split(members, fmt::format("all{}", made++));
+}
+
+std::shared_ptr<Communicator> fresh_process_group(int ranks) {
+  return ranks == 1 ? world_of({.backend = "single", .world_size = 1}) : group_of_all();
 }
 
 }  // namespace fsdp::test

@@ -35,8 +35,11 @@ std::optional<int> rank_processes();
 /// CPU, gloo: the same one at every call. It starts with a timeout of half a minute, or that of the first call.
 std::shared_ptr<Communicator> process_world(std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
-/// A group of its own of all processes, or for `ranks` 1 of this one alone, so that none that failed is used again. A
+/// A group of all processes for one case, so that none that failed is used again; over NCCL also where there is one rank. A
 /// collective call.
+std::shared_ptr<Communicator> group_of_all();
+
+/// The same, or for `ranks` 1 a group of this process alone.
 std::shared_ptr<Communicator> fresh_process_group(int ranks);
 
 }  // namespace fsdp::test

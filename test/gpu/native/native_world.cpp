@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <numeric>
 
 namespace fsdp::test {
 
@@ -13,14 +12,6 @@ void synchronize_device() {
   if (!is_on_gpu()) return;
   const c10::impl::VirtualGuardImpl device(test_device());
   device.synchronizeDevice(device.getDevice().index());
-}
-
-std::shared_ptr<Communicator> group_of_all() {
-  static int made = 0;
-  const auto world = process_world();
-  std::vector<int> members(world->size());
-  std::iota(members.begin(), members.end(), 0);
-  return world->split(members, fmt::format("all{}", made++));
 }
 
 void tell_figure(const std::string& name, const std::string& fields) {

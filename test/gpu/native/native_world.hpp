@@ -20,9 +20,6 @@ inline bool is_on_gpu() { return test_device() != c10::DeviceType::CPU; }
 /// The host waits for all that is queued on the device.
 void synchronize_device();
 
-/// A group of all ranks for one case, over NCCL also where there is one rank. A collective call.
-std::shared_ptr<Communicator> group_of_all();
-
 /// Writes a figure that a case has measured to FSDP_TEST_FIGURES, as one JSON object with `name` as "figure"; `fields` are
 /// the rest of it: "\"us\": 3".
 void tell_figure(const std::string& name, const std::string& fields);
