@@ -6,13 +6,11 @@ within the rounding of sums in another order on four.
 
 import functools
 import importlib
-import sys
 import unittest
 from pathlib import Path
 
 import rank_results
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 WORKER = Path(__file__).with_name("parity_worker.py")
 
 

@@ -11,7 +11,9 @@ import forked_ranks
 import launch
 
 PACKAGE = launch.BUILD / "bindings"
+sys.path.insert(0, str(PACKAGE))
 PATH = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+SEES_PACKAGE = os.pathsep.join([str(PACKAGE), *PATH])  # PYTHONPATH of what starts anew
 
 
 def names_on(ranks, programs, again_one_in=None):
@@ -29,9 +31,7 @@ def run_on(ranks, program, *arguments, timeout_s):
 
     The program gets a folder behind its arguments, where rank r writes r.json after each result.
     """
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), *PATH])
-    if str(PACKAGE) not in sys.path:
-        sys.path.insert(0, str(PACKAGE))
+    os.environ["PYTHONPATH"] = SEES_PACKAGE
     import fsdp  # for all ranks, which are forks
     with tempfile.TemporaryDirectory() as folder:
         ran = launch.run_ranks(ranks, Path(program), *arguments, folder, timeout_s=timeout_s, start=forked_ranks.start_rank)

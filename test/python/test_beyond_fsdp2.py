@@ -11,7 +11,6 @@ from pathlib import Path
 import rank_results
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 RANKS = 2
 ON_FOUR_RANKS = "materialized_values_are_the_same_on_one_and_more_ranks_and_unsharded"
 

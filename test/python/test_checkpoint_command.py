@@ -13,7 +13,6 @@ from pathlib import Path
 import rank_results
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 import torch
 import torch.nn as nn
 from safetensors.torch import load_file, save_file

@@ -15,7 +15,6 @@ import rank_results
 import launch
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 # Each saves, and loads what all before it have saved.
 RUNS = (1, 2, 4, 2, 1) if launch.is_thorough() else (1, 4, 2)
 

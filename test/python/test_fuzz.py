@@ -7,13 +7,11 @@ signal, or hangs, where it fails.
 import copy
 import gc
 import os
-import sys
 import unittest
 
 import rank_results
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 os.environ["PYTHONPATH"] = str(rank_results.PACKAGE)
 import torch
 import torch.distributed as dist

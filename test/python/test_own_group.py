@@ -3,14 +3,12 @@ the same groups, and the same number of collectives for each group of parameters
 """
 
 import functools
-import sys
 import unittest
 from pathlib import Path
 
 import rank_results
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 import own_group_worker
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import rank_results
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 import fsdp
 from fsdp import _C
 

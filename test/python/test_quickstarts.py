@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 import rank_results  # puts the folders of these on the path
+import forked_ranks
 import launch
 import quickstarts
 from closing_line import main
@@ -32,10 +33,10 @@ def needs(*modules):
 class Quickstarts(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(rank_results.PACKAGE), *rank_results.PATH])
+        os.environ["PYTHONPATH"] = rank_results.SEES_PACKAGE
 
-    def run_ranks(self, ranks, *program):
-        ran = launch.run_ranks(ranks, sys.executable, *program, timeout_s=120)
+    def run_ranks(self, ranks, *program, **more):
+        ran = launch.run_ranks(ranks, *program, timeout_s=120, **more)
         self.assertEqual(ran.returncode, 0, ran.stderr[-3000:])
         return ran.stdout
 
@@ -57,11 +58,11 @@ class Quickstarts(unittest.TestCase):
             self.assertLess(sum(losses[-5:]) / 5, 0.75 * losses[0], f"rank {rank} learns: {losses}")
 
     def test_the_code_of_the_guides_runs(self):
-        self.assertIn("rank 0: all guides ran", self.run_ranks(2, EXAMPLES / "guides.py"))
+        self.assertIn("rank 0: all guides ran", self.run_ranks(2, EXAMPLES / "guides.py", start=forked_ranks.start_rank))
 
     @needs("transformers")
     def test_a_model_of_transformers_trains(self):
-        output = self.run_ranks(2, EXAMPLES / "train_hf.py")
+        output = self.run_ranks(2, EXAMPLES / "train_hf.py", start=forked_ranks.start_rank)
         losses = quickstarts.losses(output)[0]
         self.assertLess(sum(losses[-5:]) / 5, 0.75 * losses[0], losses)
         self.assertIn("model.layers.2", output)
@@ -71,7 +72,7 @@ class Quickstarts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder, "on_cpus.py")
             program.write_text(ON_CPUS.format(folders=[str(launch.ROOT / "test" / "trainers"), str(EXAMPLES)]))
-            output = self.run_ranks(2, "-m", "fsdp", program)
+            output = self.run_ranks(2, sys.executable, "-m", "fsdp", program)
         self.expect_falling(output)
         self.assertIn("sharded by ['fsdp._module']", output)
 

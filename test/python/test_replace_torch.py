@@ -15,7 +15,6 @@ import rank_results
 import launch
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -260,7 +259,7 @@ class BeforeOurs(unittest.TestCase):
     """What was there before fsdp was imported: in processes of their own."""
 
     def run_text(self, text):
-        environment = launch.environment(PYTHONPATH=os.pathsep.join([str(rank_results.PACKAGE), *rank_results.PATH]))
+        environment = launch.environment(PYTHONPATH=rank_results.SEES_PACKAGE)
         return subprocess.run([sys.executable, "-c", textwrap.dedent(text)], env=environment, capture_output=True, text=True,
                               timeout=launch.patience(120))
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import rank_results
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 

@@ -3,14 +3,12 @@ is a class derived in Python, so this is also the test of process groups of a us
 """
 
 import functools
-import sys
 import unittest
 from pathlib import Path
 
 import rank_results
 from closing_line import main
 
-sys.path.insert(0, str(rank_results.PACKAGE))
 import thread_worker
 
 @functools.lru_cache

@@ -25,7 +25,7 @@ print(json.dumps({"argv": sys.argv, "path": sys.path[0], "file": __file__, "name
 """
 OURS, TORCHS = "fsdp._fully_shard", "torch.distributed.fsdp"
 # Names no option of the interpreter; sees the packages of the environment that the tests run in.
-SEES = os.pathsep.join([str(rank_results.PACKAGE), *rank_results.PATH])
+SEES = rank_results.SEES_PACKAGE
 # Runs texts, each in a process that begins when torch has been imported, and prints what each has printed.
 FORKS = """
 import contextlib, io, json, os, sys
