@@ -1,15 +1,10 @@
 """Each row of the table in fsdp1.hpp against FSDP1: the same weights and data, in float64."""
 
-import array
-import json
-import random
-import tempfile
 import unittest
 from pathlib import Path
 
-import forked_ranks
-import launch
 from closing_line import main
+from row_results import row_results
 
 WORKER = Path(__file__).with_name("fsdp1_worker.py")
 WIDTH, INNER, OUTPUTS, BLOCKS, BATCH = 6, 8, 2, 3, 4
@@ -45,25 +40,10 @@ DEFAULTS = {"sharding_strategy": "FULL_SHARD", "backward_prefetch": "BACKWARD_PR
             "limit_all_gathers": True, "cpu_offload": False, "use_orig_params": False}
 
 
-def write_doubles(path, count, seed, scale):
-    draw = random.Random(seed)
-    values = array.array("d", (draw.uniform(-scale, scale) for _ in range(count)))
-    path.write_bytes(values.tobytes())
-
-
 def results_of(ranks, rows):
     """(libfsdp's, FSDP1's): for each rank what each row gave."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "rows.json").write_text(json.dumps(rows))
-        write_doubles(folder / "weights.bin", PARAMETERS, seed=1, scale=0.5)
-        write_doubles(folder / "inputs.bin", ranks * STEPS * BATCH * WIDTH, seed=2, scale=2)
-        for start, command in ((launch.start_rank, [launch.RANK_PROGRAMS, "fsdp1_rows"]), (forked_ranks.start_rank, [WORKER])):
-            result = launch.run_ranks(ranks, *command, folder, start=start)
-            if result.returncode != 0:
-                raise AssertionError(f"{result.args}: exit code {result.returncode}\n{result.stderr}")
-        return tuple([json.loads((folder / f"{side}_{rank}.json").read_text())
-                      for rank in range(ranks)] for side in ("libfsdp", "fsdp1"))
+    return row_results(ranks, rows, "fsdp1_rows", WORKER, "fsdp1", weights=PARAMETERS, weights_scale=0.5,
+                       inputs=ranks * STEPS * BATCH * WIDTH)
 
 
 class Fsdp1(unittest.TestCase):

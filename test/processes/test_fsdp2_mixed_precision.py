@@ -11,17 +11,12 @@ Where the two differ on purpose:
   the one rounds once and the other twice, so that row has a tolerance.
 """
 
-import array
 import functools
-import json
-import random
-import tempfile
 import unittest
 from pathlib import Path
 
-import forked_ranks
-import launch
 from closing_line import main
+from row_results import row_results
 
 WORKER = Path(__file__).with_name("fsdp2_mixed_worker.py")
 WIDTH, INNER, OUTPUTS, BLOCKS, BATCH, MICRO_BATCHES = 6, 8, 2, 3, 4, 2
@@ -53,26 +48,11 @@ ROWS = [
 ]
 
 
-def write_doubles(path, count, seed, scale):
-    draw = random.Random(seed)
-    values = array.array("d", (draw.uniform(-scale, scale) for _ in range(count)))
-    path.write_bytes(values.tobytes())
-
-
 @functools.lru_cache
 def results_of(ranks):
     """(libfsdp's, FSDP2's): for each rank what each row gave."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "rows.json").write_text(json.dumps(ROWS))
-        write_doubles(folder / "weights.bin", PARAMETERS, seed=1, scale=0.7)
-        write_doubles(folder / "inputs.bin", ranks * STEPS * MICRO_BATCHES * BATCH * WIDTH, seed=2, scale=2)
-        for start, command in ((launch.start_rank, [launch.RANK_PROGRAMS, "fsdp2_mixed"]), (forked_ranks.start_rank, [WORKER])):
-            result = launch.run_ranks(ranks, *command, folder, start=start)
-            if result.returncode != 0:
-                raise AssertionError(f"{result.args}: exit code {result.returncode}\n{result.stderr}")
-        return tuple([json.loads((folder / f"{side}_{rank}.json").read_text())
-                      for rank in range(ranks)] for side in ("libfsdp", "fsdp2"))
+    return row_results(ranks, ROWS, "fsdp2_mixed", WORKER, "fsdp2", weights=PARAMETERS, weights_scale=0.7,
+                       inputs=ranks * STEPS * MICRO_BATCHES * BATCH * WIDTH)
 
 
 class Fsdp2MixedPrecision(unittest.TestCase):
