@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 import test_selection
-from test_programs import Outcome, run_test
+from test_programs import Outcome, run_test, suite_of
 from test_slots import Slots
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +94,7 @@ def say_what_failed(outcomes, build):
 
 def sanitize(tests, library, preload):
     """The same programs over a library that was built with sanitizers; the tests that are run so."""
-    chosen = [test for test in tests if test_selection.suite_of(test) in SANITIZED_SUITES and
+    chosen = [test for test in tests if suite_of(test) in SANITIZED_SUITES and
               Path(test["cmd"][0]).name.startswith("fsdp_test") and "FSDP_SANITIZE" not in test["env"]]
     for test in chosen:
         test["env"] = {**test["env"], "LD_LIBRARY_PATH": str(library), "LD_PRELOAD": preload}

@@ -46,6 +46,10 @@ def has_gpu():
 WOKEN_AT_ONCE = "late_device"
 
 
+def suite_of(test):
+    return test["suite"][0].split(":")[-1]
+
+
 def wait_when_woken():
     """From now on no thread of this process and of its children preempts the one that wakes it (Linux's SCHED_BATCH).
 
@@ -182,7 +186,7 @@ def run_catch2(test, cases):
         report = os.path.join(folder, "report.xml")
         chosen = specification(cases, has_gpu(), folder)
         ran = run(test["cmd"] + ["--reporter", "xml", "--out", report, *chosen], test["env"], test["timeout"],
-                  None if test.get("suite", [""])[0].endswith(WOKEN_AT_ONCE) else wait_when_woken)
+                  None if suite_of(test) == WOKEN_AT_ONCE else wait_when_woken)
         finished, open_name = read_cases(report)
     failed = [case for case in finished if case.find("OverallResult").get("success") != "true"]
     skipped = [case for case in finished if case not in failed and is_skipped(case)]

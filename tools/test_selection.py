@@ -9,7 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from test_programs import Cases
+from test_programs import Cases, suite_of
 
 # The suites that see each layer, from the first one on. What is behind them sees it too.
 LAYERS = [
@@ -73,10 +73,6 @@ def suites_that_see(layer):
         if layer in layers:
             return set().union(*(suites for _, suites in LAYERS[place:]))
     return None
-
-
-def suite_of(test):
-    return test["suite"][0].split(":")[-1]
 
 
 def reached_by(tests, files):

@@ -14,7 +14,7 @@ import test_selection  # noqa: E402
 # One of its cases kills a program that this variable names, and is skipped without it.
 PROGRAM = launch.BUILD / "test" / "checkpoint" / "fsdp_test_checkpoint"
 VARIABLE = "FSDP_CHECKPOINT_SAVER"
-CHECKPOINT = {"name": "checkpoint", "cmd": [str(PROGRAM)], "env": {}, "timeout": 300}
+CHECKPOINT = {"name": "checkpoint", "suite": ["libfsdp:checkpoint"], "cmd": [str(PROGRAM)], "env": {}, "timeout": 300}
 
 
 def test_of(name, suite, *command):
