@@ -10,7 +10,6 @@ fewer cores than 16, and the build's time of all processors must fit into 8 minu
 """
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -20,6 +19,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "gpu"))
+
+from command_line import ALL_PASSED, SOME_FAILED, SOME_SKIPPED, TIME_IS_UP  # noqa: E402
+from record import Record  # noqa: E402
+from report import last_ends  # noqa: E402
+
 TORCH = "2.11.0"
 PACKAGES = (f"torch=={TORCH}", "numpy", "meson", "ninja", "pybind11", "pytest")
 CORES = 16  # of the machine that this is for
@@ -29,7 +34,6 @@ FIRST_CALL_S = 60
 HIDDEN_FOLDERS = ("fmt", "spdlog", "CLI", "nlohmann", "catch2", "isa-l")
 HIDDEN_FILES = ("/usr/include/isa-l.h", "/usr/bin/pkg-config", "/usr/bin/pkgconf", "/usr/bin/ctags", "/usr/bin/ccache")
 HIDDEN_LIBRARIES = ("libfmt", "libspdlog", "libisal")
-ALL_PASSED, SOME_FAILED, _, TIME_IS_UP, SOME_SKIPPED = range(5)
 
 
 def read_arguments():
@@ -104,15 +108,9 @@ def check_network_is_gone():
         raise SystemExit("rehearse: there is a network in a namespace without one")
 
 
-def lines_of(options):
-    folder = options.folder / "repository" / ".cache" / "gpu_check" / "cpu"
-    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
-
-
 def wrong(lines, codes):
     """What is not as it should be, in words."""
-    ends = {(line["stage"], line["part"]): line for line in lines
-            if line.get("status") in ("passed", "failed", "skipped", "cut")}
+    ends = last_ends(lines)
     found = [f"{'/'.join(part)}: {line['status']}: {line.get('why', '')}" for part, line in ends.items()
              if line["status"] in ("failed", "cut")]
     if codes[0] != TIME_IS_UP:
@@ -138,9 +136,9 @@ def main():
     codes = [call(options, FIRST_CALL_S)]
     while codes[-1] == TIME_IS_UP and len(codes) < 8:
         codes.append(call(options, CALL_S * slower))
-    lines = lines_of(options)
-    found, counts = wrong(lines, codes)
-    report = options.folder / "repository" / ".cache" / "gpu_check" / "cpu" / "report.md"
+    results = options.folder / "repository" / ".cache" / "gpu_check" / "cpu"
+    found, counts = wrong(Record(results).lines(), codes)
+    report = results / "report.md"
     if report.exists():
         shutil.copy(report, options.folder.parent / "report.md")
     print(f"rehearsed in {len(codes)} calls and {time.monotonic() - begin:.0f} s: {options.folder.parent / 'report.md'}")

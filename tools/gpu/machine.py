@@ -59,8 +59,7 @@ def look(device):
     nvcc = output_of([shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version"])
     release = re.search(r"release ([\d.]+)", nvcc or "")
     found.toolkit = release.group(1) if release else ""
-    found.sanitizer = shutil.which("compute-sanitizer") or next(
-        (path for path in ("/usr/local/cuda/bin/compute-sanitizer",) if os.access(path, os.X_OK)), "")
+    found.sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer") or ""
     return found
 
 
@@ -137,8 +136,9 @@ class Needs:
         if self.record.has_passed(stage, part):
             return ""
         last = self.record.last(stage, part)
-        ended = f"{last['status']}{': ' + last['why'] if last.get('why') else ''}" if last else "has not run"
-        return f"needs {value}, which {ended}" if ended == "has not run" else f"needs {value}, found it {ended}"
+        if not last:
+            return f"needs {value}, which has not run"
+        return f"needs {value}, found it {last['status']}{': ' + last['why'] if last.get('why') else ''}"
 
     def _built(self, value):
         path = self.build / value

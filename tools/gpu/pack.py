@@ -4,6 +4,7 @@ Their development packages have no static libraries but Catch2's; the shared one
 libstdc++ of GCC 12 or newer.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -81,8 +82,6 @@ def copy_library(name, folder):
 
 def pack(folder):
     """Fills the folder anew. Returns what is in it, {name: Debian's version}."""
-    import json
-
     if folder.exists() and any(folder.iterdir()) and not (folder / "packages.json").exists():
         raise PackError(f"{folder} has something else in it; name a new folder")
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,7 @@
 """The report, Markdown, from what the stages have written down."""
 
 import stages
-
-ENDED = ("passed", "failed", "skipped", "cut")
+from record import ENDED
 
 
 def machine_line(facts):
