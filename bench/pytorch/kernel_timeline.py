@@ -17,6 +17,11 @@ COPIES = re.compile(r"memcpy|copy|CatArray|chunk_cat|split_with_sizes", re.IGNOR
 def record(step, steps, device):
     """What the device did from the first to the last kernel of `steps` steps, issued without a wait between them."""
     on_gpu = device.type == "cuda"
+    return summary(events_of(step, steps, on_gpu, ON_DEVICE if on_gpu else {"cpu_op"}), steps)
+
+
+def events_of(step, steps, on_gpu, wanted):
+    """The trace's events of such steps, of the categories that are wanted."""
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
             step()
@@ -26,8 +31,7 @@ def record(step, steps, device):
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    wanted = ON_DEVICE if on_gpu else {"cpu_op"}
-    return summary([event for event in events if event.get("ph") == "X" and event.get("cat") in wanted], steps)
+    return [event for event in events if event.get("ph") == "X" and event.get("cat") in wanted]
 
 
 def summary(events, steps):

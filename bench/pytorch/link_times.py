@@ -6,7 +6,6 @@ on the device, of the slowest rank, the bus bandwidth, and what nvlink and infin
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import figure_lines
 import networks
 
 SIZES = [1 << power for power in range(12, 29, 2)]  # bytes of the whole buffer
@@ -71,10 +71,7 @@ def main():
             line = {"figure": f"{name} over {ranks} ranks", "bytes": size, "us": round(taken, 2),
                     "bus_GB_per_s": round(1e-3 * size * (ranks - 1) / ranks / taken, 3), **simulated}
             if dist.get_rank() == 0:
-                print(json.dumps(line), flush=True)
-                if options.out:
-                    with open(options.out, "a") as out:
-                        out.write(json.dumps(line) + "\n")
+                figure_lines.tell(line, options.out)
     dist.destroy_process_group()
 
 

@@ -5,7 +5,6 @@ other. A copy is hidden for as long as a kernel runs. On a CPU nothing is copied
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -14,8 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.profiler import ProfilerActivity, profile
 
+import figure_lines
+import kernel_timeline
 import models
 import worker
 
@@ -91,18 +91,7 @@ def measure(impl, pinned, device, mesh):
 
     for _ in range(2):
         step()
-    activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
-    with profile(activities=[activity]) as profiler:
-        for _ in range(STEPS):
-            step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    return summary([event for event in events
-                    if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")])
+    return summary(kernel_timeline.events_of(step, STEPS, device == "cuda", kernel_timeline.ON_DEVICE))
 
 
 def main():
@@ -117,10 +106,7 @@ def main():
         mesh = init_device_mesh(options.device, (1,))
         for name, impl, pinned in VARIANTS:
             found = {"figure": f"offload, {name}", **measure(impl, pinned, options.device, mesh)}
-            print(json.dumps(found), flush=True)
-            if options.out:
-                with open(options.out, "a") as out:
-                    out.write(json.dumps(found) + "\n")
+            figure_lines.tell(found, options.out)
             if on_gpu:
                 torch.cuda.empty_cache()
         dist.destroy_process_group()

@@ -6,7 +6,6 @@ runs, and no network.
 """
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import figure_lines
 import link_times
 import models
 import worker
@@ -58,10 +58,7 @@ def main():
     line = {"figure": f"starts of reductions over {dist.get_world_size()} ranks, ms a step", **medians,
             "chosen": root.choose_reduce_scatter_start(time_step)}
     if dist.get_rank() == 0:
-        print(json.dumps(line), flush=True)
-        if options.out:
-            with open(options.out, "a") as out:
-                out.write(json.dumps(line) + "\n")
+        figure_lines.tell(line, options.out)
     assert line["chosen"] in STARTS
     dist.destroy_process_group()
 
