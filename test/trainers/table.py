@@ -6,12 +6,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Row:
     """tolerance: of every number, with the reason why it is not 0. fails: what is raised without fsdp, too, as a regular
-    expression. refused: what fsdp raises where FSDP2 trains. Rows with either are counted as skipped."""
+    expression; such a row is counted as skipped."""
 
     tolerance: float = 0
     reason: str = ""
     fails: str = ""
-    refused: str = ""
 
 
 @dataclass(frozen=True)
