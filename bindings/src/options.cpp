@@ -20,6 +20,12 @@ ReshardAfterForward reshard_of(const py::handle& value) {
   return value.cast<int64_t>();
 }
 
+/// What the Python module holds. Needs the interpreter's lock.
+py::object original_of(const Originals& originals, const at::Tensor& parameter) {
+  const auto found = originals.find(parameter.unsafeGetTensorImpl());
+  return found == originals.end() ? py::cast(parameter) : found->second;
+}
+
 /// Called without the interpreter's lock, while the core shards, with what the Python module holds; shared, as
 /// options are copied.
 template <class Result, class Convert>
@@ -27,8 +33,7 @@ auto callback(py::object function, std::shared_ptr<Originals> originals, Convert
   auto shared = std::make_shared<PyRef>(std::move(function));
   return [shared, originals, convert](const std::string&, const at::Tensor& parameter) -> Result {
     py::gil_scoped_acquire gil;
-    const auto found = originals->find(parameter.unsafeGetTensorImpl());
-    return convert(shared->object()(found == originals->end() ? py::cast(parameter) : found->second));
+    return convert(shared->object()(original_of(*originals, parameter)));
   };
 }
 
@@ -94,8 +99,7 @@ void set_extensions(FullyShardOptions& options, const py::object& placer, py::ob
   options.all_gather_extension_fn = [functions, originals](const std::string& name, const at::Tensor& parameter)
       -> std::shared_ptr<AllGatherExtension> {
     py::gil_scoped_acquire gil;
-    const auto found = originals->find(parameter.unsafeGetTensorImpl());
-    const py::object original = found == originals->end() ? py::cast(parameter) : found->second;
+    const py::object original = original_of(*originals, parameter);
     if (const py::object hooked = functions->hooked.object()(original); !hooked.is_none())
       return std::make_shared<HookedExtension>(hooked);
     const py::object user = functions->asked.object();

@@ -5,16 +5,11 @@
 #include "fsdp/error.hpp"
 #include "fully_shard.hpp"
 #include "module/module_access.hpp"
-#include "module/state/module_table.hpp"
+#include "whole/known_mirrors.hpp"
 
 namespace fsdp::python {
 
 namespace {
-
-std::shared_ptr<Mirror> mirror_of_module(const py::handle& module) {
-  const py::object known = python_side().mirrors.attr("get")(module);
-  return known.is_none() ? nullptr : known.cast<std::shared_ptr<Mirror>>();
-}
 
 using Run = PythonInitRun;
 
@@ -69,7 +64,7 @@ PythonInitRun::PythonInitRun(const py::object& module, const py::object& is_left
   const auto& side = python_side();
   root_ = Mirrors(side.mirrors, is_left_out, side.local_tensors, side.stand_in).follow(module);
   for (const auto& below : module.attr("modules")())
-    if (const auto mirror = mirror_of_module(below)) modules_[mirror.get()] = PyRef(py::reinterpret_borrow<py::object>(below));
+    if (const auto mirror = known_mirror(below)) modules_[mirror.get()] = PyRef(py::reinterpret_borrow<py::object>(below));
   options_.seed = seed;
   options_.initializers.push_back(
       {[this](torch::nn::Module& below, Initializer& initializer) { return apply(below, initializer); }});
@@ -90,15 +85,11 @@ Initializer& PythonInitRun::now() {
 }
 
 at::Tensor PythonInitRun::tensor_at(const py::handle& module, const std::string& name) const {
-  const auto mirror = mirror_of_module(module);
+  const auto mirror = known_mirror(module);
   if (!mirror) return {};
   auto& table = ModuleAccess::parameters(*mirror);
-  for (size_t slot = 0; slot < table.size(); ++slot) {
-    if (table[slot].key() != name) continue;
-    if (table[slot].value().defined()) return table[slot].value();
-    const auto tied = find_tied_entry(*mirror, slot);
-    return tied ? tied->group->params()[tied->param].sharded_param() : at::Tensor();
-  }
+  for (size_t slot = 0; slot < table.size(); ++slot)
+    if (table[slot].key() == name) return python::tensor_at(*mirror, slot);
   const auto buffers = mirror->named_buffers(/*recurse=*/false);
   const auto* buffer = buffers.find(name);
   return buffer != nullptr ? *buffer : at::Tensor();

@@ -22,6 +22,8 @@ auto& by_state() {
   return *all;
 }
 
+bool shows_full(const std::shared_ptr<ShownParam>& param) { return param->forms().is_full(); }
+
 /// While it lives, what the core does is not part of a transform of torch.func that a forward runs under.
 struct OutsideTransforms {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKeySet(
@@ -144,16 +146,14 @@ void ShardedModule::gather_in_backward() {
 
 /// As before fully_shard: no gather, no cast. False: none of the parameters is whole.
 bool ShardedModule::run_with_full_parameters(const py::tuple& args) const {
-  const auto is_full = [](const auto& param) { return param->forms().is_full(); };
-  if (params_.all().empty() || std::ranges::none_of(params_.all(), is_full)) return false;
-  if (records_autograd(args) || !std::ranges::all_of(params_.all(), is_full)) context().step().check(StepEvent::kForwardBegins);
+  if (std::ranges::none_of(params_.all(), shows_full)) return false;
+  if (records_autograd(args) || !std::ranges::all_of(params_.all(), shows_full)) context().step().check(StepEvent::kForwardBegins);
   return true;
 }
 
 /// Inside FullParameters there is nothing to take over: what the module shows is no sharded parameter.
 void ShardedModule::applied() {
-  if (std::ranges::none_of(params_.all(), [](const auto& param) { return param->forms().is_full(); }))
-    take_over_applied(controls_.state().live_groups(), params_);
+  if (std::ranges::none_of(params_.all(), shows_full)) take_over_applied(controls_.state().live_groups(), params_);
 }
 
 void ShardedModule::before_apply() {

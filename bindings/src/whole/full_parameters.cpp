@@ -89,13 +89,8 @@ std::string FullScope::take_over_replaced() const {
 }
 
 void FullScope::end() {
+  const auto wrong = writeback_ ? take_over_replaced() : std::string();
   const auto shown = std::exchange(shown_, {});
-  std::string wrong;
-  if (writeback_) {
-    shown_ = shown;
-    wrong = take_over_replaced();
-    shown_.clear();
-  }
   {
     py::gil_scoped_release no_gil;
     scopes_.clear();

@@ -17,8 +17,7 @@ class Collector {
   void visit(const py::handle& module, bool recurses) {
     const RecursionLevel level(" while looking for sharded modules");
     if (!seen_.insert(module.ptr()).second) return;
-    const py::object known = python_side().mirrors.attr("get")(module);
-    if (!known.is_none()) take(known.cast<std::shared_ptr<Mirror>>());
+    if (auto mirror = known_mirror(module)) take(std::move(mirror));
     if (!recurses) return;
     for (const auto& [name, child] : py::object(module.attr("_modules")).cast<py::dict>())
       if (!child.is_none()) visit(child, recurses);
@@ -37,16 +36,24 @@ class Collector {
 };
 
 std::shared_ptr<ShownParam> shown_at(torch::nn::Module& module, size_t slot) {
-  const auto& entry = ModuleAccess::parameters(module)[slot].value();
-  if (entry.defined()) {
-    const auto found = find_param(entry);
-    return found ? shown_registry().find(found->param().sharded_param()) : nullptr;
-  }
-  const auto tied = find_tied_entry(module, slot);
-  return tied ? shown_registry().find(tied->group->params()[tied->param].sharded_param()) : nullptr;
+  const auto tensor = tensor_at(module, slot);
+  const auto found = tensor.defined() ? find_param(tensor) : std::nullopt;
+  return found ? shown_registry().find(found->param().sharded_param()) : nullptr;
 }
 
 }  // namespace
+
+std::shared_ptr<Mirror> known_mirror(const py::handle& module) {
+  const py::object known = python_side().mirrors.attr("get")(module);
+  return known.is_none() ? nullptr : known.cast<std::shared_ptr<Mirror>>();
+}
+
+at::Tensor tensor_at(torch::nn::Module& mirror, size_t slot) {
+  const auto& entry = ModuleAccess::parameters(mirror)[slot].value();
+  if (entry.defined()) return entry;
+  const auto tied = find_tied_entry(mirror, slot);
+  return tied ? tied->group->params()[tied->param].sharded_param() : at::Tensor();
+}
 
 std::vector<std::shared_ptr<Mirror>> known_mirrors(const py::handle& module, bool recurses) {
   Collector collector;
