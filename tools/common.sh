@@ -53,3 +53,36 @@ use_build() {
   esac
   use_torch "$1" "$suffix"
 }
+
+# run LOG COMMAND...: its output goes to LOG, which is shown if it fails.
+run() {
+  local log=$1
+  shift
+  mkdir -p "$(dirname "$log")"
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    tail -n 40 "$log" >&2
+    say "tools/$(basename "$0"): failed: $*"
+    say "tools/$(basename "$0"): all of its output is in $log"
+    exit 1
+  fi
+}
+
+# Installs those of the packages that are missing, as root; else it names the command.
+install_debian_packages() {
+  local installed name missing=()
+  installed=$(dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "$@" 2>/dev/null |
+    sed -n 's/^ii *//p') || true  # dpkg-query fails if it does not know one
+  for name in "$@"; do
+    grep -qx "$name" <<<"$installed" || missing+=("$name")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" -ne 0 ]; then
+    fail "needs Debian packages; run: sudo apt-get install ${missing[*]}"
+  fi
+  say "setup: installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  # Without a set-up's lock: an installation may start services, which stay.
+  run "$ROOT/.cache/apt-update.log" apt-get -o DPkg::Lock::Timeout=600 update 9>&-
+  run "$ROOT/.cache/apt-install.log" apt-get -o DPkg::Lock::Timeout=600 install --yes \
+    --no-install-recommends "${missing[@]}" 9>&-
+}
