@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"^<!-- record (\S+) \| (.*?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 NAMES = {"fsdp": "libfsdp", "python": "libfsdp in Python", "fsdp2": "FSDP2", "ddp": "DDP",
          "plain": "the plain model in Python, one rank", "plain_cpp": "the plain model in C++, one rank",
-         "dcp": "`torch.distributed.checkpoint`", "foreach_adamw": "AdamW, foreach", "fused_adamw": "AdamW, fused", "clip_grad_norm_": "`clip_grad_norm_`", "load_unverified": "load, without checksums",
+         "dcp": "`torch.distributed.checkpoint`", "foreach_adamw": "AdamW, foreach", "fused_adamw": "AdamW, fused",
+         "clip_grad_norm_": "`clip_grad_norm_`", "load_unverified": "load, without checksums",
          "raw_write": "raw write", "raw_read": "raw read", "start_save": "start of a save in the background"}
 
 
