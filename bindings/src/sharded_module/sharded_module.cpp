@@ -147,7 +147,8 @@ void ShardedModule::gather_in_backward() {
 /// As before fully_shard: no gather, no cast. False: none of the parameters is whole.
 bool ShardedModule::run_with_full_parameters(const py::tuple& args) const {
   if (std::ranges::none_of(params_.all(), shows_full)) return false;
-  if (records_autograd(args) || !std::ranges::all_of(params_.all(), shows_full)) context().step().check(StepEvent::kForwardBegins);
+  if (records_autograd(args) || !std::ranges::all_of(params_.all(), shows_full))
+    context().step().check(StepEvent::kForwardBegins);
   return true;
 }
 
