@@ -35,7 +35,7 @@ DTensorSpec::Ptr placed_spec(const DTensorSpec::Ptr& spec, const Placements& pla
   return spec->is_flat() ? spec : spec_like(*spec, spec->sizes(), placements, spec->strides());
 }
 
-at::Tensor piece_of(const at::Tensor& dtensor);
+at::Tensor recorded_piece_of(const at::Tensor& dtensor);
 
 /// A gradient of a tensor of the spec's sizes, of either kind, as a DTensor with these placements.
 at::Tensor placed(const at::Tensor& gradient, const DTensorSpec::Ptr& to_spec, const Placements& placements,
@@ -49,7 +49,7 @@ at::Tensor placed(const at::Tensor& gradient, const DTensorSpec::Ptr& to_spec, c
   }
   if (dtensor->spec().is_flat() == spec.is_flat() && dtensor->spec().placements() == placements) return gradient;
   if (spec.is_flat())  // of the whole
-    return placed(piece_of(placed(gradient, dtensor->value().spec, placements, subject)), to_spec, placements, subject);
+    return placed(recorded_piece_of(placed(gradient, dtensor->value().spec, placements, subject)), to_spec, placements, subject);
   auto way = way_to(dtensor->spec(), placements, subject);
   way.subject = subject;
   // Recorded again where the graph is kept for a second derivative.
@@ -58,7 +58,7 @@ at::Tensor placed(const at::Tensor& gradient, const DTensorSpec::Ptr& to_spec, c
 }
 
 /// The piece of a DTensor, recorded where it is.
-at::Tensor piece_of(const at::Tensor& dtensor) {
+at::Tensor recorded_piece_of(const at::Tensor& dtensor) {
   const auto& impl = *DTensorImpl::of(dtensor);
   return is_recorded(dtensor) ? recorded_to_local(dtensor, default_gradient(impl.spec().placements())) : impl.local();
 }
@@ -71,7 +71,7 @@ class FromLocal : public torch::autograd::Function<FromLocal> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto held = kept(context);
-    return {piece_of(placed(gradients[0], held->spec, held->gradient, held->subject)), at::Tensor()};
+    return {recorded_piece_of(placed(gradients[0], held->spec, held->gradient, held->subject)), at::Tensor()};
   }
 };
 

@@ -20,8 +20,8 @@ std::shared_ptr<DrawnImpl> drawn_module(uint64_t seed, int rank = 0) {
   return drawn_module(seed, seed * 16 + static_cast<uint64_t>(rank), parts);
 }
 
-struct Case {
-  explicit Case(uint64_t seed) : seed(seed) {
+struct DrawnState {
+  explicit DrawnState(uint64_t seed) : seed(seed) {
     std::mt19937_64 draw(seed + 1000);
     ranks = 1 + pick(draw, 8);
     if (ranks % 2 == 0) replicas = pick(draw, 3);
@@ -67,7 +67,7 @@ constexpr uint64_t kDraws = 40;
 
 TEST_CASE("any module on meta gets the plain one's first values", "[runtime][state_properties]") {
   for (uint64_t seed = 0; seed < kDraws; ++seed) {
-    const Case drawn(seed);
+    const DrawnState drawn(seed);
     on_ranks(drawn.ranks, [&](Rank& rank) {
       auto plain = drawn_module(seed), module = drawn_module(seed);
       init_parameters(*plain, catch_all());
@@ -81,7 +81,7 @@ TEST_CASE("any module on meta gets the plain one's first values", "[runtime][sta
 
 TEST_CASE("any module gets the first rank's values, whichever parts the others have on meta", "[runtime][state_properties]") {
   for (uint64_t seed = 0; seed < kDraws; ++seed) {
-    const Case drawn(seed);
+    const DrawnState drawn(seed);
     on_ranks(drawn.ranks, [&](Rank& rank) {
       auto first = drawn_module(seed), module = drawn_module(seed, rank.index());
       std::mt19937_64 draw(seed * 8 + rank.index());
@@ -98,7 +98,7 @@ TEST_CASE("any module gets the first rank's values, whichever parts the others h
 
 TEST_CASE("any module is converted like the plain one", "[runtime][state_properties]") {
   for (uint64_t seed = 0; seed < kDraws; ++seed) {
-    const Case drawn(seed);
+    const DrawnState drawn(seed);
     on_ranks(drawn.ranks, [&](Rank& rank) {
       auto plain = drawn_module(seed), module = drawn_module(seed);
       module->shard(drawn.options(rank));
