@@ -13,7 +13,8 @@ import traceback
 from pathlib import Path
 
 import test_selection
-from test_programs import Outcome, run_test, suite_of
+from test_forks import Forks
+from test_programs import Outcome, is_python, run_test, suite_of
 from test_slots import Slots
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +36,8 @@ class Run:
     def __init__(self, chosen):
         # Meson's priorities are for what takes longest. One that is not parallel runs when all others have ended.
         self.waiting = sorted(chosen, key=lambda one: (not one[0]["is_parallel"], -one[0]["priority"]))
+        pythons = [test["cmd"][0] for test, _ in chosen if is_python(test)]
+        self.forks = Forks(pythons[0]) if pythons else None
         self.slots = Slots()
         self.running = 0
         self.changed = threading.Condition()
@@ -55,6 +58,8 @@ class Run:
                 threads[-1].join()
         for thread in threads:
             thread.join()
+        if self.forks:
+            self.forks.close()
         return self.outcomes
 
     def may_start(self, test):
@@ -63,7 +68,7 @@ class Run:
     def run_one(self, test, cases):
         begin = time.monotonic()
         try:
-            outcome = run_test(test, cases)
+            outcome = run_test(test, cases, self.forks)
         except Exception:  # a fault of ours: the run goes on, and fails
             outcome = Outcome(failed=1, report=traceback.format_exc(), repeat="tools/test --failed")
         with self.changed:

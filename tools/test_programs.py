@@ -101,11 +101,19 @@ def command_line(test, arguments):
     return " ".join(shlex.quote(part) for part in [*(["env", *own] if own else []), *arguments])
 
 
-def run_plain(test, cases):
-    """A test that is no Catch2 program."""
+def is_python(test):
+    return len(test["cmd"]) > 1 and test["cmd"][1].endswith(".py")
+
+
+def run_plain(test, cases, forks):
+    """A test that is no Catch2 program. forks: test_forks.Forks, which run those in Python."""
     chosen = [argument for name in cases.names or ([cases.text.replace(" ", "_")] if cases.text else [])
               for argument in ("-k", name)]
-    ran = run(test["cmd"] + chosen, test["env"], test["timeout"])
+    command = test["cmd"] + chosen
+    if is_python(test):
+        ran = Ran(*forks.run(command, test["env"], test["timeout"]))
+    else:
+        ran = run(command, test["env"], test["timeout"])
     counts = CLOSING_LINE.findall(ran.output)
     outcome = Outcome(*map(int, counts[-1])) if counts else Outcome(passed=int(ran.exit_code == 0))
     if ran.exit_code != 0 and outcome.failed == 0:
@@ -215,7 +223,7 @@ def is_catch2(test):
         return program.read(4) == b"\x7fELF" and "python" not in os.path.basename(test["cmd"][0])
 
 
-def run_test(test, cases):
+def run_test(test, cases, forks):
     if not os.path.exists(test["cmd"][0]):
         return Outcome(failed=1, report=f"{test['name']}: {test['cmd'][0]} has not been built\n", repeat="tools/test")
-    return run_catch2(test, cases) if is_catch2(test) else run_plain(test, cases)
+    return run_catch2(test, cases) if is_catch2(test) else run_plain(test, cases, forks)

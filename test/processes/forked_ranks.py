@@ -2,15 +2,14 @@
 and there are dozens of ranks.
 """
 
-import ctypes
 import os
-import runpy
 import signal
 import sys
-import traceback
-import weakref
 
 import launch
+
+sys.path.append(str(launch.ROOT / "tools"))
+import test_forks  # noqa: E402
 
 
 class ForkedRank:
@@ -37,30 +36,14 @@ class ForkedRank:
 
 def start_rank(rank, ranks, program, *arguments, stdout, stderr, **more):
     """One rank's process, as launch.start_rank starts it. more: of its environment."""
+    import torch._dynamo  # by every optimizer's first step
     import torch.distributed.fsdp
     import torch.distributed.tensor  # none of them starts a thread, which would not be there in a fork
 
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return ForkedRank(pid)
-    code = 1
-    for finalizer in list(weakref.finalize._registry):
-        finalizer.atexit = False  # of temporary folders, which stay the parent's
-    try:
-        os.dup2(stdout.fileno(), 1)
-        os.dup2(stderr.fileno(), 2)
+    def prepare():
         os.environ.update(launch.rank_environment(rank, ranks, **more))
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read it long ago
-        sys.argv = [str(part) for part in (program, *arguments)]
-        sys.path.insert(0, str(program.parent))
-        runpy.run_path(str(program), run_name="__main__")
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        # The interpreter's own end, with all that destructors do, and not that of the test around this.
-        ctypes.pythonapi.Py_Exit(code)
+
+    # An interpreter's end takes a second. One rank's shows what is wrong with it.
+    end = test_forks.end_interpreter if rank == 0 or launch.is_thorough() else test_forks.end_at_once
+    return ForkedRank(test_forks.fork_program([program, *arguments], stdout.fileno(), stderr.fileno(), prepare, end))

@@ -2,12 +2,16 @@
 
 import os
 import sys
+import tempfile
+import time
 import unittest
+from pathlib import Path
 
 import launch
 from closing_line import main
 
 sys.path.insert(0, str(launch.ROOT / "tools"))
+import test_forks  # noqa: E402
 import test_programs  # noqa: E402
 import test_selection  # noqa: E402
 
@@ -79,6 +83,53 @@ class RunTests(unittest.TestCase):
 
     def test_a_case_that_runs_is_passed(self):
         self.assertEqual(self.counts("a path under a file is an error on every rank"), (1, 0, 0))
+
+
+# What a fork is asked to run: (program, exit code, what it prints).
+PROGRAMS = [
+    ("import sys; sys.exit(3)", 3, ""),
+    ("import sys; sys.exit('no such thing')", 1, "no such thing"),
+    ("raise ValueError('a fault')", 1, "ValueError: a fault"),
+    ("import os, sys; print(__name__, os.environ['PYTHONPATH'], sys.argv[1:], os.getpgid(0) == os.getpid())", 0,
+     "__main__ so ['--and', 'more'] True"),
+    ("import os; os.kill(os.getpid(), 9)", -9, ""),
+    ("import subprocess; subprocess.run(['echo', 'of a child'], check=True)", 0, "of a child"),
+]
+SLEEPS_WITH_A_CHILD = """
+import subprocess, sys
+from pathlib import Path
+Path(sys.argv[1]).write_text(str(subprocess.Popen(["sleep", "100"]).pid))
+print("asleep", flush=True)
+subprocess.run(["sleep", "100"])
+"""
+
+
+class Forks(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.forks = test_forks.Forks(sys.executable)
+        cls.addClassCleanup(cls.forks.close)
+
+    def run_program(self, text, *arguments, timeout_s=60):
+        program = self.folder / f"{self.id()}_{time.monotonic_ns()}.py"
+        program.write_text(text)
+        return self.forks.run([sys.executable, str(program), *arguments], {"PYTHONPATH": "so"}, timeout_s)
+
+    def test_a_fork_ends_and_prints_as_the_program_would(self):
+        for text, code, printed in PROGRAMS:
+            with self.subTest(text):
+                exit_code, output, cpu_s = self.run_program(text, "--and", "more")
+                self.assertEqual(exit_code, code, output)
+                self.assertIn(printed, output)
+                self.assertLess(cpu_s, 30)
+
+    def test_what_takes_too_long_is_ended_with_its_children(self):
+        exit_code, output, _ = self.run_program(SLEEPS_WITH_A_CHILD, str(self.folder / "child"), timeout_s=2)
+        self.assertIsNone(exit_code)
+        self.assertEqual(output, "asleep\n")
+        status = Path("/proc", (self.folder / "child").read_text(), "status")
+        self.assertTrue(not status.exists() or "State:\tZ" in status.read_text())
 
 
 if __name__ == "__main__":

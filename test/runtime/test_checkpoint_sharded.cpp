@@ -206,9 +206,11 @@ TEST_CASE("with and without checkpoints gradients are identical bit for bit, mix
 TEST_CASE("the sequence of collectives is the same on all ranks, and from the second step on in every step",
           "[runtime][activation_checkpoint]") {
   using Calls = std::vector<std::string>;
+  Sample sample(3);
   for (auto cut : kAllCuts)
     for (auto around : kAllPlaces)
       for (int distance : {0, 1, 2}) {
+        if (!sample.takes_next()) continue;
         CAPTURE(static_cast<int>(cut), static_cast<int>(around), distance);
         std::mutex mutex;
         std::vector<std::vector<Calls>> by_rank;

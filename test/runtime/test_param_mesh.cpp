@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "support/expert_model.hpp"
+#include "support/sample.hpp"
 #include "tensor/draw.hpp"
 
 // Parameters on a mesh of their own, beside those of their module's mesh (M7).
@@ -53,7 +54,7 @@ TEST_CASE("experts on a mesh of their own train like the plain model in which ea
   INFO("FSDP_TEST_SEED=" << seed);
   Draw draw(seed);
   const std::vector<std::pair<int64_t, int64_t>> shapes{{2, 2}, {2, 1}, {1, 2}, {2, 3}, {3, 2}, {2, 4}, {4, 2}, {4, 1}};
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < Sample::draws(16); ++i) {
     const auto& [ep, edp] = shapes[static_cast<size_t>(i) % shapes.size()];
     EpCase c{.ep = ep, .edp = edp, .is_even = draw.between(0, 1) == 0};
     if (c.ranks() % 2 == 0 && draw.between(0, 2) == 0) c.replicas = 2;

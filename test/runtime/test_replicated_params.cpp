@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "support/models.hpp"
+#include "support/sample.hpp"
 #include "tensor/draw.hpp"
 
 // Parameters that are neither sharded nor ignored: replicated, their gradients averaged with the group's (S3).
@@ -31,7 +32,7 @@ TEST_CASE("a module of which some parameters are replicated trains like plain", 
   const uint64_t seed = draw_seed();
   INFO("FSDP_TEST_SEED=" << seed);
   Draw draw(seed);
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < Sample::draws(40); ++i) {
     const auto which = static_cast<int>(draw.between(0, 255));
     const bool by_module = draw.between(0, 3) == 0;
     Training training{.world_size = static_cast<int>(draw.between(1, 8)), .steps = 3};

@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "support/sample.hpp"
 #include "support/tensor_parallel_model.hpp"
 #include "tensor/draw.hpp"
 
@@ -52,8 +53,10 @@ void trains_like_plain(Rank& rank, const TpCase& c) {
 }
 
 TEST_CASE("a tensor-parallel MLP under FSDP trains like the plain one", "[runtime][tensor_parallel]") {
+  Sample sample(2);
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2}, {4, 2}, {3, 2}, {2, 1}, {1, 2}, {2, 3}, {2, 2, 2}})
     for (const Says says : {Says::kDims, Says::kMesh}) {
+      if (!sample.takes_next()) continue;
       const TpCase c{.shape = shape, .says = says, .max_norm = 0.05};
       CHECK(on_ranks(c.ranks(), [&](Rank& rank) { trains_like_plain(rank, c); }));
     }
@@ -64,7 +67,7 @@ TEST_CASE("so it does for any sizes, cuts and layouts", "[runtime][tensor_parall
   INFO("FSDP_TEST_SEED=" << seed);
   Draw draw(seed);
   const std::vector<std::vector<int64_t>> shapes{{2, 2}, {4, 2}, {3, 2}, {2, 1}, {2, 3}, {1, 3}, {2, 4}, {2, 2, 2}, {1, 2, 2}, {2, 1, 2}};
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < Sample::draws(30); ++i) {
     TpCase c{.shape = draw.one_of(shapes), .width = draw.between(3, 9), .hidden = draw.between(1, 13)};
     c.says = draw.one_of<Says>({Says::kDims, Says::kMesh});
     if (draw.between(0, 1) == 0) c.max_norm = 0.05;
