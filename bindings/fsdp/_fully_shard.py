@@ -300,7 +300,7 @@ def fully_shard(
     shard_placement_fn: (parameter) -> Shard(dim), or None for Shard(0). mp_policy, offload_policy: torch's own
     classes. ignored_params: left alone.
 
-    Ours alone, the same on all ranks: ignored_modules: left alone with all below them, but for units in them that are
+    Beyond FSDP2, and the same on all ranks: ignored_modules: left alone with all below them, but for units in them that are
     sharded already. replicated_params, and replicated_modules with all below them: whole on every rank, never gathered;
     their gradients are averaged over all ranks. sync_from_rank0: parameters and buffers take the first rank's values, which
     makes this a collective call; the other ranks' modules may be on the meta device. sanitizer: see SanitizerOptions.

@@ -285,14 +285,15 @@ class FSDPModule(_torch_names.FSDPModule):
         return core
 
     def set_prefetch_distance(self, groups: int) -> None:
-        """On the root: how many groups ahead the learned order is gathered (1); 0: none. Ours alone.
+        """On the root: all-gathers run up to this many groups ahead of compute, in the learned order; 0: none, default 1.
+        FSDP2 has no such setting.
 
-        From 2 on the end of a forward gathers what its backward begins with, one group fewer.
+        With 2 or more, all-gathers for backward start before forward ends; capture forward and backward in one CUDA graph.
         """
         self._core().set_prefetch_distance(_checks.whole_number(groups, "set_prefetch_distance"))
 
     def set_unsharded_byte_budget(self, bytes: int | None) -> None:
-        """On the root: the bytes that unsharded parameters may take; None: no such limit. Ours alone.
+        """On the root: the bytes that unsharded parameters may take; None: no limit. FSDP2 has no such setting.
 
         Raises ValueError, or RuntimeError when the step is planned, for less than what must be there at once.
         """
@@ -301,10 +302,10 @@ class FSDPModule(_torch_names.FSDPModule):
         self._core().set_unsharded_byte_budget(bytes)
 
     def set_reduce_scatter_start(self, start: ReduceScatterStart) -> None:
-        """On the root: when reduce-scatters with a communicator of their own begin, beside the all-gather that goes into
-        the room of the group they are for. Ours alone.
+        """On the root: when reduce-scatters start, relative to the all-gathers of the same backward. Only for reduce-scatters
+        with a communicator of their own. FSDP2 has no such setting.
 
-        It wants one buffer more than groups are gathered ahead (`set_reduce_scatter_max_input_buffers`).
+        Needs one reduce-scatter buffer more than the prefetch distance (`set_reduce_scatter_max_input_buffers`).
 
         "by_size": at once; or, where that is larger than all that is computed before its parameters are used, then.
         "first_after_all_gather": the first of a backward when those parameters are used, the others at once.
@@ -313,8 +314,8 @@ class FSDPModule(_torch_names.FSDPModule):
         self._core().set_reduce_scatter_start(_checks.text(start, "set_reduce_scatter_start"))
 
     def choose_reduce_scatter_start(self, time_step: Callable[[], float], rounds: int = 3) -> ReduceScatterStart:
-        """On the root: tries each start in turns, `rounds` times, sets the one whose median is least for the rank that is
-        slowest with it, and returns it. A collective call. On one rank no step runs. Ours alone.
+        """On the root: times each start `rounds` times, in turns; sets and returns the one whose median is lowest on its
+        slowest rank. A collective call. On one rank no step runs. FSDP2 has no such function.
 
         time_step: runs one step, forward and backward at least, and returns how long it took, in any unit; on a GPU
         until that is done. It is called 2 + 3 * rounds times; the steps train as any others. What it raises, on all
@@ -346,12 +347,12 @@ class FSDPModule(_torch_names.FSDPModule):
 
     def report(self) -> str:
         """The tree of groups with their bytes, the learned order and what the last step did, as a table in text;
-        `fsdp.report` gives it as an object and a page. Ours alone."""
+        `fsdp.report` gives it as an object and a page. FSDP2 has no such function."""
         return self._core().report()["text"]
 
     def statistics(self) -> dict[str, float]:
         """Collectives and bytes of this module's root since it was sharded, and `exposed_wait_ms`, for W&B or
-        TensorBoard. Ours alone.
+        TensorBoard. FSDP2 has no such function.
 
         exposed_wait_ms: of the last step (since the last forward began), how long the host waited for collectives.
         Over gloo that is what compute waited. Over NCCL streams wait, and the host does not: a profiler shows theirs.

@@ -10,13 +10,13 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A wrong call: an argument, mesh or module that the contract rejects. Nothing has been changed.
+/// Invalid argument, mesh or module; nothing was modified.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-/// A right call at a wrong time, such as a control of a root in the middle of its backward.
+/// A valid call at a wrong time, such as a setting of a root in the middle of its backward.
 class StateError : public Error {
  public:
   using Error::Error;

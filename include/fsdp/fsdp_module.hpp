@@ -24,166 +24,165 @@ struct Report;      // fsdp/report.hpp
 
 enum class Recurse { kNo, kYes };
 
-/// The controls of one sharded module. A cheap handle: copies control the same state, which lives
-/// as long as the module. Not thread-safe: one thread per root. On a module without parameters to
-/// shard, a control does nothing.
+/// The settings and controls of one sharded module, by FSDP2's names.
 ///
-/// FSDP2's register_fsdp_forward_method has no counterpart here: any method of a module may be called.
+/// A handle: copies control the same module, and it is valid as long as the module lives. Not thread-safe: one thread per
+/// root. On a module without parameters of its own to shard, a call does nothing. Settings have to be the same on all ranks.
+/// A setting with `recurse` is also made on all sharded modules below, unless that is kNo.
+///
+/// FSDP2's register_fsdp_forward_method is not needed: any method of a module may be called.
 class FSDPModule {
  public:
   explicit FSDPModule(std::shared_ptr<ModuleState> state) : state_(std::move(state)) {}
 
-  /// Gathers the module's own groups (not its sharded submodules') and keeps it until `reshard` or
-  /// the end of a backward. A collective call.
+  /// All-gathers the module's own groups, not those of sharded submodules, and keeps them until `reshard` or the end of the
+  /// next backward. A collective call.
   void unshard();
-  /// Starts the gather; the handle waits for it. A touch of a parameter waits by itself.
+  /// Starts the all-gather and returns; the handle waits for it. Reading a parameter waits by itself. A collective call.
   [[nodiscard]] UnshardHandle unshard_async();
-  /// Releases the unsharded parameters. Nothing is communicated, nothing is lost.
+  /// Releases the unsharded parameters. No communication; values that were written to them are kept.
   void reshard();
 
-  /// False: backward leaves unsharded gradients on this rank; the next synchronised backward
-  /// reduces the sum.
+  /// False: backward adds unsharded gradients up on this rank, without communication; the next backward with true reduces the
+  /// sum. Default true.
   void set_requires_gradient_sync(bool value, Recurse recurse = Recurse::kYes);
-  /// HSDP, false: backward reduces within the shard group only and adds up partial sums.
+  /// HSDP. False: backward reduce-scatters within the shard group and adds the results up; the next backward with true
+  /// all-reduces the sum across replicas. Default true.
   void set_requires_all_reduce(bool value, Recurse recurse = Recurse::kYes);
-  /// On the root. False: the end of a backward neither waits for reductions nor resets what the
-  /// step has learned so far; more backwards follow. Default true.
+  /// On the root. False: more backwards of this step follow, so the end of a backward does not wait for reductions and does
+  /// not end the step. Default true.
   void set_is_last_backward(bool value);
-  /// On the root, true: the end of a backward waits for nothing and reduces only what is complete;
-  /// `finalize_backward`, called after all backwards of a step, does the rest, on the thread that calls it.
-  /// Takes the place of set_is_last_backward. Default false. Throws StateError if it would change while
-  /// a backward runs or is not finalized.
+  /// On the root. True: the end of a backward reduces only the groups whose gradients are complete, and waits for nothing;
+  /// `finalize_backward` does the rest once all backwards of the step are over. For pipelines, in place of
+  /// set_is_last_backward. Default false. Throws StateError if it would change while a backward runs or has not been
+  /// finalized.
   void set_manual_backward_finalization(bool value);
-  /// On the root, after backward: reduces what is left, waits for all reductions and ends the step: gradients
-  /// are there. Nothing to do where no backward has come since the last time. A collective call.
-  /// Throws StateError without set_manual_backward_finalization, between a forward and its backward, inside
-  /// a backward, or while the handle of an earlier call has not been waited for.
+  /// On the root, after the step's backwards: reduces the remaining groups, waits for all reductions and ends the step. Then
+  /// gradients are complete. Does nothing if no backward has run since the last call. A collective call. Throws StateError
+  /// without set_manual_backward_finalization, between a forward and its backward, inside a backward, or before the handle of
+  /// an earlier call has been waited for.
   void finalize_backward();
-  /// The same, but does not wait: the handle does. Before that, this root runs no forward and no backward,
-  /// and its gradients are neither read nor cleared.
+  /// As `finalize_backward`, but the handle waits. Until then, do not run this root's forward or backward, and do not read or
+  /// clear its gradients.
   [[nodiscard]] GradientReductionHandle finalize_backward_async();
-  /// An integer has to divide the shard size of every group's mesh.
+  /// Whether parameters are released between forward and backward. An integer keeps them as shards of that many ranks; it has
+  /// to divide the shard size of every group's mesh.
   void set_reshard_after_forward(ReshardAfterForward value, Recurse recurse = Recurse::kYes);
-  /// False: parameters stay unsharded after backward (for the next micro-batch).
+  /// False: parameters stay unsharded after backward, for the next micro-batch. Default true.
   void set_reshard_after_backward(bool value, Recurse recurse = Recurse::kYes);
-  /// Gather these when this module is first used in forward, instead of along the learned order.
-  /// An empty list returns to the learned order.
+  /// All-gathers these modules when this one is first used in forward, in place of the learned order. An empty list returns
+  /// to the learned order.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);
+  /// The same in backward.
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
-  /// How many groups ahead the learned order is prefetched, on the root. Default 1; 0: never. From 2 on the end of a forward
-  /// gathers what its backward begins with, one group fewer, so a CUDA graph is to capture both together.
+  /// On the root: all-gathers run up to this many groups ahead of compute, in the order that the last step showed. 0: none.
+  /// Default 1. With 2 or more, all-gathers for backward start before forward ends; capture forward and backward in one CUDA
+  /// graph.
   void set_prefetch_distance(int groups);
-  /// On the root: the memory that its unsharded parameters may take, in bytes. Once a step has
-  /// shown the order, groups whose reshard_after_forward is unset stay between forward and backward,
-  /// and between their uses in one pass, so that the fewest bytes are gathered within the budget; with
-  /// room for the groups gathered ahead. Groups of one operator's operands stay together whatever the
-  /// budget. nullopt: no budget, and the defaults of reshard_after_forward. The same on all ranks.
+  /// On the root: the bytes that unsharded parameters may take on this rank, those gathered ahead included. nullopt, the
+  /// default: no limit.
   ///
-  /// Throws UsageError if it is less than one group; the next step throws StateError if it is too small
-  /// beside the groups that are told to stay.
+  /// Within the limit, groups whose reshard_after_forward is unset stay unsharded between two uses, chosen so that a step
+  /// gathers the fewest bytes. This starts with the second step, which knows the order of use. Groups whose parameters one
+  /// operator reads together are unsharded together, whatever the limit.
+  ///
+  /// Throws UsageError for less than the largest group. The next step throws StateError if the groups that have to stay leave
+  /// too little for the others.
   void set_unsharded_byte_budget(std::optional<int64_t> bytes);
-  /// Gradients are divided by this instead of by the data-parallel size.
+  /// Gradients are divided by this factor. Default: the data-parallel size.
   void set_gradient_divide_factor(double factor);
-  /// FSDP2's older name for it.
+  /// FSDP2's older name for set_gradient_divide_factor.
   void set_reduce_scatter_divide_factor(double factor) { set_gradient_divide_factor(factor); }
-  /// Sum in the collective, divide outside it, whatever the backend offers.
+  /// True: collectives sum, and the division is a kernel of its own, also where the backend could average. Default false.
   void set_force_sum_reduction_for_comms(bool value);
-  /// False: a backward does not gather this module's parameters ahead of their use.
+  /// False: backward gathers this module's parameters when they are used, and not ahead. Default true.
   void set_unshard_in_backward(bool value);
-  /// On the root: every trainable parameter takes part in every reduction, absent gradients as zero,
-  /// so that ranks may use different ones. All reductions then come at the end of backward, in
-  /// one fixed order.
+  /// On the root. True: every reduction holds all trainable parameters, those without a gradient as zeros, so that ranks may
+  /// use different ones. Reductions then run at the end of backward, in one fixed order. Default false.
   void set_reduce_scatter_unused_params(bool value);
 
-  /// How many groups' packed gradients may be alive in reduce-scatters under way (default 1): the next
-  /// group's are packed only when there are fewer. More hides reduce-scatters that take longer than the
-  /// backward of one group, and takes their memory. Not with set_prefetch_distance(0), which frees them at
-  /// the next use of a parameter.
+  /// How many reduce-scatters may hold packed gradients at the same time; packing the next group's waits for one to end.
+  /// Default 1. More hides reduce-scatters that take longer than the backward of one group, for the memory of one packed
+  /// group each. Not with set_prefetch_distance(0), which frees these buffers at the next use of a parameter.
   void set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse = Recurse::kYes);
-  /// True: gradients are reduced over a communicator of their own, so that backward's all-gathers need
-  /// not wait for reduce-scatters. False: over the mesh's again. The first time for a mesh's ranks it is a
-  /// collective call over them.
+  /// True: gradients are reduced over a communicator of their own, so that backward's all-gathers do not queue behind
+  /// reduce-scatters. Default false. The first call for a mesh makes the communicator: a collective call over its ranks.
   ///
-  /// The next parameters are then gathered before a group's gradients are packed, as packing waits for the buffers of
-  /// earlier reductions: until it is over the memory of both is taken.
+  /// The next group is then all-gathered before gradients are packed, as packing may wait for an earlier reduce-scatter's
+  /// buffer. Until packing is over, the memory of both is taken.
   void set_separate_reduce_scatter_group(bool enable = true, Recurse recurse = Recurse::kYes);
-  /// On the root: when reductions over a communicator of their own begin. The same on all ranks. Without such a communicator
-  /// it changes nothing.
+  /// On the root: when reduce-scatters over a communicator of their own start. Has no effect without one.
   void set_reduce_scatter_start(ReduceScatterStart start);
-  /// On the root: tries each start in turns, `rounds` times, and sets the one whose median is least for the rank that is
-  /// slowest with it. A collective call over the root's meshes; where it throws, the start is what it was. On one rank
-  /// there is nothing to choose, and no step runs. Throws StateError in a step, and if no reductions have a communicator
-  /// of their own.
+  /// On the root: times each start `rounds` times, in turns, and sets the one whose median is lowest on its slowest rank. A
+  /// collective call over the root's meshes. On one rank no step runs.
   ///
-  /// time_step: runs one step, forward and backward at least, and returns how long it took, in any unit; on a GPU until
-  /// that is done. It is called 2 + 3 * rounds times, the first two for the order to be learned and followed. Steps train
-  /// as any others. A time that is not a finite number is longer than any. What it throws it is to throw on all ranks, as
-  /// those that go on wait for the others.
+  /// time_step: runs one training step, at least forward and backward, and returns the time it took, in any unit; on a GPU,
+  /// after a synchronisation. It is called 2 + 3 * rounds times; the first two steps learn the order. A time that is not
+  /// finite counts as the longest. If it throws, it has to throw on all ranks; others would wait. Then the start is what it
+  /// was before.
+  ///
+  /// Throws StateError inside a step, and if no reductions have a communicator of their own.
   ReduceScatterStart choose_reduce_scatter_start(const std::function<double()>& time_step, int rounds = 3);
 
-  /// Runs this group's all-gathers through `comm`; null: through its communicator again. The same on
-  /// all ranks. Throws StateError inside a step.
+  /// Runs this group's all-gathers through `comm`; null: through its communicator again. Throws StateError inside a step.
   void set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recurse recurse = Recurse::kNo);
   /// The same for its reduce-scatters.
   void set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse = Recurse::kNo);
-  /// Runs `hook` in place of this group's all-reduce across replicas; null: the default again. The same
-  /// on all ranks.
+  /// HSDP: runs `hook` in place of this group's all-reduce across replicas; null: the all-reduce again.
   void set_all_reduce_hook(AllReduceHook hook, Recurse recurse = Recurse::kNo);
-  /// True: the buffers of this group's collectives come from the process group's own allocator, where its
-  /// backend has one (NCCL: memory registered for zero-copy transfers); elsewhere from LibTorch's, and
-  /// nothing but a copy into them differs. Over backend "nccl" it is what `set_symm_mem_for_comm` does, and false
-  /// ends both. Throws UsageError with a custom all-gather or reduce-scatter, StateError inside a step.
+  /// True: the buffers of this group's collectives come from the process group's allocator, if its backend has one (NCCL:
+  /// memory that is registered for zero-copy transfers); else from LibTorch's. Default false. Over backend "nccl" of
+  /// init_process_group this is set_symm_mem_for_comm, and false ends both. Throws UsageError with custom collectives,
+  /// StateError inside a step.
   void set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse = Recurse::kNo);
-  /// From the next step on, this group is gathered into memory that all ranks have registered with NCCL as symmetric
-  /// windows, and its packed gradients are reduced out of such memory, which lets NCCL write and read the other ranks'
-  /// memory directly, by its fastest kernels or, for gathers, by copy engines
-  /// (ProcessGroupOptions::gathers_by_copy_engine). The same on all ranks.
+  /// From the next step on, all-gathers of this group write to memory that all ranks have registered with NCCL as symmetric
+  /// windows, and reduce-scatters read from such memory. NCCL then reads and writes the other ranks' memory directly, by its
+  /// fastest kernels or, for all-gathers, by copy engines (ProcessGroupOptions::gathers_by_copy_engine).
   ///
-  /// Groups that are gathered one after another share a ring of such buffers, one more than are gathered ahead,
-  /// each as large as the largest group that comes to it; groups that enclose others or stay after forward have their
-  /// own. They are made when they are first needed, a collective call, and live as long as the root
-  /// (ParameterBytes::symmetric). What `unshard` or a byte budget keeps longer than its turn is copied to memory of its
-  /// own; set_keep_unsharded_storage gives a group a slot of its own and changes nothing else then.
+  /// All-gathers: groups share a ring of buffers, one more than the prefetch distance, each of the size of the largest group.
+  /// A group that encloses others or stays unsharded after forward has a buffer of its own, and so has one with
+  /// set_keep_unsharded_storage. A group that stays longer than its turn in the ring, by `unshard` or a byte budget, is
+  /// copied to LibTorch's memory. The first step that needs a buffer makes it, a collective call; it lives as long as the
+  /// root (ParameterBytes::symmetric).
   ///
-  /// Gradients have as many buffers as set_reduce_scatter_max_input_buffers lets be alive, each as large as the packed
-  /// gradients of the largest group: those that are small, cast (reduce_dtype), padded (uneven rows) or
-  /// share a flat run. The others travel from where autograd made them and are not copied for it.
+  /// Reduce-scatters: set_reduce_scatter_max_input_buffers says how many buffers there are, each of the size of the largest
+  /// packed group. Gradients are packed if they are small, cast (reduce_dtype), padded (uneven rows) or in the flat layout.
+  /// Others are sent from where autograd left them.
   ///
-  /// In LibTorch's memory are those others, reduced gradients, gathers with extensions and those after an integer
-  /// reshard_after_forward; and all buffers where the devices cannot map each other's, which is said once in the log.
+  /// These use LibTorch's memory: gradients that are not packed, reduced gradients, all-gathers with an extension or after an
+  /// integer reshard_after_forward. So does everything if the devices cannot map each other's memory, which the log says
+  /// once.
   ///
-  /// Throws StateError where the backend has no such memory: it is backend "nccl" of init_process_group that has, with
-  /// NCCL 2.27; inside a step; UsageError with custom collectives or a c10d group's own memory.
+  /// Throws StateError inside a step, and if the backend has no such memory: it needs backend "nccl" of init_process_group
+  /// with NCCL 2.27. Throws UsageError with custom collectives or with set_allocate_memory_from_process_group_for_comm over
+  /// c10d.
   void set_symm_mem_for_comm(const std::string& backend = "NCCL");
-  /// True: the unsharded parameters lie in one buffer that is kept when they are released and filled again
-  /// by the next all-gather, at the same addresses (CUDA graphs want that). Takes their memory
-  /// all the time (ParameterBytes::kept); a byte budget does not count it. A gather that is given up before
-  /// it was used gives up its buffer too.
+  /// True: unsharded parameters lie in one buffer that is not freed when they are released, so that every all-gather writes
+  /// to the same addresses, as CUDA graphs need. Its memory is always taken (ParameterBytes::kept), and a byte budget does
+  /// not count it. An all-gather that is abandoned before its use gives up the buffer. Default false.
   void set_keep_unsharded_storage(bool keep, Recurse recurse = Recurse::kYes);
-  /// On the root, CUDA: until this root's next forward has used a parameter, all-gathers wait for
-  /// `event`, recorded behind the optimizer's writes, instead of for all that is queued on the
-  /// current stream. It is dropped then, so every step wants a new one. On CPU there are no streams, and
-  /// nothing to do.
+  /// On the root, CUDA: the next all-gathers wait for `event`, recorded after the optimizer's writes, and not for all work on
+  /// the current stream. It holds until this root's next forward has used a parameter: pass a new one after every optimizer
+  /// step. Does nothing on the CPU, which has no streams.
   void set_post_optim_event(c10::Event event);
 
-  /// On the root, after an exception: forgets the step under way, drops its gradients, releases
-  /// everything unsharded. No communication.
+  /// On the root, after an exception: abandons the step under way, drops its gradients and releases all unsharded parameters.
+  /// No communication.
   void reset_iter_state();
 
   bool is_root() const;
-  /// True if the module's own groups are unsharded now (also if it has none).
+  /// True if all of the module's own groups are unsharded now, or it has none.
   bool is_unsharded() const;
   /// "" for a root, else the path from the root, such as "blocks.3".
   const std::string& name() const;
   /// This module and every sharded module below it, in depth-first order.
   std::vector<FSDPModule> sharded_modules() const;
-  /// The placements of the module's parameters on `mesh()`, such as {Replicate, Shard(0)}; not of those
-  /// that a placement function sent to another mesh or along another dimension: ask dtensor_of.
+  /// The placements of the module's parameters on `mesh()`, such as {Replicate, Shard(0)}; not of those that a placement
+  /// function sent to another mesh or along another dimension: ask dtensor_of.
   std::vector<Placement> placements() const;
-  /// The data-parallel mesh that fully_shard was given, of one dimension or two, or cut out of it by
-  /// dp_mesh_dims.
+  /// The data-parallel mesh that fully_shard was given, of one dimension or two, or cut out of it by dp_mesh_dims.
   const DeviceMesh& mesh() const;
-  /// What its root holds, gathers and could save: fsdp::report. Its type is in fsdp/report.hpp.
+  /// What its root holds, gathers and could save: `fsdp::report`. Include fsdp/report.hpp for its type.
   Report report() const;
 
   ModuleState& state() const { return *state_; }
