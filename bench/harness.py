@@ -103,6 +103,12 @@ def torch_version():
     return version("torch")
 
 
+def commit():
+    """Of the tree that is measured; with a + where files differ from it."""
+    said = subprocess.run(["git", "-C", HERE, "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True)
+    return said.stdout.strip() or "unknown"
+
+
 def machine():
     model = "unknown CPU"
     try:
@@ -169,6 +175,7 @@ class Report:
             "benchmark": self._name,
             "command": "tools/bench " + shlex.join(sys.argv[1:]),
             "date": now.isoformat(timespec="seconds"),
+            "commit": commit(),
             "machine": machine(),
             "setting": self._settings[0] if len(self._settings) == 1 else self._settings,
         }

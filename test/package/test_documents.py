@@ -19,7 +19,7 @@ from closing_line import main  # noqa: E402
 
 DOCS, EXAMPLES, HEADERS = ROOT / "docs", ROOT / "examples", ROOT / "include" / "fsdp"
 PYTHON_NAMES = re.compile(r"^::: fsdp\.(\w+)$|\{ #fsdp\.(\w+) \}|<a id=\"fsdp\.(\w+)\">", re.MULTILINE)
-SCRIPTS = {"setup": "setup", "test": "test", "bench": "bench", "docs": "docs", "fuzz": "fuzz"}
+SCRIPTS = {"setup": "setup", "test": "test", "bench": "bench", "docs": "docs", "fuzz": "fuzz", "figures": "figures"}
 
 
 def pages(folder=""):

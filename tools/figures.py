@@ -1,0 +1,91 @@
+"""Runs the benchmarks of the documentation's tables again, and says which records are older than what they measure."""
+
+import argparse
+import datetime
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import docs_records
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+# What every benchmark measures, beside its own files.
+MEASURED = ["lib", "include", "bindings"]
+
+
+def head_of(record):
+    with (RESULTS / f"{record}.jsonl").open() as lines:
+        return json.loads(next(lines))
+
+
+def shown_records():
+    """The records that tables are made of, in the order of the pages."""
+    texts = [page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))]
+    return list(dict.fromkeys(found[0] for text in texts for found in docs_records.MARKED.findall(text)))
+
+
+def last_change(benchmark):
+    """(when, the commit) of what the benchmark measures and of its own files."""
+    own = [str(path.relative_to(ROOT)) for path in (ROOT / "bench").rglob(f"*{benchmark}.*") if RESULTS not in path.parents]
+    line = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%cI %h", "--", *MEASURED, *own], check=True, text=True,
+                          stdout=subprocess.PIPE).stdout
+    when, commit = line.split()
+    return datetime.datetime.fromisoformat(when), commit
+
+
+def list_stale(records):
+    stale = []
+    for record in records:
+        head = head_of(record)
+        changed, commit = last_change(head["benchmark"])
+        if datetime.datetime.fromisoformat(head["date"]) < changed:
+            stale.append(record)
+            print(f"{record}: {head['benchmark']} or what it measures has changed since, last in {commit} of {changed:%F %H:%M}")
+    return stale
+
+
+def measure(record):
+    """Runs a record's command again; the name of the new one."""
+    words = shlex.split(head_of(record)["command"])[1:]
+    command = [word for word in words if word != "--no-build"]
+    before = set(RESULTS.glob("*.jsonl"))
+    print(f"=== {shlex.join(command)}", flush=True)
+    ended = subprocess.run([sys.executable, ROOT / "bench" / "run.py", *command])
+    if ended.returncode != 0:
+        sys.exit(f"tools/figures: {shlex.join(command)} ended with exit code {ended.returncode}; its table stays as it was")
+    (made,) = set(RESULTS.glob("*.jsonl")) - before
+    return made.stem
+
+
+def show(old, new):
+    """Takes a new record in the place of an old one, which goes if no page names it any more."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        if old in text:
+            page.write_text(docs_records.renewed(text.replace(old, new)))
+    (RESULTS / f"{old}.jsonl").unlink()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--stale", action="store_true")
+    options = parser.parse_args()
+    records = shown_records()
+    benchmarks = {head_of(record)["benchmark"] for record in records}
+    unknown = set(options.names) - benchmarks
+    if unknown:
+        sys.exit(f"tools/figures: no table is of {', '.join(sorted(unknown))}; there are {', '.join(sorted(benchmarks))}")
+    chosen = [record for record in records if not options.names or head_of(record)["benchmark"] in options.names]
+    if options.stale:
+        sys.exit(1 if list_stale(chosen) else 0)
+    for record in chosen:
+        show(record, measure(record))
+    print("README.md has figures of its own: compare them with docs/internals/benchmarks.md")
+
+
+if __name__ == "__main__":
+    main()
