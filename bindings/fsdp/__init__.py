@@ -9,7 +9,7 @@ or, in libraries that import torch's, by `fsdp.replace_torch()` or `python -m fs
 
 import torch
 
-from ._build import TORCH_VERSION
+from ._build import TORCH_VERSION, VERSION as __version__
 
 # Before the extension is loaded: with another torch it would find other symbols, or the same with other layouts.
 if torch.__version__.split("+")[0].split(".")[:2] != TORCH_VERSION.split(".")[:2]:
