@@ -1,4 +1,4 @@
-"""One long tensor for all parameters of a group that are treated alike, for optimizers: local shards (P5)."""
+"""One long tensor for all parameters of a group that are treated alike, for optimizers: local shards."""
 
 from dataclasses import dataclass
 from typing import Callable, Iterable

@@ -4,7 +4,7 @@
 
 namespace fsdp::python {
 
-/// The core's local shards (P5) of these roots, each as a dictionary of shard, label, module and parts, these as
+/// The core's local shards of these roots, each as a dictionary of shard, label, module and parts, these as
 /// dictionaries of name, parameter (the DTensor), offset and numel. label: (name, parameter) -> str, or None.
 /// From then on the DTensors show the memory and the gradients that the shards alias.
 py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, const py::object& label);

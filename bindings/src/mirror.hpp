@@ -57,7 +57,7 @@ class Mirrors {
         stand_in_(std::move(stand_in)) {}
 
   /// The mirror of a tree, brought up to date with it. Modules that another composable API (replicate) owns are
-  /// left out, with all below them (S1).
+  /// left out, with all below them.
   std::shared_ptr<Mirror> follow(py::handle module);
   /// The tensor that the core sees of a parameter: itself; of a DTensor, one over its local tensor's memory; of a tensor
   /// with fsdp_pre_all_gather, one that stands for it. The same one every time. Undefined for None.

@@ -10,7 +10,7 @@
 
 namespace fsdp {
 
-/// Mixed precision of one operator (T8): its other floating-point operands come in the dtype of the first unsharded parameter
+/// Mixed precision of one operator: its other floating-point operands come in the dtype of the first unsharded parameter
 /// that wants it so, recorded by autograd like a cast that the user wrote.
 class OperandCast {
  public:

@@ -30,7 +30,7 @@ class OperandScan {
     arguments_ = {stack->data() + (stack->size() - count), count};
   }
 
-  /// Finds keyed operands; puts unsharded parameters in the place of sharded parameters where due (T20).
+  /// Finds keyed operands; puts unsharded parameters in the place of sharded parameters where due.
   void examine() {
     for (size_t i = 0; i < arguments_.size(); ++i) examine(arguments_[i], i);
   }

@@ -31,7 +31,7 @@ struct GroupParts {
   std::vector<FSDPParam> params = {};
   GroupLayout layout = {};
   ShardBuffer shard = {};
-  std::unique_ptr<LocalShards> local_shards = nullptr;  ///< what points into it; null until handed out (P5)
+  std::unique_ptr<LocalShards> local_shards = nullptr;  ///< what points into it; null until handed out
   TreeInterval tree = {};                               ///< of the owning module; the module layer sets it
   CommContext* comm_ctx = nullptr;                      ///< the root's; null until there is one
   std::unique_ptr<GroupSanitizer> sanitizer = nullptr;  ///< null unless the sanitizer mode is on

@@ -25,13 +25,13 @@ struct GroupConfig {
   ParamLayout layout = ParamLayout::kPerParameter;
   std::optional<GroupLayout> cut_like = {};  ///< hold what this one holds, instead of planning a layout
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
-  /// Where shards live, if that is other memory than `device`, where unsharded parameters are (T9).
+  /// Where shards live, if that is other memory than `device`, where unsharded parameters are.
   std::optional<HostMemory> host_memory = {};
   int warn_after_reductions = 16;    ///< A7; 0: never
   std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
 };
 
-/// A parameter that another group holds already. That one gives it up when the new one is attached (S6).
+/// A parameter that another group holds already. That one gives it up when the new one is attached.
 struct TiedSource {
   std::shared_ptr<class ParamGroup> group;
   size_t index = 0;

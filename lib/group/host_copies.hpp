@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-/// Host memory in which a group's shards and gradients live, apart from where it computes (T9).
+/// Host memory in which a group's shards and gradients live, apart from where it computes.
 struct HostMemory {
   bool is_pinned = false;  ///< all of it: what `options` makes is
   at::TensorOptions options(at::ScalarType dtype) const {

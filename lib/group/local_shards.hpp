@@ -11,7 +11,7 @@ namespace fsdp {
 struct FSDPParam;
 class ParamGroup;
 
-/// The classes of a group whose parameters have been handed out as one tensor each (P5): the same dtype,
+/// The classes of a group whose parameters have been handed out as one tensor each: the same dtype,
 /// trainable or not, and the same label. Fixed from then on. Not thread-safe: the root's lock guards it.
 ///
 /// Invariant: a class's `shard` aliases its parameters' parts in this rank's shard, and after a reduction

@@ -4,7 +4,7 @@
 
 #include "group/group_parts.hpp"
 
-// Parameters that are tied across groups go to the group of the module around all their owners (S6). The tensor in the
+// Parameters that are tied across groups go to the group of the module around all their owners. The tensor in the
 // parameter table stays the same one; the group that gives it up keeps an empty place.
 namespace fsdp {
 

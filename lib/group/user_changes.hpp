@@ -18,7 +18,7 @@ class UserChanges {
   UserChanges(GroupParts& parts, GroupGradients& gradients, GroupNotes& notes)
       : parts_(parts), gradients_(gradients), notes_(notes) {}
 
-  /// Finds what no operator showed: replaced storages, tensors and members (T17). Mends or throws.
+  /// Finds what no operator showed: replaced storages, tensors and members. Mends or throws.
   void validate();
 
   // --- values

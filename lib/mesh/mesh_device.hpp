@@ -12,7 +12,7 @@ struct VisibleDevices {
   int current = 0;
 };
 
-/// The index that this rank uses (M2): LOCAL_RANK if a launcher gave one and there is such a
+/// The index that this rank uses: LOCAL_RANK if a launcher gave one and there is such a
 /// device, else the current device, which is warned about once.
 int device_index(c10::DeviceType type, const LaunchEnvironment& launch, const VisibleDevices& visible);
 

@@ -64,7 +64,7 @@ MeshInfo make_mesh_info(const DeviceMesh& mesh, const DataParallelMeshDims& dims
 /// its dimensions have several ranks, the first time. Throws UsageError if that mesh was made from groups.
 MeshInfo replicate_beside(const MeshInfo& info);
 
-/// What an integer `reshard_after_forward` means on a mesh (M4).
+/// What an integer `reshard_after_forward` means on a mesh.
 struct ReshardPlan {
   /// False: parameters stay unsharded after forward.
   bool reshard = true;

@@ -22,7 +22,7 @@ bool reads_its_table(const Module& module) {
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
 }
 
-/// A tied parameter stays listed under its first name alone (S6), so that no optimizer steps it
+/// A tied parameter stays listed under its first name alone, so that no optimizer steps it
 /// twice; LibTorch skips undefined entries. The modules' members go on sharing the unsharded parameter.
 void replace_registrations(const ManagedStates& states, const PreparedGroup& prepared, OwnedGroup& owned) {
   auto& group = *prepared.group;

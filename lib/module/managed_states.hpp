@@ -11,16 +11,16 @@
 
 namespace fsdp {
 
-/// One parameter to shard, with every place in the tree that registers it (ties: S6).
+/// One parameter to shard, with every place in the tree that registers it (ties).
 struct ManagedParam {
   at::Tensor unsharded_param;
   std::string name;  ///< relative to its unit, its first name in depth-first order
   size_t unit;       ///< which of the modules that share the group
   std::vector<Registration> registrations;
-  std::optional<TiedSource> tied = {};  ///< by a sharded module below, which is to give it up (S6)
+  std::optional<TiedSource> tied = {};  ///< by a sharded module below, which is to give it up
 };
 
-/// The states of the managed modules, each tensor once, without what is ignored (S2).
+/// The states of the managed modules, each tensor once, without what is ignored.
 struct ManagedStates {
   std::vector<ManagedParam> params;
   std::vector<SharedEntry> shared;  ///< entries that hold another group's unsharded parameter
@@ -29,7 +29,7 @@ struct ManagedStates {
 };
 
 /// Changes nothing. Throws UsageError for a parameter that another group has sharded already (fully_shard
-/// called on an outer module first), and for devices that do not fit `device` (S4).
+/// called on an outer module first), and for devices that do not fit `device`.
 ManagedStates collect_states(const ModuleWalk& walk, c10::Device device);
 
 }  // namespace fsdp

@@ -50,7 +50,7 @@ class Walker {
       if (child.value()) visit(*child.value(), join_path(path, child.key()), false);
   }
 
-  /// Named in ignored_modules, or nothing of it is left to manage and it has no buffers (S3).
+  /// Named in ignored_modules, or nothing of it is left to manage and it has no buffers.
   bool leaves_the_walk(Module& module) const { return ignored_.contains(&module); }
 
   std::unordered_set<Module*> roots_, seen_, ignored_;

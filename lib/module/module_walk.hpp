@@ -24,7 +24,7 @@ struct NestedState {
   std::string path;
 };
 
-/// What a depth-first walk from the given modules finds (S1, S3, S5).
+/// What a depth-first walk from the given modules finds.
 struct ModuleWalk {
   std::vector<WalkedModule> managed;  ///< each once, in depth-first order
   std::vector<NestedState> nested;    ///< sharded units met and not entered

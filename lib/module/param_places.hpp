@@ -28,7 +28,7 @@ std::unordered_set<const c10::TensorImpl*> replicated_params(const std::vector<t
                                                              const FullyShardOptions& options,
                                                              const ModuleWalk& walk);
 
-/// A place for each of the states' parameters (M6, M7, S3). own: the module's mesh. No communication. Throws UsageError.
+/// A place for each of the states' parameters. own: the module's mesh. No communication. Throws UsageError.
 std::vector<ParamPlace> place_params(const ManagedStates& states, const MeshInfo& own,
                                      const FullyShardOptions& options,
                                      const std::unordered_set<const c10::TensorImpl*>& replicated);

@@ -6,7 +6,7 @@
 #include "module/managed_states.hpp"
 #include "module/module_walk.hpp"
 
-// One parameter that modules of several groups register (S6). Whoever is sharded first holds it; the others
+// One parameter that modules of several groups register. Whoever is sharded first holds it; the others
 // note that their tables hold its unsharded parameter. The first module around them all that is sharded takes it over.
 namespace fsdp {
 

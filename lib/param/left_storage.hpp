@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-/// The larger storages that parameters were views of before fully_shard (S7). They are not kept alive.
+/// The larger storages that parameters were views of before fully_shard. They are not kept alive.
 class LeftStorages {
  public:
   struct Left {

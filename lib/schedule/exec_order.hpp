@@ -9,7 +9,7 @@ namespace fsdp {
 
 /// The order in which one kind of pass (forward, or backward) uses groups: learned in one pass,
 /// followed in the next, noticed when it changes. Pure bookkeeping over group numbers: what it
-/// says depends on the sequence of uses alone, never on time, so it is the same on all ranks (T3).
+/// says depends on the sequence of uses alone, never on time, so it is the same on all ranks.
 ///
 /// A pass that starts over before it ends (two forwards, then one backward) follows as well.
 class ExecOrder {

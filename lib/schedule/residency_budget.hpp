@@ -12,7 +12,7 @@ namespace fsdp {
 
 class ExecOrder;
 
-/// A root's byte budget (T4): the plan for the order that has been learned, made anew when that changes.
+/// A root's byte budget: the plan for the order that has been learned, made anew when that changes.
 /// Without a budget, or without an order of both passes, it plans nothing.
 class ResidencyBudget {
  public:

@@ -23,7 +23,7 @@ struct ResidencyProblem {
   int prefetch_distance = 1;     ///< groups that are gathered ahead of their use
 };
 
-/// Which groups stay between two uses (T4).
+/// Which groups stay between two uses.
 struct ResidencyPlan {
   std::vector<bool> keeps;      ///< by use: the group stays until its next use
   int64_t gathered_bytes = 0;   ///< of one step

@@ -27,7 +27,7 @@ enum class GroupEvent : uint8_t {
 
 /// Decides when the groups of one root are gathered and released: events in, actions out. What it decides depends on
 /// options, on facts and on the sequence of events alone, never on tensors, time or whether a collective has completed;
-/// so all ranks, which have the same of these, launch the same sequence (T3).
+/// so all ranks, which have the same of these, launch the same sequence.
 ///
 /// Whoever calls does the actions at once, in their order, before the next event. If one fails, or something else changes
 /// where parameters are, `groups().set_residency` says so. Not thread-safe: the root's lock guards it.

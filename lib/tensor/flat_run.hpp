@@ -15,7 +15,7 @@ struct FlatItem {
   int64_t block_numel = 1;
 };
 
-/// Tensors one after another in one buffer that is cut in W equal pieces (P3): FSDP1's flat parameter,
+/// Tensors one after another in one buffer that is cut in W equal pieces: FSDP1's flat parameter,
 /// with veScale's blocks. All in elements.
 struct FlatRun {
   std::vector<int64_t> starts;  ///< where each tensor begins

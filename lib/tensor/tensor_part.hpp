@@ -12,7 +12,7 @@
 
 namespace fsdp {
 
-/// What a tensor-parallel tensor, the *local* one here, is a part of (M6).
+/// What a tensor-parallel tensor, the *local* one here, is a part of.
 struct TensorPart {
   DeviceMesh mesh;                     ///< of tensor parallelism alone
   DeviceMesh whole_mesh;               ///< the data-parallel dimensions, then these

@@ -40,7 +40,7 @@ struct FirstValuesOfGroup {
 };
 
 /// Is told all that a root does and decides nothing: it keeps a log of the collectives, has it compared with the other
-/// ranks' (DesyncWatch), shows ranges to a profiler (T19), and records a timeline. Where nobody asks for the last two they
+/// ranks' (DesyncWatch), shows ranges to a profiler, and records a timeline. Where nobody asks for the last two they
 /// cost a test each.
 ///
 /// Not thread-safe: the root's lock guards it.

@@ -5,7 +5,7 @@
 #include "group/reduce/gradient_division.hpp"
 #include "tensor/draw.hpp"
 
-// What gradients are divided by (T7). processes/test_fsdp2_mixed_precision.py compares with FSDP2's rule.
+// What gradients are divided by. processes/test_fsdp2_mixed_precision.py compares with FSDP2's rule.
 namespace fsdp {
 
 TEST_CASE("float16 is divided before and after its sum, by about the square root", "[group][gradient_division]") {

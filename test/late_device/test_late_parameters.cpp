@@ -1,4 +1,4 @@
-// Parameters and buffers on other devices than the mesh's (S4).
+// Parameters and buffers on other devices than the mesh's.
 #include <catch2/catch.hpp>
 
 #include "base/require.hpp"

@@ -26,7 +26,7 @@ struct Model : nn::Module {
 
 bool may_be_frozen(const RandomTree& tree, const std::string& name) {
   // What a list or dict hands out is the sharded parameter: frozen, and with a batch that needs
-  // no gradient, no operator records autograd on it, so it is the shard (T20).
+  // no gradient, no operator records autograd on it, so it is the shard.
   const bool in_container = name.find("list.") != std::string::npos || name.find("dict.") != std::string::npos;
   // Where ranks choose differently, a frozen choice would cut the graph on some ranks only, and with
   // it what the parts in front of it gather in backward.

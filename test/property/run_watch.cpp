@@ -246,7 +246,7 @@ class Replay {
     const auto g = reducing(call);
     if (!g) return;  // nothing is left to take; if something moves after all, the formula says none
     const auto& group = groups_[*g];
-    // What float16 holds is divided before it is added up (T7): by a double, which is cast.
+    // What float16 holds is divided before it is added up: by a double, which is cast.
     for (const int p : waiting_[*g])
       if (dtypes_of(*g, p).reduced_in == at::kHalf && group.ranks * group.replicas > 1)
         number_bytes_ += static_cast<int64_t>(sizeof(double)) + 2;

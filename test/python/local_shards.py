@@ -1,4 +1,4 @@
-"""Checks of local shards (P5), beside the per-parameter optimizer and the plain model."""
+"""Checks of local shards, beside the per-parameter optimizer and the plain model."""
 
 import copy
 import tempfile

@@ -19,7 +19,7 @@ PROGRAMS = {name: program for name, program in programs.PROGRAMS.items()
 
 # Where the numbers differ, and why.
 FEWER = {
-    "reshard_after_forward": "the group that backward begins with stays gathered at the end of forward (T4)",
+    "reshard_after_forward": "the group that backward begins with stays gathered at the end of forward",
     "registered_at_every_moment_True": "the same",
     "list_of_modules": "the same",
     "registered_around_evaluation": "the same",
@@ -30,7 +30,7 @@ FEWER = {
 MORE = {
     "manual_finalization": "every backward that synchronizes reduces; FSDP2 leaves groups whose inputs need no "
                            "gradient",
-    "a_group_unused_in_the_last_micro_batch": "one step prefetches along the order it has learned (T3)",
+    "a_group_unused_in_the_last_micro_batch": "one step prefetches along the order it has learned",
     "partial_sums_of_other_parameters": "the same",
     "unsharded_gradients_are_seen": "set_reshard_after_backward(True) before a forward releases what is there",
 }

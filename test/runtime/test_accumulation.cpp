@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Gradient accumulation and synchronisation (T5, T6).
+// Gradient accumulation and synchronisation.
 
 namespace fsdp::test {
 namespace {

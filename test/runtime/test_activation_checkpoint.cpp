@@ -6,7 +6,7 @@
 #include "support/counting_allocator.hpp"
 #include "support/models.hpp"
 
-// Activation checkpoints of models that are not sharded (T13): what they compute, keep and refuse.
+// Activation checkpoints of models that are not sharded: what they compute, keep and refuse.
 // Every result is compared with the same function's without a checkpoint, bit for bit.
 namespace fsdp::test {
 namespace {

@@ -6,7 +6,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 
-// Parameters that are gathered in another form than their values (T15).
+// Parameters that are gathered in another form than their values.
 
 namespace fsdp::test {
 namespace {

@@ -100,7 +100,7 @@ TEST_CASE("a hook is told what the runtime has not divided by", "[runtime][all_r
     double before, told;
   };
   // float16: f starts at 1 and doubles while it divides the factor (N, by default) and f * f is less; the rest
-  // comes after (T7).
+  // comes after.
   for (const auto& c : {Case{2, 2, {}, {}, 1, 4}, Case{2, 2, {}, 3.0, 1, 3}, Case{2, 2, at::kHalf, {}, 2, 2},
                         Case{2, 3, at::kHalf, {}, 4, 1.5}, Case{4, 2, at::kHalf, {}, 4, 2},
                         Case{4, 1, at::kHalf, 1.0, 1, 1}}) {

@@ -3,7 +3,7 @@
 #include "support/counting_allocator.hpp"
 #include "support/models.hpp"
 
-// A byte budget in place of reshard_after_forward (T4). How a plan is made is tested in test/group.
+// A byte budget in place of reshard_after_forward. How a plan is made is tested in test/group.
 
 namespace fsdp::test {
 namespace {

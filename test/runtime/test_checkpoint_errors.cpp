@@ -6,7 +6,7 @@
 #include "support/models.hpp"
 
 // Activation checkpoints: state that the recomputation must find and leave as it was, writes in
-// place, functions that are not deterministic, exceptions (T13).
+// place, functions that are not deterministic, exceptions.
 namespace fsdp::test {
 namespace {
 

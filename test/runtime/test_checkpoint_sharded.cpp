@@ -3,7 +3,7 @@
 #include "support/models.hpp"
 #include "support/sample.hpp"
 
-// Activation checkpoints inside and around sharded modules (T13): what is computed equals the plain
+// Activation checkpoints inside and around sharded modules: what is computed equals the plain
 // model without checkpoints, and the recomputation's collectives are a part of the learned order.
 namespace fsdp::test {
 namespace {
@@ -309,7 +309,7 @@ TEST_CASE("frozen and unused parameters under checkpoints", "[runtime][activatio
 }
 
 TEST_CASE("a scope that was open in forward is open in the recomputation", "[runtime][activation_checkpoint]") {
-  // A frozen ParameterList under an operator that records nothing: the unsharded parameter in a scope only (T20).
+  // A frozen ParameterList under an operator that records nothing: the unsharded parameter in a scope only.
   struct List : torch::nn::Module {
     List() {
       frozen->append(torch::randn({6, 3}, torch::kDouble).requires_grad_(false));

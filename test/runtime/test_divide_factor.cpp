@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// What gradients are divided by (T7).
+// What gradients are divided by.
 
 namespace fsdp::test {
 namespace {

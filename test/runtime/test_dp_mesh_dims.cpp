@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// A full mesh of any number of dimensions, of which names say what shards and what replicates (M7).
+// A full mesh of any number of dimensions, of which names say what shards and what replicates.
 
 namespace fsdp::test {
 namespace {

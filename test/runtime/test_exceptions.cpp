@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Exceptions in forward or backward, on all ranks (T16).
+// Exceptions in forward or backward, on all ranks.
 
 namespace fsdp::test {
 namespace {

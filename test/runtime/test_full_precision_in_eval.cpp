@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// MixedPrecisionPolicy::full_precision_in_eval (T8): low precision is for training alone.
+// MixedPrecisionPolicy::full_precision_in_eval: low precision is for training alone.
 
 namespace fsdp::test {
 namespace {

@@ -5,7 +5,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 
-// Parameters gathered as int8 in blocks with a scale each (T15).
+// Parameters gathered as int8 in blocks with a scale each.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Other cuts than rows: along any dimension (P2, M5), and the flat layout (P3).
+// Other cuts than rows: along any dimension, and the flat layout.
 
 namespace fsdp::test {
 namespace {

@@ -3,7 +3,7 @@
 #include "support/models.hpp"
 #include "support/scoped_environment.hpp"
 
-// One contiguous local shard for each class of a group's parameters (P5).
+// One contiguous local shard for each class of a group's parameters.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Which parameters and buffers a call of fully_shard takes (S1-S6, S10).
+// Which parameters and buffers a call of fully_shard takes.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Forwards and backwards in every combination (T10).
+// Forwards and backwards in every combination.
 
 namespace fsdp::test {
 namespace {

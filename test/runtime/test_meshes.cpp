@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// The engine on every kind of mesh (M3, M4, M5, T5).
+// The engine on every kind of mesh.
 
 namespace fsdp::test {
 namespace {

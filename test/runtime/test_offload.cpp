@@ -4,7 +4,7 @@
 #include "support/skip.hpp"
 #include "support/scoped_environment.hpp"
 
-// CPUOffloadPolicy (T9). FSDP_COPY_ON_CPU makes a CPU mesh do what a mesh of GPUs does: shards and
+// CPUOffloadPolicy. FSDP_COPY_ON_CPU makes a CPU mesh do what a mesh of GPUs does: shards and
 // gradients live in other memory than what is computed on.
 
 namespace fsdp::test {

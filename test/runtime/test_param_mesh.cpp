@@ -4,7 +4,7 @@
 #include "support/sample.hpp"
 #include "tensor/draw.hpp"
 
-// Parameters on a mesh of their own, beside those of their module's mesh (M7).
+// Parameters on a mesh of their own, beside those of their module's mesh.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/expert_model.hpp"
 
-// What saves, copies, makes and shows parameters, where some are on a mesh of their own (M7).
+// What saves, copies, makes and shows parameters, where some are on a mesh of their own.
 
 namespace fsdp::test {
 namespace {

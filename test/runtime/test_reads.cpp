@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// What gathers and what does not (T18); reads outside a step.
+// What gathers and what does not; reads outside a step.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// What the contract rejects gives its error before anything is changed (S3, S9, M2, M3, M4).
+// A wrong call gives its error before anything is changed.
 
 namespace fsdp::test {
 namespace {

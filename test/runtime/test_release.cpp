@@ -3,7 +3,7 @@
 #include "support/counting_allocator.hpp"
 #include "support/models.hpp"
 
-// What is unsharded when (T4, M4).
+// What is unsharded when.
 
 namespace fsdp::test {
 namespace {

@@ -4,7 +4,7 @@
 #include "support/sample.hpp"
 #include "tensor/draw.hpp"
 
-// Parameters that are neither sharded nor ignored: replicated, their gradients averaged with the group's (S3).
+// Parameters that are neither sharded nor ignored: replicated, their gradients averaged with the group's.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Frozen parameters and requires_grad toggled between steps (T12).
+// Frozen parameters and requires_grad toggled between steps.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Operators on sharded parameters (T20).
+// Operators on sharded parameters.
 
 namespace fsdp::test {
 namespace {

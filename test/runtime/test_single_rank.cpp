@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// A world of one rank (M3): nothing is communicated, copied or released.
+// A world of one rank: nothing is communicated, copied or released.
 
 namespace fsdp::test {
 namespace {

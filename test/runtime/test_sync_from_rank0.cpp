@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// All ranks start with the first rank's parameters and buffers (A4), and buffers are left alone afterwards (S10).
+// All ranks start with the first rank's parameters and buffers (A4), and buffers are left alone afterwards.
 
 namespace fsdp::test {
 namespace {

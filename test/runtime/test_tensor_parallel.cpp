@@ -4,7 +4,7 @@
 #include "support/tensor_parallel_model.hpp"
 #include "tensor/draw.hpp"
 
-// Modules that hold their tensor-parallel rank's part of a tensor, sharded further by data parallelism (M6).
+// Modules that hold their tensor-parallel rank's part of a tensor, sharded further by data parallelism.
 
 namespace fsdp::test {
 namespace {

@@ -3,7 +3,7 @@
 #include "support/sample.hpp"
 #include "support/tensor_parallel_model.hpp"
 
-// What saves, copies, makes and shows parameters, where tensor parallelism has cut them too (M6).
+// What saves, copies, makes and shows parameters, where tensor parallelism has cut them too.
 
 namespace fsdp::test {
 namespace {

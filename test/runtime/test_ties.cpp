@@ -3,7 +3,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 
-// One parameter that modules of several groups register (S6).
+// One parameter that modules of several groups register.
 namespace fsdp::test {
 namespace {
 

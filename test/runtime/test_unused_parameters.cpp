@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Parameters that a step does not use (T11).
+// Parameters that a step does not use.
 
 namespace fsdp::test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "support/models.hpp"
 
-// Writes to unsharded parameters and replaced tensors reach the shards or are refused by name (T17).
+// Writes to unsharded parameters and replaced tensors reach the shards or are refused by name.
 
 namespace fsdp::test {
 namespace {

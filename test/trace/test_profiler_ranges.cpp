@@ -4,7 +4,7 @@
 
 #include "support/models.hpp"
 
-// What a profiler is shown (T19).
+// What a profiler is shown.
 
 namespace fsdp::test {
 namespace {

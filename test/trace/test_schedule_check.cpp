@@ -167,7 +167,7 @@ struct TwoWeights : torch::nn::Module {
   at::Tensor first, second;
 };
 
-TEST_CASE("gradients of other parameters on some ranks are told by name (T11)", "[group][schedule_check]") {
+TEST_CASE("gradients of other parameters on some ranks are told by name", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     TwoWeights model;
     const auto root = fully_shard(model, {.mesh = mesh_over(world)});
@@ -182,7 +182,7 @@ TEST_CASE("gradients of other parameters on some ranks are told by name (T11)", 
                    "set_reduce_scatter_unused_params(true)"});
 }
 
-TEST_CASE("a rank without any gradient for a group is told (T11)", "[group][schedule_check]") {
+TEST_CASE("a rank without any gradient for a group is told", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
     set_schedule_check(chain.root[0], soon());
@@ -193,7 +193,7 @@ TEST_CASE("a rank without any gradient for a group is told (T11)", "[group][sche
   outcome.all_say({"rank 0: reduce_scatter of layer1", "rank 1: "});
 }
 
-TEST_CASE("a read on one rank only is told (T18)", "[group][schedule_check]") {
+TEST_CASE("a read on one rank only is told", "[group][schedule_check]") {
   const auto outcome = outcome_of(2, [](const auto& world) {
     ShardedChain chain(mesh_over(world));
     set_schedule_check(chain.root[0], soon());

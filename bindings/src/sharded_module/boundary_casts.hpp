@@ -8,7 +8,7 @@
 
 namespace fsdp::python {
 
-/// What happens at the boundary of a module's forward beside the core's work (T8).
+/// What happens at the boundary of a module's forward beside the core's work.
 struct BoundaryCasts {
   std::optional<at::ScalarType> inputs, outputs;
   py::object apply;  ///< torch's own walk through nested containers: (function, value) -> value

@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-/// One of the parameters whose local shard (P5) `tensor` is; nullopt for any other tensor.
+/// One of the parameters whose local shard `tensor` is; nullopt for any other tensor.
 std::optional<FoundParam> find_local_shard(const at::Tensor& tensor);
 
 /// The mesh of all that is known of a parameter: the data-parallel dimensions, then the tensor-parallel ones.

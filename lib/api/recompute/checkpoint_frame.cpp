@@ -54,7 +54,7 @@ std::string SavedMetadata::to_string() const {
 
 KeptInput::KeptInput(const at::Tensor& tensor) {
   if (!tensor.defined()) return;
-  // A sharded parameter stands for its unsharded parameter (T20) as itself only.
+  // A sharded parameter stands for its unsharded parameter as itself only.
   if (tensor.is_inference() || is_fsdp_parameter(tensor))
     as_it_is_ = tensor;
   else

@@ -97,7 +97,7 @@ class WrapPlanner {
   }
 
   /// Lists every parameter with its unit. One that is registered outside of the unit that has claimed it
-  /// goes to the nearest one around all its places, as fully_shard will have it (S6).
+  /// goes to the nearest one around all its places, as fully_shard will have it.
   void assign(Module& root) {
     std::vector<Counts> inside;
     for (const auto& unit : plan_.units) inside.push_back(registrations(*unit.module));

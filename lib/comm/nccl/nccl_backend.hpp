@@ -11,7 +11,7 @@ namespace fsdp {
 /// True if the library was built with NCCL and this process sees `devices` CUDA devices or more.
 bool has_nccl(int devices);
 
-/// Makes the local rank's device the current one (M2) if the process has not chosen another yet.
+/// Makes the local rank's device the current one if the process has not chosen another yet.
 void choose_cuda_device(int local_rank);
 
 /// Null in a build without CUDA.

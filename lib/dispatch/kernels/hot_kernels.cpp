@@ -48,7 +48,7 @@ bool is_settled(const Other&, Needs) {
   return true;
 }
 
-/// Whether all floating-point operands have one dtype, so that a group that casts operands (T8) finds
+/// Whether all floating-point operands have one dtype, so that a group that casts operands finds
 /// nothing to cast.
 struct DtypeCheck {
   bool is_uniform = true;

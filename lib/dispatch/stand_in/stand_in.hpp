@@ -10,7 +10,7 @@ namespace fsdp {
 /// A tensor of another kind, Python's DTensor, that shows a sharded parameter outside forward. It computes with its
 /// own kind alone, and an operator whose operands are all of that kind passes on to it unchanged: optimizers, norms,
 /// state dicts. Where an operator has ordinary tensors beside it, which that kind refuses, the unsharded parameter takes
-/// its place (T20), so that any function may read the parameter. What is computed from stand-ins alone, such as a
+/// its place, so that any function may read the parameter. What is computed from stand-ins alone, such as a
 /// view, is a stand-in in turn: the operator is repeated on the unsharded parameters when its result meets an ordinary
 /// tensor, or where the kind cannot run it. Tensors of the kind that are not stand-ins (gradients, optimizer state)
 /// have nothing in whose place they stand, so operators on them pass on, too.
@@ -27,7 +27,7 @@ class StandIn : public c10::BackendMeta {
   virtual bool is_of_scalar() const = 0;
   /// An operator of the kind has written to the tensor.
   virtual void note_write() = 0;
-  /// True if other floating-point operands are to come in its ordinary tensor's dtype (T8).
+  /// True if other floating-point operands are to come in its ordinary tensor's dtype.
   virtual bool casts_operands() const = 0;
   /// The kind could not run the operator, as far as this error of it tells (not an interrupt, say).
   virtual bool is_refusal(const std::exception& error) const = 0;

@@ -119,7 +119,7 @@ class Substitution {
     return true;
   }
 
-  /// T8, as at a module's boundary.
+  /// Mixed precision, as at a module's boundary.
   void cast_operands(Arguments arguments, const OperatorTraits& traits) const {
     const bool is_forward = runs_forward(torch::autograd::get_current_graph_task_id());
     if (!cast_to_ || !is_forward || traits.writes != 0 || !traits.is_differentiable) return;

@@ -52,7 +52,7 @@ std::unique_ptr<EncodedGather> GatherForm::plan(const GroupParts& parts, const G
   const int world = parts.identity.mesh_info.shard_size();
   const bool is_encoded = std::any_of(extensions_.begin(), extensions_.end(),
                                       [](const auto& extension) { return extension != nullptr; });
-  // One rank gathers nothing, so nothing is rounded either (M3).
+  // One rank gathers nothing, so nothing is rounded either.
   if (world == 1 || (!is_encoded && !custom_)) return nullptr;
   return std::make_unique<EncodedGather>(layout, extensions_, std::move(dtypes), world);
 }

@@ -8,7 +8,7 @@ namespace fsdp {
 
 class ParamGroup;
 
-/// The parameters of a group that need no gradient, and those that do (S8).
+/// The parameters of a group that need no gradient, and those that do.
 struct FrozenMixture {
   struct Part {
     int64_t bytes = 0;  ///< unsharded, in the dtypes that are gathered

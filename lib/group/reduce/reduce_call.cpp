@@ -38,7 +38,7 @@ GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype) {
 /// One before the last would have to be as often there.
 std::optional<double> scale_in_collective(const ParamGroup& group, const ReducePart& part) {
   const auto [before, after] = division_of(group, part.dtype);
-  // A division in two parts keeps sums in float16's range, which a product rounded to it does not (T7).
+  // A division in two parts keeps sums in float16's range, which a product rounded to it does not.
   if (group.gradients().config.forces_sum || before != 1 || after == 1) return std::nullopt;
   return 1 / after;
 }

@@ -16,7 +16,7 @@ namespace fsdp {
 std::shared_ptr<ModuleState> find_state(const torch::nn::Module& module);
 void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> state);
 
-/// An entry of a module's parameter table that is empty because the tensor is listed elsewhere (S6).
+/// An entry of a module's parameter table that is empty because the tensor is listed elsewhere.
 struct TiedEntry {
   std::shared_ptr<ParamGroup> group;
   size_t param;  ///< index in the group
