@@ -105,7 +105,8 @@ def torch_version():
 
 def commit():
     """Of the tree that is measured; with a + where files differ from it."""
-    said = subprocess.run(["git", "-C", HERE, "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True)
+    said = subprocess.run(["git", "-C", HERE, "describe", "--always", "--exclude=*", "--dirty=+"], text=True,
+                          capture_output=True)
     return said.stdout.strip() or "unknown"
 
 

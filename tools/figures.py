@@ -43,7 +43,7 @@ def list_stale(records):
         changed, commit = last_change(head["benchmark"])
         if datetime.datetime.fromisoformat(head["date"]) < changed:
             stale.append(record)
-            print(f"{record}: {head['benchmark']} or what it measures has changed since, last in {commit} of {changed:%F %H:%M}")
+            print(f"{record}: {head['benchmark']} or what it measures has changed since, last in {commit} of {changed:%F}")
     return stale
 
 
