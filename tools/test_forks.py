@@ -17,6 +17,8 @@ import threading
 import traceback
 import weakref
 
+from test_programs import Ran, wait_when_woken
+
 LOOK_AGAIN_S = 0.02
 
 
@@ -31,7 +33,7 @@ class Forks:
         threading.Thread(target=self._read, daemon=True).start()
 
     def run(self, command, environment, timeout_s):
-        """(exit code, output, processor seconds) of a fork that does what the command would; the code is None after a timeout.
+        """What a fork gives that does what the command would, as test_programs.run.
 
         command: [python, file, arguments...]. environment: on top of the server's.
         """
@@ -51,7 +53,7 @@ class Forks:
                 is_late = True
                 os.killpg(pid, signal.SIGKILL)  # a test may have started processes of its own
                 ended = replies.get()
-            return None if is_late else ended["exit_code"], output.read().decode(errors="replace"), ended["cpu_s"]
+            return Ran(None if is_late else ended["exit_code"], output.read().decode(errors="replace"), ended["cpu_s"])
 
     def close(self):
         self._server.stdin.close()
@@ -65,6 +67,13 @@ class Forks:
         for replies in self._replies.values():
             replies.put(gone)
             replies.put(gone)
+
+
+def import_torch():
+    """What the forks would import. None of it starts a thread, which would not be there in a fork."""
+    import torch._dynamo  # by every optimizer's first step
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
 
 
 def end_interpreter(code):
@@ -132,13 +141,8 @@ def reply(**said):
 
 def serve():
     """Reads requests from standard input until it ends, and writes to standard output what became of them."""
-    import torch._dynamo  # by every optimizer's first step
-    import torch.distributed.fsdp
-    import torch.distributed.tensor  # none of them starts a thread, which would not be there in a fork
-
-    import test_programs
-
-    test_programs.wait_when_woken()
+    import_torch()
+    wait_when_woken()
     unread, numbers = b"", {}
     while True:
         if select.select([0], [], [], LOOK_AGAIN_S if numbers else None)[0]:

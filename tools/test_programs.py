@@ -109,11 +109,7 @@ def run_plain(test, cases, forks):
     """A test that is no Catch2 program. forks: test_forks.Forks, which run those in Python."""
     chosen = [argument for name in cases.names or ([cases.text.replace(" ", "_")] if cases.text else [])
               for argument in ("-k", name)]
-    command = test["cmd"] + chosen
-    if is_python(test):
-        ran = Ran(*forks.run(command, test["env"], test["timeout"]))
-    else:
-        ran = run(command, test["env"], test["timeout"])
+    ran = (forks.run if is_python(test) else run)(test["cmd"] + chosen, test["env"], test["timeout"])
     counts = CLOSING_LINE.findall(ran.output)
     outcome = Outcome(*map(int, counts[-1])) if counts else Outcome(passed=int(ran.exit_code == 0))
     if ran.exit_code != 0 and outcome.failed == 0:

@@ -36,9 +36,8 @@ class ForkedRank:
 
 def start_rank(rank, ranks, program, *arguments, stdout, stderr, **more):
     """One rank's process, as launch.start_rank starts it. more: of its environment."""
-    import torch._dynamo  # by every optimizer's first step
-    import torch.distributed.fsdp
-    import torch.distributed.tensor  # none of them starts a thread, which would not be there in a fork
+    test_forks.import_torch()
+    import torch
 
     def prepare():
         os.environ.update(launch.rank_environment(rank, ranks, **more))

@@ -119,15 +119,15 @@ class Forks(unittest.TestCase):
     def test_a_fork_ends_and_prints_as_the_program_would(self):
         for text, code, printed in PROGRAMS:
             with self.subTest(text):
-                exit_code, output, cpu_s = self.run_program(text, "--and", "more")
-                self.assertEqual(exit_code, code, output)
-                self.assertIn(printed, output)
-                self.assertLess(cpu_s, 30)
+                ran = self.run_program(text, "--and", "more")
+                self.assertEqual(ran.exit_code, code, ran.output)
+                self.assertIn(printed, ran.output)
+                self.assertLess(ran.cpu_s, 30)
 
     def test_what_takes_too_long_is_ended_with_its_children(self):
-        exit_code, output, _ = self.run_program(SLEEPS_WITH_A_CHILD, str(self.folder / "child"), timeout_s=2)
-        self.assertIsNone(exit_code)
-        self.assertEqual(output, "asleep\n")
+        ran = self.run_program(SLEEPS_WITH_A_CHILD, str(self.folder / "child"), timeout_s=2)
+        self.assertIsNone(ran.exit_code)
+        self.assertEqual(ran.output, "asleep\n")
         status = Path("/proc", (self.folder / "child").read_text(), "status")
         self.assertTrue(not status.exists() or "State:\tZ" in status.read_text())
 
