@@ -22,6 +22,10 @@ NAMES = {"fsdp": "libfsdp", "python": "libfsdp in Python", "fsdp2": "FSDP2", "dd
          "raw_write": "raw write", "raw_read": "raw read", "start_save": "start of a save in the background"}
 
 
+def pages():
+    return sorted((ROOT / "docs").rglob("*.md"))
+
+
 def shown(value):
     if value is None:
         return ""
@@ -61,7 +65,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in pages():
         text = page.read_text()
         if renewed(text) != text:
             stale.append(str(page.relative_to(ROOT)))

@@ -23,8 +23,8 @@ def head_of(record):
 
 def shown_records():
     """The records that tables are made of, in the order of the pages."""
-    texts = [page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))]
-    return list(dict.fromkeys(found[0] for text in texts for found in docs_records.MARKED.findall(text)))
+    markers = [found for page in docs_records.pages() for found in docs_records.MARKED.findall(page.read_text())]
+    return list(dict.fromkeys(name for name, _ in markers))
 
 
 def last_change(benchmark):
@@ -61,8 +61,8 @@ def measure(record):
 
 
 def show(old, new):
-    """Takes a new record in the place of an old one, which goes if no page names it any more."""
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    """Takes a new record in the place of an old one, which goes."""
+    for page in docs_records.pages():
         text = page.read_text()
         if old in text:
             page.write_text(docs_records.renewed(text.replace(old, new)))
