@@ -49,7 +49,8 @@ at::Tensor placed(const at::Tensor& gradient, const DTensorSpec::Ptr& to_spec, c
   }
   if (dtensor->spec().is_flat() == spec.is_flat() && dtensor->spec().placements() == placements) return gradient;
   if (spec.is_flat())  // of the whole
-    return placed(recorded_piece_of(placed(gradient, dtensor->value().spec, placements, subject)), to_spec, placements, subject);
+    return placed(recorded_piece_of(placed(gradient, dtensor->value().spec, placements, subject)), to_spec, placements,
+                  subject);
   auto way = way_to(dtensor->spec(), placements, subject);
   way.subject = subject;
   // Recorded again where the graph is kept for a second derivative.
