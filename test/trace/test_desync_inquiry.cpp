@@ -1,5 +1,12 @@
 #include <catch2/catch.hpp>
 
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include "fsdp/schedule_check_options.hpp"
+#include "support/patience.hpp"
+#include "trace/desync/desync_watcher.hpp"
 #include "watched_rank.hpp"
 
 namespace fsdp::test {
@@ -111,6 +118,52 @@ TEST_CASE("what waits for ranks that have ended cannot complete", "[group][desyn
   CHECK_THAT(zero.told(), Contains("have ended before the others; all_gather of layer0 cannot complete"));
   CHECK(one.inquiry.take_over_verdict());
   CHECK(one.told() == zero.told());
+}
+
+TEST_CASE("rank 0 waits until the others know the verdict or have ended", "[group][desync_inquiry]") {
+  const auto notices = shared_board();
+  WatchedRank zero(notices, 0, 3, kLongSettling), one(notices, 1, 3, kLongSettling), two(notices, 2, 3, kLongSettling);
+  zero.inquiry.give_verdict("they disagree");
+  auto waits = std::async(std::launch::async, [&] { zero.inquiry.await_others(); });
+  const auto has_returned = [&](std::chrono::milliseconds within) {
+    return waits.wait_for(within) == std::future_status::ready;
+  };
+  two.post_as(RankReport::State::kEnded);
+  CHECK_FALSE(has_returned(std::chrono::milliseconds(50)));
+  CHECK(one.inquiry.take_over_verdict());
+  CHECK(has_returned(patience()));
+}
+
+TEST_CASE("no rank waits for others for longer than they have to settle, and only rank 0 waits",
+          "[group][desync_inquiry]") {
+  const auto notices = shared_board();
+  WatchedRank zero(notices, 0, 2), one(notices, 1, 2, kLongSettling);
+  zero.inquiry.await_others();
+  one.inquiry.await_others();
+}
+
+TEST_CASE("rank 0 throws a verdict once, and no sooner than the others know it", "[group][desync_watch]") {
+  const auto notices = shared_board();
+  WatchedRank one(notices, 1, 2);
+  DesyncWatcher zero(std::make_shared<CollectiveLog>(), DesyncBoard(notices, "schedule", 0, first_ranks(2)),
+                     {.late_after = kLongSettling, .compare_after = kLongSettling, .timeout = kLongSettling});
+  CHECK_NOTHROW(zero.check());
+  one.board.give_verdict("they disagree");
+  std::atomic<bool> one_knows = false;
+  auto knew = std::async(std::launch::async, [&] {
+    try {
+      zero.explain_failure();
+      return false;
+    } catch (const ScheduleError&) {
+      return one_knows.load();
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  one_knows = true;
+  CHECK(one.inquiry.take_over_verdict());
+  CHECK(knew.get());
+  CHECK_THROWS_AS(zero.check(), ScheduleError);
+  CHECK_THROWS_WITH(zero.check(), "they disagree");
 }
 
 }  // namespace fsdp::test

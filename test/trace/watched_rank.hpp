@@ -42,14 +42,7 @@ struct WatchedRank {
     board.post(report);
   }
   /// The verdict; empty: there is none.
-  std::string told() const {
-    try {
-      verdict.check();
-      return {};
-    } catch (const ScheduleError& error) {
-      return error.what();
-    }
-  }
+  std::string told() const { return verdict.is_given() ? verdict.text() : std::string(); }
 
   std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>();
   DesyncBoard board;

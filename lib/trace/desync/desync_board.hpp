@@ -58,6 +58,9 @@ class DesyncBoard {
   /// The first verdict is everybody's: returns it.
   std::string give_verdict(const std::string& text) { return board_->post_first(key("verdict"), text); }
   std::optional<std::string> verdict() { return board_->read(key("verdict")); }
+  /// This rank knows the verdict.
+  void note_verdict() { board_->post(key("told", rank_), "verdict"); }
+  bool knows_verdict(int rank) { return board_->read(key("told", rank)).has_value(); }
 
   /// True for the one rank that is to report that entry `index` is late.
   bool claim_late(uint64_t index);

@@ -1,5 +1,6 @@
 #include "trace/desync/desync_inquiry.hpp"
 
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,9 +32,27 @@ bool DesyncInquiry::take_over_verdict() {
 }
 
 void DesyncInquiry::give_verdict(const std::string& text) {
-  verdict_.give(board_.give_verdict(text));
+  const auto verdict = board_.give_verdict(text);
+  // The last, as it wakes the host, which may end the program; but whatever becomes of the board.
+  const auto give = c10::make_scope_exit([&] { verdict_.give(verdict); });
+  board_.note_verdict();
   // Ranks that do not wait for anything look at alarms only.
   board_.raise_alarm(fmt::format("verdict of rank {}", board_.rank()));
+}
+
+void DesyncInquiry::await_others() {
+  if (board_.rank() != 0) return;
+  const auto deadline = Clock::now() + settling_;
+  auto waits_for = board_.peers(0, board_.ranks().size());
+  for (;;) {
+    std::erase_if(waits_for, [&](int peer) {
+      if (board_.knows_verdict(peer)) return true;
+      const auto report = board_.report_of(peer);
+      return report && report->state == RankReport::State::kEnded;
+    });
+    if (waits_for.empty() || Clock::now() >= deadline) return;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
 }
 
 void DesyncInquiry::give_difference(const RankReport& own) {

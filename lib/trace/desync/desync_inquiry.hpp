@@ -20,6 +20,9 @@ class DesyncInquiry {
   /// Takes over the verdict that some rank has given. False: none has.
   bool take_over_verdict();
   void give_verdict(const std::string& text);
+  /// On rank 0, waits until the others know the verdict, have ended, or have had the time to settle. Rank 0's process
+  /// usually serves the store that they read the verdict from, and may end with it. Other ranks wait for nothing.
+  void await_others();
 
   /// A report of another rank differs from `own`: gives the verdict, which says what every rank did as far as it says
   /// so in time.

@@ -7,7 +7,6 @@
 
 #include "comm/failure_flag.hpp"
 #include "fsdp/communicator.hpp"
-#include "fsdp/schedule_check_options.hpp"
 
 namespace fsdp {
 
@@ -17,12 +16,9 @@ namespace fsdp {
 /// add: one thread. The others: any thread.
 class DesyncVerdict {
  public:
-  /// Throws ScheduleError if there is one.
-  void check() const {
-    if (is_given()) [[unlikely]]
-      throw ScheduleError(failure_.reason());
-  }
   bool is_given() const { return failure_.is_set(); }
+  /// What the ranks disagree about, where it is given.
+  const std::string& text() const { return failure_.reason(); }
 
   /// To be failed with it. Known ones are passed over.
   void add(Communicator& group);

@@ -4,10 +4,12 @@
 
 #include <exception>
 #include <span>
+#include <utility>
 
 #include "base/first_line.hpp"
 #include "base/log.hpp"
 #include "comm/bounded_calls.hpp"
+#include "fsdp/schedule_check_options.hpp"
 
 namespace fsdp {
 
@@ -57,6 +59,15 @@ std::string DesyncWatcher::last_words(std::string_view why) {
   const auto own = activity_.report();
   return fmt::format("{}, so of the others nothing is known here:{}", why,
                      describe_ranks(std::span(&own, 1), std::span(&own.rank, 1)));
+}
+
+void DesyncWatcher::throw_verdict() {
+  if (!std::exchange(others_were_awaited_, true)) try {
+      inquiry_.await_others();
+    } catch (const std::exception& error) {
+      log().debug("the schedule check does not wait for the others, it cannot reach its board: {}", error.what());
+    }
+  throw ScheduleError(verdict_.text());
 }
 
 bool DesyncWatcher::end() { return mailbox_.end(kFarewell); }

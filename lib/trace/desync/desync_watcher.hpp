@@ -41,8 +41,11 @@ class DesyncWatcher {
   DesyncWatcher& operator=(const DesyncWatcher&) = delete;
 
   // --- the thread that trains
-  /// Throws ScheduleError if there is a verdict.
-  void check() const { verdict_.check(); }
+  /// Throws ScheduleError if there is a verdict; on rank 0, once the others know it too or some seconds have passed.
+  void check() {
+    if (verdict_.is_given()) [[unlikely]]
+      throw_verdict();
+  }
   /// To be failed with the verdict.
   void add(Communicator& group) { verdict_.add(group); }
   /// The host is about to launch, or to wait for, a collective of the group; and it is not any more.
@@ -54,7 +57,10 @@ class DesyncWatcher {
   /// What this rank began with, which is the others' business too. Once.
   void compare_beginnings(std::vector<Beginning> beginnings) { mailbox_.post_beginnings(std::move(beginnings)); }
   /// Waits until all ranks have come to the last entry before `position`, and throws CommError if it is not theirs.
-  void compare_last_entry(CollectiveLog::Position position) { entries_.compare(position); }
+  void compare_last_entry(CollectiveLog::Position position) {
+    entries_.compare(position);
+    check();
+  }
   /// A collective has failed: throws ScheduleError if the ranks disagree. Else returns what is known
   /// about the ranks, if the collective was late, or about this one, if the board cannot be reached; "" if neither.
   /// Waits for some seconds at most, whatever becomes of the board.
@@ -75,6 +81,7 @@ class DesyncWatcher {
   }
   void say_goodbye();
   std::string last_words(std::string_view why);
+  [[noreturn]] void throw_verdict();
 
   const WatchTimes times_;
   DesyncBoard board_;
@@ -85,6 +92,7 @@ class DesyncWatcher {
 
   // The training thread's own.
   EntryCheck entries_;
+  bool others_were_awaited_ = false;
 
   // The watching thread's own.
   StepsCheck steps_;

@@ -16,7 +16,7 @@ class EntryCheck {
       : board_(board), verdict_(verdict), timeout_(timeout) {}
 
   /// Waits until all ranks have come to the last entry before `position`. Throws CommError if one has another there or
-  /// does not come, ScheduleError if there is a verdict.
+  /// does not come. Returns at once where there is a verdict.
   void compare(CollectiveLog::Position position);
 
  private:
