@@ -1,4 +1,4 @@
-"""Every benchmark builds and runs through, on few cases; what it says of speed is not looked at. Run by .ci/weekly."""
+"""Every benchmark builds and runs through, on few cases; what it says of speed is not looked at."""
 
 import functools
 import subprocess
