@@ -3,18 +3,23 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <iostream>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "bench_device.hpp"
 #include "bench_worker.hpp"
 #include "fsdp/dtensor.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/process_group.hpp"
+#include "fsdp/timeline.hpp"
 #include "llama_model.hpp"
 #include "stream_link.hpp"
 
@@ -85,6 +90,7 @@ class CudaStep {
     if (what == "memory") return memory(request);
     if (what == "warm") return warm(request);
     if (what == "time") return time(request);
+    if (what == "profile") return profile(request);
     throw UsageError("fsdp_bench_cuda_step: it cannot " + what);
   }
 
@@ -148,6 +154,33 @@ class CudaStep {
     std::vector<double> ms;
     for (int turn = 0; turn < steps; ++turn) ms.push_back(between(marks[turn], marks[turn + 1]));
     return {{"ms", ms}, {"issue_ms", issued.count() / steps}};
+  }
+
+  /// Writes the profiler's trace of some steps into the request's folder, and counts a step's collectives.
+  Json profile(const Json& request) {
+    const auto tokens = tokens_of(request.at("tokens"));
+    step(tokens);
+    synchronize(device_);
+    const std::string path = request.at("folder").get<std::string>() + "/" + std::to_string(world_->rank()) + ".json";
+    trace_steps(tokens, request.at("steps"), path);
+    const auto root = find_fsdp_module(*model_).value();
+    start_timeline(root);
+    step(tokens);
+    const auto events = stop_timeline(root).events;
+    return {{"trace", path}, {"collectives", std::count_if(events.begin(), events.end(), [](const TimelineEvent& event) {
+               return event.kind == TimelineEvent::Kind::kCollective;
+             })}};
+  }
+
+  void trace_steps(const at::Tensor& tokens, int steps, const std::string& path) {
+    using torch::profiler::impl::ActivityType;
+    const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+    const std::set<ActivityType> activities{device_.is_cpu() ? ActivityType::CPU : ActivityType::CUDA};
+    torch::autograd::profiler::prepareProfiler(config, activities);
+    torch::autograd::profiler::enableProfiler(config, activities);
+    for (int turn = 0; turn < steps; ++turn) step(tokens);
+    synchronize(device_);
+    torch::autograd::profiler::disableProfiler()->save(path);
   }
 
   struct Mark {

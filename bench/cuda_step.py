@@ -16,6 +16,7 @@ Starts without tools/bench, too: `python bench/run.py cuda_step --no-build --out
 """
 
 import json
+import tempfile
 import time
 
 import arguments
@@ -188,8 +189,7 @@ class Run:
             exposed_ms=exposed.get("median_ms", ""), issue_ms=issue["median_ms"])
 
     def kernels(self, impls, tokens):
-        """Of those in Python: the C++ library's steps have no profiler."""
-        found = {impl: self.ask(impl, "profile", tokens=tokens, steps=2) for impl in impls if impl != "cpp"}
+        found = {impl: self.profile(impl, tokens, steps=2) for impl in impls}
         if "plain" in found:
             self.plain_kernels[tokens] = found["plain"]["names"]
         plain = self.plain_kernels.get(tokens)
@@ -201,6 +201,14 @@ class Run:
             self.rows.setdefault((tokens, impl), {}).update(
                 idle=f"{100 * summary['idle_fraction']:.1f}%", kernels=summary["kernels"], copies=summary["copies"],
                 copies_us=summary["copies_us"], a_collective=summary.get("beyond_plain_a_collective", "-"))
+
+    def profile(self, impl, tokens, steps):
+        if impl != "cpp":
+            return self.ask(impl, "profile", tokens=tokens, steps=steps)
+        with tempfile.TemporaryDirectory() as folder:
+            traced = self.ask("cpp", "profile", tokens=tokens, steps=steps, folder=folder)
+            summary = self.ask("python", "summary", trace=traced["trace"], steps=steps)
+        return {**summary, "collectives": traced["collectives"]}
 
     def table(self):
         columns = ["ms", "p10", "p90", "of_plain", "of_FSDP2", "exposed_ms", "issue_ms", "idle", "kernels", "copies",

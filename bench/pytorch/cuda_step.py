@@ -2,7 +2,7 @@
 
 `setup` joins a world: fake (of so many ranks, this process the first), or as the conductor's environment says. `memory`
 makes a model and measures its steps alone on the device. `make` makes models of all kinds, `warm` runs steps of one of
-them, `time` and `profile` measure it, `drop` lets go of all.
+them, `time` and `profile` measure it, `summary` reads the C++ library's trace, `drop` lets go of all.
 """
 
 import contextlib
@@ -188,6 +188,11 @@ class Bench:
         self.place.synchronize()
         found = kernel_timeline.record(step, request["steps"], self.place.device)
         return {**found, "collectives": self.collectives_of(self.subjects[request["impl"]], step)}
+
+    def summary(self, request):
+        """Of a trace that the C++ library's process has written."""
+        events = kernel_timeline.events_in(request["trace"], kernel_timeline.shown_of(self.place.device))
+        return kernel_timeline.summary(events, request["steps"])
 
     def collectives_of(self, subject, step):
         """Of a step: gathers and reductions of groups."""

@@ -17,7 +17,12 @@ COPIES = re.compile(r"memcpy|copy|CatArray|chunk_cat|split_with_sizes", re.IGNOR
 def record(step, steps, device):
     """What the device did from the first to the last kernel of `steps` steps, issued without a wait between them."""
     on_gpu = device.type == "cuda"
-    return summary(events_of(step, steps, on_gpu, ON_DEVICE if on_gpu else {"cpu_op"}), steps)
+    return summary(events_of(step, steps, on_gpu, shown_of(device)), steps)
+
+
+def shown_of(device):
+    """Categories of a trace's events that stand for what the device does."""
+    return ON_DEVICE if device.type == "cuda" else {"cpu_op"}
 
 
 def events_of(step, steps, on_gpu, wanted):
@@ -30,7 +35,11 @@ def events_of(step, steps, on_gpu, wanted):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+        return events_in(path, wanted)
+
+
+def events_in(path, wanted):
+    events = json.loads(Path(path).read_text())["traceEvents"]
     return [event for event in events if event.get("ph") == "X" and event.get("cat") in wanted]
 
 
