@@ -11,6 +11,7 @@ from . import _C, _api, _checks, _torch_names
 from ._checks import flag
 from ._meshes import process_group_over
 from ._states import state_of
+from ._symmetric_memory import check_reduce_scatter_buffers, use_symmetric_memory
 
 
 @contextlib.contextmanager
@@ -226,6 +227,9 @@ class FSDPModule(_torch_names.FSDPModule):
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """How many groups' packed gradients may be alive in reduce-scatters under way, 1 or more (1)."""
         buffers = _checks.whole_number(max_input_buffers, "set_reduce_scatter_max_input_buffers")
+        for module in self.modules() if recurse is True else (self,):
+            if isinstance(module, FSDPModule):
+                check_reduce_scatter_buffers(module._core(), buffers)
         self._pass_on("set_reduce_scatter_max_input_buffers", buffers, recurse)
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
@@ -243,10 +247,14 @@ class FSDPModule(_torch_names.FSDPModule):
             self._core().set_allocate_memory_from_process_group_for_comm(value)
 
     def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL") -> None:
-        """Symmetric memory for collectives: raises RuntimeError, as no process group of c10d has it here."""
-        value = _checks.text(backend, "set_symm_mem_for_comm")
-        with _refused_as_assertion():
-            self._core().set_symm_mem_for_comm(value)
+        """Gathers this module's groups in torch's symmetric memory, and reduces them there where
+        `set_force_sum_reduction_for_comms(True)` came before. A collective call; on GPUs with NCCL.
+
+        Raises AssertionError with a custom collective or memory from the process group, RuntimeError where torch has no
+        such backend, and ValueError if reduce-scatters then had more than one input buffer.
+        """
+        backend = _checks.text(backend, "set_symm_mem_for_comm")
+        use_symmetric_memory(self._core(), state_of(self).mesh.device_type, backend)
 
     def set_custom_all_gather(self, comm: Any) -> None:
         """Gathers this module's group through `comm`, of FSDP2's interface AllGather: `allocate(size, dtype=,

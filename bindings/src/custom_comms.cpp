@@ -40,6 +40,7 @@ class PythonComm {
   PythonComm(py::object comm, py::object process_group)
       : comm_(std::move(comm)), process_group_(std::move(process_group)) {}
 
+  py::object object() const { return comm_.object(); }
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) const {
     py::gil_scoped_acquire gil;
     using namespace py::literals;
@@ -64,6 +65,7 @@ class PythonComm {
 class PythonAllGather final : public AllGatherComm {
  public:
   PythonAllGather(py::object comm, py::object process_group) : comm_(std::move(comm), std::move(process_group)) {}
+  py::object object() const { return comm_.object(); }
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
     return comm_.allocate(numel, options);
   }
@@ -80,6 +82,7 @@ class PythonReduceScatter final : public ReduceScatterComm {
  public:
   PythonReduceScatter(py::object comm, py::object process_group)
       : comm_(std::move(comm), std::move(process_group)) {}
+  py::object object() const { return comm_.object(); }
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override {
     return comm_.allocate(numel, options);
   }
@@ -94,6 +97,13 @@ class PythonReduceScatter final : public ReduceScatterComm {
  private:
   PythonComm comm_;
 };
+
+template <class OfPython, class Comm>
+py::object object_of(const std::shared_ptr<Comm>& comm) {
+  if (!comm) return py::none();
+  const auto* of_python = dynamic_cast<const OfPython*>(comm.get());
+  return of_python != nullptr ? of_python->object() : py::str("memory from the process group");
+}
 
 /// What comes between a reduction and the user's hook on its result.
 class HookedWork final : public Work {
@@ -135,6 +145,18 @@ void set_custom_reduce_scatter(ShardedModule& module, py::object comm, py::objec
       comm.is_none() ? nullptr : std::make_shared<PythonReduceScatter>(std::move(comm), std::move(process_group));
   py::gil_scoped_release no_gil;
   module.controls().set_custom_reduce_scatter(std::move(made));
+}
+
+py::list group_comms(ShardedModule& module) {
+  py::list comms;
+  for (const auto& group : module.controls().state().live_groups()) {
+    const auto& config = group->gradients().config;
+    comms.append(py::make_tuple(group->identity().mesh_info.shard_group->ranks(),
+                                object_of<PythonAllGather>(group->unsharder().form().custom()),
+                                object_of<PythonReduceScatter>(config.custom_reduce_scatter), config.forces_sum,
+                                config.max_input_buffers));
+  }
+  return comms;
 }
 
 void set_all_reduce_hook(ShardedModule& module, py::object hook) {

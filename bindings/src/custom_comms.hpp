@@ -11,4 +11,8 @@ void set_custom_all_gather(ShardedModule& module, py::object comm, py::object pr
 void set_custom_reduce_scatter(ShardedModule& module, py::object comm, py::object process_group);
 void set_all_reduce_hook(ShardedModule& module, py::object hook);
 
+/// For each of a module's own groups (ranks that it shards over, all-gather, reduce-scatter, only sums, reduce-scatters'
+/// buffers). A comm is None for the library's own, what Python has set, or the string "memory from the process group".
+py::list group_comms(ShardedModule& module);
+
 }  // namespace fsdp::python

@@ -127,7 +127,7 @@ void define_collective_controls(PySharded& module) {
   module.def("set_custom_all_gather", &set_custom_all_gather)
       .def("set_custom_reduce_scatter", &set_custom_reduce_scatter)
       .def("set_all_reduce_hook", &set_all_reduce_hook)
-      .def("set_symm_mem_for_comm", control(&FSDPModule::set_symm_mem_for_comm), WithoutLock())
+      .def("group_comms", &group_comms)
       .def("set_allocate_memory_from_process_group_for_comm",
            [](Controlled& self, bool enable) {
              self.controls().set_allocate_memory_from_process_group_for_comm(enable);

@@ -1,11 +1,19 @@
 """Collectives of the user's own, and hooks on what they leave."""
 
+import contextlib
+from unittest import mock
+
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from shared_mesh import shared_mesh
 
 from .common import Model, adam, batches, error_of, gradients, mesh_of, program, shard, train
+
+
+HAS_SYMMETRIC_MEMORY = hasattr(_fsdp_collectives, "SymmMemReduceScatter")
 
 
 class Allocates:
@@ -43,6 +51,71 @@ def custom_reduce_scatter(api, ranks):
     for module in (model, model.blocks[0]):
         module.set_custom_reduce_scatter(comm)
     return {"trained": train(model, adam(model), batches(3)), "calls": comm.calls}
+
+
+class SymmetricMemory:
+    """Stands in for torch's, which needs GPUs: buffers are ordinary ones, and what it is asked for is written down."""
+
+    def __init__(self):
+        self.backends, self.met = set(), set()
+
+    def __enter__(self):
+        symmetric, self.patches = torch.distributed._symmetric_memory, contextlib.ExitStack()
+        for owner, name, stand_in in (
+                (symmetric, "set_backend", self.backends.add), (symmetric, "get_mem_pool", lambda device: None),
+                (symmetric, "rendezvous", self.rendezvous), (torch.cpu, "use_mem_pool", contextlib.nullcontext)):
+            self.patches.enter_context(mock.patch.object(owner, name, stand_in, create=True))
+        return self
+
+    def __exit__(self, *_):
+        self.patches.close()
+
+    def rendezvous(self, tensor, group):
+        self.met.add((tensor.is_contiguous(), len(group) > 0))
+
+
+def set_symmetric(model):
+    for module in (model, *model.blocks):
+        module.set_symm_mem_for_comm()
+
+
+@program(variants=[(False,), (True,)] if HAS_SYMMETRIC_MEMORY else [], tolerance=1e-6)
+def symmetric_memory(api, ranks, only_sums):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    with SymmetricMemory() as memory:
+        if only_sums:
+            model.set_force_sum_reduction_for_comms(True)
+            model.blocks[0].set_force_sum_reduction_for_comms(True)
+        set_symmetric(model)
+        set_symmetric(model)
+        trained = train(model, adam(model), batches(3))
+    return {"trained": trained, "backends": memory.backends, "met": sorted(memory.met)}
+
+
+@program(ranks=(2,), variants=[()] if HAS_SYMMETRIC_MEMORY else [])
+def symmetric_memory_that_is_refused(api, ranks):
+    def sharded(only_sums=False):
+        model = api.fully_shard(torch.nn.Linear(4, 4), mesh=mesh_of(ranks))
+        model.set_force_sum_reduction_for_comms(only_sums)
+        return model
+
+    def two_buffers(first, second):
+        model = sharded(only_sums=True)
+        for change in (first, second):
+            change(model)
+        model(torch.ones(2, 4)).sum().backward()
+
+    custom, own, twice = sharded(), sharded(), sharded()
+    custom.set_custom_reduce_scatter(ReduceScatter())
+    own.set_allocate_memory_from_process_group_for_comm(True)
+    with SymmetricMemory():
+        twice.set_symm_mem_for_comm()
+        memory, buffers = (lambda model: model.set_symm_mem_for_comm()), (
+            lambda model: model.set_reduce_scatter_max_input_buffers(2))
+        return [error_of(custom.set_symm_mem_for_comm), error_of(own.set_symm_mem_for_comm),
+                error_of(lambda: twice.set_allocate_memory_from_process_group_for_comm(True)),
+                *([error_of(lambda: two_buffers(memory, buffers)), error_of(lambda: two_buffers(buffers, memory))]
+                  if hasattr(own, "set_reduce_scatter_max_input_buffers") else [])]
 
 
 @program(variants=[(1,), (2,)], tolerance=1e-6)

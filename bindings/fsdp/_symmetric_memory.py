@@ -1,0 +1,52 @@
+"""FSDP2's set_symm_mem_for_comm: torch's own collectives in symmetric memory, as custom collectives of a module's groups."""
+
+import torch
+import torch.distributed._symmetric_memory as symm_mem
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
+
+from ._meshes import process_group_over
+
+# Of torch 2.11 to 2.15 not all have both.
+_Gather = getattr(torchs, "SymmMemAllGather", None)
+_Reduce = getattr(torchs, "SymmMemReduceScatter", None)
+
+
+def use_symmetric_memory(core, device_type, backend):
+    """As FSDP2: gathers always, reductions where they only sum, which is all that NCCL does in symmetric memory. torch raises
+    where it has no such backend, here and not at the first use. A collective call."""
+    if _Gather is None or _Reduce is None:
+        raise RuntimeError(f"set_symm_mem_for_comm: torch {torch.__version__} has no collectives in symmetric memory for FSDP")
+    comms = core.group_comms()
+    for _, gather, reduce, _, _ in comms:
+        _check_replaceable(gather, _Gather, "all-gather")
+        _check_replaceable(reduce, _Reduce, "reduce-scatter")
+    sums = any(only_sums for *_, only_sums, _ in comms)
+    if sums:
+        for *_, buffers in comms:
+            _check_one_buffer(buffers)
+    symm_mem.set_backend(backend)
+    symm_mem.get_mem_pool(torch.empty(0, device=device_type).device)
+    for ranks, *_ in comms:
+        group = process_group_over(ranks)  # only to connect it: each call is told its own
+        core.set_custom_all_gather(_Gather(group, backend), process_group_over)
+        if sums:
+            core.set_custom_reduce_scatter(_Reduce(group, backend), process_group_over)
+
+
+def check_reduce_scatter_buffers(core, buffers):
+    """Raises ValueError where the module's reductions are in symmetric memory, which has one buffer for them."""
+    if _Reduce is not None and any(isinstance(reduce, _Reduce) for _, _, reduce, _, _ in core.group_comms()):
+        _check_one_buffer(buffers)
+
+
+def _check_replaceable(comm, kind, what):
+    if comm is not None and not isinstance(comm, kind):
+        found = comm if isinstance(comm, str) else type(comm).__name__
+        raise AssertionError(f"set_symm_mem_for_comm: the module has a custom {what} ({found}), which says where buffers lie; "
+                             "take that back first")
+
+
+def _check_one_buffer(buffers):
+    if buffers > 1:
+        raise ValueError(f"set_reduce_scatter_max_input_buffers: expected 1 with reduce-scatters in symmetric memory, found "
+                         f"{buffers}")
