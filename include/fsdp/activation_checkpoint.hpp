@@ -14,31 +14,25 @@
 
 namespace fsdp {
 
-/// Runs `function(inputs...)`, and keeps for backward its inputs alone: what autograd would have
-/// saved within it is recomputed when backward first asks for it, by running the function once
-/// more, and released as it is used. Returns what the function returns, anything. (LibTorch's
-/// counterpart of torch.utils.checkpoint with use_reentrant=False.)
+/// Activation checkpointing: runs `function(inputs...)` and saves only the inputs for backward. When backward first needs a
+/// tensor that autograd would have saved, the function runs once more; the recomputed tensors are freed as they are used.
+/// Returns what the function returns. This is torch.utils.checkpoint with use_reentrant=False, for LibTorch.
 ///
-/// function: a callable, which is copied (what it captures by reference must outlive backward); or
-/// a
-///   module (holder, shared_ptr or reference), whose `forward` is called.
-/// inputs: anything that can be copied. Tensors among them (alone, or in optionals, vectors,
-/// arrays,
-///   pairs and tuples) are kept as autograd keeps what it saves: they must not be modified in place
-///   before their backward.
+/// function: a callable, which is copied; what it captures by reference has to live until backward. Or a module (holder,
+///   shared_ptr or reference), whose `forward` is called.
+/// inputs: anything that can be copied. Tensors, also in optionals, vectors, arrays, pairs and tuples, are saved as autograd
+///   saves tensors: do not modify them in place before backward.
 ///
-/// The function must do the same each time: save the same tensors in the same order. Random numbers
-/// and autocast are as in forward. Checkpoints may be nested, and their graph used by several
-/// backwards (retain_graph) or by a part of one. Where autograd records nothing, the function just
-/// runs.
+/// The function has to do the same each time: save the same tensors in the same order. Random numbers and autocast are
+/// restored. Checkpoints may be nested, and backward may run several times (retain_graph) or for a part of the graph. If
+/// autograd does not record, the function just runs.
 ///
-/// Sharded modules may be inside or around. The recomputation casts as forward did; what it gathers
-/// is a part of the backward, learned and prefetched like the rest of it, and so it is a
-/// collective.
+/// Sharded modules may be inside or around it. All-gathers of the recomputation belong to backward: they are learned and
+/// prefetched with it. Casts are those of forward.
 ///
-/// Throws UsageError if the function modifies an input in place. In backward: UsageError if the
-/// recomputation saved other tensors than forward (count, shapes, dtypes, devices); StateError if a
-/// parameter that forward used was written in between; and whatever the function throws.
+/// Throws UsageError if the function modifies an input in place. Backward throws UsageError if the recomputation saved other
+/// tensors than forward (number, shapes, dtypes or devices), StateError if a parameter that forward used was written since,
+/// and what the function throws.
 template <class Function, class... Inputs>
 decltype(auto) checkpoint(const CheckpointOptions& options, Function&& function,
                           Inputs&&... inputs) {

@@ -11,24 +11,23 @@
 #include <string>
 #include <vector>
 
-// A part of fsdp/activation_checkpoint.hpp: what of a checkpointed call does not depend on its types.
+// A part of fsdp/activation_checkpoint.hpp: the code that does not depend on the function's types.
 namespace fsdp {
 
 /// How `checkpoint` runs a function.
 struct CheckpointOptions {
-  /// The recomputation draws the random numbers that forward drew, from the default generators of
-  /// the CPU and of every device in use; afterwards they go on as if it had not been.
+  /// True: the recomputation draws the same random numbers as forward, from the default generators of the CPU and of every
+  /// device in use. Afterwards the generators continue as without it.
   bool preserves_rng_state = true;
-  /// Generators of the function's own that are treated alike.
+  /// Other generators that the function uses, which are treated the same.
   std::vector<at::Generator> generators = {};
-  /// Tensors that the function updates and reads in no later result, such as running statistics:
-  /// the recomputation leaves them as it found them. Those of a module's normalisations are known.
+  /// Tensors that the function updates, such as running statistics, and that no later result depends on. The recomputation
+  /// restores them. Those of a module's normalization layers need not be listed.
   std::vector<at::Tensor> buffers = {};
-  /// The recomputation ends, by an exception of its own that no std::exception is, as soon as all
-  /// that backward needs is there. False: it runs to the function's end, for code that an exception
-  /// must not pass.
+  /// True: the recomputation stops as soon as it has all tensors that backward needs. It stops by an exception that is no
+  /// std::exception. False: it runs to the end of the function, for code that no exception may pass through.
   bool stops_early = true;
-  /// Names the function in errors. Default: a module's class.
+  /// The function's name in errors. Default: a module's class.
   std::string name = {};
 };
 
@@ -43,16 +42,15 @@ struct Again {
       nullptr;  ///< what it runs, if it is a module; kept alive by `run`
 };
 
-/// The forward of one checkpointed call: while it lives, nothing that autograd saves on this thread
-/// is kept.
+/// The forward of one checkpointed call. While it lives, tensors that autograd saves on this thread are not kept.
 class CheckpointRegion {
  public:
   CheckpointRegion(const CheckpointOptions& options, std::vector<at::Tensor> inputs, Again again);
-  /// Without `finish`, the call ends with an exception: its backward cannot run.
+  /// Without `finish`, the call has ended with an exception, and its backward cannot run.
   ~CheckpointRegion();
   CheckpointRegion(const CheckpointRegion&) = delete;
   CheckpointRegion& operator=(const CheckpointRegion&) = delete;
-  /// The function has returned. Throws UsageError if it has modified an input in place.
+  /// Call it when the function has returned. Throws UsageError if the function modified an input in place.
   void finish();
 
  private:

@@ -8,24 +8,20 @@
 
 namespace fsdp {
 
-/// How one parameter travels in its group's all-gather in another form than its values: quantised, say.
-/// Chosen by FullyShardOptions::all_gather_extension_fn.
+/// Encodes a parameter for its group's all-gather, to int8 for example (FullyShardOptions::all_gather_extension_fn).
 ///
-/// Before an all-gather every rank turns what it holds into bytes; afterwards what all ranks sent is
-/// turned into the values that the unsharded parameter shows. The bytes travel in the group's one collective, beside
-/// those of its other parameters, and statistics count them as they travel.
+/// Before an all-gather each rank encodes its piece into bytes; afterwards all ranks' bytes are decoded into the unsharded
+/// parameter. The bytes are sent in the group's all-gather, with its other parameters, and statistics count them.
 ///
-/// Sharded parameters, gradients, optimizer state and checkpoints stay as they are, and so do
-/// fsdp::full_tensor and fsdp::FullParameters: they never see encoded values. A write through an unsharded parameter
-/// reaches the shards as it was written; elements that still show what the all-gather gave keep the
-/// value that the rank holds. With an integer `reshard_after_forward` the pieces that are kept are cut
-/// from the values shown in forward, and backward gathers them as values. A byte budget weighs a group
-/// by its unsharded bytes, not by what travels.
+/// Only unsharded parameters have decoded values. Sharded parameters, gradients, optimizer state, checkpoints,
+/// fsdp::full_tensor and fsdp::FullParameters have the exact ones. A write to an unsharded parameter changes the elements of
+/// the shards that were written, and no others.
 ///
-/// Where one rank holds the whole parameter nothing is gathered, so nothing is encoded: results equal the
-/// plain model's bit for bit.
+/// With an integer `reshard_after_forward`, backward gathers parts of forward's decoded values, not encoded again. A byte
+/// budget counts a group's unsharded bytes, not the encoded ones. On one rank nothing is gathered or encoded, and results
+/// equal the plain model's bit for bit.
 ///
-/// One object may serve many parameters, and is called by one thread of a root at a time, below autograd.
+/// One object may serve many parameters. A root calls it from one thread at a time, outside autograd.
 class AllGatherExtension {
  public:
   virtual ~AllGatherExtension() = default;
@@ -33,35 +29,36 @@ class AllGatherExtension {
   /// For messages, such as "int8 in blocks of 64".
   virtual std::string name() const = 0;
 
-  /// Whether a parameter that is kept in this dtype can be encoded; fully_shard throws UsageError where
-  /// not. By default: floating-point dtypes.
+  /// Whether parameters of this dtype can be encoded; fully_shard throws UsageError for others. Default: floating-point dtypes.
   virtual bool accepts(at::ScalarType dtype) const { return at::isFloatingType(dtype); }
 
-  /// Bytes that `numel` elements kept in `dtype` become. A function of the arguments alone: every rank
-  /// knows from it what the others send.
+  /// The number of bytes that `numel` elements of `dtype` are encoded into. It may depend on the arguments only, as every rank
+  /// computes from it what the others send.
   virtual int64_t encoded_bytes(int64_t numel, at::ScalarType dtype) const = 0;
 
-  /// piece: what this rank holds, 1-D, contiguous, in the dtype that it is kept in and in the order of memory,
-  ///   followed by zeros where others hold more: as many elements on every rank, one or more.
-  /// encoded: 1-D bytes, encoded_bytes() long, to be written; its memory is aligned to 16.
-  /// The same piece must give the same bytes: backward gathers again what forward has seen.
+  /// Encodes this rank's piece. The same piece has to give the same bytes, as backward gathers again.
+  ///
+  /// piece: 1-D, contiguous, in the sharded parameter's dtype and in the order of memory. It has the same number of elements on
+  ///   every rank, at least one, padded with zeros.
+  /// encoded: output, 1-D uint8, encoded_bytes() long, aligned to 16 bytes.
   virtual void pre_all_gather(const at::Tensor& piece, const at::Tensor& encoded) const = 0;
 
-  /// encoded: (ranks, encoded_bytes()) bytes; each rank's are contiguous and aligned to 16, and others
-  ///   may lie between them.
-  /// dtype: that the piece was kept in.
-  /// values: (ranks, elements of a piece), contiguous, in the dtype of the unsharded parameter, to be written.
+  /// Decodes the pieces of all ranks.
+  ///
+  /// encoded: (ranks, encoded_bytes()), uint8. Each row is contiguous and aligned to 16 bytes; there may be gaps between rows.
+  /// dtype: the sharded parameter's.
+  /// values: output, (ranks, elements of a piece), contiguous, in the unsharded parameter's dtype.
   virtual void post_all_gather(const at::Tensor& encoded, at::ScalarType dtype,
                                const at::Tensor& values) const = 0;
 };
 
-/// Gathers floating-point parameters as int8, with one float32 scale for each `block_numel` consecutive
-/// elements of a piece, which need not be a multiple: 1 + 4 / block_numel bytes an element.
+/// Gathers floating-point parameters as int8, with a float32 scale for each block of `block_numel` consecutive elements of a
+/// piece: 1 + 4 / block_numel bytes an element. The last block may be shorter.
 ///
 /// scale = (largest magnitude of the block) / 127, x' = scale * round(x / scale), computed in float32:
-/// |x - x'| <= scale / 2, but for rounding in float32 and in the unsharded parameter's dtype. Zeros stay zeros.
-/// A block whose largest magnitude is below 127 * FLT_MIN (1.5e-36) becomes zeros. A block that holds an
-/// infinity or a NaN, or a double beyond float32, becomes NaN throughout, so that it shows in the loss.
+/// |x - x'| <= scale / 2, up to rounding in float32 and in the unsharded parameter's dtype. Zeros stay zeros. A block whose
+/// largest magnitude is below 127 * FLT_MIN (1.5e-36) becomes zeros. A block with an infinity, a NaN or a double beyond
+/// float32's range becomes NaN, so that the loss shows it.
 ///
 /// Throws UsageError if block_numel is less than 1.
 std::shared_ptr<AllGatherExtension> int8_all_gather(int64_t block_numel = 128);

@@ -10,41 +10,40 @@
 
 namespace fsdp {
 
-/// What an all-reduce hook is asked to reduce: one group's gradients of one reduce dtype.
+/// One group's gradients of one reduce dtype, for an all-reduce hook to reduce.
 struct AllReduceCall {
-  /// 1-D, in the reduce dtype: what the reduce-scatter left on this rank, summed within the shard group,
-  /// with partial sums of earlier backwards. The hook may change it.
+  /// 1-D, in the reduce dtype: the reduce-scatter's result on this rank, summed over the shard group, with the partial sums of
+  /// earlier backwards. The hook may change it.
   at::Tensor gradients;
-  /// The ranks to sum over; null where the mesh does not replicate (plain FSDP).
+  /// The ranks to sum over; null if the mesh does not replicate (plain FSDP).
   Communicator* replicate_group = nullptr;
-  /// What is left to divide the sum by, and the runtime will not divide by any more: the divide factor, or
-  /// the rest of it where float16 gradients were divided before they were summed.
+  /// The hook has to divide the sum by this. It is the divide factor; for float16 gradients, which were divided by a part of it
+  /// before they were summed, the rest of it.
   double divide_factor = 1;
-  /// The group's name, for the collective.
+  /// The group's name, for errors of the collective.
   std::string_view subject = {};
 };
 
 struct AllReduceResult {
-  /// 1-D, as many elements as came in, on their device, of any floating-point dtype. It becomes the gradients,
-  /// cast to the parameters' dtype (or as it is, with MixedPrecisionPolicy::keep_low_precision_grads).
+  /// 1-D, with as many elements as the call's, on the same device, of any floating-point dtype. These become the parameters'
+  /// gradients, cast to the parameters' dtype unless MixedPrecisionPolicy::keep_low_precision_grads is set.
   at::Tensor gradients;
-  /// What is to be waited for before `gradients` may be read; null: nothing.
+  /// Has to be waited for before `gradients` are read; null: they can be read at once.
   std::shared_ptr<Work> work = {};
 };
 
-/// Takes the place of the all-reduce across replicas (HSDP, replicate-only) and of the division after it
-/// (`FSDPModule::set_all_reduce_hook`). On a mesh that does not replicate it is called all the same, with
-/// the reduce-scatter's output: for a sum over ranks that the mesh knows nothing of. Where the mesh
-/// replicates, it is not called for a backward without all-reduce (set_requires_all_reduce).
+/// Replaces the all-reduce across replicas (HSDP, replicate-only) and the division after it: see
+/// `FSDPModule::set_all_reduce_hook`. On a mesh that does not replicate, it is called with the reduce-scatter's result, so that
+/// it can sum over ranks outside the mesh. It is not called for a backward without all-reduce (set_requires_all_reduce).
 ///
-/// All ranks of a group call it in the same order, so it may communicate. It runs below autograd, on
-/// CUDA on the current stream.
+/// All ranks of a group call it in the same order, so it may communicate. It runs outside autograd; on CUDA, on the current
+/// stream.
 using AllReduceHook = std::function<AllReduceResult(const AllReduceCall& call)>;
 
-/// A hook: divides, then sums in float16: half of float32's bytes. Gradients below float16's range become
-/// zero. Where nothing is replicated it only divides.
+/// A hook that divides, and then sums in float16, which halves the bytes of float32. Gradients below float16's range become
+/// zero. On a mesh that does not replicate it only divides.
 AllReduceResult fp16_compress(const AllReduceCall& call);
-/// The same in bfloat16: float32's range with 8 bits of precision.
+/// The same in bfloat16, which has float32's range and 8 bits of precision.
 AllReduceResult bf16_compress(const AllReduceCall& call);
 
 }  // namespace fsdp

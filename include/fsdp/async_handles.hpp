@@ -8,7 +8,7 @@ namespace fsdp {
 
 class ModuleState;  // lib/module: what is attached to a sharded module
 
-/// What `unshard_async` returns: wait() makes the parameters readable. Waiting twice is free.
+/// The result of `unshard_async`. After wait() the parameters are unsharded. Waiting twice is free.
 class UnshardHandle {
  public:
   UnshardHandle() = default;
@@ -19,7 +19,7 @@ class UnshardHandle {
   std::shared_ptr<ModuleState> state_;
 };
 
-/// What `finalize_backward_async` returns: after wait() the gradients are there.
+/// The result of `finalize_backward_async`. After wait() the gradients are complete.
 class GradientReductionHandle {
  public:
   GradientReductionHandle() = default;

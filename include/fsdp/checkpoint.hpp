@@ -9,8 +9,8 @@
 
 #include "fsdp/checkpoint_parts.hpp"
 
-// Saving and resuming training. The folder is a plain, whole checkpoint: Hugging Face's tools open it, and it is read
-// at any other world size, mesh, placement or layout.
+// Saves and resumes training. A checkpoint is a folder of whole tensors in .safetensors files, which Hugging Face's tools open.
+// It can be loaded at any world size, on any mesh and in any placement or layout.
 //
 //   fsdp::save_checkpoint("run/step-100", {model, optimizer, R"({"epoch": 2})"}, {.keep_last = 3});
 //   if (auto path = fsdp::latest_checkpoint("run")) fsdp::load_checkpoint(*path, {model, optimizer});
@@ -46,14 +46,15 @@ struct Checkpoint {
   CheckpointModule model;
   /// LibTorch's AdamW, Adam, SGD, Adagrad or RMSprop.
   CheckpointOptimizer optimizer = {};
-  /// The caller's own, as JSON: saved from rank 0.
+  /// JSON of the program's own; rank 0's is saved.
   std::string extra = {};
-  /// The default generators' state, of each rank its own.
+  /// Whether to save or load the state of each rank's default random generators.
   bool rng_state = true;
 };
 
-/// Saves parameters, buffers, the optimizer's state, options and step counters by parameter name, random generators and
-/// `extra`. A collective call over options.world; see save_checkpoint_parts for what is promised and thrown.
+/// Saves parameters, buffers, the optimizer's state, options and step counters by parameter name, the random generators' state
+/// and `extra`. A collective call over options.world. save_checkpoint_parts says what is kept after a crash, and what is
+/// thrown.
 ///
 /// The folder has model.safetensors (or several), optimizer.safetensors with "PARAMETER.exp_avg" and so on,
 /// optimizer.json, rng.safetensors and extra.json. A tied parameter is saved once, with its other names in the file's
@@ -62,21 +63,22 @@ struct Checkpoint {
 void save_checkpoint(const std::string& path, const Checkpoint& checkpoint, const SaveCheckpointOptions& options = {});
 
 struct LoadedCheckpoint {
-  /// Of all that was asked for, where `strict` is off.
+  /// What did not fit; with `strict` there is nothing in it.
   CheckpointMisfits misfits;
   std::string extra;               ///< "" if there was none
-  int world_size = 0;              ///< of the ranks that saved it; 0: not known
-  bool restored_rng_state = false;  ///< it returns at an equal world size alone
+  int world_size = 0;              ///< number of ranks that saved it; 0: unknown
+  bool restored_rng_state = false;  ///< random generators are restored only at the same world size
 };
 
 /// Loads what `checkpoint` names from a checkpoint of any world size, or the model alone from any .safetensors file or
 /// folder with an index. `checkpoint.extra` is not looked at. Every rank reads its own elements.
 ///
-/// Names, sizes and dtypes of everything are compared first: what does not fit is thrown as one UsageError, with nothing
-/// changed, unless `strict` is off. Afterwards a read error or damaged block is a CheckpointError on all ranks that leaves
-/// tensors partly loaded, see VerifyChecksums; the optimizer is as it was then, but for state tensors that it had
-/// already. A parameter without state in the checkpoint has none afterwards. The optimizer is built before, over
-/// the sharded parameters.
+/// Names, sizes and dtypes are compared first. With `strict`, one UsageError lists all that do not fit, and nothing is
+/// changed. A read error or a damaged block throws CheckpointError on all ranks. Tensors may be partly loaded then (see
+/// VerifyChecksums), state tensors that the optimizer had already among them; nothing else of the optimizer has changed.
+///
+/// The optimizer has to be built before, over the sharded parameters. A parameter without state in the checkpoint has none
+/// afterwards.
 LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
                                  const LoadCheckpointOptions& options = {});
 

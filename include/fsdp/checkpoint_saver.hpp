@@ -10,41 +10,41 @@
 
 namespace fsdp {
 
-/// What happens to a save that is asked for while another one is being written.
+/// What happens if a save is requested while another one is being written.
 enum class WhenSaving { kWait, kRefuse };
 
 struct CheckpointSaverOptions {
   /// As for save_checkpoint.
   std::shared_ptr<Communicator> world = nullptr;
   WhenSaving when_saving = WhenSaving::kWait;
-  /// A rank that holds more than this writes from the tensors themselves: there `start_save` returns when they are
-  /// written. Below it, there is one copy of what is saved, in the host's memory, which the saver keeps for the next save:
-  /// making it anew would hold a step up for several times as long as filling it.
+  /// A rank with at most this many bytes to save copies them to the host's memory first. The saver keeps that memory, as
+  /// allocating it again would take several times as long as the copy. A rank with more bytes writes from the tensors, so
+  /// `start_save` returns there when they are written.
   int64_t max_copy_bytes = std::numeric_limits<int64_t>::max();
 };
 
-/// Saves checkpoints while training goes on: what is saved is copied, and a thread writes it.
+/// Saves checkpoints while training goes on: tensors are copied, and a thread writes the copy.
 ///
-/// All ranks make one and call it alike. Not thread-safe. Saves do not overlap. One that failed, failed on all ranks; its
-/// error is thrown by the next call. The destructor waits, and logs an error that nobody has asked for.
+/// All ranks make one and make the same calls. Not thread-safe. Saves do not overlap. A save fails on all ranks or on none; the
+/// next call throws its error. The destructor waits for a save, and logs an error that no call has thrown.
 class CheckpointSaver {
  public:
-  /// A collective call: the threads have a group of ranks of their own.
+  /// A collective call: it makes a group of ranks for the threads.
   explicit CheckpointSaver(const CheckpointSaverOptions& options = {});
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-  /// As save_checkpoint, whose `world` is this saver's; returns when all is copied. kRefuse: false, on all ranks, if a
-  /// save is still being written on any. Throws what an earlier save failed with, and begins none then.
+  /// As save_checkpoint, over this saver's `world`, but returns true as soon as all is copied. With kRefuse, returns false on
+  /// all ranks if any rank is still writing. Throws the error of an earlier save, and starts none then.
   bool start_save(const std::string& path, const Checkpoint& checkpoint, SaveCheckpointOptions options = {});
-  /// The same for save_checkpoint_parts. collect: called when no other save is being written; what it throws on some ranks
-  /// is thrown on all.
+  /// The same for save_checkpoint_parts. collect: called once no other save is being written; if it throws on some ranks, all
+  /// ranks throw.
   bool start_save_parts(const std::string& path, const std::function<CheckpointParts()>& collect,
                         SaveCheckpointOptions options = {});
-  /// Returns when nothing is being written here. Throws what the last save failed with, once.
+  /// Returns when this rank writes nothing. Throws the error of the last save, once.
   void wait();
-  /// On this rank.
+  /// Whether this rank is writing.
   bool is_saving() const;
 
  private:

@@ -14,39 +14,36 @@ class Communicator;
 
 enum class ReduceOp { kSum, kMax, kMin };
 
-/// A collective under way. Threading: wait from the thread that will use the result.
+/// A collective that was started. Call wait from the thread that uses the result.
 class Work {
  public:
   virtual ~Work() = default;
 
-  /// CPU tensors: returns when the result is there. CUDA tensors: makes the current stream wait
-  /// for it and returns at once.
-  /// Throws CommError naming the operation, what it was for and the group; on a timeout too.
-  /// Calling it again is free, and throws again if the collective failed.
+  /// CPU tensors: returns when the collective is done. CUDA tensors: makes the current stream wait for it, and returns at once.
+  /// Throws CommError, also on a timeout; it names the operation, the subject and the group. Calling it again is free, and
+  /// throws again if the collective failed.
   virtual void wait() = 0;
 
-  /// True once `wait` would not block the host. Asks, never waits.
+  /// True once `wait` would not block the host. Does not wait.
   virtual bool is_completed() = 0;
 
-  /// The next collective of `other` begins when this is done, and so does, on a device, what is queued on the current stream
-  /// from now on. The host waits for nothing, nor does another stream; `wait` is called all the same. False: it cannot, and
-  /// has done nothing. The answer is the same on all ranks, and whether this is done has no part in it.
+  /// Makes the next collective of `other`, and on a device what is queued on the current stream from now on, start after this
+  /// one is done. Neither the host nor any other stream waits. `wait` still has to be called. Returns false, and does nothing,
+  /// if the backend cannot do this. The result is the same on all ranks and does not depend on whether this collective is
+  /// done.
   virtual bool hold_back(Communicator& /*other*/) { return false; }
 };
 
-/// A group of ranks that can run collectives together.
+/// A group of ranks that run collectives together.
 ///
-/// All ranks of a group make the same calls in the same order. `start_*` return before the
-/// collective is done; tensors must stay alive and untouched until the Work is waited for.
-/// All tensors are contiguous, of any dtype that the backend can send (all-gather and broadcast move bytes:
-/// any dtype at all), and on the group's device type. CUDA: the collective starts after what is
-/// already queued on the current stream.
+/// All ranks of a group make the same calls in the same order. `start_*` return before the collective is done; its tensors
+/// have to stay alive and unchanged until the Work has been waited for. All tensors are contiguous and on the group's device
+/// type. All-gather and broadcast take any dtype; the others take the dtypes that the backend can reduce. On CUDA, a
+/// collective starts after what is already queued on the current stream.
 ///
-/// `subject` says what a collective is for, in a user's words (the name of a parameter group);
-/// it appears in errors, logs and recordings and is copied where it is kept.
+/// `subject` names what a collective is for, such as a parameter group. Errors, logs and recordings show it.
 ///
-/// Every `start_*` throws UsageError if sizes or dtypes do not fit, CommError if the launch fails.
-/// Not thread-safe: one thread at a time.
+/// Every `start_*` throws UsageError if sizes or dtypes do not fit, and CommError if the launch fails. Not thread-safe.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
@@ -55,20 +52,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int size() const { return static_cast<int>(ranks_.size()); }
   /// A unique name on this process, such as "world" or "shard[0,1]".
   const std::string& name() const { return name_; }
-  /// The group's members as ranks of the world it was split from, in group order.
+  /// The members in group order, as ranks of the world.
   const std::vector<int>& ranks() const { return ranks_; }
-  /// Where tensors live unless the user asks for something else: CPU, or CUDA for NCCL.
+  /// The device type of its tensors: CPU, or CUDA for NCCL.
   virtual c10::DeviceType device_type() const { return c10::DeviceType::CPU; }
-  /// Short name of what carries the bytes: "gloo", "nccl", "threads", "single", "simulated"...
+  /// The backend's short name: "gloo", "nccl", "threads", "single", "simulated"...
   virtual std::string backend() const = 0;
 
-  /// output: size() * input.numel() elements; rank r's input starts at r * input.numel().
-  /// `input` may be the rank's own piece of `output`.
+  /// output: size() * input.numel() elements; rank r's input goes to element r * input.numel() and on. `input` may be this
+  /// rank's part of `output`.
   virtual std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
                                                  std::string_view subject) = 0;
 
-  /// input: size() * output.numel() elements. Rank r receives the reduction of everyone's r-th piece.
-  /// `input` may be overwritten.
+  /// input: size() * output.numel() elements. Rank r gets the reduction of all ranks' r-th part. `input` may be overwritten.
   virtual std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output,
                                                      const at::Tensor& input, ReduceOp op,
                                                      std::string_view subject) = 0;
@@ -80,16 +76,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
                                                 std::string_view subject) = 0;
 
-  /// True if several all-gathers or reduce-scatters can be launched as one (NCCL group calls):
-  /// then large tensors travel straight from place to place. Where false, callers pack.
+  /// True if several all-gathers or reduce-scatters can be launched as one (NCCL group calls). Otherwise callers pack tensors
+  /// into one buffer.
   virtual bool launches_batches() const { return false; }
 
-  /// Only where `launches_batches()`: pieces shorter than this many bytes cost less packed together
-  /// into one than each in a place of its own. 0: never.
+  /// If `launches_batches()`: tensors with fewer bytes than this are cheaper when packed together. 0: none are.
   virtual int64_t packs_below() const { return 0; }
 
-  /// True if `Work::wait` lets the current stream of the device wait, and never the host for the device: then all that
-  /// follows a collective can be queued at once.
+  /// True if `Work::wait` makes the device's current stream wait, and never the host. Work after a collective can then be
+  /// queued at once.
   virtual bool waits_in_streams() const { return false; }
 
   /// One launch for all pairs (outputs[i], inputs[i]), each as in `start_all_gather`.
@@ -103,14 +98,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                                            std::span<const at::Tensor> inputs,
                                                            ReduceOp op, std::string_view subject);
 
-  /// Makes a group of some of this group's ranks (given as ranks of this group, in the new order).
-  /// Every rank of this group calls it with the same arguments, in the same order; ranks that are
-  /// not members get nullptr. Throws UsageError for an empty, repeated or unknown rank.
+  /// Makes a group of some of this group's ranks, given as ranks of this group in the new order. A collective call of all
+  /// ranks of this group, with the same arguments; ranks that are not members get nullptr. Throws UsageError for an empty
+  /// list, and for a repeated or unknown rank.
   virtual std::shared_ptr<Communicator> split(std::span<const int> ranks,
                                               const std::string& name) = 0;
 
-  /// Makes every pending and later collective of this group fail with CommError(reason), here and,
-  /// as far as the backend can, on the other ranks. Safe to call from any thread.
+  /// Makes every pending and later collective of this group fail with CommError(reason); on the other ranks too, if the backend
+  /// can do that. May be called from any thread.
   virtual void abort(const std::string& reason) = 0;
 
  protected:

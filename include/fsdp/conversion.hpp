@@ -7,44 +7,40 @@
 
 namespace fsdp {
 
-/// Converts a module with sharded parameters: unsharded parameters, shards, gradients (those that wait for
-/// a reduction too) and buffers together, and with them the parameters in it that are not sharded.
-/// Use it instead of `module->to(...)`, which would leave a member and its sharded parameter in
-/// different dtypes: it throws StateError, naming the parameter (then `reset_iter_state()` on the root
-/// and this function make good what it did). Where nothing is to be converted, it does nothing.
+/// Converts a sharded module to another dtype or device: sharded and unsharded parameters, gradients, buffers, and the
+/// parameters in it that are not sharded. Does nothing if nothing has to be converted.
 ///
-/// Every tensor that somebody holds (a member, an entry of `parameters()`, what an optimizer knows)
-/// goes on as the same tensor, requires_grad and ties included. What an optimizer keeps for itself
-/// is not touched, as in PyTorch: momenta keep their dtype, which LibTorch's optimizers accept;
-/// after a change of device, make the optimizer's state again.
+/// Use it in place of `module->to(...)`, which cannot convert sharded parameters and throws StateError. After such an error,
+/// call `reset_iter_state()` on the root and then this function.
 ///
-/// dtype: a floating-point one, of the floating-point parameters and buffers; others keep theirs. A
-///   `param_dtype` and a `buffer_dtype` of the mixed-precision policy stay: then the dtype that is
-///   kept (and saved) is what changes.
-/// device: the mesh's; the CPU, to park the parameters there; or meta, to give up the values.
-///   Where CPUOffloadPolicy keeps parameters and gradients on the CPU, they stay; unsharded parameters and buffers move.
+/// Tensors that others hold (members, entries of `parameters()`, the optimizer's parameters) stay the same tensors, with
+/// requires_grad and ties. The optimizer's own state is not converted, as in PyTorch. LibTorch's optimizers accept momenta of
+/// another dtype; after a change of device, make the optimizer's state anew.
 ///
-/// `module` holds whole groups: the module that fully_shard was called on, or one around it.
-/// No communication, but all ranks make the same call. Needs memory for one group beside what is
-/// there; each group changes as a whole or not at all.
-/// Throws UsageError (nothing has changed) for a part of a group, for another device or dtype, and
-/// for parameters on the meta device, which have no values to move; StateError inside a step or a
-/// scope.
+/// dtype: a floating-point dtype, for floating-point parameters and buffers. `param_dtype` and `buffer_dtype` of the
+///   mixed-precision policy still apply: the dtype of sharded parameters and saved buffers changes.
+/// device: the mesh's; the CPU, to keep the parameters there for a while; or meta, to drop the values. With CPUOffloadPolicy,
+///   shards and gradients stay on the CPU, and unsharded parameters and buffers move.
+///
+/// `module` is a module that fully_shard was called on, or one that contains it. No communication, but all ranks make the same
+/// call. Needs memory for one more group. Each group changes as a whole or not at all.
+///
+/// Throws UsageError, with nothing changed, for a part of a group, for another device or dtype, and for parameters on the meta
+/// device, which have no values to move. Throws StateError inside a step or a scope.
 void to(torch::nn::Module& module, c10::Device device);
 void to(torch::nn::Module& module, at::ScalarType dtype);
 void to(torch::nn::Module& module, c10::Device device, at::ScalarType dtype);
 
-/// The dtype that a buffer of `module` is saved in: its own, where the mixed-precision policy keeps
-/// it in another (buffer_dtype), else the one it has.
+/// The dtype in which a buffer of `module` is saved. It differs from the buffer's dtype only with a buffer_dtype.
 at::ScalarType saved_dtype(const torch::nn::Module& module, const at::Tensor& buffer);
 
-// Module.cpu(), cuda(), half(), bfloat16(), float() and double() in Python.
+// As Module.cpu(), half(), bfloat16(), float(), double() and cuda() in Python.
 inline void to_cpu(torch::nn::Module& module) { to(module, at::kCPU); }
 inline void to_half(torch::nn::Module& module) { to(module, at::kHalf); }
 inline void to_bfloat16(torch::nn::Module& module) { to(module, at::kBFloat16); }
 inline void to_float(torch::nn::Module& module) { to(module, at::kFloat); }
 inline void to_double(torch::nn::Module& module) { to(module, at::kDouble); }
-/// index: none: the mesh's, or the current one.
+/// index: default: the mesh's, else the current device.
 void to_cuda(torch::nn::Module& module, std::optional<c10::DeviceIndex> index = {});
 
 /// The same for a holder such as torch::nn::Linear.

@@ -11,13 +11,14 @@
 
 namespace fsdp {
 
-/// An n-dimensional arrangement of ranks, with one group of ranks per dimension (the ranks that
-/// differ from this one in that coordinate alone). A cheap value: copies share the groups.
-/// A default-constructed mesh is undefined and stands for "not given"; asking it anything but
-/// `defined` and `to_string` throws UsageError. What asks for this rank's place or group throws
-/// StateError on a rank that is not a member, and UsageError for a dimension that does not exist.
+/// An n-dimensional arrangement of ranks. In each dimension, the ranks that differ from this one in that coordinate only form
+/// a group. Copies share the groups.
 ///
-/// Not thread-safe: a mesh belongs to one rank, and ranks that are threads make one each.
+/// A default-constructed mesh is undefined and means "not given"; all but `defined` and `to_string` throw UsageError on it.
+/// Functions for this rank's position or group throw StateError if this rank is not a member, and UsageError for an unknown
+/// dimension.
+///
+/// Not thread-safe: if ranks are threads, each makes its own.
 class DeviceMesh {
  public:
   DeviceMesh() = default;
@@ -26,35 +27,35 @@ class DeviceMesh {
   explicit operator bool() const { return defined(); }
 
   c10::DeviceType device_type() const;
-  /// The device of this rank: CPU, or the accelerator with the index LOCAL_RANK, settled when the
-  /// mesh is made. Where no launcher gave an index that exists: the current one, with a warning.
+  /// This rank's device: the CPU, or the accelerator with index LOCAL_RANK. It is set when the mesh is made. Without a valid
+  /// LOCAL_RANK: the current device, with a warning.
   c10::Device device() const;
   int ndim() const;
   const std::vector<int64_t>& shape() const;
-  /// Empty if the mesh was made without names (allowed for one dimension only).
+  /// Empty if the mesh has no names, which only a 1-D mesh may have.
   const std::vector<std::string>& dim_names() const;
-  /// Of one dimension; none: the number of all its ranks.
+  /// The size of a dimension; without one, the number of ranks.
   int64_t size(std::optional<int> dim = {}) const;
-  /// All ranks of the mesh, row-major, as ranks of the world it was made from.
+  /// All ranks of the mesh in row-major order, as ranks of the world.
   const std::vector<int>& ranks() const;
   /// This rank's position in each dimension.
   const std::vector<int64_t>& coordinates() const;
   bool is_member() const;
 
-  /// This rank's place in, and the group of, one dimension. A 1-D mesh may leave the name out.
+  /// This rank's position in a dimension, and that dimension's group.
   int64_t local_rank(int dim = 0) const;
   std::shared_ptr<Communicator> group(int dim = 0) const;
   std::shared_ptr<Communicator> group(std::string_view dim_name) const;
-  /// Throws UsageError naming the known dimensions if there is no such name.
+  /// The index of a named dimension. Throws UsageError with the names that exist if there is no such name.
   int dim(std::string_view dim_name) const;
 
-  /// The sub-mesh of the named dimensions through this rank, in the order given, sharing this mesh's
-  /// groups. No communication. Throws UsageError for an unknown or repeated name, or none at all.
+  /// The sub-mesh of the named dimensions that contains this rank, in the order given. It shares this mesh's groups. No
+  /// communication. Throws UsageError for an unknown or repeated name, and without names.
   DeviceMesh operator[](std::string_view dim_name) const;
   DeviceMesh submesh(const std::vector<std::string>& dim_names) const;
-  /// The 1-D mesh over all ranks of this mesh, row-major. Unless the mesh is 1-D already it makes new
-  /// groups, one for each sub-mesh like this one: a collective call over the world that the mesh was
-  /// made from. Throws UsageError for an empty name, or if the mesh was made from groups.
+  /// The 1-D mesh over all ranks of this mesh, in row-major order. Unless this mesh is 1-D, a collective call over the world,
+  /// as each sub-mesh like this one gets a new group. Throws UsageError for an empty name, or if the mesh was made from
+  /// groups.
   DeviceMesh flatten(const std::string& dim_name) const;
 
   /// "DeviceMesh(cpu, replicate=2, shard=4)", without names "DeviceMesh(cpu, 4)".
@@ -68,36 +69,35 @@ class DeviceMesh {
   std::shared_ptr<const State> state_;
 };
 
-/// True if both arrange the same ranks in the same shape, with the same names, on one device type.
+/// True if both have the same ranks, shape, names and device type.
 bool operator==(const DeviceMesh& one, const DeviceMesh& other);
 
 struct DeviceMeshOptions {
-  /// Empty: the world's device type.
+  /// Default: the world's device type.
   std::optional<c10::DeviceType> device_type = {};
-  /// The members as ranks of the world, row-major; empty: all ranks of the world.
+  /// The members in row-major order, as ranks of the world. Empty: all ranks.
   std::vector<int> ranks = {};
 };
 
-/// Makes a mesh over `world`. A collective call: all ranks of `world` make it, members or not, and all
-/// groups are created in one fixed order. A dimension that spans the world in its order reuses the
-/// world's group; one of size 1 communicates nothing.
-/// Throws UsageError, before any group is made, if shape and rank count differ, a rank is repeated or
-/// unknown, names are repeated, empty or not one per dimension, or there is no such device.
+/// Makes a mesh over `world`. A collective call of all ranks of `world`, members or not. A dimension that has all ranks of the
+/// world in order uses the world's group; one of size 1 communicates nothing.
+///
+/// Throws UsageError, before any group is made, if the shape does not fit the number of ranks, a rank is repeated or unknown,
+/// names are repeated, empty or not one per dimension, or there is no such device.
 DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vector<int64_t>& shape,
                             const std::vector<std::string>& dim_names = {},
                             const DeviceMeshOptions& options = {});
 
-/// Makes a mesh from groups that exist: one group (FSDP), or {shard, replicate} (HSDP), which gives
-/// a mesh of shape (replicate, shard), by default with these names. Ranks and coordinates come from
-/// the groups; ranks outside this rank's own groups are taken to continue their pattern. No
-/// communication. Throws UsageError for another number of groups, a null one, two that do not cross
-/// in this rank alone, or wrong names.
+/// Makes a mesh from existing groups: one group (FSDP), or {shard, replicate} (HSDP), which gives a mesh of shape (replicate,
+/// shard) with these names by default. Ranks outside this rank's groups are assumed to follow the same pattern. No
+/// communication. Throws UsageError for another number of groups, a null group, two groups that have other ranks than this
+/// one in common, and wrong names.
 DeviceMesh mesh_from_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
                             const std::vector<std::string>& dim_names = {});
 
-/// A ("replicate", "shard") mesh that shards within a node and replicates across nodes, from the
-/// launcher's local world size, which the ranks compare in one all-gather: a collective call.
-/// Throws UsageError, on every rank, if the nodes are unequal or their ranks not consecutive.
+/// Makes a ("replicate", "shard") mesh that shards within a node and replicates across nodes. A collective call: one all-gather
+/// compares the launcher's local world sizes. Throws UsageError on every rank if nodes have different numbers of ranks, or
+/// ranks that are not consecutive.
 DeviceMesh hybrid_mesh(std::shared_ptr<Communicator> world);
 
 }  // namespace fsdp

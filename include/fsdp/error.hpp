@@ -4,7 +4,7 @@
 
 namespace fsdp {
 
-/// Base of everything libfsdp throws itself; LibTorch's own errors pass through unchanged.
+/// Base class of libfsdp's exceptions. LibTorch's own exceptions pass through unchanged.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -16,14 +16,14 @@ class UsageError : public Error {
   using Error::Error;
 };
 
-/// A valid call at a wrong time, such as a setting of a root in the middle of its backward.
+/// A valid call at the wrong time, such as a setting of a root in the middle of backward.
 class StateError : public Error {
  public:
   using Error::Error;
 };
 
-/// A collective that failed: names the operation, what it was for, the group, and this rank.
-/// The communicator is unusable afterwards.
+/// A collective failed. The message names the operation, its subject, the group and this rank. The communicator is unusable
+/// afterwards.
 class CommError : public Error {
  public:
   using Error::Error;

@@ -10,9 +10,8 @@
 
 namespace fsdp {
 
-/// A step without backward (eval, generation): inside it the learned order is prefetched and
-/// groups are released as in forward; at its end everything it gathered is released.
-/// With autograd recording, the backward that follows belongs to the same step.
+/// A step without backward, for evaluation or generation. Inside it groups are prefetched in the learned order and released as
+/// in forward; at its end all of them are released. If autograd records, the backward that follows belongs to the same step.
 class ForwardScope {
  public:
   explicit ForwardScope(const FSDPModule& root);
@@ -29,8 +28,8 @@ class ForwardScope {
   return ForwardScope(root);
 }
 
-/// The casts at a module's boundary, by its MixedPrecisionPolicy: floating-point inputs to
-/// param_dtype if cast_forward_inputs, floating-point outputs to output_dtype. Recorded by autograd.
+/// Casts of a module's floating-point inputs to param_dtype, if cast_forward_inputs is set, and of its floating-point outputs
+/// to output_dtype, as its MixedPrecisionPolicy says. Recorded by autograd.
 at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input);
 at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output);
 
@@ -68,9 +67,8 @@ decltype(auto) cast_tensors(const Cast& cast, Value&& value) {
 
 }  // namespace detail
 
-/// Runs `module->forward(inputs...)` inside a scope of its root, with the casts of its boundary.
-/// Tensors, and tensors in optionals, vectors and tuples, are cast; what else there is passes
-/// through.
+/// Runs `module->forward(inputs...)` in a ForwardScope of its root, with inputs and outputs cast as by cast_boundary_input and
+/// cast_boundary_output. Tensors are cast, also in optionals, vectors and tuples; other arguments are passed on.
 template <class Holder, class... Inputs>
 auto call(Holder&& module, Inputs&&... inputs) {
   using Output = std::remove_cvref_t<decltype(module->forward(std::forward<Inputs>(inputs)...))>;

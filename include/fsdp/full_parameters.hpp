@@ -12,38 +12,36 @@ namespace fsdp {
 class ShownParameters;  // lib/api: what is shown, and how it goes back
 
 struct FullParametersOptions {
-  /// kNo: not the parameters of sharded modules below this one.
+  /// kNo: without the parameters of sharded modules below this one.
   Recurse recurse = Recurse::kYes;
-  /// What was written in the scope goes to the shards at its end; false: it is dropped.
+  /// True: what was written in the scope is written to the shards at its end. False: it is dropped.
   bool writeback = true;
-  /// Only the first rank of the mesh shows full parameters; the others, which take part in the gather,
-  /// go on with their shards. Needs `writeback = false`.
+  /// Only the first rank of the mesh gets full parameters; the others take part in the all-gather and keep their shards. Needs
+  /// `writeback = false`.
   bool rank0_only = false;
-  /// Full parameters are on the CPU, so that the accelerator holds one at a time.
+  /// Full parameters are on the CPU; the accelerator holds one at a time.
   bool offload_to_cpu = false;
-  /// Full gradients too, read and written like the parameters.
+  /// Also full gradients, read and written like the parameters.
   bool with_grads = false;
 };
 
-/// While it lives, the module is as it was before `fully_shard` (FSDP1's summon_full_params): its
-/// members and its `parameters()` are the same ordinary tensors, each holding a whole parameter in its
-/// original dtype, to be read and written by any code. At the end the sharded parameters are back, the same
-/// tensors as before, with the elements that this rank owns taken from the whole ones.
+/// While an object of this class lives, the module is as it was before `fully_shard` (FSDP1's summon_full_params): its members
+/// and its `parameters()` are whole, ordinary tensors in their original dtype, which any code may read and write. Afterwards
+/// the module has its sharded parameters again, the same tensors, with this rank's elements of the whole ones.
 ///
-/// A tensor-parallel parameter is shown as the local tensor that the module holds, and "first rank" is that of
-/// the data-parallel mesh.
+/// A tensor-parallel parameter is the module's local tensor, and the first rank is that of the data-parallel mesh.
 ///
-/// All ranks open it together and write the same values: each rank's writes count for the elements it
-/// owns, and replicas (HSDP) each keep their own. The end communicates nothing, so leaving by an
-/// exception hangs nobody; it waits for no one either.
+/// The constructor is a collective call. All ranks write the same values: each rank's writes count for the elements that it
+/// owns, and each replica (HSDP) keeps its own. The destructor communicates nothing, so an exception leaves no other rank
+/// waiting.
 ///
-/// Inside the scope no step of the module can begin: a forward without autograd may run, and computes
-/// with the full values in their original dtype. What an optimizer writes to shards inside it is
-/// overwritten. Without `with_grads` parameters show no gradient. Peak memory: the parameters shown, and one more.
+/// Inside the scope a forward without autograd may run; it computes with the full parameters in their original dtype. No other
+/// step can begin. Writes of an optimizer to shards are overwritten. Without `with_grads`, parameters have no gradient. Peak
+/// memory: the full parameters, and one more.
 ///
-/// Throws UsageError for rank0_only with writeback, StateError inside a step or scope of the module's
-/// root (a forward whose backward has not run is one), inside another scope that shows one of its
-/// parameters, or on the meta device, and for gradients that only some ranks have; nothing is changed then.
+/// Throws, with nothing changed: UsageError for rank0_only with writeback; StateError inside a step or scope of the module's
+/// root (also between a forward and its backward), inside another FullParameters of one of these parameters, on the meta
+/// device, and for gradients that only some ranks have.
 class FullParameters {
  public:
   explicit FullParameters(torch::nn::Module& module, const FullParametersOptions& options = {});
@@ -59,11 +57,11 @@ class FullParameters {
   std::unique_ptr<ShownParameters> shown_;
 };
 
-/// `torch::nn::Module::apply` with full parameters: calls `function` for the module and every module below
-/// it, in LibTorch's order, each with its own parameters (not its children's) shown as by FullParameters
-/// and written back. One module's parameters are whole at a time. A collective call.
+/// `torch::nn::Module::apply` with full parameters. Calls `function` for the module and every module below it, in LibTorch's
+/// order. During a call that module's own parameters are whole, as with FullParameters; then they are written back. A
+/// collective call.
 void apply(torch::nn::Module& module, const std::function<void(torch::nn::Module&)>& function);
-/// The same with the module's name, "" for the first.
+/// The same; `function` also gets the module's name, "" for the first.
 void apply(torch::nn::Module& module,
            const std::function<void(const std::string&, torch::nn::Module&)>& function);
 

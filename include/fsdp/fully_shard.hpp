@@ -13,14 +13,16 @@
 
 namespace fsdp {
 
-/// Shards the parameters of `module` that no sharded submodule has taken yet, as one group that is gathered
-/// and reduced together (one for each mesh, where a placement function names several). The module itself is not
-/// wrapped or changed: its members keep the full shape; `parameters()` holds this rank's rows from now on. Shard
-/// inner modules first. A collective call only where groups have to be made, with `sync_from_rank0`, and where a
-/// tied parameter comes from a group that is cut in another way. Functions among the options stay with the module:
-/// fsdp::clone asks them again.
+/// Shards the parameters of `module`, except those that sharded submodules have: shard inner modules first. They form one
+/// group, which is gathered and reduced together (if a placement function names several meshes, one group for each).
 ///
-/// Throws UsageError, with nothing changed, and naming the module or parameter, for all that cannot be sharded as asked.
+/// The module is changed in place and not wrapped. Its members keep the full shape, and `parameters()` returns the sharded
+/// parameters. Functions in `options` are kept: fsdp::clone calls them again.
+///
+/// A collective call only if groups of ranks have to be made, with `sync_from_rank0`, and if a tied parameter belongs to
+/// another group that shards it otherwise.
+///
+/// Throws UsageError, with nothing changed and the name of the module or parameter, if it cannot be sharded as requested.
 FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 
 /// The same for several modules that share one group.
@@ -34,28 +36,28 @@ FSDPModule fully_shard(const torch::nn::ModuleHolder<Impl>& holder,
   return fully_shard(static_cast<torch::nn::Module&>(*holder.ptr()), options);
 }
 
-/// The controls of a module that `fully_shard` was called on; nullopt for any other module.
+/// The handle of a module that `fully_shard` was called on; nullopt for any other module.
 std::optional<FSDPModule> find_fsdp_module(const torch::nn::Module& module);
 
 /// Bytes of parameters on this rank, of a root and all groups below it.
 struct ParameterBytes {
   int64_t sharded = 0;         ///< local shards, with padding
-  int64_t unsharded = 0;       ///< gathered now, or being gathered
-  int64_t peak_unsharded = 0;  ///< most gathered at one time since fully_shard
+  int64_t unsharded = 0;       ///< gathered, or being gathered
+  int64_t peak_unsharded = 0;  ///< the most of these at one time since fully_shard
   int64_t kept = 0;  ///< buffers of released groups, with `set_keep_unsharded_storage`
-  /// Buffers of `set_symm_mem_for_comm`, for packed gradients too; groups that are unsharded lie in them. As they were
-  /// asked for: the device gives out multiples of 2 MiB.
+  /// Buffers of `set_symm_mem_for_comm`, also for packed gradients; unsharded groups may lie in them. As requested; the device
+  /// allocates multiples of 2 MiB.
   int64_t symmetric = 0;
 };
 ParameterBytes parameter_bytes(const FSDPModule& root);
 
-/// Lets several roots share their communication's memory (the stages of a pipeline on one rank):
-/// `set_reduce_scatter_max_input_buffers` then counts the packed gradients of all of them together, so that
-/// one root's reductions that nobody has waited for do not lie beside another one's. Streams need no
-/// sharing: collectives run on the process group's. All of them belong to one thread. A root that
-/// joins another set leaves its own; one that is sharded as a part of a larger module is a root no more, so
-/// this comes after all calls of fully_shard.
-/// Throws UsageError if a module is not a root, with nothing changed. No communication.
+/// Lets several roots share the memory of their communication, such as the pipeline stages of one rank:
+/// `set_reduce_scatter_max_input_buffers` then limits the packed gradients of all of them together. Streams need no sharing, as
+/// collectives run on the process group's.
+///
+/// All roots belong to one thread. A root that joins another set leaves its own. Call it after all calls of fully_shard, as a
+/// root that is sharded as part of a larger module is no longer a root. Throws UsageError, with nothing changed, if a module
+/// is not a root. No communication.
 void share_comm_ctx(const std::vector<FSDPModule>& roots);
 
 /// The sharded modules that no other sharded module in the tree contains.

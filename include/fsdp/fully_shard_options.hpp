@@ -20,76 +20,78 @@
 
 namespace fsdp {
 
-/// What a touch of a sharded parameter outside a step and outside a scope does.
+/// What happens when a program uses a sharded parameter outside a step and outside a scope.
 enum class FaultOutsideStep {
-  kGather,  ///< gathers, and so is a collective
+  kGather,  ///< it is gathered: a collective call
   kThrow,   ///< StateError naming the parameter
 };
 
 struct FullyShardOptions {
-  /// Undefined: 1-D over the process's default world. One dimension shards (FSDP); of two named
-  /// dimensions the first replicates and the second shards (HSDP).
+  /// Default: 1-D over the process's default world. One dimension shards (FSDP). Of two named dimensions, the first
+  /// replicates and the second shards (HSDP).
   DeviceMesh mesh = {};
-  /// Set: `mesh` is the full mesh of any number of named dimensions, and these say which of them shard and
-  /// which replicate. Several names for one part make groups of ranks the first time: a collective call.
+  /// If set, `mesh` may have any number of named dimensions, and this says which of them shard and which replicate. Where one
+  /// part has several names, the first call makes groups of ranks: a collective call.
   std::optional<DataParallelMeshDims> dp_mesh_dims = {};
   ReshardAfterForward reshard_after_forward = {};
   MixedPrecisionPolicy mp_policy = {};
-  /// `CPUOffloadPolicy{}`: shards and gradients live on the CPU. None: on the mesh's device.
+  /// `CPUOffloadPolicy{}`: shards and gradients live on the CPU. Default: on the mesh's device.
   OffloadPolicy offload_policy = {};
-  /// Along which dimension a parameter is cut, by its name in the module and the parameter itself, any
-  /// size of it; negative ones count from the end. None: dimension 0. The same on all ranks.
-  /// A function that returns a Shard or an optional one will do. A ShardPlacementResult may also name a mesh
-  /// of the parameter's own: parameters of one mesh make one group of the module, gathered over its
-  /// ranks, and their gradients are averaged over its data-parallel size. Groups of other meshes than the
-  /// module's are named with the mesh's dimensions: "blocks.3 [edp]".
+  /// The dimension along which a parameter is sharded. Called with the parameter's name in the module and the parameter; has to
+  /// return the same on all ranks. The dimension may have any size; a negative one counts from the end. nullopt: dimension 0.
+  ///
+  /// The function may also return a Shard or std::optional<Shard>. A ShardPlacementResult may name another mesh for the
+  /// parameter. The module's parameters on one mesh make one group: they are gathered over that mesh, and their gradients are
+  /// averaged over its data-parallel size. The name of a group on another mesh ends in that mesh's dimensions:
+  /// "blocks.3 [edp]".
   std::function<std::optional<ShardPlacementResult>(const std::string& name, const at::Tensor& parameter)>
       shard_placement_fn = {};
-  /// Of parameters that are cut already by tensor parallelism: the module holds its local tensor, computes
-  /// with it and communicates as it sees fit; this says what it is a part of. FSDP shards it further,
-  /// strided where both cut one dimension. Unsharded parameters stay local; dtensor_of, full_tensor, full_grad, norms and
-  /// state dicts see the whole tensor. The same on all ranks of the data-parallel mesh. None: not cut.
+  /// For tensor-parallel parameters: which part of the whole tensor the module's local tensor is. The module computes with the
+  /// local tensor and does its own communication. FSDP shards it further, with a StridedShard where both shard one dimension.
+  /// Unsharded parameters are the local tensors; dtensor_of, full_tensor, full_grad, norms and state dicts see the whole
+  /// tensor. Has to return the same on all ranks of the data-parallel mesh. nullopt: not tensor-parallel.
   std::function<std::optional<TensorParallel>(const std::string& name, const at::Tensor& parameter)>
       tensor_parallel_fn = {};
-  /// Flat: sharded parameters are 1-D, this rank's elements in the order of memory; `local_ranges`
-  /// tells which, `full_tensor` gathers one. Parameters of one dtype, trainable or frozen, make a run.
+  /// kFlat: a group's parameters of one dtype are laid out one after another and cut into equal parts, trainable and frozen
+  /// ones apart. A sharded parameter is then 1-D: this rank's elements of it, in the order of memory. `local_ranges` says
+  /// which they are; `full_tensor` gathers the parameter.
   ParamLayout layout = ParamLayout::kPerParameter;
-  /// Flat: how many elements of a parameter, counted from its first, no two ranks may share (blocks of a
-  /// quantiser, say). Unset: 1. The same on all ranks.
+  /// kFlat: blocks of this many consecutive elements of a parameter stay on one rank, such as a quantiser's blocks. Default: 1.
+  /// Has to return the same on all ranks.
   std::function<int64_t(const std::string& name, const at::Tensor& parameter)> flat_block_numel = {};
-  /// In which form a parameter is gathered, by its name in the module and the parameter itself;
-  /// null: as its values. Not for the flat layout, whose pieces hold parts of several parameters. The
-  /// same on all ranks.
+  /// How a parameter is encoded for its all-gather, such as int8_all_gather(). Called with the parameter's name in the module
+  /// and the parameter; has to return the same on all ranks. Null: not encoded. Not with the flat layout, where a piece
+  /// holds parts of several parameters.
   std::function<std::shared_ptr<AllGatherExtension>(const std::string& name, const at::Tensor& parameter)>
       all_gather_extension_fn = {};
-  /// Parameters (as the module's members hold them) to leave alone: not sharded, moved or reduced. A
-  /// parameter that several modules register is one parameter: where they belong to different groups, the
-  /// nearest sharded module around them all gathers and reduces it.
+  /// Parameters that are not sharded, moved or reduced; given as the module's members hold them. A parameter that several
+  /// modules register is one parameter. If these modules belong to different groups, the nearest sharded module that
+  /// contains all of them gathers and reduces it.
   std::vector<at::Tensor> ignored_params = {};
-  /// Modules whose subtrees are left alone, except units in them that are sharded already.
+  /// Modules whose subtrees are not sharded, moved or reduced, except for modules in them that are sharded already.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
-  /// Parameters to replicate: whole on every rank, never gathered; their gradients are averaged over
-  /// all data-parallel ranks by one all-reduce with the group's reduction. What this call does not manage is
-  /// passed over; one that is ignored as well is an error. On a mesh of two dimensions that both have several
-  /// ranks the first use of it makes groups over both: a collective call.
+  /// Parameters that every rank holds whole and that are never gathered. Their gradients are averaged over all data-parallel
+  /// ranks, by one all-reduce beside the group's reduction. Parameters that this call does not manage are skipped; one that
+  /// is also ignored is an error. If both dimensions of a 2-D mesh have several ranks, the first use makes groups over
+  /// both: a collective call.
   std::vector<at::Tensor> replicated_params = {};
-  /// The same for all parameters in these subtrees, except units in them that are sharded already.
+  /// The same for all parameters in these subtrees, except for modules in them that are sharded already.
   std::vector<std::shared_ptr<torch::nn::Module>> replicated_modules = {};
-  /// The mesh replicates only (1-D): the same engine as data parallelism without sharding.
+  /// True: the mesh, of one dimension, replicates: data parallelism without sharding.
   bool replicate_only = false;
   FaultOutsideStep fault_outside_step = FaultOutsideStep::kGather;
-  /// Parameters and buffers take the values that they have on the mesh's first rank, before rows are
-  /// cut (FSDP1's sync_module_states): broadcast within each shard group from its rank 0, then across
-  /// replicas, 250 MiB at a time. The other ranks' modules may be on the meta device
-  /// (fsdp::MetaDevice): only the first rank holds the whole module then. What is ignored is not sent.
-  /// Makes fully_shard a collective call: all ranks shard the same modules in the same order. Where they
-  /// differ, or one rank's call is wrong, every rank throws. Parameters on a mesh of their own take the values
-  /// of that mesh's first rank; tensor-parallel ranks keep their own.
+  /// True: before they are sharded, parameters and buffers take the values of the mesh's first rank (FSDP1's
+  /// sync_module_states). They are broadcast within each shard group from its rank 0, then across replicas, 250 MiB at a
+  /// time. On the other ranks the module may be on the meta device (fsdp::MetaDevice), so that only the first rank holds it
+  /// whole. Ignored parameters are not sent. Parameters on another mesh take the values of that mesh's first rank;
+  /// tensor-parallel ranks keep their own.
+  ///
+  /// fully_shard is then a collective call: all ranks shard the same modules in the same order. If they differ, or one rank's
+  /// call is invalid, every rank throws.
   bool sync_from_rank0 = false;
-  /// Warn when gradients have been reduced this many times and no optimizer has ever written a
-  /// parameter; 0: never.
+  /// Warns when gradients were reduced this many times and nothing has written a parameter since fully_shard. 0: never.
   int warn_after_unused_gradients = 16;
-  /// Look for memory and order faults. Unset: what FSDP_SANITIZE and FSDP_SANITIZE_SEED say.
+  /// Looks for memory and ordering faults. Default: as FSDP_SANITIZE and FSDP_SANITIZE_SEED say.
   std::optional<SanitizerOptions> sanitizer = {};
 };
 

@@ -16,12 +16,11 @@ namespace fsdp {
 
 class InitRun;  // lib/api: one run over a module's parameters
 
-/// The random numbers of one element of one parameter: they depend on the seed, the parameter's
-/// name and the element's position in the whole parameter alone.
+/// The random numbers of one element of a parameter. They depend only on the seed, the parameter's name and the element's
+/// position in the whole parameter.
 ///
-/// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC
-/// 2011), which needs no state: any element's numbers can be had at any time. At most 64 words an
-/// element.
+/// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). It has no state, so the
+/// numbers of any element can be computed alone. At most 64 words for an element.
 class ElementRandom {
  public:
   ElementRandom(uint64_t seed, uint64_t stream, int64_t element)
@@ -37,33 +36,33 @@ class ElementRandom {
   uint32_t words_[4];
 };
 
-/// How many inputs each output of a layer has, and outputs each input.
+/// A layer's fan-in and fan-out.
 struct Fans {
   int64_t in, out;
 };
-/// By the sizes of the layer's whole weight, as torch::nn::init counts them. Throws UsageError below two dimensions.
+/// The fans of a layer with a weight of these sizes, as torch::nn::init computes them. Throws UsageError for fewer than two
+/// dimensions.
 Fans fans_of(c10::IntArrayRef sizes);
 
-/// Gives parameters and buffers their first values, each rank its own part.
+/// Gives parameters and buffers their initial values, each rank its own part.
 ///
-/// The functions of torch::nn::init, with the same rules: take what a module's member holds (or an
-/// entry of its table), and read fans and shapes off the whole parameter. Instead of LibTorch's
-/// generator, whose numbers depend on who draws first, they use `ElementRandom`: so the values are
-/// the same, bit for bit, on any number of ranks and in any layout. Nothing is communicated.
+/// It has the functions of torch::nn::init, with the same formulas. A tensor is given as the module's member holds it, and its
+/// fans and sizes are the whole parameter's. Random numbers come from `ElementRandom` in place of LibTorch's generator, so the
+/// values are the same, bit for bit, on any number of ranks and in any layout. No communication.
 ///
-/// An undefined tensor (`bias` of Linear(bias=false)) is passed over; so is one that has its values
-/// already, when `materialize` runs. Throws UsageError for a tensor that is not the module's.
+/// Undefined tensors (`bias` of Linear(bias=false)) are skipped, and in `materialize` tensors that have values. Throws
+/// UsageError for a tensor that is not the module's.
 class Initializer {
  public:
   explicit Initializer(InitRun& run) : run_(run) {}
 
-  // --- element by element: only this rank's elements are computed
+  // --- elementwise: each rank computes its own elements only
   void constant_(const at::Tensor& tensor, double value);
   void zeros_(const at::Tensor& tensor) { constant_(tensor, 0); }
   void ones_(const at::Tensor& tensor) { constant_(tensor, 1); }
   void uniform_(const at::Tensor& tensor, double low = 0, double high = 1);
   void normal_(const at::Tensor& tensor, double mean = 0, double std = 1);
-  /// A normal distribution cut to [low, high].
+  /// A normal distribution that is truncated to [low, high].
   void trunc_normal_(const at::Tensor& tensor, double mean = 0, double std = 1, double low = -2,
                      double high = 2);
   void kaiming_uniform_(const at::Tensor& tensor, double a = 0,
@@ -76,42 +75,41 @@ class Initializer {
   void xavier_normal_(const at::Tensor& tensor, double gain = 1);
   void eye_(const at::Tensor& matrix);
   void dirac_(const at::Tensor& tensor);
-  /// These elements of the whole tensor, in row-major order, get `value`; the others stay. Row r of
-  /// a matrix of n columns is {r * n, (r + 1) * n}.
+  /// Sets a range of the whole tensor's elements, in row-major order. Row r of a matrix with n columns is
+  /// {r * n, (r + 1) * n}.
   void fill_range_(const at::Tensor& tensor, ElementRange range, double value);
-  /// function(element, random): the value of one element by its row-major position. Called from
-  /// several threads.
+  /// function(element, random): returns the value of the element at this row-major position. Called from several threads.
   void elementwise_(const at::Tensor& tensor,
                     const std::function<double(int64_t element, ElementRandom& random)>& function);
 
-  // --- one whole parameter at a time: every rank computes it and keeps its part
+  // --- whole: every rank computes the whole parameter and keeps its part
   void orthogonal_(const at::Tensor& tensor, double gain = 1);
   void sparse_(const at::Tensor& matrix, double sparsity, double std = 0.01);
-  /// function(whole, generator): changes `whole`, zeros on the CPU of the whole parameter's sizes.
-  /// It must draw from `generator` alone, which is seeded for this parameter.
+  /// function(whole, generator): writes the values to `whole`, a tensor of zeros on the CPU with the whole parameter's sizes.
+  /// Random numbers have to come from `generator`, which is seeded for this parameter.
   void whole_(const at::Tensor& tensor,
               const std::function<void(at::Tensor& whole, at::Generator generator)>& function);
-  /// Known values, such as a table of frequencies; of the whole tensor's sizes.
+  /// Copies values, such as a table of frequencies, from `whole`, which has the whole tensor's sizes.
   void copy_(const at::Tensor& tensor, const at::Tensor& whole);
 
-  /// Of the whole parameter, whatever part this rank holds. For its fans: `fans_of`.
+  /// The whole parameter's sizes, for `fans_of` for example.
   c10::IntArrayRef sizes(const at::Tensor& tensor) const;
 
  private:
   InitRun& run_;
 };
 
-/// How the modules of one class get their first values.
+/// Gives the modules of one class their initial values.
 struct ModuleInitializer {
-  /// False if the module is not of that class.
+  /// Returns false if the module is not of that class.
   std::function<bool(torch::nn::Module& module, Initializer& init)> apply;
 };
 
-/// function(module, init): gives values to the parameters and buffers of a `Module` (or a class
-/// derived from it; a holder such as torch::nn::Linear means its Impl), and to those of modules in
-/// it if theirs are not to stay as their own classes have made them. With torch::nn::Module as the
-/// class it is called for every module, like FSDP1's param_init_fn. It is called twice, first to
-/// learn what it covers, and must use `init` alone to write.
+/// Makes an initializer of a class. `Module` is the class, or a holder of it such as torch::nn::Linear; derived classes count.
+/// With torch::nn::Module it is called for every module, like FSDP1's param_init_fn.
+///
+/// function(module, init): gives values to the module's parameters and buffers, and, to overwrite what their own classes gave,
+/// to those of modules in it. It is called twice, first to find what it covers. It may write through `init` only.
 ///
 ///     fsdp::initializer<RMSNormImpl>(
 ///         [](RMSNormImpl& norm, fsdp::Initializer& init) { init.ones_(norm.weight); })

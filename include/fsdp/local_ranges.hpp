@@ -15,11 +15,9 @@ struct ElementRange {
   bool operator==(const ElementRange&) const = default;
 };
 
-/// Which elements of a sharded module's parameter this rank holds, whatever its layout: in the
-/// order in which the sharded parameter, read row-major, holds them. Ranges of no elements are
-/// left out; none at all where this rank holds nothing. Adjacent ones are joined. Of a tensor-parallel
-/// parameter: elements of the whole tensor, over all its ranks.
-/// No communication. Throws UsageError for any other tensor.
+/// The elements of a sharded module's parameter that this rank holds, for any layout, in the order of the sharded parameter
+/// read row-major. Empty ranges are left out and adjacent ones joined. For a tensor-parallel parameter, elements of the whole
+/// tensor. No communication. Throws UsageError for any other tensor.
 std::vector<ElementRange> local_ranges(const at::Tensor& parameter);
 
 }  // namespace fsdp

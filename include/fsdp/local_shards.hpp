@@ -11,27 +11,27 @@
 
 namespace fsdp {
 
-/// One tensor for all parameters of a group that are of one dtype, trainable or frozen together, and that
-/// the caller gave one label: for optimizers and norms that do better with few large tensors.
+/// One tensor for all parameters of a group with one dtype, one requires_grad and one label: for optimizers and norms that are
+/// faster on few large tensors.
 struct LocalShard {
-  /// 1-D, this rank's parts of the parameters one after another, in their memory: a write to either is one to
-  /// both. Between and behind the parts lies padding: zero, and zero in the gradient, so that it adds
-  /// nothing to a norm, and stays zero under any optimizer that leaves zeros with zero gradients alone.
+  /// 1-D: this rank's parts of the parameters one after another. It shares the parameters' memory. There is padding between and
+  /// after the parts. Padding and its gradient are zero, so it adds nothing to a norm, and it stays zero with any optimizer
+  /// that does not change zeros whose gradient is zero.
   ///
-  /// A leaf that requires a gradient if its parameters do. After a backward its `.grad` is there, 1-D as
-  /// well, and the parameters' `.grad` are views of it; parameters without a gradient have zeros in it.
+  /// A leaf with the requires_grad of its parameters. After a backward it has a `.grad`, 1-D, and the parameters' `.grad` are
+  /// views of that. Parameters without a gradient have zeros in it.
   at::Tensor shard;
   std::string label;
   std::string module;  ///< the sharded module's name; "" for the root
   struct Part {
     std::string name;      ///< of the parameter
     at::Tensor parameter;  ///< as parameters() gives it
-    int64_t offset = 0;    ///< of its first element in `shard`
-    int64_t numel = 0;     ///< that this rank holds
+    int64_t offset = 0;    ///< of its first element, in `shard`
+    int64_t numel = 0;     ///< elements on this rank
   };
   std::vector<Part> parts;  ///< by offset
 
-  /// Elements that are parameters', without padding.
+  /// Elements without padding.
   int64_t numel() const {
     int64_t count = 0;
     for (const auto& part : parts) count += part.numel;
@@ -39,11 +39,12 @@ struct LocalShard {
   }
 };
 
-/// By the parameter's name from the root, and the sharded parameter; the same on all ranks.
+/// Returns a parameter's label. Called with the parameter's name from the root and the sharded parameter; has to return the
+/// same on all ranks.
 using ShardLabel = std::function<std::string(const std::string& name, const at::Tensor& parameter)>;
 
-/// The local shards of every sharded module in the tree, in depth-first order. An optimizer takes
-/// either these or the parameters:
+/// The local shards of all sharded modules in the tree, in depth-first order. An optimizer takes either these or the
+/// parameters:
 ///
 ///     std::vector<at::Tensor> tensors;
 ///     for (auto& local : fsdp::local_shards(*model, decays_or_not)) tensors.push_back(local.shard);
@@ -51,13 +52,12 @@ using ShardLabel = std::function<std::string(const std::string& name, const at::
 ///     ...
 ///     fsdp::clip_grad_norm_(tensors, 1.0);  // the same global norm as of the parameters
 ///
-/// The first call puts the parameters in order (no communication; collectives keep their number and
-/// bytes) and fixes them: dtype and device may still change with fsdp::to, but a requires_grad
-/// that is toggled afterwards makes the next step throw StateError by name. Later calls return the same
-/// tensors. `zero_grad` of the optimizer, or of the module, before the next backward resets both sides.
-/// In the flat layout parameters with one label must follow each other.
+/// The first call lays the parameters out, without communication; the number and bytes of collectives stay the same. Later
+/// calls return the same tensors. Afterwards fsdp::to may still change dtype and device; if a parameter's requires_grad
+/// changes, the next step throws StateError. `zero_grad` of the optimizer or of the module, before the next backward, resets
+/// the gradients of both. In the flat layout, parameters with one label have to be neighbours.
 ///
-/// Outside a step. Throws UsageError for other labels than before; StateError inside a step.
+/// Throws UsageError for other labels than in the first call, StateError inside a step.
 std::vector<LocalShard> local_shards(const torch::nn::Module& module, const ShardLabel& label = {});
 
 }  // namespace fsdp

@@ -18,10 +18,9 @@ struct MeshDimNames {
   std::vector<std::string> names;
 };
 
-/// Which dimensions of a full mesh are data parallel, as FSDP2 says it. Several names for one part are
-/// flattened into one dimension, in the order given. At least one of the two has names; what neither names
-/// (tensor parallelism, say) is left to others: parameters are the same there unless
-/// FullyShardOptions::tensor_parallel_fn says which part of a tensor they are.
+/// The data-parallel dimensions of a mesh, as in FSDP2. At least one of the two has names. Several names are flattened into one
+/// dimension, in the order given. Along dimensions that neither names, such as tensor parallelism, parameters are taken to be
+/// equal, unless FullyShardOptions::tensor_parallel_fn says which part of a tensor they are.
 struct DataParallelMeshDims {
   MeshDimNames shard = {};      ///< none: replicate only
   MeshDimNames replicate = {};  ///< none: no replicas

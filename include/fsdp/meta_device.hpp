@@ -2,18 +2,17 @@
 
 namespace fsdp {
 
-/// While it lives, tensors that this thread makes without naming a device are on the meta device:
-/// they have sizes and no memory. So a module of any size can be built, sharded with `fully_shard`,
-/// and given only this rank's part of the memory by `fsdp::materialize`:
+/// While an object of this class lives, tensors that this thread creates without a device are on the meta device: they have
+/// sizes and no memory. A module of any size can be built so, sharded with `fully_shard`, and given this rank's part of the
+/// memory by `fsdp::materialize`:
 ///
 ///     auto model = [&] { fsdp::MetaDevice meta; return Llama(config); }();
 ///
-/// (LibTorch has no such thing: `DeviceGuard` with kMeta changes nothing, and `module->to(kMeta)`
-/// throws. A module that exists already goes there by `fsdp::to(module, at::kMeta)`.)
+/// Tensors made from values (`torch::tensor({1., 2.})`), like another tensor (`zeros_like`) or for a given device are not
+/// affected. Objects may be nested; each is destroyed on the thread that made it.
 ///
-/// Tensors made of values (`torch::tensor({1., 2.})`), from an existing tensor (`zeros_like`) or
-/// for a named device are what they are without it. May be nested. Leave it on the thread that
-/// entered it.
+/// LibTorch alone cannot do this: `DeviceGuard` ignores kMeta, and `module->to(kMeta)` throws. `fsdp::to(module, at::kMeta)`
+/// moves a module that exists.
 class MetaDevice {
  public:
   MetaDevice();

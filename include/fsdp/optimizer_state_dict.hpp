@@ -13,8 +13,8 @@
 
 namespace fsdp {
 
-/// How an optimizer's state names parameters: "blocks.0.weight", or by their position in the
-/// optimizer's groups taken one after another: "0", "1", ...
+/// The keys of parameters in an optimizer's state: names ("blocks.0.weight"), or positions in the optimizer's groups, counted
+/// through: "0", "1", ...
 enum class OptimizerKeys { kName, kPosition };
 
 struct OptimizerStateDictOptions {
@@ -38,30 +38,29 @@ struct OptimizerStateDict {
   StateDictKind kind = StateDictKind::kFull;
   OptimizerKeys keys = OptimizerKeys::kName;
   std::string optimizer;  ///< "AdamW", ...
-  /// By key; parameters that have had no step have none.
+  /// By key. Parameters that have had no step have no entry.
   std::map<std::string, ParamState> state = {};
   std::vector<Group> groups = {};
 };
 
-/// The state of LibTorch's AdamW, Adam, SGD, Adagrad or RMSprop over the module's sharded parameters
-/// (or a plain module's). kFull gathers one tensor at a time: a collective call.
+/// The state of LibTorch's AdamW, Adam, SGD, Adagrad or RMSprop over the module's sharded parameters, or a plain module's. A
+/// collective call with kFull, which gathers one tensor at a time.
 ///
-/// Throws UsageError for another optimizer, a parameter that is not the module's, or an unsharded parameter (see
-/// fsdp::adopt); StateError if the ranks do not have state for the same parameters.
+/// Throws UsageError for another optimizer, a parameter that is not the module's, or an unsharded parameter (see fsdp::adopt);
+/// StateError if the ranks have state for different parameters.
 OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
                                         const torch::optim::Optimizer& optimizer,
                                         const OptimizerStateDictOptions& options = {});
 
-/// Replaces the optimizer's state by the dict's: state, step counters and group options. Keys of both
-/// kinds are understood; the order of names within a group does not matter. `missing`, `unexpected` and
-/// `wrong` are as for load_state_dict; parameters without state in the dict have none afterwards.
-/// Collective where load_state_dict is.
+/// Replaces the optimizer's state, step counters and group options by the dict's. Keys may be of either kind; the order of
+/// names within a group does not matter. `missing`, `unexpected` and `wrong` are as for load_state_dict. Parameters without
+/// state in the dict have none afterwards. A collective call when load_state_dict is one.
 LoadResult load_optimizer_state_dict(const torch::nn::Module& module,
                                      torch::optim::Optimizer& optimizer,
                                      const OptimizerStateDict& dict, const LoadOptions& options = {});
 
-/// The same dict with the other keys, for an optimizer of the same groups. No communication.
-/// Throws UsageError if the dict and the optimizer do not name the same parameters.
+/// The same dict with other keys, for an optimizer with the same groups. No communication. Throws UsageError if dict and
+/// optimizer do not have the same parameters.
 OptimizerStateDict rekey(OptimizerStateDict dict, OptimizerKeys keys, const torch::nn::Module& module,
                          const torch::optim::Optimizer& optimizer);
 

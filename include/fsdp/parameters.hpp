@@ -9,48 +9,48 @@
 
 namespace fsdp {
 
-/// The sharded parameter (this rank's rows) of what a module's member holds; a sharded
-/// parameter is returned as it is. Throws UsageError for any other tensor.
+/// The sharded parameter of an unsharded one, which a module's member holds. A sharded parameter is returned as it is. Throws
+/// UsageError for any other tensor.
 at::Tensor sharded(const at::Tensor& parameter);
 
-/// The unsharded parameter (full shape), which the module's member holds, of a sharded one; an unsharded parameter is
-/// returned as it is.
+/// The unsharded parameter, which the module's member holds, of a sharded one. An unsharded parameter is returned as it is.
 at::Tensor unsharded(const at::Tensor& parameter);
 
 /// True for a parameter of a sharded module, sharded or unsharded.
 bool is_fsdp_parameter(const at::Tensor& tensor);
 
-/// A parameter, given sharded or unsharded, as a DTensor that shares the sharded one's memory, on the data-parallel mesh and, if
-/// it is tensor-parallel, that one's dimensions behind: (dp, tp), with the whole tensor's sizes. Throws UsageError
-/// for one in a flat layout, which is no DTensor's: use full_tensor and local_ranges.
+/// The DTensor of a parameter, given sharded or unsharded. It shares the sharded parameter's memory and has the whole tensor's
+/// sizes. Its mesh is the data-parallel one; for a tensor-parallel parameter, (dp, tp). Throws UsageError for a parameter in
+/// the flat layout, which no placement describes: use full_tensor and local_ranges.
 DTensor dtensor_of(const at::Tensor& parameter);
 
-/// The full gradient's DTensor; undefined where the parameter has no gradient.
+/// The DTensor of its gradient; undefined if the parameter has no gradient.
 DTensor grad_dtensor_of(const at::Tensor& parameter);
 
-/// The whole parameter in its original dtype, with its sizes and strides, on every rank, outside
-/// autograd; whatever the layout. Outside a step it may be the memory of the parameter itself at one
-/// rank. A collective call over its shard group, and the ranks of tensor parallelism.
+/// The whole parameter on every rank, in its original dtype, with its sizes and strides; for any layout, outside autograd. On
+/// one rank it may share the parameter's memory. A collective call over the shard group and the tensor-parallel ranks.
 at::Tensor full_tensor(const at::Tensor& parameter);
-/// The same of its gradient; undefined where this rank has none, which must be so on all ranks or none.
+/// The same of its gradient; undefined if there is none. Either all ranks have a gradient or none has.
 at::Tensor full_grad(const at::Tensor& parameter);
 
-/// Moves an optimizer that was built before `fully_shard` over to the sharded parameters, with its state:
-/// full-size state tensors are cut to this rank's rows. Returns how many parameters moved.
+/// Replaces the parameters of an optimizer that was built before `fully_shard` by the sharded ones. Its state comes along:
+/// tensors of a parameter's full size are cut to this rank's part. Returns the number of replaced parameters.
 int adopt(torch::optim::Optimizer& optimizer);
 
-/// Clips the gradients of `parameters` (sharded, replicated and plain ones together) by their
-/// global norm and returns that norm, equal on every rank. One all-reduce per mesh and dimension of tensor
-/// parallelism, where what is replicated counts once: a collective call.
+/// Clips the gradients of `parameters` by their global norm, in place, and returns that norm, which is equal on all ranks.
+/// Sharded, replicated and plain parameters may be mixed; what is replicated counts once. A collective call: one all-reduce
+/// for each mesh and each tensor-parallel dimension.
 ///
-/// norm_type: 1, 2, ..., infinity. Gradients are scaled by max_norm / (norm + 1e-6), at most 1.
-/// Throws UsageError if `parameters` holds unsharded parameters, whose gradients live elsewhere;
-/// StateError if `error_if_nonfinite` and the norm is not finite (gradients are left as they are).
+/// norm_type: 1, 2, ..., infinity. Gradients are multiplied by max_norm / (norm + 1e-6), if that is below 1, as in
+/// torch.nn.utils.clip_grad_norm_.
+///
+/// Throws UsageError if `parameters` contains unsharded parameters, which have no gradients of their own. With
+/// NonFinite::kThrow, throws StateError if the norm is not finite, and leaves the gradients as they are.
 enum class NonFinite { kAllow, kThrow };
 double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                        double norm_type = 2.0, NonFinite nonfinite = NonFinite::kAllow);
 
-/// The global norm alone, by the same rules. A collective call.
+/// The global norm of the gradients, by the same rules. A collective call.
 double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
 }  // namespace fsdp

@@ -12,67 +12,63 @@ namespace fsdp {
 /// True for BatchNorm1d, 2d and 3d.
 bool is_batch_norm(const torch::nn::Module& module);
 
-/// In which dtypes a group computes and communicates. The sharded parameters, and with them
-/// the optimizer's state, keep the dtype that the parameters had. Unlike autocast, parameters are
-/// cast once, when they are gathered, and activations are saved for backward in the low precision.
-///
-/// Only floating-point parameters and operands are cast.
+/// The dtypes in which a group computes and communicates. Sharded parameters, and so the optimizer's state, keep the dtype that
+/// the parameters had. Unlike with autocast, a parameter is cast once, when it is gathered, and activations are saved for
+/// backward in the low precision. Only floating-point tensors are cast.
 struct MixedPrecisionPolicy {
-  /// The dtype that parameters are gathered and computed in, and that their unsharded parameters have from
-  /// `fully_shard` on. None: their own.
+  /// The dtype in which parameters are gathered and computed. Unsharded parameters have it from `fully_shard` on. Default: the
+  /// parameter's own.
   std::optional<at::ScalarType> param_dtype = {};
-  /// The dtype that gradients are reduced in, and added up in while reduction is disabled. None: the
-  /// one they are computed in. Sums in float16 are divided in two parts, before and after.
+  /// The dtype in which gradients are reduced, and added up while reduction is disabled. Default: the dtype in which they are
+  /// computed. With float16, one part of the division comes before the sum and one after it, against overflow.
   ///
-  /// A gradient that autograd makes in another dtype than its parameter is computed in (a bfloat16 weight beside a float32
-  /// activation) is rounded to that dtype only where it is reduced in it, or in a smaller one.
+  /// Autograd may give a gradient in another dtype than its parameter's: a bfloat16 weight beside a float32 activation. The
+  /// gradient is then rounded only if it is reduced in a smaller dtype than it has.
   ///
-  /// A parameter's `grad_dtype` (`set_grad_dtype`, before fully_shard or on either side after it, from the next step on)
-  /// goes with it: its reduced gradients have that dtype, or with std::nullopt the one that they were reduced in, also
-  /// after `fsdp::to`. Where reduce_dtype is not set they are reduced in it, or as autograd makes them, which is then to
-  /// be the same dtype on all ranks.
+  /// A parameter's `grad_dtype` (`set_grad_dtype`) is respected. It may be set before or after fully_shard, on the sharded or
+  /// the unsharded parameter, and counts from the next step on. Reduced gradients have that dtype; with std::nullopt, the
+  /// dtype in which they were reduced. Without a reduce_dtype, gradients are also reduced in `grad_dtype`; with
+  /// std::nullopt, in the dtype that autograd gives them, which then has to be the same on all ranks.
   std::optional<at::ScalarType> reduce_dtype = {};
-  /// The dtype of a module's floating-point outputs at a boundary (`fsdp::call`). None: as they are.
+  /// The dtype to which `fsdp::call` casts a module's floating-point outputs. Default: not cast.
   std::optional<at::ScalarType> output_dtype = {};
-  /// The dtype of floating-point buffers. None: their own.
+  /// The dtype of floating-point buffers. Default: their own.
   std::optional<at::ScalarType> buffer_dtype = {};
-  /// Cast inputs to param_dtype: at a module boundary (`fsdp::call`) all of a module's floating-point
-  /// inputs, and at an operator that uses a parameter its other floating-point operands.
+  /// Casts inputs to param_dtype: in `fsdp::call` all floating-point inputs of the module, and in an operator that uses a
+  /// parameter the other floating-point operands.
   bool cast_forward_inputs = true;
-  /// Leave reduced gradients in the reduce dtype instead of the parameter's own.
+  /// Reduced gradients stay in the reduce dtype and are not cast to the parameter's own.
   bool keep_low_precision_grads = false;
-  /// param_dtype and buffer_dtype are for training only: while the module that fully_shard was called
-  /// on is in eval mode (`is_training()` false; of several in one group, all of them), its parameters
-  /// are gathered and computed in their own dtype, its buffers have theirs, and nothing is cast to
-  /// param_dtype. output_dtype stays. (FSDP1's FSDP_USE_FULL_PREC_IN_EVAL.)
+  /// True: param_dtype and buffer_dtype apply to training only (FSDP1's FSDP_USE_FULL_PREC_IN_EVAL). While the module is in
+  /// eval mode (`is_training()` is false; of several modules in one group, for all of them), parameters are gathered and
+  /// computed in their own dtype, buffers have theirs, and inputs are not cast. output_dtype applies in both modes.
   ///
-  /// The mode counts as it is when a step, a scope or a read begins; unsharded parameters have another dtype from
-  /// then on. A use in a forward under way whose mode has changed throws StateError; a backward runs in
-  /// the dtypes of its forward, and autograd refuses one over a graph retained from before a switch, as
-  /// after any write to the parameters. The same mode on all ranks. Needs modules that a shared_ptr owns.
+  /// The mode is read when a step, a scope or a read begins, and has to be the same on all ranks. If it changes during a
+  /// forward, the next use of a parameter throws StateError. A backward runs in the dtypes of its forward. After a change,
+  /// autograd refuses the backward of a retained graph, as after any write to the parameters. Needs modules that are owned
+  /// by a shared_ptr.
   bool full_precision_in_eval = false;
-  /// Another param_dtype for one parameter, by its name in the module and the parameter itself; must
-  /// say the same on all ranks. None: the default.
+  /// Another param_dtype for single parameters. Called with the parameter's name in the module and the parameter; has to return
+  /// the same on all ranks. nullopt: param_dtype.
   std::function<std::optional<at::ScalarType>(const std::string& name, const at::Tensor& parameter)>
       param_dtype_override = {};
-  /// Modules whose own parameters keep their dtype: the operators that use them get their inputs in
-  /// it and give their outputs back in param_dtype. They stay in the group they belong to. By default
-  /// BatchNorm, whose statistics LibTorch's kernels want in the dtype of its weight.
+  /// Modules whose own parameters keep their dtype, within the same group. Operators that use these parameters get their inputs
+  /// in that dtype, and their outputs are cast to param_dtype. Default: BatchNorm, as LibTorch's kernels need its statistics
+  /// in the dtype of its weight.
   std::function<bool(const torch::nn::Module& module)> is_exempt = &is_batch_norm;
 };
 
-/// Shards, gradients, and with them the optimizer's state, live in the host's memory: registered
-/// parameters and their `.grad` are CPU tensors, the optimizer runs on the CPU.
+/// Shards and gradients live in the host's memory: registered parameters and their `.grad` are CPU tensors, and the optimizer
+/// runs on the CPU.
 ///
-/// A gather first copies this rank's shard to the mesh's device, and reduced gradients are copied back:
-/// complete when backward returns (with set_is_last_backward(false) or manual finalization: when the step
-/// ends). Gradients of backwards without reduction stay on the device. On a
-/// mesh of CPUs nothing is copied and nothing changes.
+/// Before an all-gather this rank's shard is copied to the mesh's device; reduced gradients are copied back. The copies are
+/// complete when backward returns, or, with set_is_last_backward(false) or manual finalization, when the step ends.
+/// Gradients of backwards without reduction stay on the device. On a mesh of CPUs this changes nothing.
 struct CPUOffloadPolicy {
-  /// Pin the memory, so that the copies run beside the computation. Only where the mesh's device is a GPU.
+  /// Pins the memory, so that copies overlap with compute. For GPUs only.
   bool pin_memory = true;
 };
-/// nullopt: they live on the mesh's device.
+/// nullopt: shards and gradients live on the mesh's device.
 using OffloadPolicy = std::optional<CPUOffloadPolicy>;
 
 }  // namespace fsdp

@@ -4,23 +4,24 @@
 
 namespace fsdp {
 
-/// When reduce-scatters begin that have a communicator of their own, beside the all-gather that goes into the room of the
-/// group they are for (FSDPModule::set_reduce_scatter_start).
+/// When reduce-scatters over a communicator of their own start, relative to the all-gather that follows the release of their
+/// group (FSDPModule::set_reduce_scatter_start). Gradients do not depend on it.
 ///
-/// Equal collectives of two communicators that begin together keep in step: neither sends while the other's latency
-/// passes. Holding back the first reduce-scatter of a backward shifts all that follow it, once. Which choice is best
-/// depends on how long computing and communicating take, which only a measurement tells; gradients are the same with all.
+/// If two communicators start collectives of equal size at the same time, they stay in step: both wait out their latency at
+/// once, and the network idles. Delaying the first reduce-scatter of a backward shifts all later ones. Which start is fastest
+/// depends on the times of compute and communication: measure it (FSDPModule::choose_reduce_scatter_start).
 ///
-/// What is held back keeps its packed gradients, and those of the next groups come beside them: set one buffer more than groups
-/// are gathered ahead (set_reduce_scatter_max_input_buffers). With one the first goes before the second are packed.
+/// A delayed reduce-scatter keeps its packed gradients while the next groups pack theirs. Set one buffer more than the
+/// prefetch distance (set_reduce_scatter_max_input_buffers). With a single buffer, the first starts before the second is
+/// packed.
 enum class ReduceScatterStart {
-  /// At once; or, where the all-gather is larger than all that is computed before its parameters are used, with that use.
+  /// At once. If the group being gathered is larger than all groups that are used before it: when it is used.
   kBySize,
-  /// The first of a backward when that all-gather has arrived, and neither the host nor computing waits for that; the others at
-  /// once. So it is with NCCL's communicators of the library's own. Over c10d's process groups, and where the group's
-  /// collectives or all-reduce hook are the user's, the first begins when the gathered parameters are used.
+  /// The first of a backward when that all-gather is done, without a wait of the host or of compute; the others at once. This
+  /// needs the library's own NCCL communicators. Over c10d's process groups, and with custom collectives or an all-reduce
+  /// hook, the first starts when the gathered parameters are used.
   kFirstAfterAllGather,
-  /// The first of a backward when the backward of the next group is over, the others at once.
+  /// The first of a backward when the backward of the next group is done; the others at once.
   kFirstAfterNextBackward,
 };
 

@@ -7,9 +7,8 @@ namespace fsdp {
 
 /// What happens to a group's unsharded parameters between forward and backward.
 ///
-/// Unset: released after forward, but kept for the root. true: released. false: kept.
-/// n: kept as shards of n ranks, so that backward gathers over n ranks only; n divides the shard
-/// size. 1 means false, the shard size means true.
+/// Unset: released after forward; the root's are kept. true: released. false: kept. n: resharded over n ranks, so that backward
+/// gathers over these n ranks only; n has to divide the shard size. 1 is the same as false, the shard size the same as true.
 class ReshardAfterForward {
  public:
   ReshardAfterForward() = default;
@@ -21,9 +20,9 @@ class ReshardAfterForward {
 
   bool is_set() const { return is_integer_ || ranks_ != kUnset; }
   bool is_integer() const { return is_integer_; }
-  /// Meaningful if `is_integer()`.
+  /// Only if `is_integer()`.
   int64_t ranks() const { return ranks_; }
-  /// Meaningful if set and not an integer.
+  /// Only if set and not an integer.
   bool value() const { return ranks_ == kAll; }
 
  private:

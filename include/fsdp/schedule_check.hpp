@@ -6,9 +6,8 @@ namespace fsdp {
 
 class FSDPModule;
 
-/// On a root, before its first collective, the same on all ranks. No communication.
-/// Throws StateError if it is no root or has communicated already, UsageError for times that are not
-/// positive.
+/// Sets how a root's ranks are compared. Call it before the root's first collective, with the same options on all ranks. No
+/// communication. Throws StateError if `root` is not a root or has communicated, UsageError for times that are not positive.
 void set_schedule_check(const FSDPModule& root, const ScheduleCheckOptions& options);
 
 }  // namespace fsdp

@@ -10,16 +10,16 @@ namespace fsdp {
 
 class FSDPModule;
 
-/// Several ranks in one trace, aligned by their clocks: exact on one machine. Roots of one rank have a track each.
+/// One trace of several ranks. Their clocks align them, which is exact on one machine. Each root of a rank has its own track.
 std::string timeline_json(const std::vector<Timeline>& ranks);
-/// Reads files that `Timeline::write` has written, of different ranks, and writes them as one.
-/// Throws UsageError if one cannot be read or written, or is not such a file.
+/// Merges files that `Timeline::write` wrote on different ranks. Throws UsageError if a file cannot be read or written, or is
+/// not a timeline.
 void merge_timelines(const std::vector<std::string>& paths, const std::string& merged);
 
-/// Records what `module`'s root does from now on, until `stop_timeline`; without one it costs
-/// nothing. Drops what it recorded before. No communication. `max_events`: memory is bounded by it.
+/// Starts recording what `module`'s root does, until `stop_timeline`. An earlier recording is dropped. At most `max_events`
+/// are kept, which bounds the memory. No communication.
 void start_timeline(const FSDPModule& module, size_t max_events = size_t{1} << 20);
-/// Throws StateError if none was started.
+/// Ends the recording and returns it. Throws StateError if none was started.
 Timeline stop_timeline(const FSDPModule& module);
 
 }  // namespace fsdp

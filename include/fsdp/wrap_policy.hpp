@@ -10,30 +10,30 @@
 
 namespace fsdp {
 
-/// A module that a policy is asked about.
+/// A module for which a policy decides.
 struct WrapCandidate {
   torch::nn::Module& module;
   std::string name;       ///< path from the root, such as "blocks.3"
-  int64_t numel = 0;      ///< elements of its parameters, without those of modules already chosen below it
+  int64_t numel = 0;      ///< elements of its parameters, without those of units below it
   bool is_root = false;
 };
 
-/// Which modules of a tree become units of their own: FSDP1's wrap policies for `fully_shard`.
-/// The root is always one.
+/// Which modules of a tree become units, each with its own call of `fully_shard`: FSDP1's wrap policies. The root is always a
+/// unit.
 struct WrapPolicy {
-  /// Whether to look below a module. `numel`: of all its parameters. None: always.
+  /// Whether to look for units below a module; `numel` counts all its parameters then. Default: always.
   std::function<bool(const WrapCandidate& candidate)> enters = {};
-  /// The options for a module that is to be a unit, asked after everything below it has been; none:
-  /// it stays with its parent. `defaults` are those given to plan_wrapping.
+  /// The options of a module that becomes a unit; nullopt: its parameters go to its parent's unit. Called for the modules below
+  /// first. `defaults` are the options given to plan_wrapping.
   std::function<std::optional<FullyShardOptions>(const WrapCandidate& candidate,
                                                  const FullyShardOptions& defaults)>
       wraps = {};
 };
 
-/// Modules for which `predicate` is true.
+/// Makes units of the modules for which `predicate` is true.
 WrapPolicy wrap_if(std::function<bool(const WrapCandidate& candidate)> predicate);
 
-/// Modules of these classes, such as wrap_class<torch::nn::TransformerEncoderLayerImpl>().
+/// Makes units of the modules of these classes, such as wrap_class<torch::nn::TransformerEncoderLayerImpl>().
 template <class... Impls>
 WrapPolicy wrap_class() {
   return wrap_if([](const WrapCandidate& candidate) {
@@ -42,11 +42,11 @@ WrapPolicy wrap_class() {
 }
 
 struct WrapBySizeOptions {
-  /// A unit has at least this many elements that no unit below it has taken.
+  /// The least number of elements of a unit, without those of units below it.
   int64_t min_numel = 100'000'000;
-  /// Not looked into, though it may be a unit. Default: MultiheadAttention.
+  /// Modules below which no units are made; they may be units themselves. Default: MultiheadAttention.
   std::function<bool(const torch::nn::Module&)> is_leaf = {};
-  /// Never a unit. Default: ModuleList and ModuleDict.
+  /// Modules that are never units. Default: ModuleList and ModuleDict.
   std::function<bool(const torch::nn::Module&)> is_excluded = {};
 };
 /// FSDP1's size_based_auto_wrap_policy.
@@ -57,32 +57,33 @@ struct PlannedUnit {
   torch::nn::Module* module = nullptr;
   std::string name;  ///< "" for the root
   FullyShardOptions options;
-  std::vector<std::string> parameters;  ///< by their name from the root
-  int64_t bytes = 0;                    ///< of these, unsharded
-  int64_t frozen_bytes = 0;             ///< of those that need no gradient
-  std::vector<std::string> frozen_parameters;  ///< their names, which `parameters` has too
+  std::vector<std::string> parameters;  ///< names from the root
+  int64_t bytes = 0;                    ///< of these parameters, unsharded
+  int64_t frozen_bytes = 0;             ///< of those among them that need no gradient
+  std::vector<std::string> frozen_parameters;  ///< the names of those
 };
 
-/// What a policy makes of a tree, before anything is changed.
+/// The units that a policy chose in a tree. Nothing is sharded yet.
 struct WrapPlan {
   std::vector<PlannedUnit> units;  ///< inner before outer; the root last
 
-  /// The tree of units with the bytes of their own parameters, and a note for each unit that mixes
-  /// frozen and trainable ones, with both lists.
+  /// The tree of units with the bytes of their parameters. A unit that mixes frozen and trainable parameters has a note that
+  /// lists both.
   std::string to_string() const;
 };
 
-/// The dry run. `options` are the root's, and the policy's defaults. No communication.
-/// Throws UsageError if the tree has a sharded module already (the first is named), if a policy
-/// chooses a container that has no forward. A parameter that several units share is listed with the nearest one
-/// around them.
+/// Chooses the units and changes nothing. `options` are those of the root, and the policy's defaults. A parameter that several
+/// units share is listed with the nearest unit that contains them. No communication.
+///
+/// Throws UsageError if the tree has a sharded module already, which the error names, or if the policy chooses a container
+/// without a forward.
 WrapPlan plan_wrapping(torch::nn::Module& root, const WrapPolicy& policy,
                        const FullyShardOptions& options = {});
 
-/// Calls fully_shard for each unit of the plan, inner ones first. Returns the root's controls.
+/// Calls fully_shard for each unit of the plan, inner ones first. Returns the root's handle.
 FSDPModule apply_wrapping(const WrapPlan& plan);
 
-/// Both in one.
+/// plan_wrapping and apply_wrapping in one call.
 FSDPModule fully_shard(torch::nn::Module& root, const WrapPolicy& policy,
                        const FullyShardOptions& options = {});
 

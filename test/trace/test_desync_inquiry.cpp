@@ -41,7 +41,7 @@ TEST_CASE("ranks of which one is behind do not differ", "[group][desync_inquiry]
   one.post();
   zero.inquiry.give_difference(zero.activity.report());
   CHECK(zero.told().empty());
-  CHECK_FALSE(zero.board.verdict());
+  CHECK_FALSE(zero.board.verdict().read());
 }
 
 TEST_CASE("a verdict does without ranks that say nothing in time, and says so", "[group][desync_inquiry]") {
@@ -148,7 +148,7 @@ TEST_CASE("rank 0 throws a verdict once, and no sooner than the others know it",
   DesyncWatcher zero(std::make_shared<CollectiveLog>(), DesyncBoard(notices, "schedule", 0, first_ranks(2)),
                      {.late_after = kLongSettling, .compare_after = kLongSettling, .timeout = kLongSettling});
   CHECK_NOTHROW(zero.check());
-  one.board.give_verdict("they disagree");
+  one.board.verdict().give("they disagree");
   std::atomic<bool> one_knows = false;
   auto knew = std::async(std::launch::async, [&] {
     try {

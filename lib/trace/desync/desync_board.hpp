@@ -9,6 +9,7 @@
 
 #include "comm/notice_board.hpp"
 #include "trace/desync/desync_report.hpp"
+#include "trace/desync/verdict_notes.hpp"
 
 namespace fsdp {
 
@@ -24,7 +25,11 @@ class DesyncBoard {
 
   /// prefix: this root's own, the same on all its ranks. ranks: of the world, `rank` among them.
   DesyncBoard(std::shared_ptr<NoticeBoard> board, std::string prefix, int rank, std::vector<int> ranks)
-      : board_(std::move(board)), prefix_(std::move(prefix)), rank_(rank), ranks_(std::move(ranks)) {}
+      : board_(std::move(board)),
+        prefix_(std::move(prefix)),
+        rank_(rank),
+        ranks_(std::move(ranks)),
+        verdict_(board_, prefix_, rank) {}
 
   int rank() const { return rank_; }
   const std::vector<int>& ranks() const { return ranks_; }
@@ -55,12 +60,7 @@ class DesyncBoard {
   void raise_alarm(const std::string& alarm) { board_->post(key("alarm"), alarm); }
   std::optional<std::string> alarm() { return board_->read(key("alarm")); }
 
-  /// The first verdict is everybody's: returns it.
-  std::string give_verdict(const std::string& text) { return board_->post_first(key("verdict"), text); }
-  std::optional<std::string> verdict() { return board_->read(key("verdict")); }
-  /// This rank knows the verdict.
-  void note_verdict() { board_->post(key("told", rank_), "verdict"); }
-  bool knows_verdict(int rank) { return board_->read(key("told", rank)).has_value(); }
+  VerdictNotes& verdict() { return verdict_; }
 
   /// True for the one rank that is to report that entry `index` is late.
   bool claim_late(uint64_t index);
@@ -80,6 +80,7 @@ class DesyncBoard {
   std::string prefix_;
   int rank_;
   std::vector<int> ranks_;
+  VerdictNotes verdict_;
 };
 
 }  // namespace fsdp

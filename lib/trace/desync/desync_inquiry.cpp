@@ -26,16 +26,16 @@ bool is_conclusive(const std::optional<RankReport>& report, uint64_t count) {
 }  // namespace
 
 bool DesyncInquiry::take_over_verdict() {
-  const auto verdict = board_.verdict();
+  const auto verdict = board_.verdict().read();
   if (verdict) give_verdict(*verdict);
   return verdict.has_value();
 }
 
 void DesyncInquiry::give_verdict(const std::string& text) {
-  const auto verdict = board_.give_verdict(text);
+  const auto verdict = board_.verdict().give(text);
   // The last, as it wakes the host, which may end the program; but whatever becomes of the board.
   const auto give = c10::make_scope_exit([&] { verdict_.give(verdict); });
-  board_.note_verdict();
+  board_.verdict().note_known();
   // Ranks that do not wait for anything look at alarms only.
   board_.raise_alarm(fmt::format("verdict of rank {}", board_.rank()));
 }
@@ -46,7 +46,7 @@ void DesyncInquiry::await_others() {
   auto waits_for = board_.peers(0, board_.ranks().size());
   for (;;) {
     std::erase_if(waits_for, [&](int peer) {
-      if (board_.knows_verdict(peer)) return true;
+      if (board_.verdict().is_known_to(peer)) return true;
       const auto report = board_.report_of(peer);
       return report && report->state == RankReport::State::kEnded;
     });
