@@ -143,7 +143,7 @@ void memory(const World& world) {
   shard(model, {.mesh = mesh});
   auto x = torch::randn({2, 16});
   for (const auto& block : *model->blocks)
-    x = fsdp::checkpoint(std::dynamic_pointer_cast<BlockImpl>(block), x);  // instead of block->forward(x)
+    x = fsdp::activation_checkpoint(std::dynamic_pointer_cast<BlockImpl>(block), x);  // instead of block->forward(x)
   x.sum().backward();
 }
 

@@ -39,8 +39,8 @@ RULES = {rule.name: rule for rule in [
     Rule("files", 30, "source files in a folder", "sub-folders by concept"),
     Rule("friends", 0, "friends", "a public function, or an inner class"),
 ]}
-# Public classes that only forward to what does the work.
-FACADES = {"FSDPModule"}
+# Public classes that only forward to what does the work, and one that has the names of 0.1 beside torch's until the next release.
+FACADES = {"FSDPModule", "DeviceMesh"}
 
 
 def read_tags(root):

@@ -34,7 +34,7 @@ namespace fsdp {
 /// tensors than forward (number, shapes, dtypes or devices), StateError if a parameter that forward used was written since,
 /// and what the function throws.
 template <class Function, class... Inputs>
-decltype(auto) checkpoint(const CheckpointOptions& options, Function&& function,
+decltype(auto) activation_checkpoint(const ActivationCheckpointOptions& options, Function&& function,
                           Inputs&&... inputs) {
   auto callee = detail::to_callee(function);
   constexpr bool is_module = !std::is_same_v<decltype(callee), std::decay_t<Function>>;
@@ -63,10 +63,17 @@ decltype(auto) checkpoint(const CheckpointOptions& options, Function&& function,
 }
 
 template <class Function, class... Inputs>
-requires(!std::is_same_v<std::remove_cvref_t<Function>, CheckpointOptions>) decltype(auto)
-    checkpoint(Function&& function, Inputs&&... inputs) {
-  return checkpoint(CheckpointOptions{}, std::forward<Function>(function),
+requires(!std::is_same_v<std::remove_cvref_t<Function>, ActivationCheckpointOptions>) decltype(auto)
+    activation_checkpoint(Function&& function, Inputs&&... inputs) {
+  return activation_checkpoint(ActivationCheckpointOptions{}, std::forward<Function>(function),
                     std::forward<Inputs>(inputs)...);
+}
+
+// 0.1's names.
+using CheckpointOptions [[deprecated("use ActivationCheckpointOptions")]] = ActivationCheckpointOptions;
+template <class... Arguments>
+[[deprecated("use activation_checkpoint")]] decltype(auto) checkpoint(Arguments&&... arguments) {
+  return activation_checkpoint(std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace fsdp

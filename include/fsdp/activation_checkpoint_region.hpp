@@ -14,11 +14,11 @@
 // A part of fsdp/activation_checkpoint.hpp: the code that does not depend on the function's types.
 namespace fsdp {
 
-/// How `checkpoint` runs a function.
-struct CheckpointOptions {
+/// How `activation_checkpoint` runs a function.
+struct ActivationCheckpointOptions {
   /// True: the recomputation draws the same random numbers as forward, from the default generators of the CPU and of every
   /// device in use. Afterwards the generators continue as without it.
-  bool preserves_rng_state = true;
+  bool preserve_rng_state = true;
   /// Other generators that the function uses, which are treated the same.
   std::vector<at::Generator> generators = {};
   /// Tensors that the function updates, such as running statistics, and that no later result depends on. The recomputation
@@ -26,7 +26,7 @@ struct CheckpointOptions {
   std::vector<at::Tensor> buffers = {};
   /// True: the recomputation stops as soon as it has all tensors that backward needs. It stops by an exception that is no
   /// std::exception. False: it runs to the end of the function, for code that no exception may pass through.
-  bool stops_early = true;
+  bool early_stop = true;
   /// The function's name in errors. Default: a module's class.
   std::string name = {};
 };
@@ -45,7 +45,7 @@ struct Again {
 /// The forward of one checkpointed call. While it lives, tensors that autograd saves on this thread are not kept.
 class CheckpointRegion {
  public:
-  CheckpointRegion(const CheckpointOptions& options, std::vector<at::Tensor> inputs, Again again);
+  CheckpointRegion(const ActivationCheckpointOptions& options, std::vector<at::Tensor> inputs, Again again);
   /// Without `finish`, the call has ended with an exception, and its backward cannot run.
   ~CheckpointRegion();
   CheckpointRegion(const CheckpointRegion&) = delete;

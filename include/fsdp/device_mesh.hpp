@@ -22,6 +22,12 @@ namespace fsdp {
 class DeviceMesh {
  public:
   DeviceMesh() = default;
+  /// Makes a mesh from existing groups: one group (FSDP), or {shard, replicate} (HSDP), which gives a mesh of shape (replicate,
+  /// shard) with these names by default. Ranks outside this rank's groups are assumed to follow the same pattern. No
+  /// communication. Throws UsageError for another number of groups, a null group, two groups that have other ranks than this
+  /// one in common, and wrong names.
+  static DeviceMesh from_group(const std::vector<std::shared_ptr<Communicator>>& groups,
+                               const std::vector<std::string>& dim_names = {});
 
   bool defined() const { return state_ != nullptr; }
   explicit operator bool() const { return defined(); }
@@ -39,13 +45,14 @@ class DeviceMesh {
   /// All ranks of the mesh in row-major order, as ranks of the world.
   const std::vector<int>& ranks() const;
   /// This rank's position in each dimension.
-  const std::vector<int64_t>& coordinates() const;
+  const std::vector<int64_t>& get_coordinate() const;
   bool is_member() const;
 
   /// This rank's position in a dimension, and that dimension's group.
-  int64_t local_rank(int dim = 0) const;
-  std::shared_ptr<Communicator> group(int dim = 0) const;
-  std::shared_ptr<Communicator> group(std::string_view dim_name) const;
+  int64_t get_local_rank(int dim = 0) const;
+  int64_t get_local_rank(std::string_view dim_name) const;
+  std::shared_ptr<Communicator> get_group(int dim = 0) const;
+  std::shared_ptr<Communicator> get_group(std::string_view dim_name) const;
   /// The index of a named dimension. Throws UsageError with the names that exist if there is no such name.
   int dim(std::string_view dim_name) const;
 
@@ -60,6 +67,14 @@ class DeviceMesh {
 
   /// "DeviceMesh(cpu, replicate=2, shard=4)", without names "DeviceMesh(cpu, 4)".
   std::string to_string() const;
+
+  // 0.1's names.
+  [[deprecated("use get_coordinate")]] const std::vector<int64_t>& coordinates() const { return get_coordinate(); }
+  [[deprecated("use get_local_rank")]] int64_t local_rank(int dim = 0) const { return get_local_rank(dim); }
+  [[deprecated("use get_group")]] std::shared_ptr<Communicator> group(int dim = 0) const { return get_group(dim); }
+  [[deprecated("use get_group")]] std::shared_ptr<Communicator> group(std::string_view dim_name) const {
+    return get_group(dim_name);
+  }
 
   /// The library's own way in.
   struct Access;
@@ -88,12 +103,11 @@ DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vect
                             const std::vector<std::string>& dim_names = {},
                             const DeviceMeshOptions& options = {});
 
-/// Makes a mesh from existing groups: one group (FSDP), or {shard, replicate} (HSDP), which gives a mesh of shape (replicate,
-/// shard) with these names by default. Ranks outside this rank's groups are assumed to follow the same pattern. No
-/// communication. Throws UsageError for another number of groups, a null group, two groups that have other ranks than this
-/// one in common, and wrong names.
-DeviceMesh mesh_from_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
-                            const std::vector<std::string>& dim_names = {});
+/// 0.1's name.
+[[deprecated("use DeviceMesh::from_group")]] inline DeviceMesh mesh_from_groups(
+    const std::vector<std::shared_ptr<Communicator>>& groups, const std::vector<std::string>& dim_names = {}) {
+  return DeviceMesh::from_group(groups, dim_names);
+}
 
 /// Makes a ("replicate", "shard") mesh that shards within a node and replicates across nodes. A collective call: one all-gather
 /// compares the launcher's local world sizes. Throws UsageError on every rank if nodes have different numbers of ranks, or

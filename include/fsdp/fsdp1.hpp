@@ -25,8 +25,8 @@ namespace fsdp {
 // |                      | HYBRID_SHARD        | 2-D mesh (replicate, shard): the one given, else        |
 // |                      |                     | hybrid_mesh(): shards within a node                     |
 // |                      | _HYBRID_SHARD_ZERO2 | the same with reshard_after_forward = false             |
-// | process_group,       | given               | `mesh`; of groups that exist: mesh_from_groups({shard}) |
-// | device_mesh          |                     | or mesh_from_groups({shard, replicate})                 |
+// | process_group,       | given               | `mesh`; of groups that exist: DeviceMesh::from_group({shard}) |
+// | device_mesh          |                     | or DeviceMesh::from_group({shard, replicate})                 |
 // | backward_prefetch    | BACKWARD_PRE        | the default: backward gathers one group ahead           |
 // |                      | BACKWARD_POST       | set_unshard_in_backward(false): a group is gathered     |
 // |                      |                     | once the one before is done with its gradients. Two are |

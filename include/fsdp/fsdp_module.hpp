@@ -137,7 +137,7 @@ class FSDPModule {
   void set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse = Recurse::kNo);
   /// From the next step on, all-gathers of this group write to memory that all ranks have registered with NCCL as symmetric
   /// windows, and reduce-scatters read from such memory. NCCL then reads and writes the other ranks' memory directly, by its
-  /// fastest kernels or, for all-gathers, by copy engines (ProcessGroupOptions::gathers_by_copy_engine).
+  /// fastest kernels or, for all-gathers, by copy engines (ProcessGroupOptions::use_copy_engine_all_gather).
   ///
   /// All-gathers: groups share a ring of buffers, one more than the prefetch distance, each of the size of the largest group.
   /// A group that encloses others or stays unsharded after forward has a buffer of its own, and so has one with

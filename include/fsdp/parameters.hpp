@@ -45,10 +45,20 @@ int adopt(torch::optim::Optimizer& optimizer);
 /// torch.nn.utils.clip_grad_norm_.
 ///
 /// Throws UsageError if `parameters` contains unsharded parameters, which have no gradients of their own. With
-/// NonFinite::kThrow, throws StateError if the norm is not finite, and leaves the gradients as they are.
+/// `error_if_nonfinite`, throws StateError if the norm is not finite, and leaves the gradients as they are.
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
+                       bool error_if_nonfinite = false);
+
+/// The same, but the norm stays on the device, float64 and without dimensions, and the host does not wait for it.
+at::Tensor clip_grad_norm_async_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
+
+// 0.1's way to say `error_if_nonfinite`.
 enum class NonFinite { kAllow, kThrow };
-double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
-                       double norm_type = 2.0, NonFinite nonfinite = NonFinite::kAllow);
+[[deprecated("pass error_if_nonfinite, a bool")]] inline double clip_grad_norm_(const std::vector<at::Tensor>& parameters,
+                                                                                double max_norm, double norm_type,
+                                                                                NonFinite nonfinite) {
+  return clip_grad_norm_(parameters, max_norm, norm_type, nonfinite == NonFinite::kThrow);
+}
 
 /// The global norm of the gradients, by the same rules. A collective call.
 double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);

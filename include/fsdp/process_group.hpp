@@ -22,7 +22,7 @@ struct ProcessGroupOptions {
   /// Backend nccl, NCCL 2.28: the GPUs' copy engines run all-gathers into symmetric memory
   /// (`FSDPModule::set_symm_mem_for_comm`), so that these take no multiprocessors from compute. NVLink has to connect all
   /// ranks of a group. NCCL_CTA_POLICY=2 in the environment does the same.
-  bool gathers_by_copy_engine = false;
+  bool use_copy_engine_all_gather = false;
 };
 
 /// Makes the process's world, which is then the default one. Without a launcher, rank and world size, it has one rank. With

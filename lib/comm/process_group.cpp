@@ -38,7 +38,7 @@ struct WorldPlan {
   std::string backend;
   RendezvousOptions rendezvous;
   LaunchEnvironment launch;
-  bool gathers_by_copy_engine = false;
+  bool use_copy_engine_all_gather = false;
 };
 
 WorldPlan plan_world(const ProcessGroupOptions& options) {
@@ -73,9 +73,9 @@ WorldPlan plan_world(const ProcessGroupOptions& options) {
     plan.backend = world_size == 1                          ? "single"
                    : has_nccl(plan.launch.local_world_size) ? "nccl"
                                                             : "gloo";
-  require(!options.gathers_by_copy_engine || plan.backend == "nccl" || plan.backend == "single",
-          "init_process_group: gathers_by_copy_engine needs backend nccl, found {}; set it to false", plan.backend);
-  plan.gathers_by_copy_engine = options.gathers_by_copy_engine;
+  require(!options.use_copy_engine_all_gather || plan.backend == "nccl" || plan.backend == "single",
+          "init_process_group: use_copy_engine_all_gather needs backend nccl, found {}; set it to false", plan.backend);
+  plan.use_copy_engine_all_gather = options.use_copy_engine_all_gather;
   return plan;
 }
 
@@ -106,7 +106,7 @@ std::shared_ptr<Communicator> make_connected_world(const WorldPlan& plan) {
                                    .rank = where.rank,
                                    .size = where.world_size,
                                    .timeout = where.timeout,
-                                   .gathers_by_copy_engine = plan.gathers_by_copy_engine});
+                                   .use_copy_engine_all_gather = plan.use_copy_engine_all_gather});
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

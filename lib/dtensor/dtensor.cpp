@@ -108,7 +108,7 @@ at::Tensor DTensor::to_local(std::vector<Placement> grad_placements) const {
 
 std::vector<ElementRange> DTensor::element_ranges() const {
   const auto& spec = impl_of(*this, "element_ranges").spec();
-  return fsdp::element_ranges(spec.sizes(), spec.mesh().shape(), spec.mesh().coordinates(), spec.placements());
+  return fsdp::element_ranges(spec.sizes(), spec.mesh().shape(), spec.mesh().get_coordinate(), spec.placements());
 }
 
 namespace {

@@ -45,7 +45,7 @@ GroupSet groups_around(const DTensorSpec& spec) {
   const auto cutting = groups_of(spec);
   GroupSet around(cutting.begin(), cutting.end());
   for (int m = 0; m < spec.mesh().ndim(); ++m)
-    if (spec.mesh().size(m) > 1) around.insert(spec.mesh().group(m));
+    if (spec.mesh().size(m) > 1) around.insert(spec.mesh().get_group(m));
   return around;
 }
 

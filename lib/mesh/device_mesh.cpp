@@ -61,18 +61,20 @@ int64_t DeviceMesh::size(std::optional<int> dim) const {
 
 const std::vector<int>& DeviceMesh::ranks() const { return DeviceMesh::Access::state(*this).ranks; }
 
-const std::vector<int64_t>& DeviceMesh::coordinates() const { return member_state(*this).coordinates; }
+const std::vector<int64_t>& DeviceMesh::get_coordinate() const { return member_state(*this).coordinates; }
 
 bool DeviceMesh::is_member() const { return !DeviceMesh::Access::state(*this).coordinates.empty(); }
 
-int64_t DeviceMesh::local_rank(int dim) const { return coordinates()[checked_dim(*this, dim)]; }
+int64_t DeviceMesh::get_local_rank(int dim) const { return get_coordinate()[checked_dim(*this, dim)]; }
 
-std::shared_ptr<Communicator> DeviceMesh::group(int dim) const {
+int64_t DeviceMesh::get_local_rank(std::string_view dim_name) const { return get_local_rank(dim(dim_name)); }
+
+std::shared_ptr<Communicator> DeviceMesh::get_group(int dim) const {
   return member_state(*this).groups[checked_dim(*this, dim)];
 }
 
-std::shared_ptr<Communicator> DeviceMesh::group(std::string_view dim_name) const {
-  return group(dim(dim_name));
+std::shared_ptr<Communicator> DeviceMesh::get_group(std::string_view dim_name) const {
+  return get_group(dim(dim_name));
 }
 
 int DeviceMesh::dim(std::string_view dim_name) const {

@@ -18,7 +18,7 @@ using State = DeviceMesh::Access::State;
 /// This rank's number in the world that the mesh was made from.
 int own_rank(const DeviceMesh& mesh) {
   const auto steps = row_major_steps(mesh.shape());
-  const auto& coordinates = mesh.coordinates();
+  const auto& coordinates = mesh.get_coordinate();
   return mesh.ranks()[static_cast<size_t>(
       std::inner_product(steps.begin(), steps.end(), coordinates.begin(), int64_t{0}))];
 }

@@ -22,8 +22,8 @@ MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use) {
   const int ndim = mesh.ndim();
   auto& left_out = DeviceMesh::Access::state(mesh).root->left_out;
   auto group = [&](int dim) {
-    auto& known = left_out[mesh.group(dim)];
-    if (!known) known = with_fake_collectives(mesh.group(dim));
+    auto& known = left_out[mesh.get_group(dim)];
+    if (!known) known = with_fake_collectives(mesh.get_group(dim));
     return known;
   };
   if (use == MeshUse::kReplicateOnly) {

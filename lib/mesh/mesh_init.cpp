@@ -165,7 +165,7 @@ DeviceMesh mesh_of_groups(const std::vector<std::shared_ptr<Communicator>>& grou
   return DeviceMesh::Access::make(std::move(state));
 }
 
-DeviceMesh mesh_from_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
+DeviceMesh DeviceMesh::from_group(const std::vector<std::shared_ptr<Communicator>>& groups,
                             const std::vector<std::string>& dim_names) {
   require(groups.size() == 1 || groups.size() == 2,
           "mesh from groups: expected one group or (shard, replicate), got {} groups; for more "

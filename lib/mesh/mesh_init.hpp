@@ -8,7 +8,7 @@ namespace fsdp {
 /// `hybrid_mesh` for a rank that was started as `launch` says. A collective call over `world`.
 DeviceMesh hybrid_mesh_for(std::shared_ptr<Communicator> world, const LaunchEnvironment& launch);
 
-/// `mesh_from_groups` for any number of dimensions: groups[i] has the ranks that differ from this one in
+/// `DeviceMesh::from_group` for any number of dimensions: groups[i] has the ranks that differ from this one in
 /// dimension i alone. Throws UsageError like it.
 DeviceMesh mesh_of_groups(const std::vector<std::shared_ptr<Communicator>>& groups,
                           std::vector<std::string> dim_names);

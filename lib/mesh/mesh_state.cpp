@@ -10,7 +10,7 @@ namespace fsdp {
 
 const DeviceMesh::State& DeviceMesh::Access::state(const DeviceMesh& mesh) {
   require(mesh.defined(), "device mesh: expected a mesh, got an undefined one; make it with "
-                          "init_device_mesh, mesh_from_groups or hybrid_mesh");
+                          "init_device_mesh, DeviceMesh::from_group or hybrid_mesh");
   return *mesh.state_;
 }
 

@@ -9,7 +9,7 @@ namespace fsdp {
 
 bool is_first_rank(const DeviceMesh& mesh) {
   if (!mesh.defined()) return true;
-  const auto& coordinates = mesh.coordinates();
+  const auto& coordinates = mesh.get_coordinate();
   return std::all_of(coordinates.begin(), coordinates.end(), [](int64_t c) { return c == 0; });
 }
 
@@ -17,7 +17,7 @@ void broadcast_from_first(const at::Tensor& tensor, const DeviceMesh& mesh, cons
   if (tensor.numel() == 0) return;
   // First every column takes its row 0, then every row its column 0.
   for (int dim = 0; dim < mesh.ndim(); ++dim)
-    if (mesh.size(dim) > 1) mesh.group(dim)->start_broadcast(tensor, 0, subject)->wait();
+    if (mesh.size(dim) > 1) mesh.get_group(dim)->start_broadcast(tensor, 0, subject)->wait();
 }
 
 at::Tensor broadcast_whole(const at::Tensor& tensor, const DeviceMesh& mesh) {

@@ -62,7 +62,7 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std
       memory_error_(memory_error_of(name_)),
       numel_(c10::multiply_integers(sizes_)),
       map_(sizes_, mesh_.shape(), placements_),
-      piece_(local_piece(sizes_, mesh_.shape(), mesh_.coordinates(), placements_)) {
+      piece_(local_piece(sizes_, mesh_.shape(), mesh_.get_coordinate(), placements_)) {
   for (int64_t dim = 0; dim < map_.ndim(); ++dim) cut_dims_.push_back(map_.cutting(dim).any());
   for (size_t m = 0; m < placements_.size(); ++m)
     has_partial_ |= mesh_.shape()[m] > 1 && std::holds_alternative<Partial>(placements_[m]);
@@ -89,13 +89,13 @@ std::vector<std::shared_ptr<Communicator>> DTensorSpec::groups_cutting(c10::IntA
   MeshDims cutting;
   for (const auto dim : dims) cutting |= map_.cutting(dim);
   for (size_t m = mesh_.shape().size(); m-- > 0;)
-    if (cutting[m]) groups.push_back(mesh_.group(static_cast<int>(m)));
+    if (cutting[m]) groups.push_back(mesh_.get_group(static_cast<int>(m)));
   return groups;
 }
 
 DTensorSpec::Ptr spec_of_local(const at::Tensor& local, DeviceMesh mesh, std::vector<Placement> placements,
                                at::OptionalIntArrayRef sizes, at::OptionalIntArrayRef strides, std::string_view subject) {
-  const std::vector<int64_t>& coordinates = mesh.coordinates();
+  const std::vector<int64_t>& coordinates = mesh.get_coordinate();
   const int64_t ndim = sizes ? static_cast<int64_t>(sizes->size()) : local.dim();
   placements = normalised(std::move(placements), mesh, ndim, subject);
   const auto whole = sizes ? sizes->vec() : inferred_sizes(local, mesh, placements);

@@ -13,7 +13,7 @@ namespace {
 class Redistributor {
  public:
   Redistributor(const Redistribution& way, const RedistributionPlan& plan)
-      : way_(way), plan_(plan), coordinates_(way.mesh.coordinates()) {}
+      : way_(way), plan_(plan), coordinates_(way.mesh.get_coordinate()) {}
 
   /// local: one dimension at least.
   TensorPiece run(const at::Tensor& local) const {
@@ -27,7 +27,7 @@ class Redistributor {
  private:
   TensorPiece after(const TensorPiece& piece, size_t step) const {
     const auto [kind, m] = plan_.steps()[step];
-    const PieceGroup ranks = {.group = *way_.mesh.group(m), .subject = way_.subject};
+    const PieceGroup ranks = {.group = *way_.mesh.get_group(m), .subject = way_.subject};
     switch (kind) {
       case RedistributionStep::Kind::kAllReduce:
         return all_reduce_piece(piece, std::get<Partial>(way_.from[m]).op, ranks);
@@ -75,7 +75,7 @@ bool is_laid_out_as(const at::Tensor& tensor, const at::Tensor& target) {
 }  // namespace
 
 at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way) {
-  const std::vector<int64_t>& coordinates = way.mesh.coordinates();
+  const std::vector<int64_t>& coordinates = way.mesh.get_coordinate();
   const RedistributionPlan plan(way.sizes, way.mesh.shape(), way.from, way.to);
   if (plan.moves_nothing()) return local;
   // Nothing here is anyone's view, and what is returned shall not be one either.

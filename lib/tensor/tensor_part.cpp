@@ -47,7 +47,7 @@ std::vector<Placement> TensorPart::with(std::vector<Placement> data_parallel) co
 
 std::vector<ElementRange> TensorPart::in_whole(const std::vector<ElementRange>& local) const {
   if (is_whole()) return local;
-  const auto held = element_ranges(sizes, mesh.shape(), mesh.coordinates(), placements);
+  const auto held = element_ranges(sizes, mesh.shape(), mesh.get_coordinate(), placements);
   std::vector<ElementRange> found;
   for (const auto& range : local)
     for (const auto& part : at_positions(held, range.begin, range.end)) append(found, part);
@@ -63,7 +63,7 @@ at::Tensor TensorPart::part_of(const at::Tensor& whole) const {
   if (is_whole()) return whole;
   TensorPiece all{.data = whole, .indices = {}};
   for (const int64_t size : whole.sizes()) all.indices.push_back(all_indices(size));
-  return fsdp::part_of(all, local_piece(sizes, mesh.shape(), mesh.coordinates(), placements).indices).data;
+  return fsdp::part_of(all, local_piece(sizes, mesh.shape(), mesh.get_coordinate(), placements).indices).data;
 }
 
 TensorPart make_tensor_part(const at::Tensor& local, DeviceMesh mesh, DeviceMesh whole_mesh,
@@ -85,12 +85,12 @@ TensorPart make_tensor_part(const at::Tensor& local, DeviceMesh mesh, DeviceMesh
   require(static_cast<int64_t>(part.sizes.size()) == local.dim(),
           "{} gave sizes ({}) of the whole for a local tensor of sizes ({}); expected as many dimensions", subject,
           fmt::join(part.sizes, ", "), fmt::join(local.sizes(), ", "));
-  const auto piece = local_piece(part.sizes, part.mesh.shape(), part.mesh.coordinates(), part.placements);
+  const auto piece = local_piece(part.sizes, part.mesh.shape(), part.mesh.get_coordinate(), part.placements);
   require(local.sizes() == c10::IntArrayRef(piece.sizes),
           "{} gave sizes ({}) of the whole, placed as {} on {}: this rank ({}) then holds ({}), but the module "
           "holds a tensor of sizes ({}); chunks have ceil(n / ranks) rows",
           subject, fmt::join(part.sizes, ", "), to_string(part.placements), part.mesh.to_string(),
-          fmt::join(part.mesh.coordinates(), ", "), fmt::join(piece.sizes, ", "), fmt::join(local.sizes(), ", "));
+          fmt::join(part.mesh.get_coordinate(), ", "), fmt::join(piece.sizes, ", "), fmt::join(local.sizes(), ", "));
   part.strides = local.is_non_overlapping_and_dense() ? dense_strides(part.sizes, local.strides())
                                                       : row_major_strides(part.sizes);
   return part;
@@ -100,14 +100,14 @@ std::vector<std::shared_ptr<Communicator>> cut_over(const TensorPart& part) {
   std::vector<std::shared_ptr<Communicator>> groups;
   for (size_t m = 0; m < part.placements.size(); ++m)
     if (sharded_dim(part.placements[m]) && part.mesh.shape()[m] > 1)
-      groups.push_back(part.mesh.group(static_cast<int>(m)));
+      groups.push_back(part.mesh.get_group(static_cast<int>(m)));
   return groups;
 }
 
 std::vector<std::shared_ptr<Communicator>> groups_of(const DeviceMesh& mesh) {
   std::vector<std::shared_ptr<Communicator>> groups;
   for (int m = 0; m < mesh.ndim(); ++m)
-    if (mesh.size(m) > 1) groups.push_back(mesh.group(m));
+    if (mesh.size(m) > 1) groups.push_back(mesh.get_group(m));
   return groups;
 }
 

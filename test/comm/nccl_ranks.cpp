@@ -25,7 +25,7 @@ std::vector<std::string> errors_on_nccl(const NcclSubstitute& nccl, const NcclRa
                                            .size = options.world_size,
                                            .timeout = options.timeout,
                                            .watch_interval = std::chrono::milliseconds(5),
-                                           .gathers_by_copy_engine = options.gathers_by_copy_engine,
+                                           .use_copy_engine_all_gather = options.use_copy_engine_all_gather,
                                            .api = &nccl.api(),
                                            .streams = rank.streams});
       rank_main(rank);

@@ -22,7 +22,7 @@ struct NcclRanksOptions {
   int world_size = 2;
   std::chrono::milliseconds timeout = beyond_patience();
   HostStreams::Options streams = {};  ///< the seed is one more on each rank
-  bool gathers_by_copy_engine = false;
+  bool use_copy_engine_all_gather = false;
 };
 
 /// As `errors_on_threads`. The caller's current stream is the thread itself, unless `rank_main` makes it another.

@@ -332,7 +332,7 @@ TEST_CASE("while a graph is captured slots keep no events", "[comm][nccl_memory]
 TEST_CASE("gathers by copy engines are asked of the communicator for gathers alone", "[comm][nccl_memory]") {
   for (const bool is_asked : {false, true}) {
     const NcclSubstitute nccl;
-    const auto errors = errors_on_nccl(nccl, {.gathers_by_copy_engine = is_asked}, [](NcclRank& rank) {
+    const auto errors = errors_on_nccl(nccl, {.use_copy_engine_all_gather = is_asked}, [](NcclRank& rank) {
       all_gather(*rank.world, at::zeros({16}, at::kByte), piece_of(*rank.world, 1));
       all_reduce(*rank.world, at::ones({3}));
       const std::vector<int> both = {0, 1};
@@ -349,12 +349,12 @@ TEST_CASE("gathers by copy engines are asked of the communicator for gathers alo
 TEST_CASE("gathers by copy engines are refused of an older NCCL", "[comm][nccl_memory]") {
   const auto refusal = [](NcclSubstitute::Options options) {
     const NcclSubstitute nccl(std::move(options));
-    const auto errors = errors_on_nccl(nccl, {.world_size = 1, .gathers_by_copy_engine = true}, [](NcclRank&) {});
+    const auto errors = errors_on_nccl(nccl, {.world_size = 1, .use_copy_engine_all_gather = true}, [](NcclRank&) {});
     CHECK(nccl.misuses().empty());
     return errors[0];
   };
   CHECK_THAT(refusal({.version = 22705}), Contains("need NCCL 2.28 or later, found 2.27.5"));
-  CHECK_THAT(refusal({.missing_symbol = "ncclMemAlloc"}), Contains("gathers_by_copy_engine"));
+  CHECK_THAT(refusal({.missing_symbol = "ncclMemAlloc"}), Contains("use_copy_engine_all_gather"));
   CHECK(refusal({.version = 22809}).empty());
 }
 

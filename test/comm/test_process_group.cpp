@@ -191,8 +191,8 @@ TEST_CASE("options that contradict each other are rejected", "[comm][process_gro
   CHECK_THAT(init_error({.backend = "carrier pigeon"}),
              Contains("gloo, nccl, c10d_nccl or single") && Contains("found 'carrier pigeon'"));
   CHECK_THAT(init_error({.backend = "single", .rank = 0, .world_size = 2}), Contains("one rank"));
-  CHECK_THAT(init_error({.backend = "gloo", .rank = 0, .world_size = 2, .gathers_by_copy_engine = true}),
-             Contains("gathers_by_copy_engine needs backend nccl, found gloo"));
+  CHECK_THAT(init_error({.backend = "gloo", .rank = 0, .world_size = 2, .use_copy_engine_all_gather = true}),
+             Contains("use_copy_engine_all_gather needs backend nccl, found gloo"));
   CHECK_THAT(init_error({.backend = "gloo", .init_method = "smb://x", .rank = 0, .world_size = 2}),
              Contains("expected init_method") && Contains("'smb://x'"));
   CHECK_THAT(

@@ -15,7 +15,8 @@ namespace {
 int64_t summand_index(const DeviceMesh& mesh, const std::vector<Placement>& placements) {
   int64_t index = 0;
   for (int m = 0; m < mesh.ndim(); ++m)
-    if (std::holds_alternative<Partial>(placements[static_cast<size_t>(m)])) index = index * mesh.size(m) + mesh.local_rank(m);
+    if (std::holds_alternative<Partial>(placements[static_cast<size_t>(m)]))
+      index = index * mesh.size(m) + mesh.get_local_rank(m);
   return index;
 }
 

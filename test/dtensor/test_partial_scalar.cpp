@@ -11,7 +11,7 @@ namespace {
 using Kind = Combination::Kind;
 using Names = std::vector<std::string>;
 
-std::vector<std::shared_ptr<Communicator>> groups_of(const Rank& rank) { return {rank.mesh().group(0)}; }
+std::vector<std::shared_ptr<Communicator>> groups_of(const Rank& rank) { return {rank.mesh().get_group(0)}; }
 
 PartialScalar::Ptr wait(const Rank& rank, const at::Tensor& part, Combination combination, const std::string& subject) {
   return PartialScalar::wait(part, combination, groups_of(rank), subject);
@@ -96,7 +96,7 @@ TEST_CASE("scalars over two mesh dimensions travel over one after the other", "[
     const auto mesh = mesh_of(rank.world(), {2, 2});
     rank.log().clear();
     const auto sum = PartialScalar::wait(torch::tensor(std::pow(10.0, rank.index())), {.kind = Kind::kSum, .dtype = torch::kDouble},
-                                         {mesh.group(1), mesh.group(0)}, "sum");
+                                         {mesh.get_group(1), mesh.get_group(0)}, "sum");
     rank.check_identical(sum->read(), torch::tensor(1111.0), "sum");
     rank.check_equal(rank.calls().size(), size_t{2}, "collectives");
   });

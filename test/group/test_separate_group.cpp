@@ -24,7 +24,7 @@ struct CountsSplits final : ForwardingCommunicator {
 TEST_CASE("the ranks of a mesh have one communicator for reductions, whatever asks for it", "[group][separate_group]") {
   CHECK(on_ranks(2, [](Rank& rank) {
     int splits = 0;
-    const auto world = std::make_shared<CountsSplits>(rank.mesh().group(0), splits);
+    const auto world = std::make_shared<CountsSplits>(rank.mesh().get_group(0), splits);
     const auto mesh = init_device_mesh(world, {2}, {"shard"});
     {
       ShardedChain chain(mesh), other(mesh);

@@ -17,7 +17,7 @@ int fsdp_test_checkpoint() {
   };
   auto gradients = [&](bool with_checkpoint) {
     torch::manual_seed(3);
-    const auto y = with_checkpoint ? fsdp::checkpoint(function, x) : function(x);
+    const auto y = with_checkpoint ? fsdp::activation_checkpoint(function, x) : function(x);
     return torch::autograd::grad({y.square().sum()}, {x, layer->weight});
   };
   const auto expected = gradients(false);

@@ -151,7 +151,7 @@ void compare_tensor_parallel(Comparison& comparison, const DeviceMesh& mesh, int
   for (const auto& sizes : kSizes) {
     if (static_cast<int64_t>(sizes.size()) <= dim) continue;
     const int64_t size = sizes[static_cast<size_t>(dim)], chunk = (size + tp.size() - 1) / tp.size();
-    const int64_t begin = std::min(tp.local_rank() * chunk, size);
+    const int64_t begin = std::min(tp.get_local_rank() * chunk, size);
     module.register_parameter(fmt::format("of{}", fmt::join(sizes, "x")),
                               torch::zeros(sizes).narrow(dim, begin, std::min(chunk, size - begin)).clone());
     wholes.push_back(sizes);

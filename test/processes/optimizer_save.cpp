@@ -91,7 +91,7 @@ struct TensorParallelNet : torch::nn::Module {
       auto name = item.key();
       std::ranges::replace(name, '.', '_');
       auto part = item.value().detach();
-      if (part.dim() == 2) part = tp.local_rank() == 0 ? part.narrow(0, 0, 3) : part.narrow(0, 3, 2);
+      if (part.dim() == 2) part = tp.get_local_rank() == 0 ? part.narrow(0, 0, 3) : part.narrow(0, 3, 2);
       register_parameter(name, part.clone());
     }
     fsdp::FullyShardOptions options{.mesh = mesh, .dp_mesh_dims = fsdp::DataParallelMeshDims{.shard = "dp"}};

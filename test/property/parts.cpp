@@ -253,16 +253,16 @@ struct Twice : Node {
 
 /// Inside it nothing is saved for backward; see use_checkpoints.
 struct Checkpoint : Node {
-  explicit Checkpoint(const Part& p) : stops_early(p.flag) { inner = register_module("inner", build_part(p.parts.at(0))); }
+  explicit Checkpoint(const Part& p) : early_stop(p.flag) { inner = register_module("inner", build_part(p.parts.at(0))); }
   Tensor run(Tensor x, Inputs& in) override {
     if (!is_used) return inner->run(x, in);
-    const CheckpointOptions options{.preserves_rng_state = false,  // ranks that are threads share it
+    const ActivationCheckpointOptions options{.preserve_rng_state = false,  // ranks that are threads share it
                                     .generators = {in.generator()},
                                     .buffers = inner->buffers(),
-                                    .stops_early = stops_early};
-    return checkpoint(options, [inner = inner, &in](const Tensor& input) { return inner->run(input, in); }, x);
+                                    .early_stop = early_stop};
+    return activation_checkpoint(options, [inner = inner, &in](const Tensor& input) { return inner->run(input, in); }, x);
   }
-  bool stops_early, is_used = false;
+  bool early_stop, is_used = false;
   std::shared_ptr<Node> inner;
 };
 

@@ -132,7 +132,7 @@ void cut_parts(const nn::Module& model, Unsharded& unsharded) {
     auto slices = part->slices();
     for (auto& slice : slices) slice.sizes = slice.tensor.sizes().vec();
     const auto& over = slices.front().is_expert ? meshes.expert_ranks : meshes.tensor;
-    part->cut(over.local_rank(), over.size(), over.group().get());
+    part->cut(over.get_local_rank(), over.size(), over.get_group().get());
     std::move(slices.begin(), slices.end(), std::back_inserter(unsharded.slices));
   }
 }
@@ -165,7 +165,7 @@ void check_local_ranges(const Rank& rank, const nn::Module& model, const Unshard
     const auto places = at::arange(c10::multiply_integers(sizes)).view(sizes);
     // Told what differs, the library knows this rank's expert alone; told what it is a part of, all.
     const bool is_alone = unsharded.tree.experts_differ && unsharded.is_expert(handle);
-    const auto known = is_alone ? places.narrow(0, unsharded.meshes.expert_ranks.local_rank(), 1) : places;
+    const auto known = is_alone ? places.narrow(0, unsharded.meshes.expert_ranks.get_local_rank(), 1) : places;
     rank.check_identical(local_elements(parameter, known), own_part(rank, unsharded, groups, handle, places),
                          "local_ranges of " + name);
   }

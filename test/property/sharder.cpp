@@ -214,7 +214,7 @@ void Sharder::shard(nn::Module& module) {
   for (auto& [place, group] : made) {
     group.module = sharded;
     const auto& mesh = place.where == Where::kModule ? sharded.mesh() : unsharded_->meshes.own(place.where);
-    group.gathered_over = mesh.group(mesh.ndim() - 1)->name();
+    group.gathered_over = mesh.get_group(mesh.ndim() - 1)->name();
     if (reshard.is_integer()) group.ranks_after_forward = reshard.ranks();
     owned_.push_back({&module, place, std::move(group)});
   }

@@ -63,8 +63,8 @@ TEST_CASE("a checkpoint computes what the function computes, and runs it once mo
   const auto plain = gradients({x, f.layer->weight, f.layer->bias}, [&] { return f(x).square().sum(); });
   const auto expected = f(x);
   *f.runs = 0;
-  CHECK(at::equal(checkpoint(f, x), expected));
-  check_same(gradients({x, f.layer->weight, f.layer->bias}, [&] { return checkpoint(f, x).square().sum(); }), plain);
+  CHECK(at::equal(activation_checkpoint(f, x), expected));
+  check_same(gradients({x, f.layer->weight, f.layer->bias}, [&] { return activation_checkpoint(f, x).square().sum(); }), plain);
   CHECK(*f.runs == 3);  // two forwards, one backward
 }
 
@@ -73,17 +73,17 @@ TEST_CASE("a module is checkpointed as a holder, a shared_ptr or a reference", "
   torch::nn::Sequential chain(layer, torch::nn::Tanh(), linear());
   auto x = leaf({3, 5});
   const auto plain = gradients({x, layer->weight}, [&] { return chain->forward(x).sum(); });
-  check_same(gradients({x, layer->weight}, [&] { return checkpoint(chain, x).sum(); }), plain);
-  check_same(gradients({x, layer->weight}, [&] { return checkpoint(chain.ptr(), x).sum(); }), plain);
-  check_same(gradients({x, layer->weight}, [&] { return checkpoint(*chain, x).sum(); }), plain);
+  check_same(gradients({x, layer->weight}, [&] { return activation_checkpoint(chain, x).sum(); }), plain);
+  check_same(gradients({x, layer->weight}, [&] { return activation_checkpoint(chain.ptr(), x).sum(); }), plain);
+  check_same(gradients({x, layer->weight}, [&] { return activation_checkpoint(*chain, x).sum(); }), plain);
   torch::nn::LinearImpl on_the_stack(5, 5);
   const auto own = gradients({on_the_stack.weight}, [&] { return on_the_stack.forward(x).square().sum(); });
-  check_same(gradients({on_the_stack.weight}, [&] { return checkpoint(on_the_stack, x).square().sum(); }), own);
+  check_same(gradients({on_the_stack.weight}, [&] { return activation_checkpoint(on_the_stack, x).square().sum(); }), own);
 
   // The checkpoint keeps what it will run.
   auto loss = [&] {
     torch::nn::Sequential passing(linear(), torch::nn::Tanh());
-    return checkpoint(passing, x).sum();
+    return activation_checkpoint(passing, x).sum();
   }();
   loss.backward();
   CHECK(x.grad().defined());
@@ -99,7 +99,7 @@ TEST_CASE("dropout is the same in the recomputation, and the generator goes on a
   auto run = [&](bool with_checkpoint) {
     torch::manual_seed(11);
     auto results = gradients({x, layer->weight}, [&] {
-      auto y = with_checkpoint ? checkpoint(f, x) : f(x);
+      auto y = with_checkpoint ? activation_checkpoint(f, x) : f(x);
       return (y * torch::rand_like(y)).sum();  // draws between forward and backward
     });
     results.push_back(torch::rand({4}));  // and what comes after
@@ -110,10 +110,10 @@ TEST_CASE("dropout is the same in the recomputation, and the generator goes on a
   check_same(run(true), plain);
   SECTION("and would not be if the states were not preserved") {
     torch::manual_seed(11);
-    const CheckpointOptions options{.preserves_rng_state = false};
-    auto other = gradients({x}, [&] { return checkpoint(options, f, x).sum(); });
+    const ActivationCheckpointOptions options{.preserve_rng_state = false};
+    auto other = gradients({x}, [&] { return activation_checkpoint(options, f, x).sum(); });
     torch::manual_seed(11);
-    auto same = gradients({x}, [&] { return checkpoint(f, x).sum(); });
+    auto same = gradients({x}, [&] { return activation_checkpoint(f, x).sum(); });
     CHECK_FALSE(at::equal(other[0], same[0]));
   }
 }
@@ -125,8 +125,9 @@ TEST_CASE("a generator of the function's own is preserved when it is named", "[r
     auto f = [generator](const at::Tensor& in) {
       return torch::sin(in * torch::empty_like(in).bernoulli_(0.5, generator));
     };
-    auto results =
-        gradients({x}, [&] { return (with_checkpoint ? checkpoint({.generators = {generator}}, f, x) : f(x)).sum(); });
+    auto results = gradients({x}, [&] {
+      return (with_checkpoint ? activation_checkpoint({.generators = {generator}}, f, x) : f(x)).sum();
+    });
     results.push_back(torch::rand({3}, generator));
     return results;
   };
@@ -149,7 +150,7 @@ TEST_CASE("activations are released in forward, and what was recomputed as it is
   x.mutable_grad() = torch::zeros_like(x);
   const int64_t before = live_bytes();
   {
-    auto y = checkpoint(deep, x);
+    auto y = activation_checkpoint(deep, x);
     CHECK(live_bytes() - before < kBytes + 16384);  // the output, and a generator's state at most
     for (size_t i = 0; i + 1 < seen.size(); ++i) CHECK(seen[i].expired());
     auto loss = y.sum();
@@ -158,7 +159,7 @@ TEST_CASE("activations are released in forward, and what was recomputed as it is
     CHECK(peak_bytes() - before > 5 * kBytes);  // they were there again
     CHECK(live_bytes() - before < kBytes + 16384);
     // A part of a backward leaves nothing behind either.
-    auto half = checkpoint(
+    auto half = activation_checkpoint(
         [&](const at::Tensor& in) { return std::pair(torch::sin(torch::cos(in)), torch::exp(torch::cos(in))); }, x);
     torch::autograd::grad({half.first.sum()}, {x}, {}, /*retain_graph=*/true);
     CHECK(live_bytes() - before < 3 * kBytes + 16384);
@@ -171,10 +172,10 @@ TEST_CASE("activations are released in forward, and what was recomputed as it is
 TEST_CASE("the recomputation ends with the last tensor that backward needs", "[runtime][activation_checkpoint]") {
   Counted f;
   auto x = leaf({3, 5});
-  checkpoint(f, x).sum().backward();
+  activation_checkpoint(f, x).sum().backward();
   CHECK(*f.runs == 2);
   CHECK(*f.ends == 1);
-  checkpoint({.stops_early = false}, f, x).sum().backward();
+  activation_checkpoint({.early_stop = false}, f, x).sum().backward();
   CHECK(*f.runs == 4);
   CHECK(*f.ends == 3);
 
@@ -192,7 +193,7 @@ TEST_CASE("the recomputation ends with the last tensor that backward needs", "[r
     }
     return y;
   };
-  check_same(gradients({x}, [&] { return checkpoint(g, x).sum(); }), gradients({x}, [&] { return g(x).sum(); }));
+  check_same(gradients({x}, [&] { return activation_checkpoint(g, x).sum(); }), gradients({x}, [&] { return g(x).sum(); }));
   CHECK(handled == 0);
   CHECK(caught == 1);
 }
@@ -209,11 +210,13 @@ TEST_CASE("nested checkpoints compute the same; the deeper, the more often they 
       // By value: they run again in backward, when this scope has ended.
       auto level1 = [&, level2](const at::Tensor& in) {
         auto h = torch::exp(in * 0.1);
-        h = nested ? checkpoint(level2, torch::cos(h)) : level2(torch::cos(h));
+        h = nested ? activation_checkpoint(level2, torch::cos(h)) : level2(torch::cos(h));
         return outer(torch::dropout(h, 0.5, true));
       };
-      auto level0 = [&, level1](const at::Tensor& in) { return torch::sigmoid(nested ? checkpoint(level1, in) : level1(in)); };
-      return (nested ? checkpoint(level0, x) : level0(x)).square().sum();
+      auto level0 = [&, level1](const at::Tensor& in) {
+        return torch::sigmoid(nested ? activation_checkpoint(level1, in) : level1(in));
+      };
+      return (nested ? activation_checkpoint(level0, x) : level0(x)).square().sum();
     });
   };
   const auto plain = run(false);
@@ -252,7 +255,7 @@ TEST_CASE("inputs may be anything: tensors in containers are watched, the rest p
       std::vector<at::Tensor> viewed{e};
       std::tuple<at::Tensor, int, std::pair<std::string, at::Tensor>> mixed{d, 7, {"name", mask}};
       auto call = [&](auto&&... in) {
-        return with_checkpoint ? checkpoint(f, std::forward<decltype(in)>(in)...)
+        return with_checkpoint ? activation_checkpoint(f, std::forward<decltype(in)>(in)...)
                                : f(std::forward<decltype(in)>(in)...);
       };
       auto [h, list, three] =
@@ -269,7 +272,7 @@ TEST_CASE("inputs may be anything: tensors in containers are watched, the rest p
 TEST_CASE("inputs may need no gradient, and none at all", "[runtime][activation_checkpoint]") {
   Counted f;
   auto x = numbers({3, 5});
-  auto loss = [&] { return checkpoint(f, x).square().sum(); };
+  auto loss = [&] { return activation_checkpoint(f, x).square().sum(); };
   check_same(gradients({f.layer->weight, f.layer->bias}, loss),
              gradients({f.layer->weight, f.layer->bias}, [&] { return f(x).square().sum(); }));
   f.layer->weight.requires_grad_(false);
@@ -281,15 +284,15 @@ TEST_CASE("inputs may need no gradient, and none at all", "[runtime][activation_
     ++runs;
     return torch::sin(weight).sum();
   };
-  check_same(gradients({weight}, [&] { return checkpoint(without_inputs); }), {torch::cos(weight).detach()});
+  check_same(gradients({weight}, [&] { return activation_checkpoint(without_inputs); }), {torch::cos(weight).detach()});
   CHECK(runs == 2);
-  checkpoint([&] { weight.square(); });  // returns nothing
+  activation_checkpoint([&] { weight.square(); });  // returns nothing
 }
 
 TEST_CASE("several backwards over one graph recompute each", "[runtime][activation_checkpoint]") {
   Counted f;
   auto x = leaf({3, 5});
-  auto y = checkpoint(f, x);
+  auto y = activation_checkpoint(f, x);
   y.sum().backward({}, /*retain_graph=*/true);
   auto once = x.grad().clone();
   y.sum().backward({}, /*retain_graph=*/true);
@@ -299,7 +302,7 @@ TEST_CASE("several backwards over one graph recompute each", "[runtime][activati
   CHECK(*f.runs == 4);
   CHECK(error_of<c10::Error>([&] { y.sum().backward(); }).find("a second time") != std::string::npos);
   // The same function used twice in one graph.
-  check_same(gradients({x}, [&] { return checkpoint(f, checkpoint(f, x)).sum(); }),
+  check_same(gradients({x}, [&] { return activation_checkpoint(f, activation_checkpoint(f, x)).sum(); }),
              gradients({x}, [&] { return f(f(x)).sum(); }));
 }
 
@@ -308,21 +311,21 @@ TEST_CASE("higher derivatives and backwards within the function are exact", "[ru
   auto f = [](const at::Tensor& in) { return torch::sin(in).pow(3); };
   auto penalty = [&](bool with_checkpoint) {
     return gradients({x}, [&] {
-      auto y = with_checkpoint ? checkpoint(f, x) : f(x);
+      auto y = with_checkpoint ? activation_checkpoint(f, x) : f(x);
       auto slope = torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
       return slope.square().sum() + y.sum();
     });
   };
   check_same(penalty(true), penalty(false));
 
-  for (bool stops_early : {true, false}) {
-    CAPTURE(stops_early);
+  for (bool early_stop : {true, false}) {
+    CAPTURE(early_stop);
     auto within = [](const at::Tensor& in) {
       auto inner = torch::cos(torch::sin(in));
       auto slope = torch::autograd::grad({inner.sum()}, {in})[0];
       return torch::cos(in) * slope;
     };
-    check_same(gradients({x}, [&] { return checkpoint({.stops_early = stops_early}, within, x).sum(); }),
+    check_same(gradients({x}, [&] { return activation_checkpoint({.early_stop = early_stop}, within, x).sum(); }),
                gradients({x}, [&] { return within(x).sum(); }));
   }
 }
@@ -332,11 +335,11 @@ TEST_CASE("where autograd records nothing the function just runs", "[runtime][ac
   auto x = leaf({3, 5});
   {
     at::NoGradGuard no_grad;
-    CHECK_FALSE(checkpoint(f, x).requires_grad());
+    CHECK_FALSE(activation_checkpoint(f, x).requires_grad());
   }
   {
     c10::InferenceMode inference;
-    CHECK(checkpoint(f, x).is_inference());
+    CHECK(activation_checkpoint(f, x).is_inference());
   }
   CHECK(*f.runs == 2);
   at::Tensor inferred;
@@ -345,7 +348,7 @@ TEST_CASE("where autograd records nothing the function just runs", "[runtime][ac
     inferred = torch::ones({3, 5});
   }
   auto add = [&](const at::Tensor& a, const at::Tensor& b) { return (a + b).sin(); };
-  check_same(gradients({x}, [&] { return checkpoint(add, x, inferred).sum(); }),
+  check_same(gradients({x}, [&] { return activation_checkpoint(add, x, inferred).sum(); }),
              gradients({x}, [&] { return add(x, inferred).sum(); }));
 }
 
@@ -355,7 +358,7 @@ TEST_CASE("backward may run in another thread than forward, and several checkpoi
   Counted f;
   const auto plain = gradients({x}, [&] { return f(x).sum(); });
   x.mutable_grad().reset();
-  auto loss = checkpoint(f, x).sum();
+  auto loss = activation_checkpoint(f, x).sum();
   std::thread([&] { loss.backward(); }).join();
   check_same({x.grad()}, plain);
 
@@ -367,7 +370,7 @@ TEST_CASE("backward may run in another thread than forward, and several checkpoi
       auto g = [](const at::Tensor& in) { return torch::exp(torch::sin(in)).tanh(); };
       for (int step = 0; step < 50; ++step) {
         auto expected = torch::autograd::grad({g(own).sum()}, {own})[0];
-        wrong[i] += !at::equal(torch::autograd::grad({checkpoint(g, own).sum()}, {own})[0], expected);
+        wrong[i] += !at::equal(torch::autograd::grad({activation_checkpoint(g, own).sum()}, {own})[0], expected);
       }
     });
   for (auto& thread : threads) thread.join();

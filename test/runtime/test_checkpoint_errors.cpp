@@ -47,7 +47,7 @@ TEST_CASE("autocast in the recomputation is forward's", "[runtime][activation_ch
   auto run = [&](bool with_checkpoint) {
     auto y = [&] {
       Autocast autocast;
-      return with_checkpoint ? checkpoint(f, x) : f(x);
+      return with_checkpoint ? activation_checkpoint(f, x) : f(x);
     }();
     return gradient(x, y);
   };
@@ -56,7 +56,7 @@ TEST_CASE("autocast in the recomputation is forward's", "[runtime][activation_ch
 
   // And the other way round: a backward under autocast of a forward without.
   auto g = [&](const at::Tensor& in) { return torch::tanh(layer->forward(in)); };
-  auto y = checkpoint(g, x);
+  auto y = activation_checkpoint(g, x);
   Autocast autocast;
   auto found = gradient(x, y);
   CHECK(at::autocast::is_autocast_enabled(at::kCPU));
@@ -76,7 +76,7 @@ TEST_CASE("running statistics move once a step", "[runtime][activation_checkpoin
       auto x = input_leaf({6, 4}, step);
       auto expected = gradient(x, plain->forward(x).exp());
       auto f = [&](const at::Tensor& in) { return model->forward(in); };
-      auto y = by_name ? checkpoint({.buffers = model->buffers()}, f, x) : checkpoint(model, x);
+      auto y = by_name ? activation_checkpoint({.buffers = model->buffers()}, f, x) : activation_checkpoint(model, x);
       CHECK(at::equal(gradient(x, y.exp()), expected));
     }
     for (size_t i = 0; i < plain->buffers().size(); ++i) CHECK(at::equal(model->buffers()[i], plain->buffers()[i]));
@@ -97,13 +97,13 @@ TEST_CASE("a custom autograd function's tensors are recomputed too", "[runtime][
   };
   auto x = input_leaf({5});
   auto f = [](const at::Tensor& in) { return Cube::apply(in.sin()); };
-  CHECK(at::equal(gradient(x, checkpoint(f, x)), gradient(x, f(x))));
+  CHECK(at::equal(gradient(x, activation_checkpoint(f, x)), gradient(x, f(x))));
 }
 
 TEST_CASE("an output may be modified in place", "[runtime][activation_checkpoint]") {
   auto x = input_leaf({5});
   auto f = [](const at::Tensor& in) { return torch::exp(torch::sin(in)); };  // saves its result
-  auto y = checkpoint(f, x);
+  auto y = activation_checkpoint(f, x);
   y.mul_(2).add_(1);
   CHECK(at::equal(gradient(x, y), gradient(x, f(x) * 2 + 1)));
   // A result of an operator in place, saved by it.
@@ -112,7 +112,7 @@ TEST_CASE("an output may be modified in place", "[runtime][activation_checkpoint
     h.tanh_();
     return h.view({5, 1});
   };
-  auto z = checkpoint(g, x);
+  auto z = activation_checkpoint(g, x);
   z.add_(3);
   CHECK(at::equal(gradient(x, z), gradient(x, g(x))));
 }
@@ -124,7 +124,7 @@ TEST_CASE("a function that modifies its input in place is refused", "[runtime][a
     auto input = x * 2;
     alive = c10::weak_intrusive_ptr<c10::TensorImpl>(input.getIntrusivePtr());
     auto text = error_of<UsageError>([&] {
-      checkpoint(
+      activation_checkpoint(
           {.name = "block 3"},
           [](at::Tensor in) {
             return in.view({5, 1}).tanh_().sin();
@@ -139,7 +139,7 @@ TEST_CASE("a function that modifies its input in place is refused", "[runtime][a
   CHECK(alive.expired());  // nothing keeps itself alive
   // Modified by the caller before backward: LibTorch's own error.
   auto input = x * 2;
-  auto y = checkpoint([](const at::Tensor& in) { return in.sin(); }, input);
+  auto y = activation_checkpoint([](const at::Tensor& in) { return in.sin(); }, input);
   input.add_(1);
   contains(error_of<c10::Error>([&] { y.sum().backward(); }), "modified by an inplace operation");
 }
@@ -154,14 +154,14 @@ TEST_CASE("a tensor that is modified in place after it was saved is an error as 
     return y * torch::sin(h);
   };
   contains(error_of<c10::Error>([&] { f(x).sum().backward(); }), "modified by an inplace operation");
-  contains(error_of<StateError>([&] { checkpoint(f, x).sum().backward(); }),
+  contains(error_of<StateError>([&] { activation_checkpoint(f, x).sum().backward(); }),
            "modified in place after it had been saved");
 }
 
 TEST_CASE("a parameter that is written between forward and backward is an error", "[runtime][activation_checkpoint]") {
   auto layer = seeded(1, [] { return torch::nn::Linear(6, 6); });
   auto x = input_leaf({4, 6});
-  auto y = checkpoint(layer, x);
+  auto y = activation_checkpoint(layer, x);
   {
     torch::NoGradGuard no_grad;
     layer->weight.add_(1);
@@ -175,10 +175,10 @@ TEST_CASE("a function that does something else the second time is an error that 
           "[runtime][activation_checkpoint]") {
   auto x = input_leaf({4, 6});
   int calls = 0;
-  auto message = [&](CheckpointOptions options, auto&& function) {
+  auto message = [&](ActivationCheckpointOptions options, auto&& function) {
     calls = 0;
     options.name = "stage 2";
-    auto y = checkpoint(options, function, x);
+    auto y = activation_checkpoint(options, function, x);
     auto text = error_of<UsageError>([&] { y.sum().backward(); });
     contains(text, "stage 2");
     return text;
@@ -191,7 +191,7 @@ TEST_CASE("a function that does something else the second time is an error that 
   contains(message({}, [&](const at::Tensor& in) { return first() ? in.sin().cos() : in.sin(); }),
            "forward saved 2 tensors for backward, its recomputation 1");
   contains(
-      message({.stops_early = false}, [&](const at::Tensor& in) { return first() ? in.sin() : in.sin().cos().exp(); }),
+      message({.early_stop = false}, [&](const at::Tensor& in) { return first() ? in.sin() : in.sin().cos().exp(); }),
       "forward saved 1 tensors for backward, its recomputation 3");
   contains(message({}, [&](const at::Tensor& in) { return first() ? in.sin() : in * 2; }), "its recomputation 0");
 }
@@ -207,7 +207,7 @@ TEST_CASE("an exception leaves forward or backward, and leaves nothing behind", 
     return y.exp();
   };
   auto lock = lock_default_generator();
-  CHECK(error_of<std::domain_error>([&] { checkpoint(f, x); }) == "it fails");
+  CHECK(error_of<std::domain_error>([&] { activation_checkpoint(f, x); }) == "it fails");
   contains(error_of<StateError>([&] { escaped.sum().backward(); }), "its forward ended with an exception");
   // What is saved from now on is no checkpoint's.
   int64_t runs = calls;
@@ -216,10 +216,10 @@ TEST_CASE("an exception leaves forward or backward, and leaves nothing behind", 
 
   fail_at = 0;
   torch::manual_seed(9);
-  checkpoint(f, x);
+  activation_checkpoint(f, x);
   auto next = torch::rand({2});
   torch::manual_seed(9);
-  auto y = checkpoint(f, x);
+  auto y = activation_checkpoint(f, x);
   fail_at = calls + 1;
   CHECK(error_of<std::domain_error>([&] { y.sum().backward({}, /*retain_graph=*/true); }) == "it fails");
   CHECK(at::equal(torch::rand({2}), next));  // the generator is back in place

@@ -22,7 +22,7 @@ struct Way {
   template <class Function, class... Inputs>
   at::Tensor run(bool with_checkpoint, Function&& function, Inputs&&... inputs) const {
     if (!with_checkpoint) return function(inputs...);
-    return checkpoint({.preserves_rng_state = false, .generators = {generator}}, function, inputs...);
+    return activation_checkpoint({.preserve_rng_state = false, .generators = {generator}}, function, inputs...);
   }
   at::Tensor dropped(const at::Tensor& x) const { return x * torch::empty_like(x).bernoulli_(0.7, generator) / 0.7; }
 };
@@ -322,7 +322,7 @@ TEST_CASE("a scope that was open in forward is open in the recomputation", "[run
         auto table = frozen[0] * 2;
         return torch::sin(torch::tanh(layer->forward(in)).matmul(table.t()));
       };
-      return with_checkpoint ? checkpoint(run, x) : run(x);
+      return with_checkpoint ? activation_checkpoint(run, x) : run(x);
     }
     bool with_checkpoint = true;
     torch::nn::ParameterList frozen;
@@ -369,7 +369,7 @@ TEST_CASE("after an exception in a recomputation, on all ranks, training goes on
       Inputs in(rank.index(), 0);
       rank.check_throws<std::exception>(
           [&] {
-            checkpoint({.preserves_rng_state = false}, fails_again, in.normal({2, 5})).sum().backward();
+            activation_checkpoint({.preserve_rng_state = false}, fails_again, in.normal({2, 5})).sum().backward();
           },
           {"recomputation failed"}, "recomputation");
       sharded.root().reset_iter_state();

@@ -37,6 +37,19 @@ TEST_CASE("clip_grad_norm_ clips by the global norm, every norm type, and return
   });
 }
 
+TEST_CASE("clip_grad_norm_async_ clips as clip_grad_norm_ does and returns the norm as a tensor", "[runtime][clip_grad_norm]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh()), other(rank.mesh());
+    for (auto* one : {&chain, &other}) one->loss(rank.index(), 0).backward();
+    const double norm = get_total_norm(chain.model->parameters());
+    const auto found = clip_grad_norm_async_(chain.model->parameters(), norm / 2);
+    rank.check(found.scalar_type() == at::kDouble && found.dim() == 0, "float64 without dimensions");
+    rank.check(found.item<double>() == clip_grad_norm_(other.model->parameters(), norm / 2), "the norm");
+    for (size_t i = 0; i < chain.model->parameters().size(); ++i)
+      rank.check_identical(chain.model->parameters()[i].grad(), other.model->parameters()[i].grad(), "gradients");
+  });
+}
+
 TEST_CASE("gradients below the limit stay, bit for bit", "[runtime][clip_grad_norm]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh());
@@ -103,7 +116,7 @@ TEST_CASE("a norm that is not finite throws if asked to, and leaves the gradient
     auto gradient = chain.model->parameters()[0].grad();
     if (rank.index() == 1) to_local(gradient).view({-1})[0] = std::numeric_limits<float>::quiet_NaN();  // one rank only
     auto before = chain.model->parameters()[1].grad().clone();
-    rank.check_throws<StateError>([&] { clip_grad_norm_(chain.model->parameters(), 1.0, 2.0, NonFinite::kThrow); },
+    rank.check_throws<StateError>([&] { clip_grad_norm_(chain.model->parameters(), 1.0, 2.0, /*error_if_nonfinite=*/true); },
                                   {"norm"}, "on both ranks");
     rank.check_identical(chain.model->parameters()[1].grad(), before, "left as they are");
     rank.check(std::isnan(clip_grad_norm_(chain.model->parameters(), 1.0)), "allowed by default");
@@ -154,7 +167,7 @@ TEST_CASE("a norm that is not a number makes all gradients so, whichever rank it
         chain.loss(rank.index(), 0).backward();
         auto parameters = chain.model->parameters();
         if (rank.index() == guilty) to_local(parameters[0].grad()).view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
-        rank.check_throws<StateError>([&] { clip_grad_norm_(parameters, 1.0, type, NonFinite::kThrow); }, {"norm"}, "asked to");
+        rank.check_throws<StateError>([&] { clip_grad_norm_(parameters, 1.0, type, /*error_if_nonfinite=*/true); }, {"norm"}, "asked to");
         rank.check(std::isnan(clip_grad_norm_(parameters, 1.0, type)), "the norm");
         rank.check(parameters[1].grad().isnan().all().item<bool>(), "another parameter's gradient");
       });

@@ -95,7 +95,7 @@ TEST_CASE("reductions may have a communicator of their own", "[runtime][communic
         if (call.operation == operation) names.insert(call.group);
       return names;
     };
-    const std::set<std::string> own = {mesh.group(1)->name()};
+    const std::set<std::string> own = {mesh.get_group(1)->name()};
     rank.check(groups_of("reduce_scatter") == own, "the mesh's");
     chain.root[0].set_separate_reduce_scatter_group(true);
     const auto separate = groups_of("reduce_scatter");

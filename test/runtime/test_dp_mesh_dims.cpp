@@ -23,7 +23,7 @@ void check_training(Rank& rank, const std::vector<int64_t>& shape, const std::ve
   order.insert(order.end(), dims.shard.names.begin(), dims.shard.names.end());
   for (const auto& name : order) {
     ranks *= mesh.size(mesh.dim(name));
-    place = place * mesh.size(mesh.dim(name)) + mesh.local_rank(mesh.dim(name));
+    place = place * mesh.size(mesh.dim(name)) + mesh.get_local_rank(mesh.dim(name));
   }
   torch::optim::SGD optimizer(model->parameters(), 0.1), expected(plain->parameters(), 0.1);
   for (int step = 0; step < 3; ++step) {
@@ -81,7 +81,7 @@ TEST_CASE("placements and mesh are those of the data-parallel dimensions, names 
     rank.check_equal(layer.mesh().to_string(), "DeviceMesh(cpu, dp_cp=4)", "mesh");
     rank.check(layer.placements() == std::vector<Placement>{Shard{0}}, "placements");
     auto root = fully_shard(model, options);
-    rank.check(root.mesh().group(0) == layer.mesh().group(0), "groups are made once");
+    rank.check(root.mesh().get_group(0) == layer.mesh().get_group(0), "groups are made once");
     const auto whole = dtensor_of(model->head->weight);
     rank.check_equal(whole.mesh().to_string(), "DeviceMesh(cpu, dp_cp=4, tp=2)", "with the others");
     rank.check(whole.placements() == std::vector<Placement>{Shard{0}, Replicate{}}, "the same on tensor-parallel ranks");

@@ -33,7 +33,7 @@ TEST_CASE("HSDP reduces within the shard group, then across replicas", "[runtime
       rank.check_equal(rank.subjects_of("reduce_scatter").size(), size_t{3}, "one reduce-scatter a group");
       rank.check_equal(rank.subjects_of("all_reduce"), rank.subjects_of("reduce_scatter"), "then one all-reduce, in order");
       for (auto& call : rank.log().calls)
-        rank.check_equal(call.group, call.operation == "all_reduce" ? mesh.group(0)->name() : mesh.group(1)->name(),
+        rank.check_equal(call.group, call.operation == "all_reduce" ? mesh.get_group(0)->name() : mesh.get_group(1)->name(),
                          call.operation);
     }
   });
@@ -83,7 +83,7 @@ TEST_CASE("an integer reshard gathers over that many contiguous ranks in backwar
         if (call.operation == "all_gather" && call.subject == "layer1") gathers.push_back(call);
       rank.check_equal(gathers.size(), size_t{2}, "once in forward, once in backward");
       if (gathers.size() != 2) return;
-      rank.check(gathers[0].group == rank.mesh().group()->name(), "forward gathers over all ranks");
+      rank.check(gathers[0].group == rank.mesh().get_group()->name(), "forward gathers over all ranks");
       rank.check(gathers[1].group != gathers[0].group, "backward over another group");
       rank.check(gathers[1].bytes <= gathers[0].bytes + 64 && gathers[1].bytes >= 72 * 4, "of the whole parameter");
       model->zero_grad();

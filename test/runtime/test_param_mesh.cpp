@@ -107,7 +107,7 @@ TEST_CASE("one module owns a group for each mesh, gathered and reduced apart, by
       ep.model->loss(rank.index(), step, 0).backward();
       std::map<std::string, std::set<std::string>> groups;  // by subject
       for (const auto& call : rank.log().calls) groups[call.subject].insert(call.group);
-      const std::set<std::string> all{rank.mesh().group()->name()}, edp{ep.mesh.group("edp")->name()};
+      const std::set<std::string> all{rank.mesh().get_group()->name()}, edp{ep.mesh.get_group("edp")->name()};
       rank.check(groups["blocks.1"] == all, "the dense layer goes over all ranks");
       rank.check(groups["blocks.1 [edp]"] == edp, "the expert over its own");
       const auto reduced = rank.subjects_of("reduce_scatter");

@@ -132,7 +132,7 @@ TEST_CASE("what is replicated and ignored at once is refused by name; replicate-
   on_ranks(4, [](Rank& rank) {
     auto model = plain_chain(1);
     const auto mesh = rank.hybrid(2, 2);
-    const auto of_groups = mesh_from_groups({mesh.group("shard"), mesh.group("replicate")});
+    const auto of_groups = DeviceMesh::from_group({mesh.get_group("shard"), mesh.get_group("replicate")});
     rank.check_throws<UsageError>([&] { fully_shard(model, {.mesh = of_groups, .replicated_params = {model->head->bias}}); },
                                   {"made from groups"}, "no world to make a group from");
   });

@@ -104,7 +104,7 @@ TEST_CASE("values go through each shard group from its rank 0, then across repli
     std::vector<std::string> groups;
     for (const auto& call : rank.log().calls)
       if (call.operation == "broadcast") groups.push_back(call.group);
-    rank.check_equal(groups, std::vector<std::string>{mesh.group(1)->name(), mesh.group(0)->name()}, "broadcasts of one bucket");
+    rank.check_equal(groups, std::vector<std::string>{mesh.get_group(1)->name(), mesh.get_group(0)->name()}, "broadcasts of one bucket");
   });
 }
 

@@ -137,10 +137,10 @@ TEST_CASE("wrong parts are refused by name, with nothing changed", "[runtime][te
 TEST_CASE("experts stacked in one tensor are cut by expert parallelism, and whole in dicts and norms", "[runtime][tensor_parallel]") {
   on_ranks(4, [](Rank& rank) {
     const auto mesh = init_device_mesh(rank.world(), {2, 2}, {"ep", "edp"});
-    const int64_t experts = 5, local = chunk_of(experts, mesh.local_rank(0), 2);
+    const int64_t experts = 5, local = chunk_of(experts, mesh.get_local_rank(0), 2);
     const auto whole = seeded(2, [&] { return torch::randn({experts, 3, 4}); });
     nn::Module module;
-    const auto handle = module.register_parameter("experts", whole.narrow(0, 3 * mesh.local_rank(0), local).clone());
+    const auto handle = module.register_parameter("experts", whole.narrow(0, 3 * mesh.get_local_rank(0), local).clone());
     const auto dense = module.register_parameter("dense", torch::ones({6}));
     fully_shard(module, {.mesh = rank.mesh(),
                          .shard_placement_fn = [&](auto& name, auto&) -> std::optional<ShardPlacementResult> {

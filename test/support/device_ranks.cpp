@@ -81,7 +81,7 @@ std::shared_ptr<Communicator> process_world(std::chrono::milliseconds timeout) {
                                       .rank = std::stoi(variable("FSDP_TEST_RANK", "0")),
                                       .world_size = rank_processes().value_or(1),
                                       .timeout = timeout,
-                                      .gathers_by_copy_engine = variable("FSDP_TEST_COPY_ENGINE") == "1"});
+                                      .use_copy_engine_all_gather = variable("FSDP_TEST_COPY_ENGINE") == "1"});
   return world;
 }
 

@@ -91,7 +91,7 @@ struct EpModel {
   EpModel(const Rank& rank, const EpCase& c, uint64_t seed = 11)
       : mesh(init_device_mesh(rank.world(), {c.ep, c.edp}, {"ep", "edp"})),
         dense(c.replicas > 0 ? rank.hybrid(c.replicas, c.ranks() / c.replicas) : rank.mesh()),
-        expert(mesh.coordinates()[0]),
+        expert(mesh.get_coordinate()[0]),
         plain(seeded(seed, [&] { return EpNet(5, c.hidden(), /*is_plain=*/true); })),
         model(seeded(1, [&] { return EpNet(5, std::vector{c.hidden_of(expert)}); })) {
     at::NoGradGuard no_grad;

@@ -139,8 +139,8 @@ struct TpModel {
     const auto dim = cut_dim(name);
     if (!dim) return whole;
     const int64_t size = whole.size(*dim), ranks = tp.size(), chunk = (size + ranks - 1) / ranks;
-    const int64_t begin = std::min(tp.local_rank() * chunk, size);
-    return whole.narrow(*dim, begin, chunk_of(size, tp.local_rank(), ranks));
+    const int64_t begin = std::min(tp.get_local_rank() * chunk, size);
+    return whole.narrow(*dim, begin, chunk_of(size, tp.get_local_rank(), ranks));
   }
 
   FullyShardOptions options(const TpCase& c) const {

@@ -8,10 +8,10 @@ namespace fsdp::test {
 
 TEST_CASE("the default mesh stays the same one until its world is destroyed", "[mesh][default_mesh]") {
   destroy_process_group();
-  const auto* group = default_device_mesh().group(0).get();
+  const auto* group = default_device_mesh().get_group(0).get();
   CHECK(default_device_mesh().shape() == std::vector<int64_t>{1});
   CHECK(default_device_mesh().dim_names() == std::vector<std::string>{"shard"});
-  CHECK(default_device_mesh().group(0).get() == group);
+  CHECK(default_device_mesh().get_group(0).get() == group);
 
   const std::weak_ptr<Communicator> world = default_process_group();
   destroy_process_group();

@@ -30,11 +30,11 @@ TEST_CASE("a mesh knows its shape, names, ranks and this rank's place", "[mesh][
   CHECK(mesh.dim_names() == Names{"replicate", "shard"});
   CHECK(mesh.dim("shard") == 1);
   CHECK(mesh.ranks() == std::vector<int>{0, 1, 2, 3, 4, 5});
-  CHECK(mesh.coordinates() == Coordinates{1, 1});
-  CHECK(mesh.local_rank() == 1);
-  CHECK(mesh.local_rank(1) == 1);
-  CHECK(mesh.group("shard")->ranks() == std::vector<int>{3, 4, 5});
-  CHECK(mesh.group(0)->ranks() == std::vector<int>{1, 4});
+  CHECK(mesh.get_coordinate() == Coordinates{1, 1});
+  CHECK(mesh.get_local_rank() == 1);
+  CHECK(mesh.get_local_rank(1) == 1);
+  CHECK(mesh.get_group("shard")->ranks() == std::vector<int>{3, 4, 5});
+  CHECK(mesh.get_group(0)->ranks() == std::vector<int>{1, 4});
 }
 
 TEST_CASE("meshes are written with their names and sizes", "[mesh][device_mesh]") {
@@ -49,14 +49,14 @@ TEST_CASE("the groups of a mesh are those of its rows and columns", "[mesh][devi
     on_ranks(rows * columns, [rows = rows, columns = columns](Rank& rank) {
       const DeviceMesh mesh = rank.hybrid(rows, columns);
       const int row = rank.index() / columns, column = rank.index() % columns;
-      rank.check_equal(mesh.coordinates(), Coordinates{row, column}, "coordinates");
-      rank.check_equal(mesh.group(0)->size(), rows, "column size");
-      rank.check_equal(mesh.group(1)->size(), columns, "row size");
+      rank.check_equal(mesh.get_coordinate(), Coordinates{row, column}, "coordinates");
+      rank.check_equal(mesh.get_group(0)->size(), rows, "column size");
+      rank.check_equal(mesh.get_group(1)->size(), columns, "row size");
       // Each group gathers the ranks of its members.
       const at::Tensor own = torch::tensor({int64_t{rank.index()}});
       for (int dim = 0; dim < 2; ++dim) {
         const at::Tensor all = torch::empty({mesh.size(dim)}, torch::kLong);
-        mesh.group(dim)->start_all_gather(all, own, "ranks")->wait();
+        mesh.get_group(dim)->start_all_gather(all, own, "ranks")->wait();
         const at::Tensor expected = dim == 0 ? torch::arange(rows) * columns + column
                                              : torch::arange(columns) + row * columns;
         rank.check_identical(all, expected, fmt::format("members of dimension {}", dim));
@@ -70,14 +70,14 @@ TEST_CASE("a mesh over a part of the world leaves the others out", "[mesh][devic
     rank.check_equal(mesh.is_member(), rank.index() != 2, "membership");
     rank.check_equal(mesh.ranks(), std::vector<int>{4, 3, 1, 0}, "ranks");
     if (rank.index() == 2) {
-      rank.check_throws<StateError>([&] { mesh.coordinates(); },
+      rank.check_throws<StateError>([&] { mesh.get_coordinate(); },
                                     {"DeviceMesh(cpu, replicate=2, shard=2)", "4, 3, 1, 0", "is_member()"}, "place");
-      rank.check_throws<StateError>([&] { mesh.group("shard"); }, {"is_member()"}, "group");
-      rank.check_throws<StateError>([&] { mesh.local_rank(1); }, {"is_member()"}, "local rank");
+      rank.check_throws<StateError>([&] { mesh.get_group("shard"); }, {"is_member()"}, "group");
+      rank.check_throws<StateError>([&] { mesh.get_local_rank(1); }, {"is_member()"}, "local rank");
       return;
     }
     const at::Tensor sum = torch::tensor({int64_t{rank.index()}});
-    mesh.group("shard")->start_all_reduce(sum, ReduceOp::kSum, "ranks")->wait();
+    mesh.get_group("shard")->start_all_reduce(sum, ReduceOp::kSum, "ranks")->wait();
     rank.check_equal(sum.item<int64_t>(), rank.index() >= 3 ? 7 : 1, "sum of the row");
   });
 }
@@ -91,9 +91,9 @@ TEST_CASE("a sub-mesh shares the groups of its mesh and makes none", "[mesh][dev
     CHECK(data.to_string() == "DeviceMesh(cpu, replicate=2, shard=2)");
     const int first = rank / 4 * 4;
     CHECK(data.ranks() == std::vector<int>{first, first + 1, first + 2, first + 3});
-    CHECK(data.coordinates() == Coordinates{rank / 2 % 2, rank % 2});
-    CHECK(data.group("shard") == mesh.group("shard"));
-    CHECK(data["replicate"].group() == mesh.group("replicate"));
+    CHECK(data.get_coordinate() == Coordinates{rank / 2 % 2, rank % 2});
+    CHECK(data.get_group("shard") == mesh.get_group("shard"));
+    CHECK(data["replicate"].get_group() == mesh.get_group("replicate"));
     CHECK(mesh["pp"].ranks() == std::vector<int>{rank % 4, rank % 4 + 4});
     CHECK(world->splits().size() == splits_before);
   }
@@ -102,7 +102,7 @@ TEST_CASE("a sub-mesh shares the groups of its mesh and makes none", "[mesh][dev
 TEST_CASE("a sub-mesh has its dimensions in the order asked for", "[mesh][device_mesh]") {
   const DeviceMesh turned = three_dims(SplitLog::world(6, 8)).submesh({"shard", "pp"});
   CHECK(turned.dim_names() == Names{"shard", "pp"});
-  CHECK(turned.coordinates() == Coordinates{0, 1});
+  CHECK(turned.get_coordinate() == Coordinates{0, 1});
   CHECK(turned.ranks() == std::vector<int>{2, 6, 3, 7});
 }
 
@@ -119,11 +119,11 @@ TEST_CASE("wrong dimensions and names are refused, naming the known ones", "[mes
              Contains("DeviceMesh(cpu, replicate=2, shard=2)") && Contains("(replicate, shard)") &&
                  Contains("got \"tp\""));
   CHECK_THAT(error_of<UsageError>([&] { mesh["tp"]; }), Contains("got \"tp\""));
-  CHECK_THAT(error_of<UsageError>([&] { mesh.group("tp"); }), Contains("got \"tp\""));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.get_group("tp"); }), Contains("got \"tp\""));
   CHECK_THAT(error_of<UsageError>([&] { mesh.submesh({"shard", "shard"}); }), Contains("\"shard\" twice"));
   CHECK_THAT(error_of<UsageError>([&] { mesh.submesh({}); }), Contains("at least one") && Contains("got none"));
   CHECK_THAT(error_of<UsageError>([&] { mesh.size(2); }), Contains("[0, 2)") && Contains("got 2"));
-  CHECK_THAT(error_of<UsageError>([&] { mesh.group(-1); }), Contains("got -1"));
+  CHECK_THAT(error_of<UsageError>([&] { mesh.get_group(-1); }), Contains("got -1"));
   CHECK_THAT(error_of<UsageError>([] { init_device_mesh(SplitLog::world(0, 2), {2}).dim("shard"); }),
              Contains("it has none"));
   CHECK_THAT(error_of<UsageError>([] { DeviceMesh().size(); }),
@@ -137,9 +137,9 @@ TEST_CASE("flattening the whole world reuses it", "[mesh][device_mesh]") {
   const DeviceMesh flat = mesh.flatten("dp");
   CHECK(flat.to_string() == "DeviceMesh(cpu, dp=4)");
   CHECK(flat.group() == world);
-  CHECK(flat.coordinates() == Coordinates{3});
+  CHECK(flat.get_coordinate() == Coordinates{3});
   CHECK(world->splits().size() == splits_before);
-  CHECK(mesh["shard"].flatten("dp").group() == mesh.group("shard"));
+  CHECK(mesh["shard"].flatten("dp").get_group() == mesh.get_group("shard"));
   CHECK(mesh["shard"].flatten("dp").dim_names() == Names{"dp"});
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("flattening a sub-mesh makes the groups of all its siblings, on every 
     const SplitLog::Log made(world->splits().begin() + splits_before, world->splits().end());
     CHECK(made == SplitLog::Log{"world: dp[0,1,2,3]", "world: dp[4,5,6,7]"});
     CHECK(flat.is_member() == (rank < 8));
-    if (rank < 8) CHECK(flat.local_rank() == rank % 4);
+    if (rank < 8) CHECK(flat.get_local_rank() == rank % 4);
   }
 }
 
@@ -169,7 +169,7 @@ TEST_CASE("a flattened mesh communicates among all its ranks", "[mesh][device_me
 
 TEST_CASE("a mesh from groups cannot be flattened, nor any mesh without a name", "[mesh][device_mesh]") {
   const DeviceMesh mesh = init_device_mesh(SplitLog::world(0, 4), {2, 2}, {"replicate", "shard"});
-  const DeviceMesh from_groups = mesh_from_groups({mesh.group("shard"), mesh.group("replicate")});
+  const DeviceMesh from_groups = DeviceMesh::from_group({mesh.get_group("shard"), mesh.get_group("replicate")});
   CHECK_THAT(error_of<UsageError>([&] { from_groups.flatten("dp"); }),
              Contains("made from groups") && Contains("init_device_mesh"));
   CHECK_THAT(error_of<UsageError>([&] { mesh.flatten(""); }), Contains("needs a name"));
@@ -191,7 +191,7 @@ TEST_CASE("making a mesh, its sub-meshes and flattening it run no collective", "
     const DeviceMesh mesh = three_dims(rank.world());
     mesh.submesh({"replicate", "shard"}).flatten("dp");
     mesh["shard"].flatten("rows");
-    mesh_from_groups({mesh.group("shard"), mesh.group("replicate")});
+    DeviceMesh::from_group({mesh.get_group("shard"), mesh.get_group("replicate")});
     rank.check_equal(rank.calls(), Names{}, "calls");
   });
 }

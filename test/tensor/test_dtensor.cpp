@@ -34,7 +34,7 @@ TEST_CASE("from_local knows the whole and shares the piece", "[tensor][dtensor]"
   CHECK(tensor.numel() == 21);
   CHECK(tensor.dtype() == torch::kLong);
   CHECK(tensor.placements() == std::vector<Placement>{Shard{0}});
-  CHECK(tensor.mesh().local_rank() == 1);
+  CHECK(tensor.mesh().get_local_rank() == 1);
   CHECK(tensor.to_local().is_same(local));
   CHECK_FALSE(DTensor().defined());
 }

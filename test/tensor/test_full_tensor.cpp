@@ -101,9 +101,9 @@ TEST_CASE("a sum over one mesh dimension of rows cut over the other", "[tensor][
           partial_first ? std::vector<Placement>{Partial{}, Shard{0}} : std::vector<Placement>{Shard{0}, Partial{}};
       // 5 rows over 3 ranks: 2, 2 and 1; the two summands are once and twice the whole.
       const at::Tensor whole = torch::arange(10.0).reshape({5, 2});
-      const int64_t begin = 2 * mesh.local_rank(shard_dim);
+      const int64_t begin = 2 * mesh.get_local_rank(shard_dim);
       const at::Tensor local = whole.narrow(0, begin, std::min<int64_t>(2, 5 - begin)) *
-                               (mesh.local_rank(1 - shard_dim) + 1);
+                               (mesh.get_local_rank(1 - shard_dim) + 1);
       const at::Tensor full = DTensor::from_local(local, mesh, placements, whole.sizes()).full_tensor();
       rank.check_identical(full, whole * 3, "three times the whole");
     });

@@ -25,10 +25,10 @@ TEST_CASE("several dimensions become one, in the order given, on every rank alik
     const DeviceMesh mesh = three(world);
     const DeviceMesh merged = merged_mesh(mesh, {{1, 0}, {2}});
     CHECK(merged.to_string() == "DeviceMesh(cpu, cp_dp=4, tp=2)");
-    CHECK(merged.coordinates() == std::vector<int64_t>{mesh.local_rank(1) * 2 + mesh.local_rank(0), mesh.local_rank(2)});
+    CHECK(merged.get_coordinate() == std::vector<int64_t>{mesh.get_local_rank(1) * 2 + mesh.get_local_rank(0), mesh.get_local_rank(2)});
     CHECK(merged.ranks() == std::vector<int>{0, 1, 4, 5, 2, 3, 6, 7});
-    CHECK(merged.group("cp_dp")->ranks() == (rank % 2 == 0 ? std::vector<int>{0, 4, 2, 6} : std::vector<int>{1, 5, 3, 7}));
-    CHECK(merged.group("tp") == mesh.group("tp"));
+    CHECK(merged.get_group("cp_dp")->ranks() == (rank % 2 == 0 ? std::vector<int>{0, 4, 2, 6} : std::vector<int>{1, 5, 3, 7}));
+    CHECK(merged.get_group("tp") == mesh.get_group("tp"));
   }
 }
 
@@ -37,8 +37,8 @@ TEST_CASE("groups of merged dimensions are made once, for meshes cut from one", 
   const DeviceMesh mesh = three(world);
   const DeviceMesh merged = merged_mesh(mesh, {{0, 1}});
   const size_t splits = world->splits().size();
-  CHECK(merged_mesh(mesh, {{0, 1}}).group(0) == merged.group(0));
-  CHECK(merged_mesh(mesh.submesh({"dp", "cp"}), {{0, 1}}).group(0) == merged.group(0));
+  CHECK(merged_mesh(mesh, {{0, 1}}).get_group(0) == merged.get_group(0));
+  CHECK(merged_mesh(mesh.submesh({"dp", "cp"}), {{0, 1}}).get_group(0) == merged.get_group(0));
   CHECK(merged_mesh(mesh, {{2}, {0}}) == mesh.submesh({"tp", "dp"}));
   CHECK(world->splits().size() == splits);
 }
@@ -49,7 +49,7 @@ TEST_CASE("parts of one mesh join", "[mesh][merged_mesh]") {
     CHECK(joined_mesh(mesh.submesh({"dp", "cp"}), mesh["tp"]) == mesh);
     const DeviceMesh turned = joined_mesh(mesh["tp"], mesh["dp"]);
     CHECK(turned == mesh.submesh({"tp", "dp"}));
-    CHECK(turned.coordinates() == std::vector<int64_t>{mesh.local_rank(2), mesh.local_rank(0)});
+    CHECK(turned.get_coordinate() == std::vector<int64_t>{mesh.get_local_rank(2), mesh.get_local_rank(0)});
   }
   const auto world = SplitLog::world(0, 8);
   const DeviceMesh mesh = three(world);
@@ -62,8 +62,8 @@ TEST_CASE("names give dimensions their parts", "[mesh][merged_mesh]") {
   const DeviceMesh mesh = three(world);
   const MeshInfo hybrid = make_mesh_info(mesh, DataParallelMeshDims{.shard = "cp", .replicate = "dp"});
   CHECK(hybrid.mesh.to_string() == "DeviceMesh(cpu, dp=2, cp=2)");
-  CHECK(hybrid.shard_group == mesh.group("cp"));
-  CHECK(hybrid.replicate_group == mesh.group("dp"));
+  CHECK(hybrid.shard_group == mesh.get_group("cp"));
+  CHECK(hybrid.replicate_group == mesh.get_group("dp"));
   CHECK(hybrid.others == mesh["tp"]);
   CHECK(hybrid.whole == mesh);
   const MeshInfo flat = make_mesh_info(mesh, DataParallelMeshDims{.shard = {"dp", "cp"}});

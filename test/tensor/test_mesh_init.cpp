@@ -41,7 +41,7 @@ TEST_CASE("a dimension over the whole world in order reuses the world", "[mesh][
 
   const DeviceMesh turned = init_device_mesh(world, {4}, {"shard"}, {.ranks = {3, 2, 1, 0}});
   CHECK(turned.group() != world);
-  CHECK(turned.local_rank() == 2);
+  CHECK(turned.get_local_rank() == 2);
   CHECK(turned.group()->ranks() == std::vector<int>{3, 2, 1, 0});
   CHECK(world->splits() == SplitLog::Log{"world: shard[3,2,1,0]"});
 }
@@ -51,9 +51,9 @@ TEST_CASE("a dimension of one rank needs no group and no communication", "[mesh]
     const auto world = SplitLog::world(rank, 4);
     const DeviceMesh mesh = init_device_mesh(world, {4, 1}, {"replicate", "shard"});
     CHECK(world->splits().empty());
-    CHECK(mesh.group("replicate") == world);
-    CHECK(mesh.group("shard")->size() == 1);
-    CHECK(mesh.coordinates() == std::vector<int64_t>{rank, 0});
+    CHECK(mesh.get_group("replicate") == world);
+    CHECK(mesh.get_group("shard")->size() == 1);
+    CHECK(mesh.get_coordinate() == std::vector<int64_t>{rank, 0});
   }
 }
 
@@ -87,12 +87,12 @@ TEST_CASE("a wrong mesh is refused before any group is made", "[mesh][mesh_init]
 TEST_CASE("one existing group gives a 1-D mesh", "[mesh][mesh_init]") {
   const auto world = SplitLog::world(2, 4);
   const auto group = world->split(std::vector<int>{0, 2}, "mine");
-  const DeviceMesh mesh = mesh_from_groups({group}, {"shard"});
+  const DeviceMesh mesh = DeviceMesh::from_group({group}, {"shard"});
   CHECK(mesh.to_string() == "DeviceMesh(cpu, shard=2)");
   CHECK(mesh.ranks() == std::vector<int>{0, 2});
-  CHECK(mesh.coordinates() == std::vector<int64_t>{1});
-  CHECK(mesh.group() == group);
-  CHECK(mesh_from_groups({group}).dim_names().empty());
+  CHECK(mesh.get_coordinate() == std::vector<int64_t>{1});
+  CHECK(mesh.get_group() == group);
+  CHECK(DeviceMesh::from_group({group}).dim_names().empty());
 }
 
 TEST_CASE("(shard, replicate) groups give the mesh that has them", "[mesh][mesh_init]") {
@@ -101,11 +101,11 @@ TEST_CASE("(shard, replicate) groups give the mesh that has them", "[mesh][mesh_
       const auto world = SplitLog::world(rank, 6);
       const DeviceMesh made = init_device_mesh(world, {replicate, shard}, {"replicate", "shard"});
       const size_t splits_before = world->splits().size();
-      const DeviceMesh mesh = mesh_from_groups({made.group("shard"), made.group("replicate")});
+      const DeviceMesh mesh = DeviceMesh::from_group({made.get_group("shard"), made.get_group("replicate")});
       CHECK(mesh == made);
-      CHECK(mesh.coordinates() == made.coordinates());
-      CHECK(mesh.group("shard") == made.group("shard"));
-      CHECK(mesh.group("replicate") == made.group("replicate"));
+      CHECK(mesh.get_coordinate() == made.get_coordinate());
+      CHECK(mesh.get_group("shard") == made.get_group("shard"));
+      CHECK(mesh.get_group("replicate") == made.get_group("replicate"));
       CHECK(world->splits().size() == splits_before);
     }
 }
@@ -118,10 +118,10 @@ TEST_CASE("the groups of any number of dimensions give the mesh that has them", 
     for (int rank = 0; rank < size; ++rank) {
       const DeviceMesh made = init_device_mesh(SplitLog::world(rank, size), shape, names);
       std::vector<std::shared_ptr<Communicator>> groups;
-      for (int dim = 0; dim < made.ndim(); ++dim) groups.push_back(made.group(dim));
+      for (int dim = 0; dim < made.ndim(); ++dim) groups.push_back(made.get_group(dim));
       const DeviceMesh mesh = mesh_of_groups(groups, names);
       CHECK(mesh == made);
-      CHECK(mesh.coordinates() == made.coordinates());
+      CHECK(mesh.get_coordinate() == made.get_coordinate());
       CHECK(mesh.submesh({names.back()}) == made.submesh({names.back()}));
     }
   }
@@ -132,7 +132,7 @@ TEST_CASE("groups that do not make a mesh are refused", "[mesh][mesh_init]") {
   const auto group = world->split(std::vector<int>{0, 1}, "a");
   const auto elsewhere = SplitLog::world(2, 4)->split(std::vector<int>{2, 3}, "b");
   const auto message = [](std::vector<std::shared_ptr<Communicator>> groups, Names names = {}) {
-    return error_of<UsageError>([&] { mesh_from_groups(groups, names); });
+    return error_of<UsageError>([&] { DeviceMesh::from_group(groups, names); });
   };
   CHECK_THAT(message({}), Contains("(shard, replicate)") && Contains("got 0 groups"));
   CHECK_THAT(message({group, group, group}), Contains("got 3 groups") && Contains("init_device_mesh"));
@@ -148,7 +148,7 @@ TEST_CASE("a hybrid mesh shards within a node and replicates across nodes", "[me
   on_ranks(6, [](Rank& rank) {
     const DeviceMesh mesh = hybrid_mesh_for(rank.world(), node_rank(rank.index(), 6, rank.index() % 3, 3));
     rank.check(mesh.to_string() == "DeviceMesh(cpu, replicate=2, shard=3)", mesh.to_string());
-    rank.check_equal(mesh.coordinates(), std::vector<int64_t>{rank.index() / 3, rank.index() % 3}, "coordinates");
+    rank.check_equal(mesh.get_coordinate(), std::vector<int64_t>{rank.index() / 3, rank.index() % 3}, "coordinates");
     rank.check_equal(rank.calls(), Names{"all_gather hybrid mesh"}, "calls");
   });
 }

@@ -18,7 +18,7 @@ using Placements = std::vector<Placement>;
 int64_t summand_index(const DeviceMesh& mesh, const Placements& placements) {
   int64_t index = 0;
   for (int m = 0; m < mesh.ndim(); ++m)
-    if (std::holds_alternative<Partial>(placements[m])) index = index * mesh.size(m) + mesh.local_rank(m);
+    if (std::holds_alternative<Partial>(placements[m])) index = index * mesh.size(m) + mesh.get_local_rank(m);
   return index;
 }
 
@@ -136,7 +136,7 @@ TEST_CASE("a Partial sum of a whole is the value on rank 0 and zeros elsewhere",
       const at::Tensor whole = counting({3, 2}, dtype);
       const DTensor tensor = distribute_tensor(whole, mesh, {Replicate{}, Replicate{}});
       const at::Tensor summand = tensor.redistribute({Replicate{}, Partial{}}).to_local();
-      rank.check_identical(summand, mesh.local_rank(1) == 0 ? whole : torch::zeros_like(whole), "summand");
+      rank.check_identical(summand, mesh.get_local_rank(1) == 0 ? whole : torch::zeros_like(whole), "summand");
       const at::Tensor largest = tensor.redistribute({Replicate{}, Partial{ReduceOp::kMax}}).to_local();
       rank.check_identical(largest, whole, "what is combined by its maximum");
     }

@@ -46,10 +46,10 @@ void check(Rank& rank, const PartCase& c) {
 
   // What data parallelism then cuts is what the DTensor says that this rank holds.
   const ShardLayout layout(local.sizes(), local.strides(), c.dim, static_cast<int>(c.shape[0]));
-  const auto rows = part_of(layout, local, static_cast<int>(mesh.local_rank(0)));
+  const auto rows = part_of(layout, local, static_cast<int>(mesh.get_local_rank(0)));
   const auto joined = DTensor::from_local(rows, mesh, part.with({Shard{c.dim}}), c.sizes);
   rank.check_identical(joined.full_tensor(), whole, what + ": the DTensor");
-  rank.check(part.in_whole(element_ranges(layout, static_cast<int>(mesh.local_rank(0)))) == joined.element_ranges(), what + ": ranges");
+  rank.check(part.in_whole(element_ranges(layout, static_cast<int>(mesh.get_local_rank(0)))) == joined.element_ranges(), what + ": ranges");
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ std::vector<std::shared_ptr<Communicator>> groups_of(const at::Tensor& tensor) {
   const DTensor dtensor(tensor);
   for (int m = 0; m < dtensor.mesh().ndim(); ++m)
     if (dtensor.mesh().size(m) > 1 && sharded_dim(dtensor.placements()[static_cast<size_t>(m)]))
-      groups.push_back(dtensor.mesh().group(m));
+      groups.push_back(dtensor.mesh().get_group(m));
   return groups;
 }
 
@@ -161,13 +161,13 @@ double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_typ
 }
 
 at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
-                                    NonFinite nonfinite) {
+                                    bool error_if_nonfinite) {
   check_norm_type(norm_type, "clip_grad_norm_");
   require(max_norm >= 0, "clip_grad_norm_: expected a largest norm of 0 or more, found {}", max_norm);
   BelowResidency below;
   const auto parts = split_by_group(parameters, "clip_grad_norm_");
   const auto norm = total_norm(parts, norm_type);
-  if (nonfinite == NonFinite::kThrow) {
+  if (error_if_nonfinite) {
     const double value = norm.item<double>();
     require_state(std::isfinite(value),
                   "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", value);
@@ -182,9 +182,13 @@ at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, d
   return norm;
 }
 
-double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
-                       double norm_type, NonFinite nonfinite) {
-  return clip_grad_norm_on_device(parameters, max_norm, norm_type, nonfinite).item<double>();
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
+                       bool error_if_nonfinite) {
+  return clip_grad_norm_on_device(parameters, max_norm, norm_type, error_if_nonfinite).item<double>();
+}
+
+at::Tensor clip_grad_norm_async_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  return clip_grad_norm_on_device(parameters, max_norm, norm_type, /*error_if_nonfinite=*/false);
 }
 
 }  // namespace fsdp

@@ -8,9 +8,9 @@
 
 namespace fsdp {
 
-/// `clip_grad_norm_` that leaves the norm on the device, in double and without dimensions: the host does not wait for the
-/// device, but for kThrow and where gradients are on another device than the mesh.
+/// `clip_grad_norm_async_`. Its host waits for the device with `error_if_nonfinite`, and if gradients are on another device than
+/// the mesh.
 at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
-                                    NonFinite nonfinite);
+                                    bool error_if_nonfinite);
 
 }  // namespace fsdp

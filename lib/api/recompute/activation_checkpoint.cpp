@@ -24,7 +24,7 @@ std::optional<int64_t> watched_version(const at::Tensor& input) {
 
 }  // namespace
 
-CheckpointRegion::CheckpointRegion(const CheckpointOptions& options, std::vector<at::Tensor> inputs,
+CheckpointRegion::CheckpointRegion(const ActivationCheckpointOptions& options, std::vector<at::Tensor> inputs,
                                    Again again)
     : frame_(std::make_shared<CheckpointFrame>(options, inputs, std::move(again))),
       active_(std::make_unique<Active>(*frame_)),
@@ -42,7 +42,7 @@ void CheckpointRegion::finish() {
   active_.reset();
   for (size_t i = 0; i < inputs_.size(); ++i)
     require(!versions_[i] || versions_[i] == watched_version(inputs_[i]),
-            "fsdp::checkpoint of {}: the function modified tensor {} of its inputs in place, so "
+            "fsdp::activation_checkpoint of {}: the function modified tensor {} of its inputs in place, so "
             "that it "
             "cannot be run again on what it was; clone it first",
             frame_->name(), i + 1);

@@ -36,7 +36,7 @@ std::optional<int64_t> parameter_version(const at::Tensor& tensor) {
   return tensor._version();
 }
 
-std::string name_of(const CheckpointOptions& options, const torch::nn::Module* module) {
+std::string name_of(const ActivationCheckpointOptions& options, const torch::nn::Module* module) {
   if (!options.name.empty()) return options.name;
   return module != nullptr ? module->name() : "a function";
 }
@@ -85,7 +85,7 @@ class CheckpointFrame::Recomputation final : public SavePacker {
     const size_t saved = frame_.saved_.size();
     const bool is_judged = frame_.state_ == State::kComplete && !has_stopped_;
     require(!is_judged || next_ == saved,
-            "fsdp::checkpoint of {}: forward saved {} tensors for backward, its recomputation {}; "
+            "fsdp::activation_checkpoint of {}: forward saved {} tensors for backward, its recomputation {}; "
             "the function must do the same each time (no dependence on state that it changes, on "
             "random numbers of generators that checkpoint does not know, or on the grad mode)",
             frame_.name_, saved, next_);
@@ -148,10 +148,10 @@ class CheckpointFrame::DropAtEndOfTask {
   int64_t task_;
 };
 
-CheckpointFrame::CheckpointFrame(const CheckpointOptions& options,
+CheckpointFrame::CheckpointFrame(const ActivationCheckpointOptions& options,
                                  const std::vector<at::Tensor>& inputs, Again again)
     : name_(name_of(options, again.module)),
-      stops_early_(options.stops_early),
+      stops_early_(options.early_stop),
       environment_(options, again.module),
       again_(std::move(again)) {
   for (const auto& input : inputs) inputs_.emplace_back(input);
@@ -189,11 +189,11 @@ at::Tensor CheckpointFrame::take(SavedPlace& place) {
   if (task == -1) drop_recomputed(task);  // no task whose end would
   require(
       tensor.defined(),
-      "fsdp::checkpoint of {}: its recomputation ended before it had saved all that forward did; "
+      "fsdp::activation_checkpoint of {}: its recomputation ended before it had saved all that forward did; "
       "the function must do the same each time",
       name_);
   require_state(static_cast<int64_t>(tensor._version()) == place.version,
-                "fsdp::checkpoint of {}: a tensor [{}] that backward needs was modified in place "
+                "fsdp::activation_checkpoint of {}: a tensor [{}] that backward needs was modified in place "
                 "after it had been saved; use an operator that is not in place",
                 name_, fmt::join(tensor.sizes(), ", "));
   return tensor;
@@ -202,7 +202,7 @@ at::Tensor CheckpointFrame::take(SavedPlace& place) {
 void CheckpointFrame::recompute(int64_t task, const SavedPlace& wanted) {
   require_state(
       state_ != State::kAbandoned,
-      "fsdp::checkpoint of {}: its forward ended with an exception, so there is nothing to "
+      "fsdp::activation_checkpoint of {}: its forward ended with an exception, so there is nothing to "
       "recompute; run forward again",
       name_);
   std::vector<at::Tensor> inputs;
@@ -236,12 +236,12 @@ void CheckpointFrame::check_same(size_t position, const at::Tensor& recomputed) 
   const SavedMetadata found(recomputed);
   require(
       found == saved.metadata,
-      "fsdp::checkpoint of {}: tensor {} of {} that forward saved was {}, recomputed it is {}; the "
+      "fsdp::activation_checkpoint of {}: tensor {} of {} that forward saved was {}, recomputed it is {}; the "
       "function must do the same each time",
       name_, position + 1, saved_.size(), saved.metadata.to_string(), found.to_string());
   require_state(
       !saved.parameter_version || saved.parameter_version == parameter_version(recomputed),
-      "fsdp::checkpoint of {}: a parameter [{}] was written between forward and backward, so "
+      "fsdp::activation_checkpoint of {}: a parameter [{}] was written between forward and backward, so "
       "that its recomputation would not be what forward computed; step the optimizer after "
       "backward",
       name_, fmt::join(found.sizes, ", "));

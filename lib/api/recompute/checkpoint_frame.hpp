@@ -48,7 +48,7 @@ class KeptInput {
 };
 
 /// Note [Checkpoint frames]
-/// Each call of `checkpoint` has a frame, which takes what autograd saves in its forward: for each
+/// Each call of `activation_checkpoint` has a frame, which takes what autograd saves in its forward: for each
 /// tensor a place is noted, and the tensor dropped. The graph's nodes own their places and, through
 /// them, the frame. The first node that asks for its tensor in a backward makes the frame run the
 /// function again, which fills, in order, all places that are still owned; each is emptied as it is
@@ -63,7 +63,7 @@ class KeptInput {
 class CheckpointFrame final : public SavePacker,
                               public std::enable_shared_from_this<CheckpointFrame> {
  public:
-  CheckpointFrame(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs,
+  CheckpointFrame(const ActivationCheckpointOptions& options, const std::vector<at::Tensor>& inputs,
                   Again again);
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;

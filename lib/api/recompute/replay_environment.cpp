@@ -40,9 +40,9 @@ std::vector<at::Generator> default_generators() {
   return generators;
 }
 
-std::vector<at::Generator> generators_of(const CheckpointOptions& options) {
+std::vector<at::Generator> generators_of(const ActivationCheckpointOptions& options) {
   auto generators =
-      options.preserves_rng_state ? default_generators() : std::vector<at::Generator>();
+      options.preserve_rng_state ? default_generators() : std::vector<at::Generator>();
   generators.insert(generators.end(), options.generators.begin(), options.generators.end());
   return generators;
 }
@@ -101,7 +101,7 @@ void AutocastState::restore() const {
   at::autocast::set_autocast_cache_enabled(caches_);
 }
 
-ReplayEnvironment::ReplayEnvironment(const CheckpointOptions& options,
+ReplayEnvironment::ReplayEnvironment(const ActivationCheckpointOptions& options,
                                      const torch::nn::Module* module)
     : generators_(generators_of(options)),
       buffers_(options.buffers),

@@ -49,7 +49,7 @@ class AutocastState {
 /// What a function's results depend on besides its inputs, as it was when the object was made.
 class ReplayEnvironment {
  public:
-  ReplayEnvironment(const CheckpointOptions& options, const torch::nn::Module* module);
+  ReplayEnvironment(const ActivationCheckpointOptions& options, const torch::nn::Module* module);
 
   /// The function has returned.
   void end_of_forward() { generators_.drop_unchanged(); }

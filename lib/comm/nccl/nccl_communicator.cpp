@@ -72,19 +72,19 @@ Tensors joined(std::span<const at::Tensor> outputs, std::span<const at::Tensor> 
 }
 
 int cta_policy_of(const NcclWorld& world, const NcclApi& api) {
-  if (!world.gathers_by_copy_engine) return NCCL_CONFIG_UNDEF_INT;
+  if (!world.use_copy_engine_all_gather) return NCCL_CONFIG_UNDEF_INT;
 #ifdef NCCL_CTA_POLICY_ZERO
   constexpr int kFirstVersion = 22800;
   int version = 0;
   require(api.get_version(&version) == ncclSuccess && version >= kFirstVersion && api.has_memory() && api.has_windows(),
-          "backend nccl: all-gathers by copy engines need NCCL 2.28 or later, found {}; set gathers_by_copy_engine to "
+          "backend nccl: all-gathers by copy engines need NCCL 2.28 or later, found {}; set use_copy_engine_all_gather to "
           "false, or install a newer nvidia-nccl wheel",
           api.version());
   return NCCL_CTA_POLICY_ZERO;
 #else
   throw UsageError(
       "backend nccl: this libfsdp was built with a nccl.h that knows no all-gathers by copy engines; build it with "
-      "that of NCCL 2.28 or later, or set gathers_by_copy_engine to false");
+      "that of NCCL 2.28 or later, or set use_copy_engine_all_gather to false");
 #endif
 }
 

@@ -20,7 +20,7 @@ struct NcclWorld {
   /// Between two looks of the thread that finds timeouts, NCCL's errors and what other ranks say.
   std::chrono::milliseconds watch_interval = std::chrono::milliseconds(100);
   /// All-gathers into slots (comm_memory.hpp) are run by copy engines and no kernel, where NVLink joins all ranks.
-  bool gathers_by_copy_engine = false;
+  bool use_copy_engine_all_gather = false;
   const NcclApi* api = nullptr;                    ///< null: the one that LibTorch uses
   std::shared_ptr<CommStreams> streams = nullptr;  ///< null: of the current CUDA device
 };
