@@ -44,6 +44,7 @@ PUBLIC = {
     "schedule_check_options.hpp": "base",
     "statistics.hpp": "base",
     "timeline_events.hpp": "base",
+    "version.hpp": "base",
     "all_reduce_hook.hpp": "comm",
     "communicator.hpp": "comm",
     "custom_comm.hpp": "comm",

@@ -12,8 +12,12 @@ from pathlib import Path
 
 HEADERS = Path("include/fsdp")
 UMBRELLA = "fsdp.hpp"
+MADE = ".in"  # behind the name of a header that the build makes: what it is made from
+MACROS = "FSDP_"
 OPTIONS = """
 INPUT = {headers}
+FILE_PATTERNS = *.hpp *.hpp{made}
+EXTENSION_MAPPING = {extension}=C++
 OUTPUT_DIRECTORY = {output}
 GENERATE_XML = YES
 GENERATE_HTML = NO
@@ -32,7 +36,7 @@ class Name:
     """A public name of a header: its declaration, and what is written about it."""
 
     name: str  # "FSDPModule::unshard", without the namespace
-    kind: str  # Doxygen's: function, variable, typedef, enum, enumvalue, class, struct
+    kind: str  # Doxygen's: define, function, variable, typedef, enum, enumvalue, class, struct
     header: str  # "fsdp_module.hpp"
     line: int
     members: list["Name"] = field(default_factory=list)
@@ -42,7 +46,7 @@ def run_doxygen(root, output):
     """Reads all public headers; returns the folder of XML."""
     output.mkdir(parents=True, exist_ok=True)
     ran = subprocess.run(["doxygen", "-"], text=True, capture_output=True, timeout=120,
-                         input=OPTIONS.format(headers=root / HEADERS, output=output))
+                         input=OPTIONS.format(headers=root / HEADERS, output=output, made=MADE, extension=MADE[1:]))
     if ran.returncode != 0:
         raise RuntimeError(f"doxygen failed: {ran.stderr}")
     return output / "xml"
@@ -57,6 +61,8 @@ def read_names(xml):
         if kind in TYPES and name.startswith("fsdp::") or (kind == "namespace" and name == "fsdp"):
             definition = ElementTree.parse(xml / f"{compound.get('refid')}.xml").find("compounddef")
             found += _of_namespace(definition) if kind == "namespace" else _of_type(definition, name)
+        elif kind == "file":
+            found += _macros(ElementTree.parse(xml / f"{compound.get('refid')}.xml").find("compounddef"))
     by_header = {}
     for name in sorted(_nested(found), key=lambda each: each.line):
         by_header.setdefault(name.header, []).append(name)
@@ -77,7 +83,13 @@ def _nested(names):
 
 def _place(element):
     location = element.find("location")
-    return Path(location.get("declfile") or location.get("file")).name, int(location.get("declline") or location.get("line"))
+    name = Path(location.get("declfile") or location.get("file")).name.removesuffix(MADE)
+    return name, int(location.get("declline") or location.get("line"))
+
+
+def _macros(definition):
+    return [made for member in definition.iter("memberdef") if member.get("kind") == "define"
+            for made in _of_member(member, "") if made.name.startswith(MACROS)]
 
 
 def _of_namespace(definition):
@@ -137,6 +149,8 @@ class Header:
 
     def declaration(self, line):
         """A declaration without its body, from the left margin."""
+        if self.lines[line - 1].startswith("#"):
+            return re.match(r"# *define \w+", self.lines[line - 1])[0]
         first = self._first_of(line)
         taken, depth = [], 0
         for text in self.lines[first - 1:first + 40]:
@@ -237,7 +251,7 @@ def _declared_together(names, header):
 
 
 def _goes_with(before, name, header):
-    return (before.kind == name.kind and name.kind in ("function", "variable") and not header.comment(name.line)
+    return (before.kind == name.kind and name.kind in ("define", "function", "variable") and not header.comment(name.line)
             and header.has_comment_above(before.line) and header.touches(before.line, name.line))
 
 
@@ -262,7 +276,8 @@ def _render(names, header, level, seen):
     seen.update([identity, *others])
     for about in _by_comment(names, header):
         if first.kind not in (*TYPES, "enum"):
-            lines += ["```cpp", *(header.declaration(name.line) + ";" for name in about), "```", ""]
+            end = "" if first.kind == "define" else ";"
+            lines += ["```cpp", *(header.declaration(name.line) + end for name in about), "```", ""]
         lines += [as_markdown(header.comment(about[0].line)), ""]
     if first.kind == "enum":
         for value, comment in header.enumerators(first.line):
@@ -276,7 +291,8 @@ def _render(names, header, level, seen):
 
 def render(root, names, header, seen):
     """A section for a header's names. seen: the anchors that the page has already."""
-    text = Header(root / HEADERS / header)
+    path = root / HEADERS / header
+    text = Header(path if path.exists() else path.with_name(header + MADE))
     lines = [f"In `<fsdp/{header}>`:", ""]
     for together in _declared_together(names, text):
         lines += _render(together, text, 3, seen)

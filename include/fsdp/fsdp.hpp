@@ -44,4 +44,5 @@
 #include "fsdp/state_dict.hpp"
 #include "fsdp/statistics.hpp"
 #include "fsdp/timeline.hpp"
+#include "fsdp/version.hpp"
 #include "fsdp/wrap_policy.hpp"

@@ -39,7 +39,8 @@ class Reference(unittest.TestCase):
         found = re.findall(r"^::: fsdp/(\w+\.hpp)$", "\n".join(pages("reference/cpp").values()), re.MULTILINE)
         # What the others include, and a part of one that has nothing public of its own.
         without = {docs_headers.UMBRELLA, "activation_checkpoint_call.hpp"}
-        self.assertEqual(sorted(found), sorted({path.name for path in HEADERS.glob("*.hpp")} - without))
+        headers = {path.name.removesuffix(docs_headers.MADE) for path in HEADERS.glob("*.hpp*")}
+        self.assertEqual(sorted(found), sorted(headers - without))
 
     def test_each_name_of_the_package_is_on_one_page(self):
         found = ["".join(match) for match in PYTHON_NAMES.findall("\n".join(pages("reference/python").values()))]
@@ -48,8 +49,9 @@ class Reference(unittest.TestCase):
     @unittest.skipIf(shutil.which("doxygen") is None or shutil.which("ctags") is None,
                      "needs doxygen and ctags; tools/docs and tools/setup install them")
     def test_each_name_that_ctags_finds_in_a_header_is_in_its_reference(self):
-        command = ["ctags", "--languages=C++", "--langmap=C++:+.hpp", "--kinds-C++=cegmpstv", "--fields=+asZ", "--extras=",
-                   "--_xformat=%K|%s|%a|%N", "-x", *map(str, sorted(HEADERS.glob("*.hpp")))]
+        command = ["ctags", "--languages=C++", f"--langmap=C++:+.hpp{docs_headers.MADE}", "--kinds-C++=cegmpstv",
+                   "--fields=+asZ", "--extras=", "--_xformat=%K|%s|%a|%N", "-x",
+                   *map(str, sorted(HEADERS.glob("*.hpp*")))]
         tags = subprocess.run(command, check=True, text=True, capture_output=True).stdout.splitlines()
         with tempfile.TemporaryDirectory() as folder:
             by_header = docs_headers.read_names(docs_headers.run_doxygen(ROOT, Path(folder)))

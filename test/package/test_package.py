@@ -61,11 +61,13 @@ class Package(unittest.TestCase):
         output = run(self.build_with_cmake(HERE / "train_lstm.cpp", self.installed_cmake))
         self.assertIn("one rank: the losses and 6 weights equal the plain model's", output)
 
-    def test_pkg_config_finds_the_installed_library(self):
+    def test_pkg_config_finds_the_installed_library_and_says_the_version_of_its_headers_and_of_itself(self):
         program = self.build_with_pkg_config(HERE / "small.cpp", installed=True)
         # The stage is no folder that the loader knows.
         libraries = str(next(self.stage.rglob("libfsdp.so")).parent)
-        self.assertIn("a world of 1", run(program, environment={"LD_LIBRARY_PATH": libraries}))
+        (version,) = self.pkg_config("--modversion", installed=True)
+        self.assertEqual(run(program, environment={"LD_LIBRARY_PATH": libraries}),
+                         f"a world of 1, by libfsdp {version} with the headers of {version}\n")
 
     def test_cmake_finds_the_build_folder(self):
         program = self.build_with_cmake(HERE / "small.cpp", BUILD / "tools" / "packaging" / "uninstalled")
@@ -73,7 +75,7 @@ class Package(unittest.TestCase):
 
     def test_only_public_headers_are_installed(self):
         installed = {path.name for path in self.stage.rglob("*.hpp")}
-        public = {path.name for path in (HERE.parents[1] / "include" / "fsdp").glob("*.hpp")}
+        public = {path.name.removesuffix(".in") for path in (HERE.parents[1] / "include" / "fsdp").glob("*.hpp*")}
         self.assertEqual(installed, public)
 
 

@@ -1,6 +1,7 @@
 """The package's public names are documented, annotated and typed, and its stub says what the extension has."""
 
 import ast
+import ctypes
 import importlib.util
 import inspect
 import os
@@ -64,6 +65,13 @@ class Names(unittest.TestCase):
                 methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
                 found = {each for each in vars(getattr(_C, name)) if not each.startswith("_")}
                 self.assertEqual(methods, found, name)
+
+
+class Version(unittest.TestCase):
+    def test_it_is_that_of_the_library(self):
+        version = ctypes.CDLL("libfsdp.so")["_ZN4fsdp7versionEv"]  # the one that the extension has loaded
+        version.restype = ctypes.c_char_p
+        self.assertEqual(fsdp.__version__, version().decode())
 
 
 class Typing(unittest.TestCase):
