@@ -26,19 +26,20 @@ option_value() {
   esac
 }
 
-# use_torch VERSION [SUFFIX]: names the environment and the build folder for a version of torch.
-# Only the default version's go without its number.
+# use_torch VERSION [SUFFIX] [--cpu]: names the environment and the build folder for a version of torch.
+# Only the default version's go without its number; those of torch's wheel for CPUs end in -cpu.
 use_torch() {
   TORCH=${1:-${FSDP_TORCH:-$DEFAULT_TORCH}}
   [[ $TORCH =~ ^2\.1[1-5]\.[0-9]+$ ]] ||
     fail "torch is a version from 2.11.0 to 2.15, such as $DEFAULT_TORCH, not $TORCH"
   local tail=-$TORCH
   [ "$TORCH" != "$DEFAULT_TORCH" ] || tail=
+  [ -z "${3:-}" ] || tail+=-cpu
   VENV=$ROOT/.venv$tail
   BUILD=$ROOT/build$tail${2:-}
 }
 
-# use_build VERSION SANITIZE CUDA: the same for a build with sanitizers, or without CUDA; either may be empty.
+# use_build VERSION SANITIZE CUDA [--cpu]: the same for a build with sanitizers, or without CUDA; either may be empty.
 use_build() {
   local suffix=
   case $2 in
@@ -51,7 +52,7 @@ use_build() {
     disabled) suffix+=-no-cuda ;;
     *) fail "--cuda is enabled, disabled or auto, not $3" ;;
   esac
-  use_torch "$1" "$suffix"
+  use_torch "$1" "$suffix" "${4:-}"
 }
 
 # run LOG COMMAND...: its output goes to LOG, which is shown if it fails.

@@ -80,6 +80,10 @@ class Options(unittest.TestCase):
         result = launch.run([launch.TRAIN, *self.check("--ranks", "4", "--reshard-after-forward", "2")])
         self.assertEqual((result.returncode, result.stdout), (0, "4\n"), result.stderr)
 
+    def test_the_wheel_for_cpus_has_no_cuda(self):
+        self.expect_refusal(["--cpu", "--cuda", "enabled"], "--cuda enabled needs torch with CUDA",
+                            program=launch.ROOT / "tools" / "setup")
+
     def test_the_scripts_refuse_an_unknown_option_before_any_set_up(self):
         for script in ("setup", "train", "test", "bench"):
             self.expect_refusal(["--no-such-option"], "unknown option --no-such-option",
