@@ -15,8 +15,7 @@ HERE = Path(__file__).parent
 EXTENSION = "bench/fsdp_bench_extension" + sysconfig.get_config_var("EXT_SUFFIX")
 PROGRAM = "bench/fsdp_bench"
 OVERLAP_PROGRAM = "bench/fsdp_bench_overlap"
-PACKAGE = ["bindings/fsdp/_C" + sysconfig.get_config_var("EXT_SUFFIX"),
-           *(f"bindings/fsdp/{path.name}" for path in (HERE.parent / "bindings" / "fsdp").glob("*.py"))]
+PACKAGE = ["python_package"]
 
 
 def add_common_options(parser):

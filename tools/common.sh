@@ -15,6 +15,9 @@ fail() {
   exit 2
 }
 
+# What --version prints. meson.build holds the version; headers, packages and programs have it from there.
+version() { sed -n "s/^  version: '\(.*\)',$/libfsdp \1/p" "$ROOT/meson.build"; }
+
 # The value of an option: `value=$(option_value "$@")` for both "--name value" and "--name=value".
 option_value() {
   case $1 in

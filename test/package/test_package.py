@@ -3,6 +3,7 @@
 Each test compiles a program in a folder outside the tree and runs it.
 """
 
+import json
 import os
 import re
 import shutil
@@ -77,6 +78,28 @@ class Package(unittest.TestCase):
         installed = {path.name for path in self.stage.rglob("*.hpp")}
         public = {path.name.removesuffix(".in") for path in (HERE.parents[1] / "include" / "fsdp").glob("*.hpp*")}
         self.assertEqual(installed, public)
+
+    def command(self, name):
+        found = [path for path in self.stage.rglob(name) if path.parent.name == "bin"]
+        if not found:
+            self.skipTest(f"no {name}: the bindings are not built")
+        self.assertEqual(run(found[0], "--version"), f"libfsdp {' '.join(self.pkg_config('--modversion', installed=True))}\n")
+        return found[0]
+
+    def test_the_command_for_checkpoints_is_installed(self):
+        command, file = self.command("fsdp-checkpoint"), self.folder / "a.safetensors"
+        header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+        file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+        self.assertRegex(run(command, "list", file), r"weight +float32 +2 +8 +a\.safetensors")
+
+    def test_the_command_for_timelines_is_installed_and_needs_no_package(self):
+        command, trace = self.command("fsdp-timeline"), self.folder / "trace.json"
+        phases = [{"ph": "X", "pid": 0, "cat": "phase", "name": name, "ts": begin, "dur": 5}
+                  for name, begin in (("forward", 0), ("backward", 5))]
+        trace.write_text(json.dumps({"traceEvents": phases}))
+        # matplotlib is this Python's.
+        self.assertEqual(run(sys.executable, command, trace), f"{trace.with_suffix('.svg')}\n")
+        self.assertIn("<svg", trace.with_suffix(".svg").read_text())
 
 
 if __name__ == "__main__":

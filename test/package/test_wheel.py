@@ -113,6 +113,10 @@ class Wheel(Installed):
         self.assertIn("ImportError: fsdp was built with torch", output)
         self.assertIn("2.10.1", output)
 
+    def test_its_commands_are_installed(self):
+        for name in ("fsdp-checkpoint", "fsdp-timeline"):
+            self.assertRegex(self.run_command(self.folder / "site" / "bin" / name, "--version"), r"^libfsdp \d+\.\d+\.\d+$")
+
     def test_it_holds_the_library_and_nothing_of_the_build_folder(self):
         listed = self.run_command(sys.executable, "-m", "zipfile", "-l", self.wheel)
         self.assertIn("libfsdp.so", listed)

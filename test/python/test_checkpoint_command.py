@@ -1,4 +1,4 @@
-"""tools/checkpoint, by its Python side; the checkpoints are saved by this process, which has no process group."""
+"""fsdp-checkpoint; the checkpoints are saved by this process, which has no process group."""
 
 import contextlib
 import io
@@ -18,10 +18,7 @@ import torch.nn as nn
 from safetensors.torch import load_file, save_file
 
 import fsdp
-
-COMMAND = Path(__file__).resolve().parents[2] / "tools" / "checkpoint.py"
-sys.path.insert(0, str(COMMAND.parent))
-import checkpoint as command
+from fsdp import _checkpoint_command as command
 
 
 class Net(nn.Module):
@@ -183,8 +180,8 @@ class Command(unittest.TestCase):
     def test_it_is_a_program(self):
         environment = {**os.environ, "PYTHONPATH": str(rank_results.PACKAGE), "OMP_NUM_THREADS": "1"}
         for arguments, code in ((["diff", self.path, self.path], 0), (["diff", self.path, self.changed()], 1)):
-            ran = subprocess.run([sys.executable, COMMAND, *map(str, arguments)], env=environment, text=True,
-                                 capture_output=True, timeout=120)
+            ran = subprocess.run([sys.executable, "-m", "fsdp._checkpoint_command", *map(str, arguments)], env=environment,
+                                 text=True, capture_output=True, timeout=120)
             self.assertEqual(ran.returncode, code, ran.stderr)
 
     def test_wrong_calls_end_with_2(self):

@@ -1,4 +1,8 @@
-"""Draws a timeline of some ranks: a picture of a file in the Chrome trace format."""
+#!/usr/bin/env python3
+"""fsdp-timeline: draws a timeline of some ranks, a picture of a file in the Chrome trace format.
+
+Needs matplotlib alone, and not the package, so that it is installed with the C++ library, too.
+"""
 
 import argparse
 import json
@@ -67,7 +71,10 @@ def lanes_of(slices):
 
 
 def draw(slices, span, out):
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise NoTimeline(f"needs matplotlib; run: {sys.executable} -m pip install matplotlib") from error
 
     matplotlib.use("svg" if out.endswith(".svg") else "agg")
     matplotlib.rcParams["svg.hashsalt"] = "timeline"  # the same file for the same timeline
@@ -107,18 +114,20 @@ def draw(slices, span, out):
     figure.savefig(out, metadata={"Date": None} if out.endswith(".svg") else None, dpi=150)
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="tools/timeline", description=__doc__)
-    parser.add_argument("file", help="as tools/train --timeline FILE or fsdp::Timeline::write wrote it")
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="fsdp-timeline",
+                                     description="Draws a step of a timeline in the Chrome trace format.")
+    parser.add_argument("--version", action="version", version="libfsdp @VERSION@")
+    parser.add_argument("file", help="as fsdp::Timeline::write, fsdp.timeline or tools/train --timeline FILE wrote it")
     parser.add_argument("--out", help="the picture, .svg, .png or .pdf [FILE with .svg]")
     parser.add_argument("--step", type=int, default=0, help="which of the recorded steps, from 0 [%(default)s]")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments)
     out = arguments.out or str(Path(arguments.file).with_suffix(".svg"))
     try:
         slices = read_slices(arguments.file)
         draw(slices, pick_step(slices, arguments.step), out)
     except NoTimeline as error:
-        print(f"tools/timeline: {error}", file=sys.stderr)
+        print(f"fsdp-timeline: {error}", file=sys.stderr)
         return 2
     print(out)
     return 0

@@ -1,25 +1,20 @@
-"""Shows, checks, compares and converts checkpoints: of fsdp.save_checkpoint, and .safetensors files of others."""
+"""What fsdp-checkpoint does. Each command takes the options that `_checkpoint_command` has read, and returns the exit code."""
 
-import argparse
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
 import torch
 
-import fsdp
-from fsdp import _C
+from . import _C
 
 OPENED = {"strict": False, "convert_dtypes": True, "readers": "all_ranks", "max_extra_bytes": 256 << 20, "rename": None}
 FITS = {"missing": [], "unexpected": [], "wrong": []}
 # Of a tensor, compared at once: tensors may be larger than the memory.
 ELEMENTS_AT_ONCE = 1 << 22
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 GENERATORS = "rng"
-DIFFERENT = 1  # exit codes: also for a damaged checkpoint
-WRONG = 2
+DIFFERENT = 1  # exit code, also for a damaged checkpoint
 
 
 class Checkpoint:
@@ -200,8 +195,8 @@ def convert(arguments):
     checkpoint = Checkpoint(arguments.path, arguments)
     damage = checkpoint.reader.find_damage()
     if damage:
-        raise fsdp.CheckpointError(f"{checkpoint.path} is damaged, and nothing was written:\n" + "\n".join(damage))
-    _C.save_checkpoint(None, str(target), lambda: parts_of(checkpoint, DTYPES[arguments.dtype]),
+        raise _C.CheckpointError(f"{checkpoint.path} is damaged, and nothing was written:\n" + "\n".join(damage))
+    _C.save_checkpoint(None, str(target), lambda: parts_of(checkpoint, getattr(torch, arguments.dtype)),
                        {"max_file_bytes": arguments.max_file_bytes, "keep_last": 0, "rng_state": False})
     left_out = GENERATORS in checkpoint.sections
     if arguments.json:
@@ -226,45 +221,3 @@ def parts_of(checkpoint, dtype):
              "dtype": dtype if section == "model" and info["dtype"].is_floating_point else None}
             for name, info in checkpoint.sections[section].items()]
     return sections, {name: checkpoint.reader.document(name) for name in checkpoint.reader.documents()}
-
-
-def parsed(arguments):
-    parser = argparse.ArgumentParser(prog="tools/checkpoint", description=__doc__,
-                                     epilog="Exit codes: 0; 1: damaged, or different; 2: a wrong call, or a checkpoint "
-                                            "that cannot be read or written.")
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--json", action="store_true", help="one JSON object in place of a table")
-    shared.add_argument("--follow-symlinks", action="store_true", help="read files that are symbolic links, too")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name, function, text):
-        command = commands.add_parser(name, parents=[shared], help=text, description=text)
-        command.set_defaults(run=function)
-        return command
-
-    what = "a checkpoint, a folder of .safetensors files with their index, or one such file"
-    add("list", show_list, "shows the tensors: names, dtypes, sizes and files").add_argument("path", help=what)
-    add("verify", verify, "reads everything and compares it with its checksums").add_argument("path", help=what)
-    comparing = add("diff", diff, "compares names, sizes, dtypes and values of two checkpoints")
-    comparing.add_argument("first", help=what)
-    comparing.add_argument("second", help=what)
-    converting = add("convert", convert, "writes a checkpoint with the model's floating-point tensors in another dtype")
-    converting.add_argument("path", help=what)
-    converting.add_argument("to", help="the folder to write")
-    converting.add_argument("--dtype", required=True, choices=DTYPES)
-    converting.add_argument("--max-file-bytes", type=int, default=4 << 30, help="of a file [4 GiB]")
-    converting.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is there")
-    return parser.parse_args(arguments)
-
-
-def main(arguments):
-    arguments = parsed(arguments)
-    try:
-        return arguments.run(arguments)
-    except (ValueError, fsdp.Error, OSError) as error:
-        print(f"tools/checkpoint: {error}", file=sys.stderr)
-        return WRONG
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
