@@ -259,7 +259,9 @@ void serve_cuda_step() {
 }  // namespace
 }  // namespace fsdp::bench
 
-int main() {
+int main(int argc, char** argv) {
+  const auto exit_code = fsdp::bench::answer_options(argc, argv, "the C++ worker of cuda_step");
+  if (exit_code) return *exit_code;
   try {
     fsdp::bench::serve_cuda_step();
   } catch (const std::exception& error) {

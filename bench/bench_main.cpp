@@ -2,12 +2,15 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
+#include <string>
 
 #include "bench_worker.hpp"
+#include "fsdp/version.hpp"
 
 int main(int argc, char** argv) {
   namespace bench = fsdp::bench;
   CLI::App app("libfsdp's side of the benchmarks: workers that tools/bench starts and asks");
+  app.set_version_flag("--version", std::string("libfsdp ") + fsdp::version());
   app.require_subcommand(1);
   app.add_subcommand("host_overhead", "steps over a network that is free")
       ->callback(bench::serve_host_overhead);

@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <iostream>
 #include <string>
 
 #include "fsdp/error.hpp"
 #include "fsdp/process_group.hpp"
+#include "fsdp/version.hpp"
 
 namespace fsdp::bench {
 namespace {
@@ -24,6 +26,22 @@ std::string variable(const char* name) {
 }
 
 }  // namespace
+
+std::optional<int> answer_options(int argc, char** argv, const std::string& about) {
+  if (argc < 2) return std::nullopt;
+  const std::string program = std::filesystem::path(argv[0]).filename(), option = argv[1];
+  if (option == "-h" || option == "--help") {
+    std::cout << program << " [-h | --help | --version]: " << about
+              << ", which tools/bench starts and asks: one JSON request a line of the standard input\n";
+    return 0;
+  }
+  if (option == "--version") {
+    std::cout << "libfsdp " << version() << '\n';
+    return 0;
+  }
+  std::cerr << program << ": unknown option " << option << "; " << program << " --help says what it is for\n";
+  return 2;
+}
 
 void serve(const Answer& answer) {
   std::string line;

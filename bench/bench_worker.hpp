@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "fsdp/communicator.hpp"
@@ -18,6 +19,10 @@ void serve_gather_bandwidth();
 void serve_gloo_step();
 void serve_checkpoint();
 void serve_overlap();
+
+/// Answers the options of a worker that has no subcommands: --help and --version, and no others. Returns the exit code; none:
+/// there was no option.
+std::optional<int> answer_options(int argc, char** argv, const std::string& about);
 
 using Answer = std::function<nlohmann::json(const nlohmann::json& request)>;
 

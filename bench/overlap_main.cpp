@@ -5,7 +5,9 @@
 
 #include "bench_worker.hpp"
 
-int main() {
+int main(int argc, char** argv) {
+  const auto exit_code = fsdp::bench::answer_options(argc, argv, "the worker of all_gather_overlap and scale");
+  if (exit_code) return *exit_code;
   try {
     fsdp::bench::serve_overlap();
   } catch (const std::exception& error) {

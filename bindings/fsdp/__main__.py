@@ -11,6 +11,7 @@ import types
 import zipfile
 
 from . import replace_torch
+from ._build import VERSION
 from ._enabling import EnablingError, disable, enable, is_enabled, status
 
 NOT_ENABLED = 1  # exit code; what is wrong is 2, as argparse has it
@@ -26,7 +27,8 @@ are there (exit code 1: not). A program that has such a name is ./enable."""
 def _parser():
     parser = argparse.ArgumentParser(
         prog="python -m fsdp", description=DESCRIPTION, epilog=EPILOG,
-        usage="%(prog)s [-h] PROGRAM [ARGS ...]\n       %(prog)s -m MODULE [ARGS ...]\n       %(prog)s {enable,disable,status}")
+        usage="%(prog)s [-h | --version] PROGRAM [ARGS ...]\n       %(prog)s -m MODULE [ARGS ...]\n       %(prog)s {enable,disable,status}")
+    parser.add_argument("--version", action="version", version=f"libfsdp {VERSION}")
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module, as for python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a file, a folder or a zip file, as for python; what follows it is "
                         "the program's; or enable, disable or status")

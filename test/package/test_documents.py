@@ -19,7 +19,9 @@ from closing_line import main  # noqa: E402
 
 DOCS, EXAMPLES, HEADERS = ROOT / "docs", ROOT / "examples", ROOT / "include" / "fsdp"
 PYTHON_NAMES = re.compile(r"^::: fsdp\.(\w+)$|\{ #fsdp\.(\w+) \}|<a id=\"fsdp\.(\w+)\">", re.MULTILINE)
-SCRIPTS = {"setup": "setup", "test": "test", "bench": "bench", "docs": "docs", "fuzz": "fuzz", "figures": "figures"}
+# With their commands, which have options of their own.
+SCRIPTS = {"setup": [], "test": [], "bench": [], "docs": [], "fuzz": [], "figures": [], "timeline": [],
+           "checkpoint": ["list", "verify", "diff", "convert"]}
 
 
 def pages(folder=""):
@@ -126,11 +128,12 @@ class Messages(unittest.TestCase):
 class CommandLines(unittest.TestCase):
     def test_each_option_that_a_script_prints_is_on_the_page_and_each_on_the_page_is_the_scripts(self):
         sections = re.split(r"^## ", (DOCS / "reference" / "command-lines.md").read_text(), flags=re.MULTILINE)
-        for script in SCRIPTS:
+        for script, commands in SCRIPTS.items():
             with self.subTest(script=script):
                 (section,) = [each for each in sections if each.startswith(f"`tools/{script}`")]
-                usage = (ROOT / "tools" / script).read_text().split("<<TEXT\n")[1].split("\nTEXT")[0]
-                shown = set(re.findall(r"^  (--[a-z-]+)", usage, re.MULTILINE)) - {"--help"}
+                calls = [[ROOT / "tools" / script, *command, "--help"] for command in [[], *([each] for each in commands)]]
+                usage = "".join(subprocess.run(call, text=True, check=True, stdout=subprocess.PIPE).stdout for call in calls)
+                shown = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", usage, re.MULTILINE)) - {"--help", "--version"}
                 listed = set(re.findall(r"^\|[^|]*", section, re.MULTILINE))
                 self.assertEqual(set(re.findall(r"`(--[a-z-]+)", " ".join(listed))), shown)
 

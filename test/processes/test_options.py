@@ -1,5 +1,6 @@
 """What the trainer says to a wrong command line: one line, and exit code 2."""
 
+import os
 import tempfile
 import unittest
 from pathlib import Path
@@ -90,11 +91,28 @@ class Options(unittest.TestCase):
                                 program=launch.ROOT / "tools" / script)
             self.expect_refusal(["--torch", "1.0"], "torch is a version", program=launch.ROOT / "tools" / script)
 
-    def test_the_scripts_have_help(self):
-        for script in ("setup", "train", "test", "bench"):
-            result = launch.run([launch.ROOT / "tools" / script, "--help"])
-            self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertIn("--torch", result.stdout)
+    def expect_help_and_version(self, *command):
+        for option in ("-h", "--help"):
+            result = launch.run([*command, option])
+            self.assertEqual((result.returncode, result.stderr), (0, ""), command)
+            self.assertIn("--version", result.stdout, command)
+        result = launch.run([*command, "--version"])
+        self.assertEqual((result.returncode, result.stderr), (0, ""), command)
+        self.assertEqual(result.stdout, launch.run([launch.TRAIN, "--version"]).stdout, command)
+
+    def test_each_script_and_program_tells_its_options_and_the_version_before_any_set_up(self):
+        scripts = [path for path in (launch.ROOT / "tools").iterdir() if path.is_file() and os.access(path, os.X_OK)]
+        self.assertGreater(len(scripts), 8)
+        bench = launch.BUILD / "bench"
+        programs = [program for program in (bench / "fsdp_bench_overlap", bench / "fsdp_bench_cuda_step") if program.exists()]
+        for command in [*scripts, launch.TRAIN, *programs]:
+            with self.subTest(command=command.name):
+                self.expect_help_and_version(command)
+
+    def test_a_benchmark_tells_its_options_before_any_set_up(self):
+        result = launch.run([launch.ROOT / "tools" / "bench", "memory", "--help"])
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("--blocks", result.stdout)
 
     def test_the_help_that_the_script_shows_is_the_programs(self):
         shown = (launch.ROOT / "tools" / "llama" / "help.txt").read_text()

@@ -280,6 +280,9 @@ class Enabled(Case):
                 self.assertIn(says, error)
                 self.assertIn("unset the variable to run with torch's own", error)
 
+    def test_the_version_is_told(self):
+        self.assertRegex(self.output("-m", "fsdp", "--version", path=self.light), r"^libfsdp \d+\.\d+\.\d+$")
+
     @unittest.skipIf(os.getuid() == 0, "root may write everywhere")
     def test_a_folder_that_may_not_be_written_to_is_named_as_users_see_it(self):
         self.site.chmod(0o555)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import time
@@ -18,6 +19,11 @@ from record import Record
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
 ALL_PASSED, SOME_FAILED, WRONG_CALL, TIME_IS_UP, SOME_SKIPPED = range(5)
+
+
+def version():
+    (found,) = re.findall(r"^  version: '(.*)',$", (ROOT / "meson.build").read_text(), re.MULTILINE)
+    return f"libfsdp {found}"
 
 
 def arguments(description):
@@ -42,6 +48,7 @@ def arguments(description):
                         help="all of that once more, in results.jsonl, log.txt and report.md")
     parser.add_argument("--report", type=Path, metavar="DIR",
                         help="write report.md of what --out holds, and its results, to DIR (bench/results/gpu-DATE), and end")
+    parser.add_argument("--version", action="version", version=version())
     options = parser.parse_args()
     options.out = (options.out or CACHE / "gpu_check" / options.device).resolve()
     for name in ("packages", "nccl", "build"):
