@@ -1,5 +1,5 @@
 // Trains on the ranks that the launcher started until rank 1 throws; every rank then says in one
-// line why it ended. Run by test_failures.py.
+// line why it ended, where torchrun reads it or else on standard error. Run by test_failures.py.
 #include <fsdp/fsdp.hpp>
 
 #include <torch/nn.h>
@@ -9,11 +9,12 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "llama/error_file.hpp"
+
 namespace fsdp::test::rank_failure {
 namespace {
 
-void train_until_rank_1_throws() {
-  const auto world = fsdp::init_process_group({.timeout = std::chrono::milliseconds(std::atoi(std::getenv("FSDP_TEST_TIMEOUT_MS")))});
+void train_until_rank_1_throws(const std::shared_ptr<Communicator>& world) {
   const auto mesh = fsdp::init_device_mesh(world, {world->size()}, {"shard"});
   torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Linear(6, 6));
   for (auto& layer : *model) fsdp::fully_shard(*layer.ptr(), {.mesh = mesh});
@@ -31,10 +32,12 @@ void train_until_rank_1_throws() {
 }  // namespace
 
 int run(int, char**) {
+  const auto timeout = std::chrono::milliseconds(std::atoi(std::getenv("FSDP_TEST_TIMEOUT_MS")));
+  const auto world = fsdp::init_process_group({.timeout = timeout});  // until this rank has said why it ends
   try {
-    train_until_rank_1_throws();
+    train_until_rank_1_throws(world);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "failed: %s\n", error.what());
+    if (!llama::write_error_file(error.what())) std::fprintf(stderr, "failed: %s\n", error.what());
     return 1;
   }
   return 0;

@@ -1,10 +1,13 @@
 """A rank that dies, throws or falls silent: the others fail soon, and say in what."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import tempfile
 import unittest
+from pathlib import Path
 
 import launch
 from closing_line import main
@@ -64,25 +67,33 @@ class Failures(unittest.TestCase):
         self.assertIn("rank 1 gives up on purpose", errors)
         self.expect_failure(first, within_s=30)
 
-    def test_under_torchrun_a_killed_rank_ends_the_run(self):
-        run = subprocess.Popen([str(part) for part in launch.torchrun(2, launch.TRAIN, *self.endless)],
-                               env=launch.environment(), text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+    def start_ranks(self, *command, **more):
+        """The run of tools/train, of two ranks."""
+        run = subprocess.Popen([sys.executable, str(launch.ROOT / "tools" / "start_ranks.py"), "2", *map(str, command)],
+                               env=launch.environment(**more), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(self.end, run)
-        launch.wait_for_line(run, "step ")
-        os.kill(launch.children(run.pid)[-1], signal.SIGKILL)
-        run.communicate(timeout=launch.patience(40))
-        self.assertNotEqual(run.returncode, 0)
+        return run
 
-    def test_of_torchruns_report_one_line_a_rank_is_left(self):
-        result = launch.run(launch.torchrun(2, launch.RANK_PROGRAMS, "rank_failure"),
-                            FSDP_TEST_TIMEOUT_MS=launch.patience(20_000))
-        self.assertIn("Traceback", result.stderr)
-        shown = subprocess.run(["awk", "-f", str(launch.ROOT / "tools" / "torchrun_errors.awk")],
-                               input=result.stderr, text=True, capture_output=True, check=True).stdout
-        self.assertIn("failed: rank 1 gives up on purpose\n", shown)
-        self.assertIn("tools/train: rank 1 failed with exit code 1\n", shown)
-        self.assertLessEqual(shown.count("\n"), 4, shown)
+    def test_of_a_rank_that_is_killed_under_torchrun_one_line_says_so(self):
+        run = self.start_ranks(launch.TRAIN, *self.endless)
+        launch.wait_for_line(run, "step ")
+        killed = launch.children(run.pid)[-1]
+        rank = re.search(rb"\0RANK=(\d)\0", Path(f"/proc/{killed}/environ").read_bytes())[1].decode()
+        os.kill(killed, signal.SIGKILL)
+        _, errors = run.communicate(timeout=launch.patience(60))
+        self.assertEqual((errors, run.returncode), (f"tools/train: rank {rank} was ended by signal 9 (SIGKILL)\n", 1))
+
+    def test_of_ranks_that_fail_under_torchrun_one_line_says_why_the_first_one_did(self):
+        run = self.start_ranks(launch.RANK_PROGRAMS, "rank_failure", FSDP_TEST_TIMEOUT_MS=launch.patience(20_000),
+                               FSDP_LOG_LEVEL="off")  # it has values of its own on each rank
+        _, errors = run.communicate(timeout=launch.patience(60))
+        self.assertEqual((errors, run.returncode),
+                         ("tools/train: rank 1 failed with exit code 1: rank 1 gives up on purpose\n", 1))
+
+    def test_a_rank_that_leaves_no_error_file_is_named_with_its_exit_code(self):
+        run = self.start_ranks("/bin/sh", "-c", "[ $RANK = 0 ] || exit 3; exec sleep 60")
+        _, errors = run.communicate(timeout=launch.patience(60))
+        self.assertEqual((errors, run.returncode), ("tools/train: rank 1 failed with exit code 3\n", 1))
 
 
 if __name__ == "__main__":

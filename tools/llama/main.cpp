@@ -4,6 +4,7 @@
 #include <fsdp/process_group.hpp>
 
 #include "checkpoints.hpp"
+#include "error_file.hpp"
 #include "record.hpp"
 
 namespace llama {
@@ -11,10 +12,15 @@ namespace {
 
 constexpr int kFailed = 1, kWrongOption = 2;
 
-/// One line on standard error.
+/// One line on standard error, or in the file of which torchrun shows it.
 int fail(int exit_code, const std::string& message) {
-  fmt::print(stderr, "tools/train: {}\n", message);
+  if (!write_error_file(message)) fmt::print(stderr, "tools/train: {}\n", message);
   return exit_code;
+}
+
+std::string reason(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch ? of_torch->what_without_backtrace() : error.what();
 }
 
 int gpus(const RankOptions& options) {
@@ -75,6 +81,29 @@ void report(const RunRecord& record, const Options& options) {
   fmt::print("record: {}\n", options.output.json);
 }
 
+void train_and_report(LanguageModel& model, Execution& execution, const Corpus& corpus, const Options& options,
+                      StartingPoint start, RunRecord record) {
+  record.ranks = execution.ranks();
+  const bool speaks = execution.rank() == 0;
+  Checkpoints checkpoints(options, corpus, std::move(start));
+  record.resumed_at_step = checkpoints.start().step;
+  if (speaks) announce(record, corpus, execution, checkpoints, options);
+
+  Progress progress(speaks);
+  record.training = train(model, execution, corpus, options.training, checkpoints, progress);
+  const auto shard_report = execution.report();  // of the last training step
+  model->eval();
+  record.val_bits_per_byte = held_out_bits_per_byte(execution, model->config(), corpus, options);
+  record.sample =
+      generate(execution, model->config(), corpus.held_out, options.output, options.training.seed);
+  record.bytes = execution.held_bytes();
+  execution.write_timeline();
+  if (!speaks) return;
+  if (options.output.report) fmt::print("{}", shard_report);
+  if (!options.output.timeline.empty()) fmt::print("timeline: {}\n", options.output.timeline);
+  report(record, options);
+}
+
 void run(const Options& options, const Corpus& corpus, StartingPoint start) {
   // The same weights on every rank: each draws them from the seed, before anything is sharded.
   torch::manual_seed(options.training.seed);
@@ -83,25 +112,13 @@ void run(const Options& options, const Corpus& corpus, StartingPoint start) {
   record.parameters = count_parameters(model);
   const auto execution =
       options.ranks.no_shard ? run_plain(model, options.ranks) : run_sharded(model, options);
-  record.ranks = execution->ranks();
-  const bool speaks = execution->rank() == 0;
-  Checkpoints checkpoints(options, corpus, std::move(start));
-  record.resumed_at_step = checkpoints.start().step;
-  if (speaks) announce(record, corpus, *execution, checkpoints, options);
-
-  Progress progress(speaks);
-  record.training = train(model, *execution, corpus, options.training, checkpoints, progress);
-  const auto shard_report = execution->report();  // of the last training step
-  model->eval();
-  record.val_bits_per_byte = held_out_bits_per_byte(*execution, model->config(), corpus, options);
-  record.sample =
-      generate(*execution, model->config(), corpus.held_out, options.output, options.training.seed);
-  record.bytes = execution->held_bytes();
-  execution->write_timeline();
-  if (!speaks) return;
-  if (options.output.report) fmt::print("{}", shard_report);
-  if (!options.output.timeline.empty()) fmt::print("timeline: {}\n", options.output.timeline);
-  report(record, options);
+  try {
+    train_and_report(model, *execution, corpus, options, std::move(start), std::move(record));
+  } catch (const std::exception& error) {
+    // While the other ranks still reach this one: they fail when it is gone, and it shall have been the first to say why.
+    write_error_file(reason(error));
+    throw;
+  }
 }
 
 int main(int argc, char** argv) {
@@ -140,9 +157,7 @@ int main(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return llama::main(argc, argv);
-  } catch (const c10::Error& error) {
-    return llama::fail(llama::kFailed, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return llama::fail(llama::kFailed, error.what());
+    return llama::fail(llama::kFailed, llama::reason(error));
   }
 }
