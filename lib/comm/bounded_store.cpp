@@ -64,6 +64,8 @@ class BoundedStore final : public c10d::Store {
   const milliseconds& getTimeout() const noexcept override { return inner_->getTimeout(); }
   void setTimeout(const milliseconds& timeout) override { inner_->setTimeout(timeout); }
 
+  milliseconds answers_within() const { return answers_within_; }
+
  private:
   template <class Question>
   std::invoke_result_t<Question, c10d::Store&> ask(Question question, milliseconds waits_for_key = {}) {
@@ -76,16 +78,17 @@ class BoundedStore final : public c10d::Store {
   BoundedCalls calls_{"the rendezvous store"};
 };
 
-bool is_bounded(const c10::intrusive_ptr<c10d::Store>& store) {
+bool is_bounded(const c10::intrusive_ptr<c10d::Store>& store, milliseconds answers_within) {
   auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
   const auto below = prefixed != nullptr ? prefixed->getUnderlyingNonPrefixStore() : store;
-  return dynamic_cast<const BoundedStore*>(below.get()) != nullptr;
+  const auto* bounded = dynamic_cast<const BoundedStore*>(below.get());
+  return bounded != nullptr && bounded->answers_within() <= answers_within;
 }
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> bounded_store(c10::intrusive_ptr<c10d::Store> store, milliseconds answers_within) {
-  if (is_bounded(store)) return store;
+  if (is_bounded(store, answers_within)) return store;
   return c10::make_intrusive<BoundedStore>(std::move(store), answers_within);
 }
 

@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "base/environment.hpp"
+#include "base/first_line.hpp"
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "comm/notice_board.hpp"
+#include "comm/work.hpp"
 #include "trace/desync/desync_watch.hpp"
 #include "trace/nvtx_ranges.hpp"
 
@@ -175,7 +177,17 @@ void CollectiveTrace::begin(const CollectiveCall& call) {
               .params = is_apart ? CollectiveEntry::kAllParams : call.params});
   if (!watch_) return;
   (*watch_)->enter(call.operation, call.group.id);
-  if (compares_every_entry_) (*watch_)->compare_last_entry(log_->position());
+  if (compares_every_entry_) compare_entry(call);
+}
+
+void CollectiveTrace::compare_entry(const CollectiveCall& call) {
+  try {
+    (*watch_)->compare_last_entry(log_->position());
+  } catch (const ScheduleError&) {
+    throw;
+  } catch (const std::exception& error) {  // the store's own too, whose server may have gone
+    CollectiveInfo(names_of(call.operation).plain, call.group.name, call.comm, call.bytes).fail(first_line(error.what()));
+  }
 }
 
 void CollectiveTrace::leave() noexcept {

@@ -98,6 +98,7 @@ class CollectiveTrace {
  private:
   class InCollective;
   void begin(const CollectiveCall& call);
+  void compare_entry(const CollectiveCall& call);
   void leave() noexcept;
   void show_use(const GroupIdentity* group);
   void start_watch(const CollectiveCall& call);

@@ -91,6 +91,17 @@ TEST_CASE("a store is bounded once, below prefixes too", "[comm][bounded_store]"
   CHECK(bounded_store(prefixed) == prefixed);
 }
 
+TEST_CASE("a board waits no longer for a store whose other calls may", "[comm][bounded_store][notice_board]") {
+  const auto inner = c10::make_intrusive<SilentStore>();
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("world", bounded_store(inner, std::chrono::hours(1)));
+  const auto board = store_notice_board(store, milliseconds(100));
+  board->post("a", "note");
+  CHECK(board->read("a") == "note");
+  inner->cut();
+  CHECK_THROWS_AS(board->read("a"), NoAnswer);
+  inner->mend();
+}
+
 TEST_CASE("a board gives up a store that does not answer", "[comm][bounded_store][notice_board]") {
   const auto inner = c10::make_intrusive<SilentStore>();
   const auto board = store_notice_board(inner, milliseconds(100));

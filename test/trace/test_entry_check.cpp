@@ -1,5 +1,8 @@
 #include <catch2/catch.hpp>
 
+#include <future>
+
+#include "support/silent_store.hpp"
 #include "trace/desync/entry_check.hpp"
 #include "watched_rank.hpp"
 
@@ -51,6 +54,22 @@ TEST_CASE("a rank with another entry, and one that does not come, are named", "[
   one.gather(1);
   post_entry(one);
   CHECK_THROWS_WITH(entries.compare(zero.log->position()), Contains("rank 1 disagrees about collective 0"));
+}
+
+TEST_CASE("a board that does not answer for a while is asked again until the timeout", "[group][entry_check]") {
+  const auto store = c10::make_intrusive<SilentStore>();
+  const auto notices = store_notice_board(store, std::chrono::milliseconds(20));
+  WatchedRank zero(notices, 0, 2), one(notices, 1, 2);
+  for (auto* rank : {&zero, &one}) rank->gather(0);
+  post_entry(one);
+  store->cut();
+  CHECK_THROWS_WITH(EntryCheck(zero.board, zero.verdict, kNoTime).compare(zero.log->position()),
+                    Contains("it is not known whether rank 1 came to collective 0: the rendezvous store has not answered"));
+  EntryCheck entries(zero.board, zero.verdict, std::chrono::minutes(10));
+  auto compared = std::async(std::launch::async, [&] { entries.compare(zero.log->position()); });
+  CHECK(compared.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
+  store->mend();
+  CHECK_NOTHROW(compared.get());
 }
 
 TEST_CASE("a verdict ends the wait for an entry", "[group][entry_check]") {

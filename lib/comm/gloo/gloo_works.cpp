@@ -3,15 +3,17 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <exception>
+
+#include "base/first_line.hpp"
 #include "comm/threads/local_reduce.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp {
 namespace {
-
-using Messages = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
 constexpr size_t kChunksInFlight = 4;
 
@@ -29,6 +31,16 @@ std::vector<at::Tensor> flat(const std::vector<at::Tensor>& tensors) {
   return views;
 }
 
+/// What `body` returns. Its error gets the peer, which gloo names by an address at best.
+template <class Body>
+auto naming_peer(const char* direction, int peer, const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format("{} rank {}: {}", direction, peer, first_line(error.what())));
+  }
+}
+
 }  // namespace
 
 GlooExchange::GlooExchange(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
@@ -40,28 +52,28 @@ GlooExchange::GlooExchange(const WorkPlace& place, PeerLinks& links, const Tenso
       links_(links) {}
 
 void GlooExchange::send(const at::Tensor& tensor, int to) {
-  auto message = links_.send_to(tensor, to, place_.tag);
-  sends_.push_back(message);
+  auto message = naming_peer("to", to, [&] { return links_.send_to(tensor, to, place_.tag); });
+  sends_.push_back({message, to});
   std::lock_guard lock(mutex_);
   if (stopped_) message->abort();
   started_.push_back(std::move(message));
 }
 
-c10::intrusive_ptr<c10d::Work> GlooExchange::receive(const at::Tensor& tensor, int from) {
-  auto message = links_.receive_from(tensor, from, place_.tag);
+GlooExchange::Message GlooExchange::receive(const at::Tensor& tensor, int from) {
+  auto message = naming_peer("from", from, [&] { return links_.receive_from(tensor, from, place_.tag); });
   std::lock_guard lock(mutex_);
   if (stopped_) message->abort();
   started_.push_back(message);
-  return message;
+  return {std::move(message), from};
 }
 
-void GlooExchange::wait_for(const c10::intrusive_ptr<c10d::Work>& message) {
+void GlooExchange::wait_for(const Message& message, const char* direction) {
   // False: `stop` was called.
-  if (!message->wait(place_.timeout)) throw CommError("aborted");
+  if (!naming_peer(direction, message.peer, [&] { return message.work->wait(place_.timeout); })) throw CommError("aborted");
 }
 
 void GlooExchange::wait_for_sends() {
-  for (const auto& message : sends_) wait_for(message);
+  for (const auto& message : sends_) wait_for(message, "to");
 }
 
 GlooExchange::~GlooExchange() { std::lock_guard lock(mutex_); }
@@ -153,7 +165,7 @@ void GlooReduceScatter::post() {
   });
   arrivals_ = at::empty({static_cast<int64_t>(in_flight), place_.size - 1, longest->numel},
                         outputs_[0].options());
-  receives_.assign(in_flight, Messages(place_.size - 1));
+  receives_.assign(in_flight, std::vector<Message>(place_.size - 1));
   for (size_t index = 0; index < in_flight; ++index) post_receives(index);
   for (const auto& chunk : chunks_)
     for (int step = 1; step < place_.size; ++step)

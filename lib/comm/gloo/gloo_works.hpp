@@ -63,6 +63,11 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
 
  protected:
   using Tensors = std::vector<at::Tensor>;
+  /// What is under way between this rank and another one.
+  struct Message {
+    c10::intrusive_ptr<c10d::Work> work;
+    int peer;
+  };
   /// One output for each input.
   GlooExchange(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
                const Tensors& inputs, c10d::OpType type, const char* title);
@@ -71,8 +76,9 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
   int peer(int step) const { return (place_.rank + step) % place_.size; }
   void send(const at::Tensor& tensor, int to);
   /// Messages from one peer arrive in the order in which they were sent.
-  c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from);
-  void wait_for(const c10::intrusive_ptr<c10d::Work>& message);
+  Message receive(const at::Tensor& tensor, int from);
+  /// Throws CommError with the peer's rank.
+  void wait_for(const Message& message, const char* direction = "from");
   void wait_for_sends();
   virtual void post() = 0;
   /// Returns when everything has arrived and is in its place.
@@ -84,7 +90,7 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
 
  private:
   PeerLinks& links_;  // the group, which waits for its workers before it goes
-  std::vector<c10::intrusive_ptr<c10d::Work>> sends_;
+  std::vector<Message> sends_;
   // Also held once by whoever takes the work over from another thread: c10d's queue has locks of its
   // own, but ThreadSanitizer does not see them.
   std::mutex mutex_;
@@ -103,7 +109,7 @@ class GlooAllGather final : public GlooExchange {
   void drop_tensors() override;
 
  private:
-  std::vector<c10::intrusive_ptr<c10d::Work>> receives_;
+  std::vector<Message> receives_;
 };
 
 class GlooReduceScatter final : public GlooExchange {
@@ -132,8 +138,7 @@ class GlooReduceScatter final : public GlooExchange {
   const ReduceOp op_;
   std::vector<Chunk> chunks_;
   at::Tensor arrivals_;  ///< [chunks in flight, peers, elements of the longest chunk]
-  std::vector<std::vector<c10::intrusive_ptr<c10d::Work>>>
-      receives_;  ///< [chunks in flight][peers]
+  std::vector<std::vector<Message>> receives_;  ///< [chunks in flight][peers]
 };
 
 }  // namespace fsdp
