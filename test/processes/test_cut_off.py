@@ -3,13 +3,16 @@
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import unittest
 
 import launch
 from closing_line import main
 from silent_proxy import SilentProxy
-from two_namespaces import TwoNamespaces
+
+sys.path.append(str(launch.ROOT / "tools"))
+import cluster  # noqa: E402
 
 # What a rank may take for its last words after its timeout.
 LAST_WORDS_S = 10
@@ -25,7 +28,10 @@ class CutOff(unittest.TestCase):
         cls.arguments = [*launch.TINY, "--data", folder.name, "--steps", "1000000", "--timeout"]
 
     def start(self, rank, ranks, timeout_s, **more):
-        process = launch.start_rank(rank, ranks, launch.TRAIN, *self.arguments, timeout_s, **more)
+        return self.ended(launch.start_rank(rank, ranks, launch.TRAIN, *self.arguments, timeout_s, **more))
+
+    def ended(self, process):
+        """The process, which ends with the test at the latest."""
         self.addCleanup(self.end, process)
         return process
 
@@ -63,15 +69,15 @@ class CutOff(unittest.TestCase):
 
     def test_a_rank_whose_link_is_cut_ends_with_what_it_knows(self):
         try:
-            namespaces = TwoNamespaces()
-        except OSError as error:
-            self.skipTest(f"no network namespaces here: {error}")
-        self.addCleanup(namespaces.close)
-        first, second = (self.start(rank, 2, self.timeout_s, before=namespaces.command(rank), MASTER_PORT=29400,
-                                    MASTER_ADDR=namespaces.addresses[0], GLOO_SOCKET_IFNAME=namespaces.link)
-                         for rank in range(2))
+            network = cluster.Cluster(2)
+        except cluster.NotAllowed as error:
+            self.skipTest(str(error))
+        self.addCleanup(network.close)
+        first, second = (self.ended(network.start(rank, [launch.TRAIN, *self.arguments, self.timeout_s], text=True,
+                                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=launch.environment()))
+                         for rank in network.ranks)
         launch.wait_for_line(first, "step ")
-        namespaces.cut()
+        network.cut(1)
         self.expect_last_words(second)
         self.assertIn("timed out", self.errors_of(first, self.timeout_s + launch.patience(LAST_WORDS_S)).lower())
 
