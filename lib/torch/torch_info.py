@@ -5,19 +5,24 @@ depends on, not from /usr/local: those may be of another version than the librar
 nccl.h ProcessGroupNCCL would get another layout. No file needs nvcc: ATen's and NCCL's kernels are all there are.
 """
 import os
+import sys
+from pathlib import Path
+
+import cuda_headers
 
 import torch
 
-root = os.path.dirname(torch.__file__)
-nvidia = os.path.join(os.path.dirname(root), "nvidia")
-cuda_include = os.path.join(nvidia, "cu13", "include")
-nccl_include = os.path.join(nvidia, "nccl", "include")
-nccl = ".".join(str(part) for part in torch.cuda.nccl.version()) if torch.version.cuda else ""
+cuda = torch.version.cuda or ""
+nccl = ".".join(str(part) for part in torch.cuda.nccl.version()) if cuda else ""
+sites = [Path(place) for place in sys.path]
+major = int(cuda.split(".")[0]) if cuda else 0
+includes = cuda_headers.folders(sites, major) if cuda else []
+missing = cuda_headers.missing(includes, major) if cuda else []
 
 print(f"version={torch.__version__.split('+')[0]}")
-print(f"root={root}")
+print(f"root={os.path.dirname(torch.__file__)}")
 print(f"abi={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
-print(f"cuda={torch.version.cuda or ''}")
-print(f"cuda_include={cuda_include if os.path.exists(os.path.join(cuda_include, 'cuda_runtime_api.h')) else ''}")
-print(f"nccl_include={nccl_include if os.path.exists(os.path.join(nccl_include, 'nccl.h')) else ''}")
+print(f"cuda={cuda}")
+print(f"cuda_includes={':'.join(map(str, includes))}")
+print(f"cuda_missing={' '.join(missing)}")
 print(f"nccl={nccl}")
