@@ -6,15 +6,22 @@ nccl.h ProcessGroupNCCL would get another layout. No file needs nvcc: ATen's and
 """
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 import cuda_headers
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    # pip builds where the environment's own packages are hidden. What it builds is for that environment's torch.
+    sys.path.append(sysconfig.get_path("platlib"))
+    import torch
 
 cuda = torch.version.cuda or ""
 nccl = ".".join(str(part) for part in torch.cuda.nccl.version()) if cuda else ""
-sites = [Path(place) for place in sys.path]
+# pip's own folder for a build, too, has what the build asked for.
+sites = [Path(place) for place in dict.fromkeys([*sys.path, sysconfig.get_path("platlib")])]
 major = int(cuda.split(".")[0]) if cuda else 0
 includes = cuda_headers.folders(sites, major) if cuda else []
 missing = cuda_headers.missing(includes, major) if cuda else []
