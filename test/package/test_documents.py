@@ -20,7 +20,7 @@ from closing_line import main  # noqa: E402
 DOCS, EXAMPLES, HEADERS = ROOT / "docs", ROOT / "examples", ROOT / "include" / "fsdp"
 PYTHON_NAMES = re.compile(r"^::: fsdp\.(\w+)$|\{ #fsdp\.(\w+) \}|<a id=\"fsdp\.(\w+)\">", re.MULTILINE)
 # With their commands, which have options of their own.
-SCRIPTS = {"setup": [], "test": [], "bench": [], "docs": [], "fuzz": [], "figures": [], "timeline": [],
+SCRIPTS = {"setup": [], "test": [], "bench": [], "docs": [], "fuzz": [], "figures": [], "timeline": [], "wheel": [],
            "checkpoint": ["list", "verify", "diff", "convert"]}
 
 
