@@ -15,13 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "chroots"
+# Behind a proxy, pip has to trust what this machine trusts.
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # In namespaces of its own, what a command has mounted or left running goes with it.
 ALONE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 ENTER = """
 mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && mkdir -p "$1/root/.cache" &&
 mount --bind "$2" "$1/root/.cache" &&
 exec chroot "$1" /usr/bin/env -i HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
-  PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /bin/sh -c "$3"
+  $4 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /bin/sh -c "$3"
 """
 
 
@@ -36,7 +38,10 @@ def start_from(image, folder):
     if repository != "debian":
         raise ValueError(f"FROM {image}: expected debian:NAME, such as debian:bookworm")
     run([*ALONE, "debootstrap", "--variant=minbase", suite, folder])
-    shutil.copy("/etc/resolv.conf", folder / "etc" / "resolv.conf")
+    for name in ("hosts", "resolv.conf"):
+        shutil.copy(Path("/etc", name), folder / "etc")
+    if CERTIFICATES.exists():
+        shutil.copy(CERTIFICATES, folder / "etc" / "machine.crt")
 
 
 def copy(sources, target, folder):
@@ -63,7 +68,8 @@ def carry_out(dockerfile, folder):
             *sources, target = shlex.split(argument)
             copy(sources, target, folder)
         elif name == "RUN":
-            run([*ALONE, "sh", "-c", ENTER, "sh", folder, CACHE, argument])
+            certificates = "PIP_CERT=/etc/machine.crt" if CERTIFICATES.exists() else ""
+            run([*ALONE, "sh", "-c", ENTER, "sh", folder, CACHE, argument, certificates])
         else:
             raise ValueError(f"{name}: expected FROM, COPY or RUN")
 
