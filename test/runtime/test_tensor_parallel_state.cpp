@@ -114,7 +114,7 @@ TEST_CASE("materialize gives the parts the values that the plain module gets", "
       TpModel tp(rank, c);
       {
         MetaDevice meta;
-        tp.model = TpNet(c.width, c.hidden, tp.tp.group().get());
+        tp.model = TpNet(c.width, c.hidden, tp.tp.get_group().get());
       }
       const InitOptions init{.seed = 9, .initializers = {
           initializer<TpMlpImpl>([](TpMlpImpl& mlp, Initializer& init) { init.uniform_(mlp.bias, -1, 1); }),

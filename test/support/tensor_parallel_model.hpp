@@ -129,7 +129,7 @@ struct TpModel {
         tp(mesh["tp"]),
         batch(rank.index() / static_cast<int>(c.shape.back())),
         plain(seeded(seed, [&] { return TpNet(c.width, c.hidden, nullptr); })),
-        model(seeded(1, [&] { return TpNet(c.width, c.hidden, tp.group().get()); })) {
+        model(seeded(1, [&] { return TpNet(c.width, c.hidden, tp.get_group().get()); })) {
     at::NoGradGuard no_grad;
     const auto from = plain->named_parameters();
     for (auto& param : model->named_parameters()) param.value().copy_(local_of(param.key(), from[param.key()].detach()));

@@ -136,7 +136,7 @@ TEST_CASE("flattening the whole world reuses it", "[mesh][device_mesh]") {
   const size_t splits_before = world->splits().size();
   const DeviceMesh flat = mesh.flatten("dp");
   CHECK(flat.to_string() == "DeviceMesh(cpu, dp=4)");
-  CHECK(flat.group() == world);
+  CHECK(flat.get_group() == world);
   CHECK(flat.get_coordinate() == Coordinates{3});
   CHECK(world->splits().size() == splits_before);
   CHECK(mesh["shard"].flatten("dp").get_group() == mesh.get_group("shard"));
@@ -161,7 +161,7 @@ TEST_CASE("a flattened mesh communicates among all its ranks", "[mesh][device_me
   on_ranks(8, [](Rank& rank) {
     const DeviceMesh flat = three_dims(rank.world()).submesh({"pp", "shard"}).flatten("all");
     const at::Tensor sum = torch::tensor({int64_t{rank.index()}});
-    flat.group()->start_all_reduce(sum, ReduceOp::kSum, "ranks")->wait();
+    flat.get_group()->start_all_reduce(sum, ReduceOp::kSum, "ranks")->wait();
     // replicate = 0: ranks 0, 1, 4, 5; replicate = 1: ranks 2, 3, 6, 7.
     rank.check_equal(sum.item<int64_t>(), rank.index() / 2 % 2 == 0 ? 10 : 18, "sum of the ranks");
   });
@@ -195,5 +195,16 @@ TEST_CASE("making a mesh, its sub-meshes and flattening it run no collective", "
     rank.check_equal(rank.calls(), Names{}, "calls");
   });
 }
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+TEST_CASE("the names of 0.1 do what those that replaced them do", "[mesh][device_mesh]") {
+  const DeviceMesh mesh = init_device_mesh(SplitLog::world(1, 4), {2, 2}, {"replicate", "shard"});
+  CHECK(mesh.coordinates() == mesh.get_coordinate());
+  CHECK(mesh.local_rank(1) == mesh.get_local_rank("shard"));
+  CHECK(mesh.group("shard") == mesh.get_group(1));
+  CHECK(mesh_from_groups({mesh.group(1)}) == DeviceMesh::from_group({mesh.get_group("shard")}));
+}
+#pragma GCC diagnostic pop
 
 }  // namespace fsdp::test

@@ -35,14 +35,14 @@ TEST_CASE("all ranks make all groups in one order, members or not", "[mesh][mesh
 
 TEST_CASE("a dimension over the whole world in order reuses the world", "[mesh][mesh_init]") {
   const auto world = SplitLog::world(1, 4);
-  CHECK(init_device_mesh(world, {4}).group() == world);
-  CHECK(init_device_mesh(world, {1, 4}, {"replicate", "shard"}).group("shard") == world);
+  CHECK(init_device_mesh(world, {4}).get_group() == world);
+  CHECK(init_device_mesh(world, {1, 4}, {"replicate", "shard"}).get_group("shard") == world);
   CHECK(world->splits().empty());
 
   const DeviceMesh turned = init_device_mesh(world, {4}, {"shard"}, {.ranks = {3, 2, 1, 0}});
-  CHECK(turned.group() != world);
+  CHECK(turned.get_group() != world);
   CHECK(turned.get_local_rank() == 2);
-  CHECK(turned.group()->ranks() == std::vector<int>{3, 2, 1, 0});
+  CHECK(turned.get_group()->ranks() == std::vector<int>{3, 2, 1, 0});
   CHECK(world->splits() == SplitLog::Log{"world: shard[3,2,1,0]"});
 }
 
