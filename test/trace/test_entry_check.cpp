@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include <future>
+#include <stdexcept>
 
 #include "support/silent_store.hpp"
 #include "trace/desync/entry_check.hpp"
@@ -70,6 +71,20 @@ TEST_CASE("a board that does not answer for a while is asked again until the tim
   CHECK(compared.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
   store->mend();
   CHECK_NOTHROW(compared.get());
+}
+
+TEST_CASE("a board whose server has gone ends the wait, and the error says for whom it was", "[group][entry_check]") {
+  struct : NoticeBoard {
+    void post(const std::string&, const std::string&) override { throw std::runtime_error("Broken pipe\nframe #0"); }
+    std::string post_first(const std::string&, const std::string& note) override { return note; }
+    std::optional<std::string> read(const std::string&) override { return std::nullopt; }
+    std::chrono::milliseconds timeout() const override { return std::chrono::minutes(10); }
+  } gone;
+  WatchedRank zero(std::shared_ptr<NoticeBoard>(std::shared_ptr<void>(), &gone), 0, 3);
+  zero.gather(0);
+  EntryCheck entries(zero.board, zero.verdict, std::chrono::minutes(10));
+  CHECK_THROWS_WITH(entries.compare(zero.log->position()),
+                    "it is not known whether ranks 1, 2 came to collective 0: Broken pipe");
 }
 
 TEST_CASE("a verdict ends the wait for an entry", "[group][entry_check]") {

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/first_line.hpp"
 #include "comm/bounded_calls.hpp"
 
 namespace fsdp {
@@ -37,14 +40,21 @@ void EntryCheck::compare(CollectiveLog::Position position) {
   const uint64_t hashes[] = {position.hash, std::exchange(last_hash_, position.hash)};
   const auto deadline = Clock::now() + timeout_;
   const auto peers = board_.peers(0, board_.ranks().size());
+  const auto give_up = [&](std::string_view why) {
+    if (verdict_.is_given()) return;
+    throw CommError(
+        fmt::format("it is not known whether {} came to collective {}: {}", list_ranks(peers), position.count - 1, why));
+  };
   try {
     patiently(deadline, verdict_,
               [&] { board_.post_hashes(DesyncBoard::Track::kCollectives, position.count, hashes); });
     for (const int peer : peers) compare_with(peer, position, deadline);
   } catch (const NoAnswer& error) {
-    if (verdict_.is_given()) return;
-    throw CommError(fmt::format("it is not known whether {} came to collective {}: {}", list_ranks(peers),
-                                position.count - 1, error.what()));
+    give_up(error.what());
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {  // the store's own: what serves it has gone
+    give_up(first_line(error.what()));
   }
 }
 
