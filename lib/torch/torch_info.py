@@ -1,7 +1,7 @@
 """Prints what the build needs to know of the torch wheel, one `key=value` a line.
 
-The wheel is LibTorch: headers and libraries are inside. The CUDA toolkit's headers come from the wheels that torch itself
-depends on, not from /usr/local: those may be of another version than the libraries that torch loads, and with another
+The wheel is LibTorch: headers and libraries are inside. The CUDA toolkit's headers come from the wheels beside torch's, and
+from /usr/local/cuda only what those lack: it may be of another version than the libraries that torch loads, and with another
 nccl.h ProcessGroupNCCL would get another layout. No file needs nvcc: ATen's and NCCL's kernels are all there are.
 """
 import os
