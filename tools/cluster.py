@@ -227,6 +227,7 @@ def main():
         description="Starts a command once for each rank, in a network namespace of its own, with torchrun's variables.")
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="how many [2]")
     parser.add_argument("--rate", metavar="RATE", help="of each rank's link: 100mbit, 1gbit ... [what the machine gives]")
+    parser.add_argument("--version", action="store_true", help="print the version of libfsdp and end")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args()
     command = given.command[1:] if given.command[:1] == ["--"] else given.command

@@ -227,9 +227,7 @@ class FSDPModule(_torch_names.FSDPModule):
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """How many groups' packed gradients may be alive in reduce-scatters under way, 1 or more (1)."""
         buffers = _checks.whole_number(max_input_buffers, "set_reduce_scatter_max_input_buffers")
-        for module in self.modules() if recurse is True else (self,):
-            if isinstance(module, FSDPModule):
-                check_reduce_scatter_buffers(module._core(), buffers)
+        check_reduce_scatter_buffers(self, buffers, recurse)
         self._pass_on("set_reduce_scatter_max_input_buffers", buffers, recurse)
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:

@@ -5,6 +5,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
 
 from ._meshes import process_group_over
+from ._states import state_of
 
 # Of torch 2.11 to 2.15 not all have both.
 _Gather = getattr(torchs, "SymmMemAllGather", None)
@@ -33,10 +34,15 @@ def use_symmetric_memory(core, device_type, backend):
             core.set_custom_reduce_scatter(_Reduce(group, backend), process_group_over)
 
 
-def check_reduce_scatter_buffers(core, buffers):
-    """Raises ValueError where the module's reductions are in symmetric memory, which has one buffer for them."""
-    if _Reduce is not None and any(isinstance(reduce, _Reduce) for _, _, reduce, _, _ in core.group_comms()):
-        _check_one_buffer(buffers)
+def check_reduce_scatter_buffers(module, buffers, recurse):
+    """Raises ValueError where reductions of the module, or with `recurse` below it, are in symmetric memory, which has one
+    buffer for them."""
+    for each in module.modules() if recurse is True else (module,):
+        state = state_of(each)
+        has_comms = _Reduce is not None and state is not None and state.core is not None
+        comms = state.core.group_comms() if has_comms else []
+        if any(isinstance(reduce, _Reduce) for _, _, reduce, _, _ in comms):
+            _check_one_buffer(buffers)
 
 
 def _check_replaceable(comm, kind, what):

@@ -150,8 +150,10 @@ class Network(Case):
 class Command(Case):
     def start_sleeping(self):
         """The command's process, and those of its ranks."""
+        # What a shell starts in the background ignores SIGINT, and so would all that this run starts.
         process = subprocess.Popen([*COMMAND, "--ranks", "2", "--", "sh", "-c", "echo $$; exec sleep 1000"],
-                                   stdout=subprocess.PIPE, text=True)
+                                   stdout=subprocess.PIPE, text=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         self.addCleanup(self.end, process)
         ranks = [int(process.stdout.readline()) for _ in range(2)]
         return process, ranks
