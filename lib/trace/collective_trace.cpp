@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/environment.hpp"
-#include "base/first_line.hpp"
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "comm/notice_board.hpp"
@@ -185,8 +184,8 @@ void CollectiveTrace::compare_entry(const CollectiveCall& call) {
     (*watch_)->compare_last_entry(log_->position());
   } catch (const ScheduleError&) {
     throw;
-  } catch (const std::exception& error) {  // the store's own too, whose server may have gone
-    CollectiveInfo(names_of(call.operation).plain, call.group.name, call.comm, call.bytes).fail(first_line(error.what()));
+  } catch (const CommError& error) {
+    CollectiveInfo(names_of(call.operation).plain, call.group.name, call.comm, call.bytes).fail(error.what());
   }
 }
 

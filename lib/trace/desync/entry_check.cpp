@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kBetweenTries = std::chrono::milliseconds(10);
 
 /// What the board answers. One that does not is asked again until the deadline, as the collective itself would wait so long
-/// for a peer that is cut off.
+/// for a peer that is cut off. Throws NoAnswer alone.
 template <class Ask>
 auto patiently(Clock::time_point deadline, const DesyncVerdict& verdict, const Ask& ask) {
   for (;;) {
@@ -29,6 +28,8 @@ auto patiently(Clock::time_point deadline, const DesyncVerdict& verdict, const A
       return ask();
     } catch (const NoAnswer&) {
       if (verdict.is_given() || Clock::now() >= deadline) throw;
+    } catch (const std::exception& error) {  // the store's own: what serves it has gone
+      throw NoAnswer(first_line(error.what()));
     }
     std::this_thread::sleep_for(kBetweenTries);
   }
@@ -40,21 +41,14 @@ void EntryCheck::compare(CollectiveLog::Position position) {
   const uint64_t hashes[] = {position.hash, std::exchange(last_hash_, position.hash)};
   const auto deadline = Clock::now() + timeout_;
   const auto peers = board_.peers(0, board_.ranks().size());
-  const auto give_up = [&](std::string_view why) {
-    if (verdict_.is_given()) return;
-    throw CommError(
-        fmt::format("it is not known whether {} came to collective {}: {}", list_ranks(peers), position.count - 1, why));
-  };
   try {
     patiently(deadline, verdict_,
               [&] { board_.post_hashes(DesyncBoard::Track::kCollectives, position.count, hashes); });
     for (const int peer : peers) compare_with(peer, position, deadline);
   } catch (const NoAnswer& error) {
-    give_up(error.what());
-  } catch (const CommError&) {
-    throw;
-  } catch (const std::exception& error) {  // the store's own: what serves it has gone
-    give_up(first_line(error.what()));
+    if (verdict_.is_given()) return;
+    throw CommError(fmt::format("it is not known whether {} came to collective {}: {}", list_ranks(peers),
+                                position.count - 1, error.what()));
   }
 }
 
