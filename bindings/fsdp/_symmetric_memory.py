@@ -18,20 +18,21 @@ def use_symmetric_memory(core, device_type, backend):
     if _Gather is None or _Reduce is None:
         raise RuntimeError(f"set_symm_mem_for_comm: torch {torch.__version__} has no collectives in symmetric memory for FSDP")
     comms = core.group_comms()
-    for _, gather, reduce, _, _ in comms:
+    if not comms:
+        return
+    sums = any(only_sums for *_, only_sums, _ in comms)
+    for _, gather, reduce, _, buffers in comms:
         _check_replaceable(gather, _Gather, "all-gather")
         _check_replaceable(reduce, _Reduce, "reduce-scatter")
-    sums = any(only_sums for *_, only_sums, _ in comms)
-    if sums:
-        for *_, buffers in comms:
+        if sums:
             _check_one_buffer(buffers)
     symm_mem.set_backend(backend)
     symm_mem.get_mem_pool(torch.empty(0, device=device_type).device)
-    for ranks, *_ in comms:
-        group = process_group_over(ranks)  # only to connect it: each call is told its own
-        core.set_custom_all_gather(_Gather(group, backend), process_group_over)
-        if sums:
-            core.set_custom_reduce_scatter(_Reduce(group, backend), process_group_over)
+    # Each connects its group, and serves all: a call is told its own.
+    gathers = [_Gather(process_group_over(ranks), backend) for ranks, *_ in comms]
+    core.set_custom_all_gather(gathers[-1], process_group_over)
+    if sums:
+        core.set_custom_reduce_scatter(_Reduce(process_group_over(comms[-1][0]), backend), process_group_over)
 
 
 def check_reduce_scatter_buffers(module, buffers, recurse):
