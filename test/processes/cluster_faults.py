@@ -20,9 +20,7 @@ import time
 from pathlib import Path
 
 import launch
-
-sys.path.append(str(launch.ROOT / "tools"))
-import cluster  # noqa: E402
+from cluster_case import cluster
 
 RATE = "100mbit"
 SLOWER = 100  # times

@@ -4,7 +4,6 @@
 #include <fsdp/fsdp.hpp>
 
 #include <fmt/format.h>
-#include <torch/nn.h>
 #include <torch/optim.h>
 
 #include <cstdio>
@@ -15,25 +14,10 @@
 #include <string>
 
 #include "base/stable_hash.hpp"
+#include "rank_chain.hpp"
 
 namespace fsdp::test::network_faults {
 namespace {
-
-struct ModelImpl : torch::nn::Module {
-  explicit ModelImpl(int64_t width) {
-    for (int i = 0; i < 3; ++i)
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(width, width)));
-    head = register_module("head", torch::nn::Linear(width, 1));
-  }
-  at::Tensor forward(at::Tensor x, bool skips_layer1) {
-    for (size_t i = 0; i < layers.size(); ++i)
-      if (i != 1 || !skips_layer1) x = torch::tanh(layers[i]->forward(x));
-    return head->forward(x);
-  }
-  std::vector<torch::nn::Linear> layers;
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(Model);
 
 /// `name=value`, each with a default.
 class Settings {
@@ -87,7 +71,7 @@ void train(const Settings& settings) {
   const auto world = fsdp::init_process_group({.backend = "gloo", .timeout = timeout});
   const auto mesh = fsdp::init_device_mesh(world, {world->size()}, {"shard"});
   torch::manual_seed(1);
-  Model model(settings.number("width"));
+  RankChain model(settings.number("width"));
   const fsdp::FullyShardOptions options{.mesh = mesh, .reshard_after_forward = settings.number("reshard") == 1};
   for (auto& layer : model->layers) fsdp::fully_shard(layer, options);
   const auto root = fsdp::fully_shard(model, options);
@@ -100,7 +84,7 @@ void train(const Settings& settings) {
     std::fflush(stdout);
     const bool disagrees = world->rank() == 1 && settings.number("disagree_at") >= 0 && step >= settings.number("disagree_at");
     stop_at(settings, fmt::format("forward {}", step));
-    const auto loss = model->forward(torch::randn({4, settings.number("width")}), disagrees).square().sum();
+    const auto loss = model->forward(torch::randn({4, settings.number("width")}), disagrees ? 1 : -1).square().sum();
     optimizer.zero_grad();
     stop_at(settings, fmt::format("backward {}", step));
     loss.backward();
@@ -119,7 +103,7 @@ void show(const Settings& settings) {
   for (const auto& entry : std::filesystem::directory_iterator(settings.text("show"))) {
     const auto name = entry.path().filename().string();
     if (name.starts_with(".")) continue;
-    Model model(settings.number("width"));
+    RankChain model(settings.number("width"));
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
     fsdp::load_checkpoint(entry.path(), {model, optimizer});
     fmt::print("{} {:x}\n", name, hash_of(*model));
@@ -129,20 +113,13 @@ void show(const Settings& settings) {
 }  // namespace
 
 int run(int argc, char** argv) {
-  try {
+  return end_of_rank([&] {
     const Settings settings(argc, argv);
     if (settings.text("show").empty())
       train(settings);
     else
       show(settings);
-  } catch (const fsdp::ScheduleError& error) {
-    fmt::print("schedule: {}\n", error.what());
-    return 3;
-  } catch (const std::exception& error) {
-    fmt::print("failed: {}\n", error.what());
-    return 1;
-  }
-  return 0;
+  });
 }
 
 }  // namespace fsdp::test::network_faults

@@ -2,33 +2,18 @@
 // in one block of text why it ended. Run by test_disagreements.py.
 #include <fsdp/fsdp.hpp>
 
-#include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <thread>
+
+#include "rank_chain.hpp"
 
 namespace fsdp::test::rank_disagreement {
 namespace {
 
 using std::chrono::milliseconds;
-
-struct ModelImpl : torch::nn::Module {
-  explicit ModelImpl(int64_t width) {
-    for (int i = 0; i < 3; ++i)
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(width, width)));
-    head = register_module("head", torch::nn::Linear(width, 1));
-  }
-  at::Tensor forward(at::Tensor x, int skipped) {
-    for (int i = 0; i < 3; ++i)
-      if (i != skipped) x = torch::tanh(layers[static_cast<size_t>(i)]->forward(x));
-    return head->forward(x);
-  }
-  std::vector<torch::nn::Linear> layers;
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(Model);
 
 /// Of the ranks, which wait for each other so long on this machine (launch.patience).
 milliseconds timeout() { return milliseconds(std::atoi(std::getenv("FSDP_TEST_TIMEOUT_MS"))); }
@@ -40,7 +25,7 @@ void train(const std::string& what) {
   const int64_t width = is_odd && what == "shapes" ? 24 : 16;
   torch::manual_seed(1);
   {
-    Model model(width);
+    RankChain model(width);
     for (auto& layer : model->layers) fsdp::fully_shard(layer, {.mesh = mesh});
     const auto root = fsdp::fully_shard(model, {.mesh = mesh});
     fsdp::set_schedule_check(root, {.late_after = timeout() / 4, .compare_after = milliseconds(100)});
@@ -68,16 +53,7 @@ void train(const std::string& what) {
 }  // namespace
 
 int run(int argc, char** argv) {
-  try {
-    train(argc > 1 ? argv[1] : "");
-  } catch (const fsdp::ScheduleError& error) {
-    std::fprintf(stdout, "schedule: %s\n", error.what());
-    return 3;
-  } catch (const std::exception& error) {
-    std::fprintf(stdout, "failed: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  return end_of_rank([&] { train(argc > 1 ? argv[1] : ""); });
 }
 
 }  // namespace fsdp::test::rank_disagreement

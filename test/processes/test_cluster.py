@@ -10,9 +10,7 @@ from unittest import mock
 
 import launch
 from closing_line import main
-
-sys.path.append(str(launch.ROOT / "tools"))
-import cluster  # noqa: E402
+from cluster_case import ClusterCase, cluster
 
 COMMAND = [str(launch.ROOT / "tools" / "cluster")]
 LISTEN_AT = 5000
@@ -52,14 +50,7 @@ def of_process(pid):
     return [name for name in cluster.namespaces() if name.startswith(f"fsdp-cluster-{pid}-")]
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        try:
-            cluster.Cluster(1).close()
-        except cluster.NotAllowed as error:
-            raise unittest.SkipTest(str(error)) from None
-
+class Case(ClusterCase):
     def start(self, network, rank, program, *arguments):
         process = network.start(rank, [sys.executable, "-c", program, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
         self.addCleanup(self.end, process)
@@ -70,11 +61,6 @@ class Case(unittest.TestCase):
         process.kill()
         process.wait()
         process.stdout.close()
-
-    def new_cluster(self, *arguments):
-        network = cluster.Cluster(*arguments)
-        self.addCleanup(network.close)
-        return network
 
     def expect_gone(self, pid):
         deadline = time.monotonic() + launch.patience(20)

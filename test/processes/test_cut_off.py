@@ -3,16 +3,13 @@
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import launch
 from closing_line import main
+from cluster_case import new_cluster, skip_if_refused
 from silent_proxy import SilentProxy
-
-sys.path.append(str(launch.ROOT / "tools"))
-import cluster  # noqa: E402
 
 # What a rank may take for its last words after its timeout.
 LAST_WORDS_S = 10
@@ -68,11 +65,8 @@ class CutOff(unittest.TestCase):
         self.expect_last_words(second)
 
     def test_a_rank_whose_link_is_cut_ends_with_what_it_knows(self):
-        try:
-            network = cluster.Cluster(2)
-        except cluster.NotAllowed as error:
-            self.skipTest(str(error))
-        self.addCleanup(network.close)
+        skip_if_refused()
+        network = new_cluster(self, 2)
         first, second = (self.ended(network.start(rank, [launch.TRAIN, *self.arguments, self.timeout_s], text=True,
                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=launch.environment()))
                          for rank in network.ranks)

@@ -11,28 +11,21 @@ import unittest
 import cluster_faults
 import launch
 from closing_line import main
-from cluster_faults import Fault, cluster
+from cluster_case import ClusterCase, cluster
+from cluster_faults import Fault
 
 # Bits a second, at which a layer's gather or reduction takes more than a second.
 SLOW = 1e6
 RANDOM_FAULTS = 20
 
 
-class Case(unittest.TestCase):
+class Case(ClusterCase):
     timeout_s = launch.patience(4)
-
-    @classmethod
-    def setUpClass(cls):
-        try:
-            cluster.Cluster(1).close()
-        except cluster.NotAllowed as error:
-            raise unittest.SkipTest(str(error)) from None
 
     def start(self, ranks=2, **settings):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        network = cluster.Cluster(ranks, cluster_faults.RATE)
-        self.addCleanup(network.close)
+        network = self.new_cluster(ranks, cluster_faults.RATE)
         run = cluster_faults.Run(network, folder.name, self.timeout_s, **settings)
         self.addCleanup(run.close)
         return run
