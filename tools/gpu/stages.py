@@ -42,7 +42,7 @@ def nccl(options):
     return [
         Part("join", script("tools/gpu/join_nccl.py", options.nccl, joined_nccl(options)), 120, needs=("gpu", "preload"),
              shows="NCCL 2.30.7 out of its pieces, with the hash that --pack-nccl wrote down"),
-        Part("two_ranks", script("tools/gpu/two_ranks.py", "{out}"), 90,
+        Part("two_ranks", script("tools/gpu/two_ranks.py", "{out}", "{limit}"), 90,
              needs=("torch",) if options.device == "cpu" else ("gpu", "preload", "passed:nccl/join"),
              shows="two ranks on one GPU gather, reduce and average over torch's NCCL group"),
     ]

@@ -1,6 +1,7 @@
-"""Whether two ranks can share what is here: one GPU over NCCL, or on a CPU gloo. Usage: two_ranks.py OUT
+"""Whether two ranks can share what is here: one GPU over NCCL, or on a CPU gloo. Usage: two_ranks.py OUT SECONDS
 
-Starts itself as two processes that gather, sum and average over torch's process group, and looks at the values.
+Starts itself as two processes that gather, sum and average over torch's process group, and looks at the values. They are
+ended after SECONDS.
 """
 
 import datetime
@@ -11,10 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIMIT_S = 60
 
-
-def rank_main(rank, store):
+def rank_main(rank, store, limit_s):
     import torch
     import torch.distributed as dist
 
@@ -23,7 +22,7 @@ def rank_main(rank, store):
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=2,
-                            timeout=datetime.timedelta(seconds=LIMIT_S - 15))
+                            timeout=datetime.timedelta(seconds=0.75 * limit_s))
     own = torch.full((1 << 20,), float(rank + 1), device=device)
     whole = torch.zeros(2 << 20, device=device)
     dist.all_gather_into_tensor(whole, own)
@@ -42,19 +41,20 @@ def rank_main(rank, store):
 
 
 def main():
-    if len(sys.argv) == 4:
-        return rank_main(int(sys.argv[2]), sys.argv[3])
+    if sys.argv[1] == "rank":
+        return rank_main(int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+    out, limit_s = sys.argv[1], float(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [subprocess.Popen([sys.executable, __file__, "rank", str(rank), str(Path(folder) / "store")],
+        ranks = [subprocess.Popen([sys.executable, __file__, "rank", str(rank), str(Path(folder) / "store"), str(limit_s)],
                                   stdout=subprocess.PIPE, text=True) for rank in range(2)]
         try:
-            texts = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+            texts = [rank.communicate(timeout=limit_s)[0] for rank in ranks]
         except subprocess.TimeoutExpired:
             for rank in ranks:
                 rank.kill()
-            return f"two ranks did not end within {LIMIT_S} s"
-    with open(sys.argv[1], "a") as out:
-        out.write("".join(line + "\n" for text in texts for line in text.splitlines() if line.startswith("{")))
+            return f"two ranks did not end within {limit_s:.0f} s"
+    with open(out, "a") as record:
+        record.write("".join(line + "\n" for text in texts for line in text.splitlines() if line.startswith("{")))
     failed = [rank for rank, process in enumerate(ranks) if process.returncode != 0]
     return f"rank {', '.join(map(str, failed))} failed; two ranks cannot share what is here" if failed else 0
 
