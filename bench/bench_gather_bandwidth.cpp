@@ -50,6 +50,7 @@ class GroupBench {
     static const std::map<std::string, double (GroupBench::*)()> kMeasurements = {
         {"gather", &GroupBench::gather},
         {"raw_gather", &GroupBench::raw_gather},
+        {"raw_gather_fresh", &GroupBench::raw_gather_fresh},
         {"raw_reduce", &GroupBench::raw_reduce},
         {"backward", &GroupBench::backward},
         {"plain_backward", &GroupBench::plain_backward}};
@@ -68,6 +69,12 @@ class GroupBench {
   double raw_gather() {
     barrier(*world_);
     return seconds([&] { world_->start_all_gather(whole_, piece_, "raw")->wait(); });
+  }
+
+  /// Into memory that no one has touched yet, as every gather does that frees its output.
+  double raw_gather_fresh() {
+    barrier(*world_);
+    return seconds([&] { world_->start_all_gather(at::empty_like(whole_), piece_, "raw")->wait(); });
   }
 
   double raw_reduce() {

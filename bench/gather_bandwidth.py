@@ -1,9 +1,12 @@
 """The all-gather and the reduction of one group against one raw collective of the same bytes, beside FSDP2.
 
-gather: unshard() and reshard() of a group of eight parameters, over c10d's raw all-gather into memory that is reused.
-reduce: a backward that makes every gradient and reduces them, less the same backward of the plain module, over c10d's
-raw reduce-scatter. Two gloo processes, each measurement after a barrier, everything in turns; a time is the slower
-rank's. Bandwidth is algorithm bandwidth: bytes of the whole group over the time, in 10^9 bytes a second.
+gather: unshard() and reshard() of a group of eight parameters. reduce: a backward that makes every gradient and reduces them,
+less the same backward of the plain module. Two gloo processes, each measurement after a barrier, everything in turns; a time
+is the slower rank's. Bandwidth is algorithm bandwidth: bytes of the whole group over the time, in 10^9 bytes a second.
+
+Each implementation is divided by a raw collective over its own transport: `over_raw` by one into memory that is reused,
+`over_fresh` by one into memory that is allocated for it, as that of a gather is. Then the transports, one over the other: both
+raw, both into fresh memory.
 """
 
 import arguments
@@ -11,15 +14,12 @@ import conductor
 import harness
 
 IMPLS = ("fsdp", "fsdp2")
-MEASUREMENTS = {
-    "fsdp": ("gather", "raw_gather", "backward", "plain_backward", "raw_reduce"),
-    "fsdp2": ("gather", "raw_gather", "raw_gather_fresh", "backward", "plain_backward", "raw_reduce"),
-}
+MEASUREMENTS = ("gather", "raw_gather", "raw_gather_fresh", "backward", "plain_backward", "raw_reduce")
 
 
 def add_options(parser):
-    parser.add_argument("--dims", type=arguments.wholes(1), default=[512, 1024],
-                        help="four matrices of [dim, dim] (default 512,1024)")
+    parser.add_argument("--dims", type=arguments.wholes(1), default=[256, 512, 1024, 2048],
+                        help="four matrices of [dim, dim], in all 1, 4, 17 and 67 MB (default 256,512,1024,2048)")
     parser.add_argument("--impl", choices=("all",) + IMPLS, default="all")
     parser.add_argument("--ranks", type=arguments.whole(1), default=2)
     parser.add_argument("--warmup", type=arguments.whole(0), default=3, help="of each measurement (default 3)")
@@ -41,7 +41,7 @@ def measure(worlds, dim, options):
     """Bytes of the group, and {(impl, measurement): [seconds]}."""
     for world in worlds.values():
         group_bytes = world.ask({"do": "setup", "dim": dim, "matrices": 4})[0]["bytes"]
-    items = [(impl, what) for impl in worlds for what in MEASUREMENTS[impl]]
+    items = [(impl, what) for impl in worlds for what in MEASUREMENTS]
     for impl, what in items:
         worlds[impl].ask({"do": what, "times": options.warmup})
     times = {item: [] for item in items}
@@ -51,9 +51,19 @@ def measure(worlds, dim, options):
     return group_bytes, times
 
 
-def raw(times, what):
-    """c10d's raw collective if PyTorch's side runs, else the one of our communicator."""
-    return harness.median(times["fsdp2", what] if ("fsdp2", what) in times else times["fsdp", what])
+def ratios(times, impl):
+    """Of an implementation's medians, over its own transport's."""
+    median = {what: harness.median(times[impl, what]) for what in MEASUREMENTS}
+    reduction = median["backward"] - median["plain_backward"]
+    return {"gather_over_raw": round(median["gather"] / median["raw_gather"], 3),
+            "gather_over_fresh": round(median["gather"] / median["raw_gather_fresh"], 3),
+            "reduce_over_raw": round(reduction / median["raw_reduce"], 3)}
+
+
+def transport_ratios(times):
+    """Of our transport's medians, over c10d's."""
+    return {f"{what}_over_c10d": round(harness.median(times["fsdp", what]) / harness.median(times["fsdp2", what]), 3)
+            for what in ("raw_gather_fresh", "raw_reduce")}
 
 
 def report_dim(dim, group_bytes, times, worlds, options, report):
@@ -65,13 +75,16 @@ def report_dim(dim, group_bytes, times, worlds, options, report):
         rows.append([impl, what, *harness.spread(samples, "ms", 1e3).values(), group_bytes / middle / 1e9])
     report.note(f"\n{group_bytes:,} bytes (dim {dim})")
     report.table(["impl", "measurement", "median ms", "p10", "p90", "GB/s"], rows)
-    for impl in worlds:
-        gather = harness.median(times[impl, "gather"]) / raw(times, "raw_gather")
-        reduction = harness.median(times[impl, "backward"]) - harness.median(times[impl, "plain_backward"])
-        reduce = reduction / raw(times, "raw_reduce")
-        report.case(impl=impl, measurement="ratio", dim=dim, bytes=group_bytes, ranks=options.ranks,
-                    gather_over_raw=round(gather, 3), reduce_over_raw=round(reduce, 3))
-        report.note(f"  {impl}: gather {gather:.2f} of raw, reduce {reduce:.2f} of raw")
+    about = {"dim": dim, "bytes": group_bytes, "ranks": options.ranks}
+    found = {impl: ratios(times, impl) for impl in worlds}
+    for impl, of_impl in found.items():
+        report.case(impl=impl, measurement="ratio", **about, **of_impl)
+    report.table(["impl", "gather over raw", "over raw into fresh memory", "reduce over raw"],
+                 [[impl, *of_impl.values()] for impl, of_impl in found.items()])
+    if len(found) == len(IMPLS):
+        report.case(impl="fsdp", measurement="transport", **about, **transport_ratios(times))
+        gather, reduce = transport_ratios(times).values()
+        report.note(f"  raw over our transport, of c10d's time: gather into fresh memory {gather:.2f}, reduce {reduce:.2f}")
 
 
 def run(options, report):
