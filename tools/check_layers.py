@@ -35,9 +35,11 @@ RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 DEFAULT = "api"
 PUBLIC = {
     "all_gather_extension.hpp": "base",
+    "api.hpp": "base",
     "error.hpp": "base",
     "launch_environment.hpp": "base",
     "local_ranges.hpp": "base",
+    "log.hpp": "base",
     "policy.hpp": "base",
     "reshard_after_forward.hpp": "base",
     "sanitizer.hpp": "base",
@@ -51,6 +53,7 @@ PUBLIC = {
     "process_group.hpp": "comm",
     "simulated_clock.hpp": "comm",
     "simulated_network.hpp": "comm",
+    "testing/recording.hpp": "comm",
     "device_mesh.hpp": "mesh",
     "mesh_dims.hpp": "mesh",
     "param_placement.hpp": "mesh",
@@ -94,8 +97,8 @@ def may_include(layer, included):
 
 def sources(root):
     """(file, its layer, whether it is public) for each file that belongs to a layer."""
-    for path in sorted((root / "include" / "fsdp").glob("*.hpp")):
-        yield path, PUBLIC.get(path.name, DEFAULT), True
+    for path in sorted((root / "include" / "fsdp").rglob("*.hpp")):
+        yield path, PUBLIC.get(str(path.relative_to(root / "include" / "fsdp")), DEFAULT), True
     for folder in sorted(path for path in (root / "lib").iterdir() if path.is_dir()):
         if folder.name in NO_LAYER:
             continue

@@ -16,7 +16,11 @@ MADE = ".in"  # behind the name of a header that the build makes: what it is mad
 MACROS = "FSDP_"
 OPTIONS = """
 INPUT = {headers}
+RECURSIVE = YES
 FILE_PATTERNS = *.hpp *.hpp{made}
+MACRO_EXPANSION = YES
+EXPAND_ONLY_PREDEF = YES
+PREDEFINED = FSDP_API=
 EXTENSION_MAPPING = {extension}=C++
 OUTPUT_DIRECTORY = {output}
 GENERATE_XML = YES
@@ -37,7 +41,7 @@ class Name:
 
     name: str  # "FSDPModule::unshard", without the namespace
     kind: str  # Doxygen's: define, function, variable, typedef, enum, enumvalue, class, struct
-    header: str  # "fsdp_module.hpp"
+    header: str  # "fsdp_module.hpp", "testing/recording.hpp"
     line: int
     members: list["Name"] = field(default_factory=list)
 
@@ -83,8 +87,10 @@ def _nested(names):
 
 def _place(element):
     location = element.find("location")
-    name = Path(location.get("declfile") or location.get("file")).name.removesuffix(MADE)
-    return name, int(location.get("declline") or location.get("line"))
+    path = Path(location.get("declfile") or location.get("file"))
+    name = path.name.removesuffix(MADE)
+    # A folder of test aids is the only one below.
+    return (name if path.parent.name == HEADERS.name else f"{path.parent.name}/{name}"), int(location.get("declline") or location.get("line"))
 
 
 def _macros(definition):

@@ -19,7 +19,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 log = logging.getLogger("mkdocs.hooks.fsdp")
 
-HEADER = re.compile(r"^::: fsdp/(\w+\.hpp)$", re.MULTILINE)
+HEADER = re.compile(r"^::: fsdp/([\w/]+\.hpp)$", re.MULTILINE)
 PYTHON = re.compile(r"^::: fsdp\.([\w.]+)$|\{ #fsdp\.([\w.]+) \}|<a id=\"fsdp\.(\w+)\">", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(?<![\[`])`fsdp(::|\.)([A-Za-z_][\w:.]*)(\(.*?\)|<.*?>)?`(?!`)")

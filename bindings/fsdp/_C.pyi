@@ -19,8 +19,17 @@ class Error(RuntimeError):
 class CommError(Error):
     """A collective that failed."""
 
+    operation: str
+    subject: str
+    group: str
+    rank: int
+    size: int
+
 class ScheduleError(CommError):
     """Ranks that did not launch the same collectives."""
+
+    collective: int | None
+    launched: dict[int, str]
 
 class CheckpointError(Error):
     """A checkpoint that cannot be written or read."""

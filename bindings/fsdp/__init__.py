@@ -45,10 +45,15 @@ _install_logs()
 # The extension makes these without.
 Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a RuntimeError. Wrong arguments are
 ValueErrors and TypeErrors, torch's own errors and those of a program's hooks and functions pass as they are."""
-CommError.__doc__ = """A collective that failed: names the operation, its group and this rank. The process group is
-unusable afterwards."""
+CommError.__doc__ = """A collective that failed. The process group is unusable afterwards.
+
+operation, subject, group: what failed ("all_gather"), for what ("blocks.3"), in which group; "" where that is not known.
+rank, size: of the group; -1 and 0 where that is not known."""
 ScheduleError.__doc__ = """The ranks of a root did not launch the same collectives in the same order, or one of them has gone:
-names what each of them did, by module, the same on all ranks. The process groups are unusable afterwards."""
+names what each of them did, by module, the same on all ranks. The process groups are unusable afterwards.
+
+collective: the number of the first one that differs; None where replicas began with different values.
+launched: what each rank of the root launched as that one, by its rank in the world."""
 CheckpointError.__doc__ = """A checkpoint that cannot be written or read: a full disk, a damaged file, a folder that the
 ranks do not share. Names the file, the tensor and the bytes; all ranks of a call raise it together."""
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from . import _C
 
 logger = logging.getLogger("fsdp")
-# By spdlog's level.
-_LEVELS = [5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL]
+# By the level of a line in C++.
+_LEVELS = [5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR]
 _NAMES = {"trace": 5, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "warning": logging.WARNING,
           "err": logging.ERROR, "error": logging.ERROR, "critical": logging.CRITICAL}
 

@@ -134,10 +134,10 @@ class Reader {
 
   /// collect: () -> (sections, misfits that are found already). Returns all misfits, and whether the generators have
   /// their state back.
-  std::pair<CheckpointMisfits, bool> load(const py::object& collect, bool rng_state) {
+  std::pair<IncompatibleKeys, bool> load(const py::object& collect, bool rng_state) {
     py::gil_scoped_release no_gil;
     std::vector<CheckpointSection> sections;
-    CheckpointMisfits besides;
+    IncompatibleKeys besides;
     std::optional<CheckpointSection> rng;
     ranks_.together([&] {
       call_python(collect, [&](const py::object& collected) {

@@ -8,6 +8,7 @@
 #include "api/shard/shard_like.hpp"
 #include "fsdp/error.hpp"
 #include "fully_shard.hpp"
+#include "module/handles.hpp"
 #include "module/state/module_table.hpp"
 
 namespace fsdp::python {
@@ -111,7 +112,7 @@ std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& modul
   for (const auto& each : sharded) {
     auto units = units_of_copy(*each, copy_of);
     auto state = find_state(*units.front());
-    result.push_back(std::make_shared<ShardedModule>(FSDPModule(std::move(state)), std::move(units), each->casts()));
+    result.push_back(std::make_shared<ShardedModule>(handles::module(std::move(state)), std::move(units), each->casts()));
   }
   for (const auto& each : result) each->find_params();
   return result;

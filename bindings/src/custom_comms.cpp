@@ -4,6 +4,7 @@
 
 #include "fsdp/all_reduce_hook.hpp"
 #include "fsdp/custom_comm.hpp"
+#include "module/handles.hpp"
 
 namespace fsdp::python {
 
@@ -149,7 +150,7 @@ void set_custom_reduce_scatter(ShardedModule& module, py::object comm, py::objec
 
 py::list group_comms(ShardedModule& module) {
   py::list comms;
-  for (const auto& group : module.controls().state().live_groups()) {
+  for (const auto& group : handles::state(module.controls()).live_groups()) {
     const auto& config = group->gradients().config;
     comms.append(py::make_tuple(group->identity().mesh_info.shard_group->ranks(),
                                 object_of<PythonAllGather>(group->unsharder().form().custom()),

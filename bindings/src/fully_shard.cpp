@@ -4,6 +4,7 @@
 
 #include "api/params/find_param.hpp"
 #include "hooked/hooked_handle.hpp"
+#include "module/handles.hpp"
 #include "options.hpp"
 #include "shown/dtensor_handle.hpp"
 #include "shown/shown_registry.hpp"
@@ -78,12 +79,12 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
     py::gil_scoped_release no_gil;
     return fsdp::fully_shard(raw, call.options);
   }();
-  for (const auto& group : controls.state().live_groups()) {
+  for (const auto& group : handles::state(controls).live_groups()) {
     group->gradients().config.in_own_dtype = call.reduces_in_own_dtype;
     group->gradients().dtypes.plan();
   }
   Params params;
-  for (const auto& group : controls.state().live_groups()) show_group(*group, *originals, placer, params);
+  for (const auto& group : handles::state(controls).live_groups()) show_group(*group, *originals, placer, params);
   take_places(entries, params);
   originals->clear();
   auto sharded = std::make_shared<ShardedModule>(
@@ -91,7 +92,7 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
       BoundaryCasts{call.input_dtype, call.output_dtype, std::move(call.apply_to_tensors)});
   // Ties may have come here from groups below, where the others have moved together.
   sharded->find_params();
-  sharded->controls().state().visit([](ModuleState& below) {
+  handles::state(sharded->controls()).visit([](ModuleState& below) {
     if (const auto shown = ShardedModule::of(below)) shown->find_params();
   });
   return sharded;

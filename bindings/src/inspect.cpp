@@ -1,15 +1,15 @@
 #include "inspect.hpp"
 
-#include <spdlog/sinks/sink.h>
-
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "base/environment.hpp"
-#include "base/log.hpp"
+#include "fsdp/log.hpp"
 #include "fsdp/report.hpp"
 #include "fsdp/statistics.hpp"
 #include "fsdp/timeline.hpp"
+#include "module/handles.hpp"
 
 namespace fsdp::python {
 
@@ -84,38 +84,20 @@ py::list bytes_of(const Timeline& timeline) {
   return all;
 }
 
-/// Hands each line to a Python function (level, text), whatever thread it comes from. No lock of its own: two of those and the
-/// interpreter's could wait for each other.
-class PythonSink final : public spdlog::sinks::sink {
- public:
-  explicit PythonSink(py::object function) : function_(std::move(function)) {}
-  void log(const spdlog::details::log_msg& line) override {
+/// From now on lines go to `function` (level, text), whatever thread they come from, and not to standard error; None: to
+/// standard error again.
+void set_log_function(const py::object& function, bool wants_info) {
+  if (function.is_none()) return set_log_sink({});
+  set_log_sink([shared = std::make_shared<const PyRef>(function)](LogLevel level, std::string_view line) {
     if (!is_interpreter_alive()) return;
     const py::gil_scoped_acquire gil;
     try {
-      function_.object()(static_cast<int>(line.level), std::string(line.payload.data(), line.payload.size()));
+      shared->object()(static_cast<int>(level), line);
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("fsdp: a log handler");
     }
-  }
-  void flush() override {}
-  void set_pattern(const std::string& /*pattern*/) override {}
-  void set_formatter(std::unique_ptr<spdlog::formatter> /*formatter*/) override {}
-
- private:
-  PyRef function_;
-};
-
-/// From now on lines go to `function`, and not to standard error; None: to standard error again.
-void set_log_function(const py::object& function, bool wants_info) {
-  static const auto own = log().sinks();
-  auto& sinks = log().sinks();
-  if (function.is_none()) {
-    sinks = own;
-    return;
-  }
-  sinks = {std::make_shared<PythonSink>(function)};
-  if (wants_info) log().set_level(spdlog::level::info);
+  });
+  if (wants_info) set_log_level(LogLevel::kInfo);
 }
 
 void define_timelines(py::module_& module, PySharded& sharded) {
@@ -137,7 +119,7 @@ void define_timelines(py::module_& module, PySharded& sharded) {
 
 void define_inspection(py::module_& module, PySharded& sharded) {
   // The same for all modules of a root.
-  sharded.def("root_id", [](Self& self) { return reinterpret_cast<uintptr_t>(self.controls().state().root().get()); })
+  sharded.def("root_id", [](Self& self) { return reinterpret_cast<uintptr_t>(handles::state(self.controls()).root().get()); })
       .def("report", &report_of)
       .def("statistics", &statistics_of);
   define_timelines(module, sharded);

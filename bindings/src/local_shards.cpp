@@ -3,6 +3,7 @@
 #include "api/params/grad_norm.hpp"
 #include "fsdp/local_shards.hpp"
 #include "fsdp/parameters.hpp"
+#include "module/handles.hpp"
 #include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
@@ -55,7 +56,7 @@ py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, 
   for (const auto& root : roots) present(root, "a sharded module");
   py::list found;
   for (const auto& root : roots) {
-    auto& state = root->controls().state();
+    auto& state = handles::state(root->controls());
     for_params(state, [](ShownParam& param) { param.take_over(); });
     const auto shards = [&] {
       py::gil_scoped_release no_gil;

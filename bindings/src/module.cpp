@@ -16,6 +16,7 @@
 #include "inspect.hpp"
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
+#include "module/handles.hpp"
 #include "sharded_module/controls.hpp"
 #include "whole/full_parameters.hpp"
 
@@ -65,10 +66,32 @@ py::object plain_like(const py::object& tensor) {
   return py::cast(at::empty({0}, at::TensorOptions().dtype(held.dtype()).device(held.device())));
 }
 
+/// Raises it in Python, with what failed as attributes.
+void raise_comm_error(const py::object& type, const CommError& error) {
+  const auto raised = type(error.what());
+  const FailedOperation& failed = error.failed();
+  raised.attr("operation") = failed.operation;
+  raised.attr("subject") = failed.subject;
+  raised.attr("group") = failed.group;
+  raised.attr("rank") = failed.rank;
+  raised.attr("size") = failed.size;
+  if (const auto* disagreement = dynamic_cast<const ScheduleError*>(&error)) {
+    raised.attr("collective") = disagreement->difference().collective;
+    raised.attr("launched") = disagreement->difference().launched;
+  }
+  PyErr_SetObject(type.ptr(), raised.ptr());
+}
+
 void define_errors(py::module_& module) {
   static py::exception<Error> error(module, "Error", PyExc_RuntimeError);
   static py::exception<CommError> comm_error(module, "CommError", error.ptr());
   static py::exception<ScheduleError> schedule_error(module, "ScheduleError", comm_error.ptr());
+  // Of those that a program makes itself.
+  for (const char* field : {"operation", "subject", "group"}) comm_error.attr(field) = "";
+  comm_error.attr("rank") = -1;
+  comm_error.attr("size") = 0;
+  schedule_error.attr("collective") = py::none();
+  schedule_error.attr("launched") = py::dict();
   static py::exception<CheckpointError> checkpoint_error(module, "CheckpointError", error.ptr());
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
@@ -76,9 +99,9 @@ void define_errors(py::module_& module) {
     } catch (const UsageError& e) {
       PyErr_SetString(PyExc_ValueError, e.what());
     } catch (const ScheduleError& e) {
-      PyErr_SetString(schedule_error.ptr(), e.what());
+      raise_comm_error(schedule_error, e);
     } catch (const CommError& e) {
-      PyErr_SetString(comm_error.ptr(), e.what());
+      raise_comm_error(comm_error, e);
     } catch (const CheckpointError& e) {
       PyErr_SetString(checkpoint_error.ptr(), e.what());
     } catch (const Error& e) {
@@ -139,8 +162,8 @@ void define_hooks(PySharded& module) {
 
 /// What tells of a module, and changes nothing.
 void define_views(PySharded& module) {
-  module.def("group_count", [](Self& self) { return self.controls().state().live_groups().size(); })
-      .def("replicates", [](Self& self) { return self.controls().state().request().mesh_info.replicate_size() > 1; })
+  module.def("group_count", [](Self& self) { return handles::state(self.controls()).live_groups().size(); })
+      .def("replicates", [](Self& self) { return handles::state(self.controls()).request().mesh_info.replicate_size() > 1; })
       .def("forms", &forms_of)
       .def("check_copyable",
            [](const Self& self) {

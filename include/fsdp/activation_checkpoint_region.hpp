@@ -11,11 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/api.hpp"
+
 // A part of fsdp/activation_checkpoint.hpp: the code that does not depend on the function's types.
 namespace fsdp {
 
 /// How `activation_checkpoint` runs a function.
-struct ActivationCheckpointOptions {
+struct FSDP_API ActivationCheckpointOptions {
   /// True: the recomputation draws the same random numbers as forward, from the default generators of the CPU and of every
   /// device in use. Afterwards the generators continue as without it.
   bool preserve_rng_state = true;
@@ -36,14 +38,14 @@ namespace detail {
 class CheckpointFrame;
 
 /// How to run a checkpointed function once more.
-struct Again {
+struct FSDP_API Again {
   std::function<void(const std::vector<at::Tensor>& inputs)> run;
   const torch::nn::Module* module =
       nullptr;  ///< what it runs, if it is a module; kept alive by `run`
 };
 
 /// The forward of one checkpointed call. While it lives, tensors that autograd saves on this thread are not kept.
-class CheckpointRegion {
+class FSDP_API CheckpointRegion {
  public:
   CheckpointRegion(const ActivationCheckpointOptions& options, std::vector<at::Tensor> inputs, Again again);
   /// Without `finish`, the call has ended with an exception, and its backward cannot run.

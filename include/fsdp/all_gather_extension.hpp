@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// Encodes a parameter for its group's all-gather, to int8 for example (FullyShardOptions::all_gather_extension_fn).
@@ -22,7 +24,7 @@ namespace fsdp {
 /// equal the plain model's bit for bit.
 ///
 /// One object may serve many parameters. A root calls it from one thread at a time, outside autograd.
-class AllGatherExtension {
+class FSDP_API AllGatherExtension {
  public:
   virtual ~AllGatherExtension() = default;
 
@@ -61,6 +63,6 @@ class AllGatherExtension {
 /// float32's range becomes NaN, so that the loss shows it.
 ///
 /// Throws UsageError if block_numel is less than 1.
-std::shared_ptr<AllGatherExtension> int8_all_gather(int64_t block_numel = 128);
+FSDP_API std::shared_ptr<AllGatherExtension> int8_all_gather(int64_t block_numel = 128);
 
 }  // namespace fsdp

@@ -6,12 +6,13 @@
 #include <memory>
 #include <string_view>
 
+#include "fsdp/api.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
 
 /// One group's gradients of one reduce dtype, for an all-reduce hook to reduce.
-struct AllReduceCall {
+struct FSDP_API AllReduceCall {
   /// 1-D, in the reduce dtype: the reduce-scatter's result on this rank, summed over the shard group, with the partial sums of
   /// earlier backwards. The hook may change it.
   at::Tensor gradients;
@@ -24,7 +25,7 @@ struct AllReduceCall {
   std::string_view subject = {};
 };
 
-struct AllReduceResult {
+struct FSDP_API AllReduceResult {
   /// 1-D, with as many elements as the call's, on the same device, of any floating-point dtype. These become the parameters'
   /// gradients, cast to the parameters' dtype unless MixedPrecisionPolicy::keep_low_precision_grads is set.
   at::Tensor gradients;
@@ -42,8 +43,8 @@ using AllReduceHook = std::function<AllReduceResult(const AllReduceCall& call)>;
 
 /// A hook that divides, and then sums in float16, which halves the bytes of float32. Gradients below float16's range become
 /// zero. On a mesh that does not replicate it only divides.
-AllReduceResult fp16_compress(const AllReduceCall& call);
+FSDP_API AllReduceResult fp16_compress(const AllReduceCall& call);
 /// The same in bfloat16, which has float32's range and 8 bits of precision.
-AllReduceResult bf16_compress(const AllReduceCall& call);
+FSDP_API AllReduceResult bf16_compress(const AllReduceCall& call);
 
 }  // namespace fsdp

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "fsdp/api.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 
 // Saves and resumes training. A checkpoint is a folder of whole tensors in .safetensors files, which Hugging Face's tools open.
@@ -17,7 +18,7 @@
 namespace fsdp {
 
 /// A module by reference, from whatever holds it.
-class CheckpointModule {
+class FSDP_API CheckpointModule {
  public:
   CheckpointModule(torch::nn::Module& module) : module_(&module) {}  // NOLINT: implicit, for {model, optimizer}
   template <class Impl>
@@ -31,7 +32,7 @@ class CheckpointModule {
 };
 
 /// An optimizer by reference, or none.
-class CheckpointOptimizer {
+class FSDP_API CheckpointOptimizer {
  public:
   CheckpointOptimizer() = default;
   CheckpointOptimizer(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {}  // NOLINT: implicit
@@ -41,7 +42,7 @@ class CheckpointOptimizer {
   torch::optim::Optimizer* optimizer_ = nullptr;
 };
 
-struct Checkpoint {
+struct FSDP_API Checkpoint {
   /// Sharded or plain.
   CheckpointModule model;
   /// LibTorch's AdamW, Adam, SGD, Adagrad or RMSprop.
@@ -60,11 +61,11 @@ struct Checkpoint {
 /// optimizer.json, rng.safetensors and extra.json. A tied parameter is saved once, with its other names in the file's
 /// metadata. Values come in the parameters' original dtype, buffers in the one before a policy cast them.
 /// Throws UsageError for a module on the meta device or another optimizer, StateError while full parameters are shown.
-void save_checkpoint(const std::string& path, const Checkpoint& checkpoint, const SaveCheckpointOptions& options = {});
+FSDP_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint, const SaveCheckpointOptions& options = {});
 
-struct LoadedCheckpoint {
+struct FSDP_API LoadedCheckpoint {
   /// What did not fit; with `strict` there is nothing in it.
-  CheckpointMisfits misfits;
+  IncompatibleKeys misfits;
   std::string extra;               ///< "" if there was none
   int world_size = 0;              ///< number of ranks that saved it; 0: unknown
   bool restored_rng_state = false;  ///< random generators are restored only at the same world size
@@ -79,7 +80,7 @@ struct LoadedCheckpoint {
 ///
 /// The optimizer has to be built before, over the sharded parameters. A parameter without state in the checkpoint has none
 /// afterwards.
-LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
-                                 const LoadCheckpointOptions& options = {});
+FSDP_API LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                                          const LoadCheckpointOptions& options = {});
 
 }  // namespace fsdp

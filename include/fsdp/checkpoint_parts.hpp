@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/incompatible_keys.hpp"
 #include "fsdp/local_ranges.hpp"
 
 // Checkpoints of any tensors, for programs with their own parameters or optimizers. save_checkpoint and load_checkpoint
@@ -24,13 +26,13 @@ namespace fsdp {
 
 /// A checkpoint that cannot be written or read: a full disk, a damaged file, a folder that the ranks do not share.
 /// Names the file, the tensor and the bytes. All ranks of a call throw it together, with one message.
-class CheckpointError : public Error {
+class FSDP_API CheckpointError : public Error {
  public:
   using Error::Error;
 };
 
 /// This rank's part of one tensor.
-struct CheckpointTensor {
+struct FSDP_API CheckpointTensor {
   std::string name;
   /// The elements on this rank, in row-major order; possibly none. On any device.
   at::Tensor local;
@@ -47,18 +49,18 @@ struct CheckpointTensor {
 };
 
 /// Tensors with their own files: NAME.safetensors, or NAME-00001-of-00003.safetensors and so on.
-struct CheckpointSection {
+struct FSDP_API CheckpointSection {
   std::string name;  ///< "model", "optimizer"
   std::vector<CheckpointTensor> tensors;
 };
 
-struct CheckpointParts {
+struct FSDP_API CheckpointParts {
   std::vector<CheckpointSection> sections;
   /// JSON files, by file name. Rank 0's are saved; optimizer.json, which names parameters, is merged from all ranks.
   std::map<std::string, std::string> documents = {};
 };
 
-struct SaveCheckpointOptions {
+struct FSDP_API SaveCheckpointOptions {
   /// All ranks that hold a part. Default: the process's default world, or this rank alone if there is none.
   std::shared_ptr<Communicator> world = nullptr;
   /// The most bytes of a file, unless a single tensor is larger; a section then has several files.
@@ -81,7 +83,7 @@ enum class CheckpointReaders {
   kFirstRank,  ///< only the first rank has access to the files; it reads them and sends them to the others
 };
 
-struct LoadCheckpointOptions {
+struct FSDP_API LoadCheckpointOptions {
   /// As for saving.
   std::shared_ptr<Communicator> world = nullptr;
   /// True: throws if names, sizes or dtypes do not fit. False: loads what fits and returns the rest.
@@ -103,15 +105,7 @@ struct LoadCheckpointOptions {
 };
 
 /// For LoadCheckpointOptions::rename: replaces the longest key with which a name begins by its value. Other names stay.
-std::function<std::string(const std::string&)> map_prefixes(std::map<std::string, std::string> prefixes);
-
-/// Names of a section's tensors that did not fit, in quotes.
-struct CheckpointMisfits {
-  std::vector<std::string> missing;     ///< requested, but not in the checkpoint
-  std::vector<std::string> unexpected;  ///< in the checkpoint, but not requested; after `load`, by no rank
-  std::vector<std::string> wrong;       ///< other sizes or dtypes, with both
-  bool none() const { return missing.empty() && unexpected.empty() && wrong.empty(); }
-};
+FSDP_API std::function<std::string(const std::string&)> map_prefixes(std::map<std::string, std::string> prefixes);
 
 /// Writes `parts` to the folder `path`. A collective call: all ranks pass the same names, sizes, dtypes and options. A rank may
 /// leave out tensors of which it holds nothing.
@@ -123,10 +117,11 @@ struct CheckpointMisfits {
 /// Throws, with an earlier checkpoint unchanged: UsageError for names that are repeated or cannot be saved, and for parts that
 /// do not cover a tensor exactly once; CheckpointError if the ranks do not share the folder, if it holds something else, if
 /// another job is writing it, or if it cannot be written.
-void save_checkpoint_parts(const std::string& path, const CheckpointParts& parts, const SaveCheckpointOptions& options = {});
+FSDP_API void save_checkpoint_parts(const std::string& path, const CheckpointParts& parts,
+                                    const SaveCheckpointOptions& options = {});
 
 /// A checkpoint that is open for reading.
-class CheckpointReader {
+class FSDP_API CheckpointReader {
  public:
   /// path: a checkpoint's folder, any folder of .safetensors files with an index, or one such file. A collective call: the
   /// first rank reads manifest, index and headers for all. Throws CheckpointError if something is missing, damaged or not in
@@ -156,11 +151,11 @@ class CheckpointReader {
   std::map<std::string, std::string> other_names(const std::string& section) const;
 
   /// Compares `section` with the checkpoint. No communication.
-  CheckpointMisfits compare(const CheckpointSection& section) const;
+  IncompatibleKeys compare(const CheckpointSection& section) const;
   /// Loads the `local` tensors that fit. A collective call; ranks may ask for different tensors. If a tensor's `dtype` is set,
   /// the file has to have that dtype. With `strict`, throws UsageError that lists all misfits and those in `besides`, with
   /// nothing changed.
-  CheckpointMisfits load(const std::vector<CheckpointSection>& sections, const CheckpointMisfits& besides = {});
+  IncompatibleKeys load(const std::vector<CheckpointSection>& sections, const IncompatibleKeys& besides = {});
   /// Reads all files and lists each block or file that differs from the manifest, with its tensors. Empty for files without a
   /// manifest. No communication.
   std::vector<std::string> find_damage() const;
@@ -172,6 +167,6 @@ class CheckpointReader {
 
 /// The complete checkpoint in the folder `parent` whose name ends in the largest number; nullopt if there is none. No
 /// communication.
-std::optional<std::string> latest_checkpoint(const std::string& parent);
+FSDP_API std::optional<std::string> latest_checkpoint(const std::string& parent);
 
 }  // namespace fsdp

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "fsdp/api.hpp"
 #include "fsdp/checkpoint.hpp"
 
 namespace fsdp {
@@ -13,7 +14,7 @@ namespace fsdp {
 /// What happens if a save is requested while another one is being written.
 enum class WhenSaving { kWait, kRefuse };
 
-struct CheckpointSaverOptions {
+struct FSDP_API CheckpointSaverOptions {
   /// As for save_checkpoint.
   std::shared_ptr<Communicator> world = nullptr;
   WhenSaving when_saving = WhenSaving::kWait;
@@ -27,7 +28,7 @@ struct CheckpointSaverOptions {
 ///
 /// All ranks make one and make the same calls. Not thread-safe. Saves do not overlap. A save fails on all ranks or on none; the
 /// next call throws its error. The destructor waits for a save, and logs an error that no call has thrown.
-class CheckpointSaver {
+class FSDP_API CheckpointSaver {
  public:
   /// A collective call: it makes a group of ranks for the threads.
   explicit CheckpointSaver(const CheckpointSaverOptions& options = {});

@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
-struct CloneOptions {
+struct FSDP_API CloneOptions {
   /// Called with the plain copy before it is sharded, to tie members again, which LibTorch's clone() does not. Ties of Linear,
   /// Embedding and EmbeddingBag are restored without it.
   std::function<void(torch::nn::Module& copy)> prepare = {};
@@ -24,7 +26,7 @@ struct CloneOptions {
 ///
 /// Throws UsageError, with the original unchanged, for a class without clone(), a copy of another structure, a tie that the
 /// copy lost, or parameters that belong to a sharded module outside `module`. Throws StateError inside FullParameters.
-std::shared_ptr<torch::nn::Module> clone(torch::nn::Module& module, const CloneOptions& options = {});
+FSDP_API std::shared_ptr<torch::nn::Module> clone(torch::nn::Module& module, const CloneOptions& options = {});
 
 /// `Model ema(fsdp::clone(model));`
 template <class Impl>

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 class Communicator;
@@ -15,7 +17,7 @@ class Communicator;
 enum class ReduceOp { kSum, kMax, kMin };
 
 /// A collective that was started. Call wait from the thread that uses the result.
-class Work {
+class FSDP_API Work {
  public:
   virtual ~Work() = default;
 
@@ -44,7 +46,7 @@ class Work {
 /// `subject` names what a collective is for, such as a parameter group. Errors, logs and recordings show it.
 ///
 /// Every `start_*` throws UsageError if sizes or dtypes do not fit, and CommError if the launch fails. Not thread-safe.
-class Communicator : public std::enable_shared_from_this<Communicator> {
+class FSDP_API Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
 

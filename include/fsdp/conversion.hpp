@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// Converts a sharded module to another dtype or device: sharded and unsharded parameters, gradients, buffers, and the
@@ -27,12 +29,12 @@ namespace fsdp {
 ///
 /// Throws UsageError, with nothing changed, for a part of a group, for another device or dtype, and for parameters on the meta
 /// device, which have no values to move. Throws StateError inside a step or a scope.
-void to(torch::nn::Module& module, c10::Device device);
-void to(torch::nn::Module& module, at::ScalarType dtype);
-void to(torch::nn::Module& module, c10::Device device, at::ScalarType dtype);
+FSDP_API void to(torch::nn::Module& module, c10::Device device);
+FSDP_API void to(torch::nn::Module& module, at::ScalarType dtype);
+FSDP_API void to(torch::nn::Module& module, c10::Device device, at::ScalarType dtype);
 
 /// The dtype in which a buffer of `module` is saved. It differs from the buffer's dtype only with a buffer_dtype.
-at::ScalarType saved_dtype(const torch::nn::Module& module, const at::Tensor& buffer);
+FSDP_API at::ScalarType saved_dtype(const torch::nn::Module& module, const at::Tensor& buffer);
 
 // As Module.cpu(), half(), bfloat16(), float(), double() and cuda() in Python.
 inline void to_cpu(torch::nn::Module& module) { to(module, at::kCPU); }
@@ -41,7 +43,7 @@ inline void to_bfloat16(torch::nn::Module& module) { to(module, at::kBFloat16); 
 inline void to_float(torch::nn::Module& module) { to(module, at::kFloat); }
 inline void to_double(torch::nn::Module& module) { to(module, at::kDouble); }
 /// index: default: the mesh's, else the current device.
-void to_cuda(torch::nn::Module& module, std::optional<c10::DeviceIndex> index = {});
+FSDP_API void to_cuda(torch::nn::Module& module, std::optional<c10::DeviceIndex> index = {});
 
 /// The same for a holder such as torch::nn::Linear.
 template <class Impl, class... Target>

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string_view>
 
+#include "fsdp/api.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -13,7 +14,7 @@ namespace fsdp {
 /// override what should differ.
 ///
 /// One object may serve several groups. A root calls it from one thread at a time. It is not called for groups of one rank.
-class Comm {
+class FSDP_API Comm {
  public:
   virtual ~Comm() = default;
 
@@ -29,7 +30,7 @@ class Comm {
 ///
 /// The group is then gathered by one collective of one packed buffer, in place: this rank's pieces are copied into its part of
 /// the output, and the unsharded parameters are copied out of the output.
-class AllGatherComm : public Comm {
+class FSDP_API AllGatherComm : public Comm {
  public:
   /// Launches the collective. Returns the Work that waits for it; null if it is done. Default: group.start_all_gather.
   ///
@@ -44,7 +45,7 @@ class AllGatherComm : public Comm {
 /// A group's reduce-scatter, in place of its communicator's own (`FSDPModule::set_custom_reduce_scatter`).
 ///
 /// All gradients of one reduce dtype are then packed into one buffer from `allocate`.
-class ReduceScatterComm : public Comm {
+class FSDP_API ReduceScatterComm : public Comm {
  public:
   /// Launches the collective. Returns the Work that waits for it; null if it is done. Default: group.start_reduce_scatter.
   ///

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -19,7 +20,7 @@ namespace fsdp {
 /// dimension.
 ///
 /// Not thread-safe: if ranks are threads, each makes its own.
-class DeviceMesh {
+class FSDP_API DeviceMesh {
  public:
   DeviceMesh() = default;
   /// Makes a mesh from existing groups: one group (FSDP), or {shard, replicate} (HSDP), which gives a mesh of shape (replicate,
@@ -85,9 +86,9 @@ class DeviceMesh {
 };
 
 /// True if both have the same ranks, shape, names and device type.
-bool operator==(const DeviceMesh& one, const DeviceMesh& other);
+FSDP_API bool operator==(const DeviceMesh& one, const DeviceMesh& other);
 
-struct DeviceMeshOptions {
+struct FSDP_API DeviceMeshOptions {
   /// Default: the world's device type.
   std::optional<c10::DeviceType> device_type = {};
   /// The members in row-major order, as ranks of the world. Empty: all ranks.
@@ -99,9 +100,9 @@ struct DeviceMeshOptions {
 ///
 /// Throws UsageError, before any group is made, if the shape does not fit the number of ranks, a rank is repeated or unknown,
 /// names are repeated, empty or not one per dimension, or there is no such device.
-DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vector<int64_t>& shape,
-                            const std::vector<std::string>& dim_names = {},
-                            const DeviceMeshOptions& options = {});
+FSDP_API DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vector<int64_t>& shape,
+                                     const std::vector<std::string>& dim_names = {},
+                                     const DeviceMeshOptions& options = {});
 
 /// 0.1's name.
 [[deprecated("use DeviceMesh::from_group")]] inline DeviceMesh mesh_from_groups(
@@ -112,6 +113,6 @@ DeviceMesh init_device_mesh(std::shared_ptr<Communicator> world, const std::vect
 /// Makes a ("replicate", "shard") mesh that shards within a node and replicates across nodes. A collective call: one all-gather
 /// compares the launcher's local world sizes. Throws UsageError on every rank if nodes have different numbers of ranks, or
 /// ranks that are not consecutive.
-DeviceMesh hybrid_mesh(std::shared_ptr<Communicator> world);
+FSDP_API DeviceMesh hybrid_mesh(std::shared_ptr<Communicator> world);
 
 }  // namespace fsdp

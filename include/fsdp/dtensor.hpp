@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/local_ranges.hpp"
 #include "fsdp/placement.hpp"
@@ -26,7 +27,7 @@ namespace fsdp {
 /// at once.
 ///
 /// This class is a typed handle; an `at::Tensor` handle of the same tensor behaves the same.
-class DTensor : public at::Tensor {
+class FSDP_API DTensor : public at::Tensor {
  public:
   DTensor() = default;
   /// Throws UsageError if `tensor` is defined and no DTensor.
@@ -96,16 +97,16 @@ class DTensor : public at::Tensor {
   at::Tensor full_tensor(std::vector<Placement> grad_placements = {}) const;
 };
 
-bool is_dtensor(const at::Tensor& tensor);
+FSDP_API bool is_dtensor(const at::Tensor& tensor);
 /// This rank's piece of a DTensor, outside autograd. Any other tensor is returned as it is.
-at::Tensor to_local(const at::Tensor& tensor);
+FSDP_API at::Tensor to_local(const at::Tensor& tensor);
 
 /// Distributes `tensor`, which every rank has, over `mesh`. Each rank keeps a copy of its piece on the mesh's device, with the
 /// requires_grad of `tensor`. With `kBroadcastFromRank0`, all get the values of the mesh's first rank: a collective call.
 /// Otherwise nothing is communicated. Throws as DTensor::from_local does, and UsageError for a Partial placement.
 enum class DistributeSource { kEachRankHasIt, kBroadcastFromRank0 };
-DTensor distribute_tensor(const at::Tensor& tensor, DeviceMesh mesh,
-                          std::vector<Placement> placements,
-                          DistributeSource source = DistributeSource::kEachRankHasIt);
+FSDP_API DTensor distribute_tensor(const at::Tensor& tensor, DeviceMesh mesh,
+                                   std::vector<Placement> placements,
+                                   DistributeSource source = DistributeSource::kEachRankHasIt);
 
 }  // namespace fsdp

@@ -6,13 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/fully_shard.hpp"
 
 namespace fsdp {
 
 /// A step without backward, for evaluation or generation. Inside it groups are prefetched in the learned order and released as
 /// in forward; at its end all of them are released. If autograd records, the backward that follows belongs to the same step.
-class ForwardScope {
+class FSDP_API ForwardScope {
  public:
   explicit ForwardScope(const FSDPModule& root);
   ~ForwardScope();
@@ -30,8 +31,8 @@ class ForwardScope {
 
 /// Casts of a module's floating-point inputs to param_dtype, if cast_forward_inputs is set, and of its floating-point outputs
 /// to output_dtype, as its MixedPrecisionPolicy says. Recorded by autograd.
-at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input);
-at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output);
+FSDP_API at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input);
+FSDP_API at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output);
 
 namespace detail {
 

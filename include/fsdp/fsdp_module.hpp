@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/all_reduce_hook.hpp"
+#include "fsdp/api.hpp"
 #include "fsdp/async_handles.hpp"
 #include "fsdp/custom_comm.hpp"
 #include "fsdp/device_mesh.hpp"
@@ -19,7 +20,7 @@
 
 namespace fsdp {
 
-class ModuleState;  // lib/module: what is attached to a sharded module
+class ModuleState;  // of the library
 struct Report;      // fsdp/report.hpp
 
 enum class Recurse { kNo, kYes };
@@ -31,9 +32,12 @@ enum class Recurse { kNo, kYes };
 /// A setting with `recurse` is also made on all sharded modules below, unless that is kNo.
 ///
 /// FSDP2's register_fsdp_forward_method is not needed: any method of a module may be called.
-class FSDPModule {
+class FSDP_API FSDPModule {
  public:
-  explicit FSDPModule(std::shared_ptr<ModuleState> state) : state_(std::move(state)) {}
+  class Inner;  // of the library: its way to the state
+
+  /// True for handles of the same module.
+  bool operator==(const FSDPModule& other) const { return state_ == other.state_; }
 
   /// All-gathers the module's own groups, not those of sharded submodules, and keeps them until `reshard` or the end of the
   /// next backward. A collective call.
@@ -185,10 +189,9 @@ class FSDPModule {
   /// What its root holds, gathers and could save: `fsdp::report`. Include fsdp/report.hpp for its type.
   Report report() const;
 
-  ModuleState& state() const { return *state_; }
-  std::shared_ptr<ModuleState> shared_state() const { return state_; }
-
  private:
+  explicit FSDPModule(std::shared_ptr<ModuleState> state) : state_(std::move(state)) {}
+
   std::shared_ptr<ModuleState> state_;
 };
 

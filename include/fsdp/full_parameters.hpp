@@ -5,13 +5,14 @@
 #include <string>
 #include <utility>
 
+#include "fsdp/api.hpp"
 #include "fsdp/fully_shard.hpp"
 
 namespace fsdp {
 
 class ShownParameters;  // lib/api: what is shown, and how it goes back
 
-struct FullParametersOptions {
+struct FSDP_API FullParametersOptions {
   /// kNo: without the parameters of sharded modules below this one.
   Recurse recurse = Recurse::kYes;
   /// True: what was written in the scope is written to the shards at its end. False: it is dropped.
@@ -42,7 +43,7 @@ struct FullParametersOptions {
 /// Throws, with nothing changed: UsageError for rank0_only with writeback; StateError inside a step or scope of the module's
 /// root (also between a forward and its backward), inside another FullParameters of one of these parameters, on the meta
 /// device, and for gradients that only some ranks have.
-class FullParameters {
+class FSDP_API FullParameters {
  public:
   explicit FullParameters(torch::nn::Module& module, const FullParametersOptions& options = {});
   template <class Impl>
@@ -60,10 +61,10 @@ class FullParameters {
 /// `torch::nn::Module::apply` with full parameters. Calls `function` for the module and every module below it, in LibTorch's
 /// order. During a call that module's own parameters are whole, as with FullParameters; then they are written back. A
 /// collective call.
-void apply(torch::nn::Module& module, const std::function<void(torch::nn::Module&)>& function);
+FSDP_API void apply(torch::nn::Module& module, const std::function<void(torch::nn::Module&)>& function);
 /// The same; `function` also gets the module's name, "" for the first.
-void apply(torch::nn::Module& module,
-           const std::function<void(const std::string&, torch::nn::Module&)>& function);
+FSDP_API void apply(torch::nn::Module& module,
+                    const std::function<void(const std::string&, torch::nn::Module&)>& function);
 
 template <class Impl, class Function>
 void apply(const torch::nn::ModuleHolder<Impl>& holder, Function&& function) {

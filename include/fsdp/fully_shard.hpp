@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/fsdp_module.hpp"
 #include "fsdp/fully_shard_options.hpp"
 
@@ -23,11 +24,11 @@ namespace fsdp {
 /// another group that shards it otherwise.
 ///
 /// Throws UsageError, with nothing changed and the name of the module or parameter, if it cannot be sharded as requested.
-FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
+FSDP_API FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 
 /// The same for several modules that share one group.
-FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
-                       const FullyShardOptions& options = {});
+FSDP_API FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                                const FullyShardOptions& options = {});
 
 /// The same for a holder such as torch::nn::Linear.
 template <class Impl>
@@ -37,10 +38,10 @@ FSDPModule fully_shard(const torch::nn::ModuleHolder<Impl>& holder,
 }
 
 /// The handle of a module that `fully_shard` was called on; nullopt for any other module.
-std::optional<FSDPModule> find_fsdp_module(const torch::nn::Module& module);
+FSDP_API std::optional<FSDPModule> find_fsdp_module(const torch::nn::Module& module);
 
 /// Bytes of parameters on this rank, of a root and all groups below it.
-struct ParameterBytes {
+struct FSDP_API ParameterBytes {
   int64_t sharded = 0;         ///< local shards, with padding
   int64_t unsharded = 0;       ///< gathered, or being gathered
   int64_t peak_unsharded = 0;  ///< the most of these at one time since fully_shard
@@ -49,7 +50,7 @@ struct ParameterBytes {
   /// allocates multiples of 2 MiB.
   int64_t symmetric = 0;
 };
-ParameterBytes parameter_bytes(const FSDPModule& root);
+FSDP_API ParameterBytes parameter_bytes(const FSDPModule& root);
 
 /// Lets several roots share the memory of their communication, such as the pipeline stages of one rank:
 /// `set_reduce_scatter_max_input_buffers` then limits the packed gradients of all of them together. Streams need no sharing, as
@@ -58,9 +59,9 @@ ParameterBytes parameter_bytes(const FSDPModule& root);
 /// All roots belong to one thread. A root that joins another set leaves its own. Call it after all calls of fully_shard, as a
 /// root that is sharded as part of a larger module is no longer a root. Throws UsageError, with nothing changed, if a module
 /// is not a root. No communication.
-void share_comm_ctx(const std::vector<FSDPModule>& roots);
+FSDP_API void share_comm_ctx(const std::vector<FSDPModule>& roots);
 
 /// The sharded modules that no other sharded module in the tree contains.
-std::vector<FSDPModule> roots(const torch::nn::Module& module);
+FSDP_API std::vector<FSDPModule> roots(const torch::nn::Module& module);
 
 }  // namespace fsdp

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fsdp/all_gather_extension.hpp"
+#include "fsdp/api.hpp"
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/mesh_dims.hpp"
 #include "fsdp/param_placement.hpp"
@@ -26,7 +27,7 @@ enum class FaultOutsideStep {
   kThrow,   ///< StateError naming the parameter
 };
 
-struct FullyShardOptions {
+struct FSDP_API FullyShardOptions {
   /// Default: 1-D over the process's default world. One dimension shards (FSDP). Of two named dimensions, the first
   /// replicates and the second shards (HSDP).
   DeviceMesh mesh = {};

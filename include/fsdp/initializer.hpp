@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "fsdp/api.hpp"
 #include "fsdp/local_ranges.hpp"
 
 namespace fsdp {
@@ -21,7 +22,7 @@ class InitRun;  // lib/api: one run over a module's parameters
 ///
 /// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). It has no state, so the
 /// numbers of any element can be computed alone. At most 64 words for an element.
-class ElementRandom {
+class FSDP_API ElementRandom {
  public:
   ElementRandom(uint64_t seed, uint64_t stream, int64_t element)
       : seed_(seed), stream_(stream), element_(element) {}
@@ -37,12 +38,12 @@ class ElementRandom {
 };
 
 /// A layer's fan-in and fan-out.
-struct Fans {
+struct FSDP_API Fans {
   int64_t in, out;
 };
 /// The fans of a layer with a weight of these sizes, as torch::nn::init computes them. Throws UsageError for fewer than two
 /// dimensions.
-Fans fans_of(c10::IntArrayRef sizes);
+FSDP_API Fans fans_of(c10::IntArrayRef sizes);
 
 /// Gives parameters and buffers their initial values, each rank its own part.
 ///
@@ -52,7 +53,7 @@ Fans fans_of(c10::IntArrayRef sizes);
 ///
 /// Undefined tensors (`bias` of Linear(bias=false)) are skipped, and in `materialize` tensors that have values. Throws
 /// UsageError for a tensor that is not the module's.
-class Initializer {
+class FSDP_API Initializer {
  public:
   explicit Initializer(InitRun& run) : run_(run) {}
 
@@ -100,7 +101,7 @@ class Initializer {
 };
 
 /// Gives the modules of one class their initial values.
-struct ModuleInitializer {
+struct FSDP_API ModuleInitializer {
   /// Returns false if the module is not of that class.
   std::function<bool(torch::nn::Module& module, Initializer& init)> apply;
 };

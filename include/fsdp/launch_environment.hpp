@@ -2,10 +2,12 @@
 
 #include <string>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// How this process was started, read from the launcher's variables (torchrun, mpirun, srun).
-struct LaunchEnvironment {
+struct FSDP_API LaunchEnvironment {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
@@ -14,6 +16,6 @@ struct LaunchEnvironment {
 };
 
 /// Throws UsageError naming the variable if one is not a number or out of range.
-LaunchEnvironment launch_environment();
+FSDP_API LaunchEnvironment launch_environment();
 
 }  // namespace fsdp

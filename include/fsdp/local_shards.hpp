@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/fully_shard.hpp"
 
 namespace fsdp {
 
 /// One tensor for all parameters of a group with one dtype, one requires_grad and one label: for optimizers and norms that are
 /// faster on few large tensors.
-struct LocalShard {
+struct FSDP_API LocalShard {
   /// 1-D: this rank's parts of the parameters one after another. It shares the parameters' memory. There is padding between and
   /// after the parts. Padding and its gradient are zero, so it adds nothing to a norm, and it stays zero with any optimizer
   /// that does not change zeros whose gradient is zero.
@@ -58,6 +59,6 @@ using ShardLabel = std::function<std::string(const std::string& name, const at::
 /// the gradients of both. In the flat layout, parameters with one label have to be neighbours.
 ///
 /// Throws UsageError for other labels than in the first call, StateError inside a step.
-std::vector<LocalShard> local_shards(const torch::nn::Module& module, const ShardLabel& label = {});
+FSDP_API std::vector<LocalShard> local_shards(const torch::nn::Module& module, const ShardLabel& label = {});
 
 }  // namespace fsdp

@@ -7,12 +7,13 @@
 #include <optional>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/initializer.hpp"
 #include "fsdp/meta_device.hpp"
 
 namespace fsdp {
 
-struct InitOptions {
+struct FSDP_API InitOptions {
   /// The same seed, module and names give the same values.
   uint64_t seed = 0;
   /// Rules for the program's own classes, or other rules for LibTorch's. The first that fits a module is used, before the
@@ -36,15 +37,15 @@ struct InitOptions {
 /// No communication, but all ranks make the same call. Extra memory: this rank's part of one parameter; for orthogonal_,
 /// sparse_ and whole_, one whole parameter. Throws UsageError, with nothing changed, for parameters or buffers that no
 /// initializer covers, all of which it lists, and for a part of a group.
-void materialize(torch::nn::Module& module, const InitOptions& options = {});
+FSDP_API void materialize(torch::nn::Module& module, const InitOptions& options = {});
 
 /// Gives memory only: tensors on meta become zeros, for values that are loaded afterwards. device: of tensors that are not
 /// sharded; default: the mesh's, or the CPU if nothing is sharded.
-void to_empty(torch::nn::Module& module, std::optional<c10::Device> device = {});
+FSDP_API void to_empty(torch::nn::Module& module, std::optional<c10::Device> device = {});
 
 /// Gives values only: all parameters, and the buffers that an initializer covers, get initial values again. Throws UsageError,
 /// with nothing changed, for parameters that no initializer covers or that are on meta.
-void init_parameters(torch::nn::Module& module, const InitOptions& options = {});
+FSDP_API void init_parameters(torch::nn::Module& module, const InitOptions& options = {});
 
 /// The same for a holder such as torch::nn::Linear.
 template <class Impl>

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// While an object of this class lives, tensors that this thread creates without a device are on the meta device: they have
@@ -13,7 +15,7 @@ namespace fsdp {
 ///
 /// LibTorch alone cannot do this: `DeviceGuard` ignores kMeta, and `module->to(kMeta)` throws. `fsdp::to(module, at::kMeta)`
 /// moves a module that exists.
-class MetaDevice {
+class FSDP_API MetaDevice {
  public:
   MetaDevice();
   ~MetaDevice();

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/state_dict.hpp"
 
 namespace fsdp {
@@ -17,12 +18,12 @@ namespace fsdp {
 /// through: "0", "1", ...
 enum class OptimizerKeys { kName, kPosition };
 
-struct OptimizerStateDictOptions {
+struct FSDP_API OptimizerStateDictOptions {
   StateDictOptions values = {};
   OptimizerKeys keys = OptimizerKeys::kName;
 };
 
-struct OptimizerStateDict {
+struct FSDP_API OptimizerStateDict {
   /// lr, momentum, ...: double; amsgrad, nesterov, centered: bool; betas: two doubles.
   using Option = std::variant<double, bool, std::vector<double>>;
 
@@ -48,20 +49,20 @@ struct OptimizerStateDict {
 ///
 /// Throws UsageError for another optimizer, a parameter that is not the module's, or an unsharded parameter (see fsdp::adopt);
 /// StateError if the ranks have state for different parameters.
-OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
-                                        const torch::optim::Optimizer& optimizer,
-                                        const OptimizerStateDictOptions& options = {});
+FSDP_API OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
+                                                 const torch::optim::Optimizer& optimizer,
+                                                 const OptimizerStateDictOptions& options = {});
 
 /// Replaces the optimizer's state, step counters and group options by the dict's. Keys may be of either kind; the order of
 /// names within a group does not matter. `missing`, `unexpected` and `wrong` are as for load_state_dict. Parameters without
 /// state in the dict have none afterwards. A collective call when load_state_dict is one.
-LoadResult load_optimizer_state_dict(const torch::nn::Module& module,
+FSDP_API IncompatibleKeys load_optimizer_state_dict(const torch::nn::Module& module,
                                      torch::optim::Optimizer& optimizer,
                                      const OptimizerStateDict& dict, const LoadOptions& options = {});
 
 /// The same dict with other keys, for an optimizer with the same groups. No communication. Throws UsageError if dict and
 /// optimizer do not have the same parameters.
-OptimizerStateDict rekey(OptimizerStateDict dict, OptimizerKeys keys, const torch::nn::Module& module,
-                         const torch::optim::Optimizer& optimizer);
+FSDP_API OptimizerStateDict rekey(OptimizerStateDict dict, OptimizerKeys keys, const torch::nn::Module& module,
+                                  const torch::optim::Optimizer& optimizer);
 
 }  // namespace fsdp

@@ -4,13 +4,14 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/placement.hpp"
 
 namespace fsdp {
 
 /// Along which dimension, and over which mesh, a parameter is sharded: the result of FullyShardOptions::shard_placement_fn.
-struct ShardPlacementResult {
+struct FSDP_API ShardPlacementResult {
   ShardPlacementResult(Shard shard = {}, DeviceMesh own_mesh = {}, DeviceMesh differing_over = {})
       : placement(shard), mesh(std::move(own_mesh)), differs_over(std::move(differing_over)) {}
 
@@ -25,7 +26,7 @@ struct ShardPlacementResult {
 };
 
 /// Which part of a whole tensor the module's local tensor is: the result of FullyShardOptions::tensor_parallel_fn.
-struct TensorParallel {
+struct FSDP_API TensorParallel {
   /// One for each dimension of `mesh`. Shard: chunks of ceil(n / ranks), so the last ranks may hold less. Replicate: all ranks
   /// hold the same values and get the same gradient.
   std::vector<Placement> placements;

@@ -5,37 +5,38 @@
 
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/dtensor.hpp"
 
 namespace fsdp {
 
 /// The sharded parameter of an unsharded one, which a module's member holds. A sharded parameter is returned as it is. Throws
 /// UsageError for any other tensor.
-at::Tensor sharded(const at::Tensor& parameter);
+FSDP_API at::Tensor sharded(const at::Tensor& parameter);
 
 /// The unsharded parameter, which the module's member holds, of a sharded one. An unsharded parameter is returned as it is.
-at::Tensor unsharded(const at::Tensor& parameter);
+FSDP_API at::Tensor unsharded(const at::Tensor& parameter);
 
 /// True for a parameter of a sharded module, sharded or unsharded.
-bool is_fsdp_parameter(const at::Tensor& tensor);
+FSDP_API bool is_fsdp_parameter(const at::Tensor& tensor);
 
 /// The DTensor of a parameter, given sharded or unsharded. It shares the sharded parameter's memory and has the whole tensor's
 /// sizes. Its mesh is the data-parallel one; for a tensor-parallel parameter, (dp, tp). Throws UsageError for a parameter in
 /// the flat layout, which no placement describes: use full_tensor and local_ranges.
-DTensor dtensor_of(const at::Tensor& parameter);
+FSDP_API DTensor dtensor_of(const at::Tensor& parameter);
 
 /// The DTensor of its gradient; undefined if the parameter has no gradient.
-DTensor grad_dtensor_of(const at::Tensor& parameter);
+FSDP_API DTensor grad_dtensor_of(const at::Tensor& parameter);
 
 /// The whole parameter on every rank, in its original dtype, with its sizes and strides; for any layout, outside autograd. On
 /// one rank it may share the parameter's memory. A collective call over the shard group and the tensor-parallel ranks.
-at::Tensor full_tensor(const at::Tensor& parameter);
+FSDP_API at::Tensor full_tensor(const at::Tensor& parameter);
 /// The same of its gradient; undefined if there is none. Either all ranks have a gradient or none has.
-at::Tensor full_grad(const at::Tensor& parameter);
+FSDP_API at::Tensor full_grad(const at::Tensor& parameter);
 
 /// Replaces the parameters of an optimizer that was built before `fully_shard` by the sharded ones. Its state comes along:
 /// tensors of a parameter's full size are cut to this rank's part. Returns the number of replaced parameters.
-int adopt(torch::optim::Optimizer& optimizer);
+FSDP_API int adopt(torch::optim::Optimizer& optimizer);
 
 /// Clips the gradients of `parameters` by their global norm, in place, and returns that norm, which is equal on all ranks.
 /// Sharded, replicated and plain parameters may be mixed; what is replicated counts once. A collective call: one all-reduce
@@ -46,11 +47,11 @@ int adopt(torch::optim::Optimizer& optimizer);
 ///
 /// Throws UsageError if `parameters` contains unsharded parameters, which have no gradients of their own. With
 /// `error_if_nonfinite`, throws StateError if the norm is not finite, and leaves the gradients as they are.
-double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
-                       bool error_if_nonfinite = false);
+FSDP_API double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
+                                bool error_if_nonfinite = false);
 
 /// The same, but the norm stays on the device, float64 and without dimensions, and the host does not wait for it.
-at::Tensor clip_grad_norm_async_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
+FSDP_API at::Tensor clip_grad_norm_async_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
 // 0.1's way to say `error_if_nonfinite`.
 enum class NonFinite { kAllow, kThrow };
@@ -61,6 +62,6 @@ enum class NonFinite { kAllow, kThrow };
 }
 
 /// The global norm of the gradients, by the same rules. A collective call.
-double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
+FSDP_API double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
 }  // namespace fsdp

@@ -5,12 +5,13 @@
 #include <variant>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
 
 /// Tensor dimension `dim`, of size n, is cut into chunks of ceil(n / W) for W ranks; the last ranks may have less, or nothing.
-struct Shard {
+struct FSDP_API Shard {
   int64_t dim = 0;
   bool operator==(const Shard&) const = default;
 };
@@ -25,20 +26,20 @@ struct Shard {
 ///
 /// torch's _StridedShard gives the same pieces if all chunks are equal. If not, its pieces may cross the chunks of the
 /// tensor-parallel tensor; here they never do.
-struct StridedShard {
+struct FSDP_API StridedShard {
   int64_t dim = 0;
   int64_t split_factor = 1;
   bool operator==(const StridedShard&) const = default;
 };
 
 /// Every rank of the mesh dimension holds the whole tensor.
-struct Replicate {
+struct FSDP_API Replicate {
   bool operator==(const Replicate&) const = default;
 };
 
 /// Every rank of the mesh dimension holds a part of the result; `op` combines the parts: a sum, a maximum or a minimum. All
 /// Partials of one tensor have the same `op`.
-struct Partial {
+struct FSDP_API Partial {
   ReduceOp op = ReduceOp::kSum;
   bool operator==(const Partial&) const = default;
 };
@@ -56,7 +57,7 @@ enum class ParamLayout {
 };
 
 /// "Shard(0)", "StridedShard(dim=0, split_factor=2)", "Replicate()", "Partial(sum)".
-std::string to_string(const Placement& placement);
-std::string to_string(const std::vector<Placement>& placements);
+FSDP_API std::string to_string(const Placement& placement);
+FSDP_API std::string to_string(const std::vector<Placement>& placements);
 
 }  // namespace fsdp

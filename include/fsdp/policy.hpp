@@ -7,15 +7,17 @@
 #include <optional>
 #include <string>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// True for BatchNorm1d, 2d and 3d.
-bool is_batch_norm(const torch::nn::Module& module);
+FSDP_API bool is_batch_norm(const torch::nn::Module& module);
 
 /// The dtypes in which a group computes and communicates. Sharded parameters, and so the optimizer's state, keep the dtype that
 /// the parameters had. Unlike with autocast, a parameter is cast once, when it is gathered, and activations are saved for
 /// backward in the low precision. Only floating-point tensors are cast.
-struct MixedPrecisionPolicy {
+struct FSDP_API MixedPrecisionPolicy {
   /// The dtype in which parameters are gathered and computed. Unsharded parameters have it from `fully_shard` on. Default: the
   /// parameter's own.
   std::optional<at::ScalarType> param_dtype = {};
@@ -64,7 +66,7 @@ struct MixedPrecisionPolicy {
 /// Before an all-gather this rank's shard is copied to the mesh's device; reduced gradients are copied back. The copies are
 /// complete when backward returns, or, with set_is_last_backward(false) or manual finalization, when the step ends.
 /// Gradients of backwards without reduction stay on the device. On a mesh of CPUs this changes nothing.
-struct CPUOffloadPolicy {
+struct FSDP_API CPUOffloadPolicy {
   /// Pins the memory, so that copies overlap with compute. For GPUs only.
   bool pin_memory = true;
 };

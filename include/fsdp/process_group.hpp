@@ -6,12 +6,13 @@
 #include <optional>
 #include <string>
 
+#include "fsdp/api.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/launch_environment.hpp"
 
 namespace fsdp {
 
-struct ProcessGroupOptions {
+struct FSDP_API ProcessGroupOptions {
   /// "gloo", "nccl", "c10d_nccl" (NCCL through c10d) or "single". Empty: nccl if each local rank has a GPU, else gloo.
   std::string backend = {};
   /// "env://" (MASTER_ADDR, MASTER_PORT), "tcp://host:port" or "file:///path". Empty: env://.
@@ -30,19 +31,19 @@ struct ProcessGroupOptions {
 ///
 /// Throws UsageError for an unknown backend, and for options that contradict each other or that the backend does not have;
 /// StateError if there is a default world already; CommError if the other ranks cannot be reached within `timeout`.
-std::shared_ptr<Communicator> init_process_group(const ProcessGroupOptions& options = {});
+FSDP_API std::shared_ptr<Communicator> init_process_group(const ProcessGroupOptions& options = {});
 
 /// The default world. If there is none, it is made from the launcher's variables. Throws StateError in a thread of
 /// `run_ranks`, where each rank gets its world as an argument.
-std::shared_ptr<Communicator> default_process_group();
+FSDP_API std::shared_ptr<Communicator> default_process_group();
 
 /// True if there is a default world.
-bool is_initialized();
+FSDP_API bool is_initialized();
 
 /// Drops the default world. Groups that are still in use stay valid.
-void destroy_process_group();
+FSDP_API void destroy_process_group();
 
-struct ThreadRanksOptions {
+struct FSDP_API ThreadRanksOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// Whether the communicators can launch batches, as NCCL does.
   bool launches_batches = false;
@@ -52,10 +53,10 @@ struct ThreadRanksOptions {
 
 /// Runs `rank_main(world)` in `world_size` threads of this process that form a world, and returns when all have ended. If one
 /// throws, run_ranks throws its exception, and collectives of the other ranks fail with CommError and do not hang.
-void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& rank_main,
-               const ThreadRanksOptions& options = {});
+FSDP_API void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communicator>)>& rank_main,
+                        const ThreadRanksOptions& options = {});
 
 /// A world of one rank. Nothing is communicated, and nothing is copied that need not be.
-std::shared_ptr<Communicator> single_rank();
+FSDP_API std::shared_ptr<Communicator> single_rank();
 
 }  // namespace fsdp

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// When reduce-scatters over a communicator of their own start, relative to the all-gather that follows the release of their
@@ -29,6 +31,6 @@ inline constexpr std::array kReduceScatterStarts = {ReduceScatterStart::kBySize,
                                                     ReduceScatterStart::kFirstAfterNextBackward};
 
 /// "by_size", "first_after_all_gather" or "first_after_next_backward".
-const char* name_of(ReduceScatterStart start);
+FSDP_API const char* name_of(ReduceScatterStart start);
 
 }  // namespace fsdp

@@ -6,13 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/fully_shard.hpp"
 #include "fsdp/statistics.hpp"
 
 namespace fsdp {
 
 /// One group of a sharded module. A module without parameters of its own to shard has one empty group. Bytes are of this rank.
-struct GroupReport {
+struct FSDP_API GroupReport {
   std::string name;  ///< "root", or the path from it
   int depth = 0;     ///< the number of sharded modules that contain it
   size_t parameters = 0;
@@ -29,14 +30,14 @@ struct GroupReport {
 };
 
 /// What a step would gather under a byte budget, with the present order and settings.
-struct BudgetOutlook {
+struct FSDP_API BudgetOutlook {
   int64_t budget_bytes = 0;
   int64_t gathered_bytes = 0;
   int64_t all_gathers = 0;
 };
 
 /// What a root holds and gathers, for people to read.
-struct Report {
+struct FSDP_API Report {
   std::vector<GroupReport> groups;
   /// Names of groups in the order in which a step uses them; empty before the first step.
   std::vector<std::string> forward_order, backward_order;
@@ -59,6 +60,6 @@ struct Report {
 };
 
 /// The report of the root of `module`. Call it outside a step. No communication.
-Report report(const FSDPModule& module);
+FSDP_API Report report(const FSDPModule& module);
 
 }  // namespace fsdp

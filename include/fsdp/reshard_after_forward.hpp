@@ -3,13 +3,15 @@
 #include <concepts>
 #include <cstdint>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// What happens to a group's unsharded parameters between forward and backward.
 ///
 /// Unset: released after forward; the root's are kept. true: released. false: kept. n: resharded over n ranks, so that backward
 /// gathers over these n ranks only; n has to divide the shard size. 1 is the same as false, the shard size the same as true.
-class ReshardAfterForward {
+class FSDP_API ReshardAfterForward {
  public:
   ReshardAfterForward() = default;
   template <std::same_as<bool> Bool>

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// A mode that finds memory and ordering faults. It costs memory and time.
@@ -19,7 +21,7 @@ namespace fsdp {
 /// Each fault is logged with the parameter's or the buffer's name when it is found. The end of backward, the next step or
 /// `FSDPModule::reshard` then throws StateError with all faults of this rank; that step is complete by then. Results and
 /// collectives are those of a run without the mode, so it may be enabled on some ranks only.
-struct SanitizerOptions {
+struct FSDP_API SanitizerOptions {
   bool is_enabled = true;
   uint64_t seed = 1;  ///< of the random delays, which differ between ranks and groups
   /// The bytes of released memory in quarantine, for the whole process; at least the last buffer stays. If sharded modules ask

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/dtensor.hpp"
+#include "fsdp/incompatible_keys.hpp"
 #include "fsdp/local_ranges.hpp"
 
 namespace fsdp {
@@ -21,7 +23,7 @@ enum class StateDictKind {
   kLocal,    ///< this rank's part alone: for the same rank of the same mesh
 };
 
-struct StateDictOptions {
+struct FSDP_API StateDictOptions {
   StateDictKind kind = StateDictKind::kFull;
   /// kFull: only the first rank of the mesh gets values; the others return an empty dict. A parameter on another mesh goes to
   /// that mesh's first rank, a tensor-parallel one to the first of all its ranks.
@@ -31,7 +33,7 @@ struct StateDictOptions {
 };
 
 /// One parameter, buffer or optimizer state.
-struct StateEntry {
+struct FSDP_API StateEntry {
   /// The whole tensor, or this rank's part. With kFull a copy. Otherwise it shares the module's memory, unless cpu_offload is
   /// set.
   at::Tensor value;
@@ -48,7 +50,7 @@ struct StateEntry {
 };
 
 /// Parameters and buffers, by the plain module's names.
-struct StateDict {
+struct FSDP_API StateDict {
   StateDictKind kind = StateDictKind::kFull;
   torch::OrderedDict<std::string, StateEntry> entries = torch::OrderedDict<std::string, StateEntry>();
   /// Further names of tied tensors, each with the name of its entry.
@@ -68,22 +70,14 @@ struct StateDict {
 /// ranks of another mesh dimension have (experts) are in these ranks' dicts.
 ///
 /// Throws UsageError for rank0_only with another kind than kFull, StateError on the meta device or inside FullParameters.
-StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
+FSDP_API StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
 
-struct LoadOptions {
+struct FSDP_API LoadOptions {
   /// True: throws if the dict does not fit exactly. False: loads what fits and returns the rest.
   bool strict = true;
   /// kFull: the first rank of the mesh passes the values, and the others' dicts are ignored. Not with parameters on other
   /// meshes.
   bool broadcast_from_rank0 = false;
-};
-
-/// Names of tensors that did not fit.
-struct LoadResult {
-  std::vector<std::string> missing;     ///< of the module, not in the dict
-  std::vector<std::string> unexpected;  ///< in the dict, not of the module
-  std::vector<std::string> wrong;       ///< other sizes, another layout or a dtype that cannot be converted, with both
-  bool fits() const { return missing.empty() && unexpected.empty() && wrong.empty(); }
 };
 
 /// Loads a dict of any kind into the module: each rank takes its own elements, converted to the tensor's dtype. The module may
@@ -95,7 +89,7 @@ struct LoadResult {
 /// With `strict`, throws UsageError that lists all keys that do not fit, with nothing changed. A dict that the ranks saved
 /// together, or that rank 0 broadcasts, is accepted or refused by all ranks alike. Dicts that each rank made itself are not
 /// compared.
-LoadResult load_state_dict(torch::nn::Module& module, const StateDict& dict,
+FSDP_API IncompatibleKeys load_state_dict(torch::nn::Module& module, const StateDict& dict,
                            const LoadOptions& options = {});
 
 template <class Impl>
@@ -104,7 +98,7 @@ StateDict state_dict(const torch::nn::ModuleHolder<Impl>& holder, const StateDic
 }
 
 template <class Impl>
-LoadResult load_state_dict(const torch::nn::ModuleHolder<Impl>& holder, const StateDict& dict,
+IncompatibleKeys load_state_dict(const torch::nn::ModuleHolder<Impl>& holder, const StateDict& dict,
                            const LoadOptions& options = {}) {
   return fsdp::load_state_dict(static_cast<torch::nn::Module&>(*holder.ptr()), dict, options);
 }

@@ -2,13 +2,15 @@
 
 #include <cstdint>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 class FSDPModule;
 
 /// Counts of a root's collectives on this rank since `fully_shard`. They are computed from sizes, so they are the same in
 /// every run.
-struct StepStatistics {
+struct FSDP_API StepStatistics {
   int64_t all_gathers = 0;
   int64_t gathered_bytes = 0;  ///< of the outputs of all-gathers, with padding
   int64_t reductions = 0;      ///< one for each group and reduce dtype
@@ -25,10 +27,10 @@ struct StepStatistics {
 };
 
 /// The statistics of the root of `module`. No communication.
-StepStatistics statistics(const FSDPModule& module);
+FSDP_API StepStatistics statistics(const FSDPModule& module);
 
 /// Milliseconds that the host has waited for collectives of `module`'s root in the latest step. With NCCL the device waits and
 /// not the host; that is not counted. Differs between runs. No communication.
-double exposed_wait_ms(const FSDPModule& module);
+FSDP_API double exposed_wait_ms(const FSDPModule& module);
 
 }  // namespace fsdp

@@ -4,10 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/api.hpp"
+
 namespace fsdp {
 
 /// Something that took time on one rank.
-struct TimelineEvent {
+struct FSDP_API TimelineEvent {
   enum class Kind {
     kPhase,       ///< of a step: "forward", "backward"; "between steps"
     kUse,         ///< operators that use a group ran, named after it
@@ -26,17 +28,17 @@ struct TimelineEvent {
 };
 
 /// "phase", "use", "runtime" or "collective".
-const char* to_string(TimelineEvent::Kind kind);
+FSDP_API const char* to_string(TimelineEvent::Kind kind);
 
 /// What a root holds beside its shards, from one time until the next that was written down.
-struct TimelineBytes {
+struct FSDP_API TimelineBytes {
   int64_t time_ns = 0;    ///< as an event's
   int64_t unsharded = 0;  ///< parameters that are gathered, or on their way
   int64_t packed = 0;     ///< gradients in reductions that have not let go of them
 };
 
 /// What one rank did, and when, as its host saw it.
-struct Timeline {
+struct FSDP_API Timeline {
   int rank = 0;
   std::vector<TimelineEvent> events;  ///< by begin
   std::vector<TimelineBytes> bytes = {};  ///< by time; the first when the recording began

@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/api.hpp"
 #include "fsdp/fully_shard.hpp"
 
 namespace fsdp {
 
 /// A module for which a policy decides.
-struct WrapCandidate {
+struct FSDP_API WrapCandidate {
   torch::nn::Module& module;
   std::string name;       ///< path from the root, such as "blocks.3"
   int64_t numel = 0;      ///< elements of its parameters, without those of units below it
@@ -20,7 +21,7 @@ struct WrapCandidate {
 
 /// Which modules of a tree become units, each with its own call of `fully_shard`: FSDP1's wrap policies. The root is always a
 /// unit.
-struct WrapPolicy {
+struct FSDP_API WrapPolicy {
   /// Whether to look for units below a module; `numel` counts all its parameters then. Default: always.
   std::function<bool(const WrapCandidate& candidate)> enters = {};
   /// The options of a module that becomes a unit; nullopt: its parameters go to its parent's unit. Called for the modules below
@@ -31,7 +32,7 @@ struct WrapPolicy {
 };
 
 /// Makes units of the modules for which `predicate` is true.
-WrapPolicy wrap_if(std::function<bool(const WrapCandidate& candidate)> predicate);
+FSDP_API WrapPolicy wrap_if(std::function<bool(const WrapCandidate& candidate)> predicate);
 
 /// Makes units of the modules of these classes, such as wrap_class<torch::nn::TransformerEncoderLayerImpl>().
 template <class... Impls>
@@ -41,7 +42,7 @@ WrapPolicy wrap_class() {
   });
 }
 
-struct WrapBySizeOptions {
+struct FSDP_API WrapBySizeOptions {
   /// The least number of elements of a unit, without those of units below it.
   int64_t min_numel = 100'000'000;
   /// Modules below which no units are made; they may be units themselves. Default: MultiheadAttention.
@@ -50,10 +51,10 @@ struct WrapBySizeOptions {
   std::function<bool(const torch::nn::Module&)> is_excluded = {};
 };
 /// FSDP1's size_based_auto_wrap_policy.
-WrapPolicy wrap_by_size(const WrapBySizeOptions& options = {});
+FSDP_API WrapPolicy wrap_by_size(const WrapBySizeOptions& options = {});
 
 /// One unit that `apply_wrapping` will make.
-struct PlannedUnit {
+struct FSDP_API PlannedUnit {
   torch::nn::Module* module = nullptr;
   std::string name;  ///< "" for the root
   FullyShardOptions options;
@@ -64,7 +65,7 @@ struct PlannedUnit {
 };
 
 /// The units that a policy chose in a tree. Nothing is sharded yet.
-struct WrapPlan {
+struct FSDP_API WrapPlan {
   std::vector<PlannedUnit> units;  ///< inner before outer; the root last
 
   /// The tree of units with the bytes of their parameters. A unit that mixes frozen and trainable parameters has a note that
@@ -77,15 +78,15 @@ struct WrapPlan {
 ///
 /// Throws UsageError if the tree has a sharded module already, which the error names, or if the policy chooses a container
 /// without a forward.
-WrapPlan plan_wrapping(torch::nn::Module& root, const WrapPolicy& policy,
-                       const FullyShardOptions& options = {});
+FSDP_API WrapPlan plan_wrapping(torch::nn::Module& root, const WrapPolicy& policy,
+                                const FullyShardOptions& options = {});
 
 /// Calls fully_shard for each unit of the plan, inner ones first. Returns the root's handle.
-FSDPModule apply_wrapping(const WrapPlan& plan);
+FSDP_API FSDPModule apply_wrapping(const WrapPlan& plan);
 
 /// plan_wrapping and apply_wrapping in one call.
-FSDPModule fully_shard(torch::nn::Module& root, const WrapPolicy& policy,
-                       const FullyShardOptions& options = {});
+FSDP_API FSDPModule fully_shard(torch::nn::Module& root, const WrapPolicy& policy,
+                                const FullyShardOptions& options = {});
 
 template <class Impl>
 FSDPModule fully_shard(const torch::nn::ModuleHolder<Impl>& holder, const WrapPolicy& policy,

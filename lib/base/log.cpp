@@ -1,11 +1,12 @@
 #include "base/log.hpp"
 
-#include <spdlog/sinks/stdout_color_sinks.h>
-
+#include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "base/environment.hpp"
+#include "base/routed_sink.hpp"
 
 namespace fsdp {
 namespace {
@@ -14,9 +15,14 @@ void set_pattern(spdlog::logger& logger, const std::string& who) {
   logger.set_pattern("[%Y-%m-%d %H:%M:%S.%e] [" + who + "] [%l] %v");
 }
 
+/// Never destroyed, nor is the logger: destructors of static objects may still log.
+const std::shared_ptr<RoutedSink>& sink() {
+  static const auto* sink = new std::shared_ptr<RoutedSink>(std::make_shared<RoutedSink>());
+  return *sink;
+}
+
 spdlog::logger* make_logger() {
-  auto* logger =
-      new spdlog::logger("fsdp", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  auto* logger = new spdlog::logger("fsdp", sink());
   set_pattern(*logger, "fsdp");
   const std::string name = environment::log_level();
   const auto level = spdlog::level::from_str(name);
@@ -42,12 +48,17 @@ bool is_new(const std::string& message) {
 }  // namespace
 
 spdlog::logger& log() {
-  // Never destroyed: destructors of static objects may still log.
   static spdlog::logger* logger = make_logger();
   return *logger;
 }
 
 void set_log_rank(int rank) { set_pattern(log(), "fsdp rank " + std::to_string(rank)); }
+
+void set_log_sink(LogSink program) { sink()->set(std::move(program)); }
+
+void set_log_level(LogLevel level) {
+  log().set_level(level == LogLevel::kOff ? spdlog::level::off : static_cast<spdlog::level::level_enum>(level));
+}
 
 void warn_once(const std::string& message) {
   if (is_new(message)) log().warn(message);

@@ -66,7 +66,7 @@ LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& chec
     loaded.restored_rng_state = can_restore_rng(reader, *rng, ranks.size());
     if (loaded.restored_rng_state) sections.push_back(*rng);
   });
-  loaded.misfits = reader.load(sections, optimizer ? optimizer->misfits() : CheckpointMisfits{});
+  loaded.misfits = reader.load(sections, optimizer ? optimizer->misfits() : IncompatibleKeys{});
   if (optimizer) optimizer->finish();
   if (loaded.restored_rng_state) restore_rng(*rng, ranks.rank());
   return loaded;

@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "api/state_dict/load_result.hpp"
+#include "api/state_dict/require_fits.hpp"
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "checkpoint/io/find_damage.hpp"
@@ -18,15 +18,15 @@ namespace {
 
 constexpr int64_t kLeastExtraBytes = int64_t{4} << 20;
 
-void describe(std::string& text, const std::string& section, const CheckpointMisfits& misfits) {
-  if (misfits.none()) return;
+void describe(std::string& text, const std::string& section, const IncompatibleKeys& misfits) {
+  if (misfits.empty()) return;
   if (section != "model") text += " In '" + section + "':";
   append_list(text, "Missing", misfits.missing);
   append_list(text, "Unexpected", misfits.unexpected);
   append_list(text, "Wrong", misfits.wrong);
 }
 
-void leave_out(const CatalogueEntries& asked, const Catalogue::Section& section, CheckpointMisfits& misfits) {
+void leave_out(const CatalogueEntries& asked, const Catalogue::Section& section, IncompatibleKeys& misfits) {
   std::set<std::string> names;
   for (const auto& entry : section.tensors)
     if (asked.contains(&entry)) names.insert("'" + entry.name + "'");
@@ -144,11 +144,11 @@ std::vector<std::string> CheckpointReader::find_damage() const {
   return fsdp::find_damage(state_->catalogue, state_->options.follow_symlinks);
 }
 
-CheckpointMisfits CheckpointReader::compare(const CheckpointSection& section) const {
+IncompatibleKeys CheckpointReader::compare(const CheckpointSection& section) const {
   return state_->match(section).misfits;
 }
 
-CheckpointMisfits CheckpointReader::load(const std::vector<CheckpointSection>& sections, const CheckpointMisfits& besides) {
+IncompatibleKeys CheckpointReader::load(const std::vector<CheckpointSection>& sections, const IncompatibleKeys& besides) {
   const auto& ranks = state_->ranks;
   auto results = state_->match_with_others(sections);
   auto all = besides;

@@ -4,7 +4,6 @@
 
 #include "base/require.hpp"
 #include "comm/work.hpp"
-#include "fsdp/error.hpp"
 
 namespace fsdp {
 namespace {
@@ -36,7 +35,7 @@ std::string CollectiveInfo::describe() const {
 }
 
 void CollectiveInfo::fail(std::string_view reason) const {
-  throw CommError(fmt::format("{} failed: {}", describe(), reason));
+  throw CommError(fmt::format("{} failed: {}", describe(), reason), failed());
 }
 
 std::shared_ptr<Work> Communicator::start_all_gather_batch(std::span<const at::Tensor> /*outputs*/,

@@ -2,6 +2,7 @@
 #include "comm/forwarding.hpp"
 #include "comm/total_bytes.hpp"
 #include "fsdp/simulated_network.hpp"
+#include "fsdp/testing/recording.hpp"
 
 namespace fsdp {
 namespace {

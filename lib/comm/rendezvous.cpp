@@ -72,7 +72,7 @@ StorePtr open_tcp(const Address& address, const RendezvousOptions& options) {
             "init_process_group on rank {} of {}: nothing could be reached at {}:{} within {} ms: {}; {} serves the "
             "rendezvous there",
             options.rank, options.world_size, address.host, address.port, options.timeout.count(), why,
-            address.served_by_agent ? "torchrun" : "rank 0"));
+            address.served_by_agent ? "torchrun" : "rank 0"), failed_to_join(options));
     return c10::make_intrusive<c10d::TCPStore>(address.host, tcp);
   };
   return BoundedCalls(fmt::format("what accepts connections at {}:{}", address.host, address.port))
@@ -103,11 +103,15 @@ void await_ranks(c10d::Store& store, const RendezvousOptions& options) {
     throw CommError(
         fmt::format("init_process_group on rank {} of {}: no sign of rank(s) {} at {} within {} ms",
                     options.rank, options.world_size, fmt::join(missing, ", "), options.init_method,
-                    options.timeout.count()));
+                    options.timeout.count()), failed_to_join(options));
   }
 }
 
 }  // namespace
+
+FailedOperation failed_to_join(const RendezvousOptions& options) {
+  return {.operation = "init_process_group", .group = "world", .rank = options.rank, .size = options.world_size};
+}
 
 MeetingPlace meet(const RendezvousOptions& options) {
   const std::string& url = options.init_method;
@@ -136,12 +140,12 @@ MeetingPlace meet(const RendezvousOptions& options) {
     await_ranks(*place.store, options);
   } catch (const NoAnswer& error) {
     throw CommError(fmt::format("init_process_group on rank {} of {} at {}: {}", options.rank, options.world_size, url,
-                                error.what()));
+                                error.what()), failed_to_join(options));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     throw CommError(fmt::format("init_process_group on rank {} of {} at {}: {}", options.rank,
-                                options.world_size, url, first_line(error.what())));
+                                options.world_size, url, first_line(error.what())), failed_to_join(options));
   }
   return place;
 }

@@ -4,6 +4,8 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "fsdp/error.hpp"
+
 namespace fsdp {
 
 /// Where the ranks of a world find each other.
@@ -13,6 +15,9 @@ struct RendezvousOptions {
   int world_size = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
+
+/// For an error in a call of init_process_group.
+FailedOperation failed_to_join(const RendezvousOptions& options);
 
 struct MeetingPlace {
   c10::intrusive_ptr<c10d::Store> store;

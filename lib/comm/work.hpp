@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fsdp/communicator.hpp"
+#include "fsdp/error.hpp"
 
 namespace fsdp {
 
@@ -31,6 +32,7 @@ struct CollectiveInfo {
         size(comm.size()),
         bytes(bytes) {}
 
+  FailedOperation failed() const { return {operation, subject, group, rank, size}; }
   /// "all_gather of 'blocks.3' (12,345 bytes) in group 'shard[0,1]' on rank 0 of 2".
   std::string describe() const;
   /// describe() + " failed: " + reason, as a CommError.

@@ -216,7 +216,7 @@ void CollectiveTrace::note_given_up(Operation operation, const GroupIdentity& gr
 void CollectiveTrace::explain(const CommError& error) {
   if (watch_) {
     const auto late = (*watch_)->explain_failure();
-    if (!late.empty()) throw CommError(fmt::format("{}\n{}", error.what(), late));
+    if (!late.empty()) throw CommError(fmt::format("{}\n{}", error.what(), late), error.failed());
   }
   throw;
 }

@@ -5,6 +5,7 @@
 #include "comm/c10d/c10d_communicator.hpp"
 #include "comm/comm_memory.hpp"
 #include "fsdp/simulated_network.hpp"
+#include "fsdp/testing/recording.hpp"
 
 // Buffers for collectives from a backend's own allocator.
 

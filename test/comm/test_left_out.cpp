@@ -3,6 +3,7 @@
 #include "comm/debug/fake_collectives.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
+#include "fsdp/testing/recording.hpp"
 #include "rank_results.hpp"
 #include "support/scoped_environment.hpp"
 

@@ -12,6 +12,7 @@
 #include "comm/scaled_sum.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/simulated_network.hpp"
+#include "fsdp/testing/recording.hpp"
 #include "nccl_ranks.hpp"
 #include "support/scoped_environment.hpp"
 

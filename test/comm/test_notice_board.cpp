@@ -11,6 +11,7 @@
 #include "comm/notice_board.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
+#include "fsdp/testing/recording.hpp"
 #include "rank_results.hpp"
 
 namespace fsdp::test {

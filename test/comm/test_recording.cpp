@@ -3,6 +3,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
+#include "fsdp/testing/recording.hpp"
 #include "rank_results.hpp"
 
 namespace fsdp::test {

@@ -96,18 +96,25 @@ TEST_CASE("a rank that ends early is named at once", "[comm][threads]") {
 TEST_CASE("a timeout names operation, subject, group, rank and who is missing", "[comm][threads]") {
   std::promise<void> failed;
   const auto has_failed = failed.get_future().share();
+  FailedOperation about;
   const auto errors = errors_on_threads(
       3,
       [&](Communicator& world) {
         if (world.rank() != 0) return (void)has_failed.wait_for(patience());
         try {
           all_gather(world, at::ones({6}), at::ones({2}), "blocks.3");
-        } catch (const CommError&) {
+        } catch (const CommError& error) {
+          about = error.failed();
           failed.set_value();
           throw;
         }
       },
       std::chrono::milliseconds(100));
+  CHECK(about.operation == "all_gather");
+  CHECK(about.subject == "blocks.3");
+  CHECK(about.group == "world");
+  CHECK(about.rank == 0);
+  CHECK(about.size == 3);
   CHECK_THAT(errors[0], Contains("all_gather of 'blocks.3' (24 bytes) in group 'world' on rank 0 "
                                  "of 3 failed: timed out after 100 ms"));
   CHECK_THAT(errors[0], Contains("waited in vain for ranks 1, 2"));

@@ -20,10 +20,10 @@ struct Pair : nn::Module {
 };
 
 /// At another level while it lives.
-class LogLevel {
+class ScopedLevel {
  public:
-  explicit LogLevel(spdlog::level::level_enum level) : before_(log().level()) { log().set_level(level); }
-  ~LogLevel() { log().set_level(before_); }
+  explicit ScopedLevel(spdlog::level::level_enum level) : before_(log().level()) { log().set_level(level); }
+  ~ScopedLevel() { log().set_level(before_); }
 
  private:
   spdlog::level::level_enum before_;
@@ -49,7 +49,7 @@ TEST_CASE("what is frozen after a flat layout was planned is warned of, with bot
 
 TEST_CASE("a mixed group that costs no gradient bytes is noted for the curious, once", "[group][notes]") {
   for (const bool is_curious : {false, true}) {
-    const LogLevel level(is_curious ? spdlog::level::info : spdlog::level::warn);
+    const ScopedLevel level(is_curious ? spdlog::level::info : spdlog::level::warn);
     const LoggedLines logged;
     on_ranks(2, [](Rank& rank) {
       Pair pair("mixed", torch::ones({8, 4}), torch::ones({8, 2}), /*trains_second=*/false);

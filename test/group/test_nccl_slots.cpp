@@ -2,6 +2,7 @@
 // that is not in the same place of the same window on all ranks.
 #include <catch2/catch.hpp>
 
+#include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 #include "nccl_training.hpp"
 
@@ -81,7 +82,7 @@ namespace {
 
 /// What the scheduler believes of each group is so.
 void expect_known(ShardedChain& chain, const std::string& when) {
-  auto& root = *chain.root[0].state().context();
+  auto& root = *handles::state(chain.root[0]).context();
   for (const auto* group : root.runner().groups()) {
     const auto state = group->unsharder().state();
     const auto real = is_unsharded(state)    ? Residency::kUnsharded

@@ -38,10 +38,10 @@ def exported():
 
 class Reference(unittest.TestCase):
     def test_each_header_is_on_one_page(self):
-        found = re.findall(r"^::: fsdp/(\w+\.hpp)$", "\n".join(pages("reference/cpp").values()), re.MULTILINE)
+        found = re.findall(r"^::: fsdp/([\w/]+\.hpp)$", "\n".join(pages("reference/cpp").values()), re.MULTILINE)
         # What the others include, and a part of one that has nothing public of its own.
         without = {docs_headers.UMBRELLA, "activation_checkpoint_call.hpp"}
-        headers = {path.name.removesuffix(docs_headers.MADE) for path in HEADERS.glob("*.hpp*")}
+        headers = {str(path.relative_to(HEADERS)).removesuffix(docs_headers.MADE) for path in HEADERS.rglob("*.hpp*")}
         self.assertEqual(sorted(found), sorted(headers - without))
 
     def test_each_name_of_the_package_is_on_one_page(self):
@@ -53,7 +53,7 @@ class Reference(unittest.TestCase):
     def test_each_name_that_ctags_finds_in_a_header_is_in_its_reference(self):
         command = ["ctags", "--languages=C++", f"--langmap=C++:+.hpp{docs_headers.MADE}", "--kinds-C++=cegmpstv",
                    "--fields=+asZ", "--extras=", "--_xformat=%K|%s|%a|%N", "-x",
-                   *map(str, sorted(HEADERS.glob("*.hpp*")))]
+                   *map(str, sorted(HEADERS.rglob("*.hpp*")))]
         tags = subprocess.run(command, check=True, text=True, capture_output=True).stdout.splitlines()
         with tempfile.TemporaryDirectory() as folder:
             by_header = docs_headers.read_names(docs_headers.run_doxygen(ROOT, Path(folder)))

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct PlainParam {
 
 /// One group, as the formula sees it: from sizes alone, nothing of it is asked of the library.
 struct PlainGroup {
-  FSDPModule module;
+  std::optional<FSDPModule> module = {};
   std::string suffix = {};      ///< to the module's name, where its mesh is not the module's
   std::string gathered_over = {};  ///< the communicator's name
   bool is_flat = false;

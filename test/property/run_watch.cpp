@@ -56,7 +56,7 @@ StepStatistics statistics_of_roots(const torch::nn::Module& module) {
 
 /// What its collectives are called.
 std::string subject_of(const PlainGroup& group) {
-  const auto& name = group.module.name();
+  const auto& name = group.module->name();
   return (name.empty() ? "root" : name) + group.suffix;
 }
 

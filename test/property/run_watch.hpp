@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "fsdp/testing/recording.hpp"
 #include "property/byte_formula.hpp"
 #include "support/twin.hpp"
 

@@ -222,7 +222,7 @@ void Sharder::shard(nn::Module& module) {
 
 PlainGroup Sharder::new_group(const Place& place, const FullyShardOptions& with) const {
   const auto& training = tree_.training;
-  PlainGroup group{.module = FSDPModule(nullptr)};
+  PlainGroup group;
   std::vector<std::string> notes;
   if (place.where != Where::kModule) notes = unsharded_->meshes.own(place.where).dim_names();
   if (place.is_replicated) notes.push_back("replicated");
@@ -272,7 +272,7 @@ void Sharder::visit(nn::Module& module, bool forced) {
 void Sharder::prefetch_by_list() {
   std::vector<FSDPModule> modules;
   for (const auto& owned : owned_)
-    if (owned.place == Place{}) modules.push_back(owned.group.module);
+    if (owned.place == Place{}) modules.push_back(*owned.group.module);
   for (size_t i = 0; i + 1 < modules.size(); ++i) {
     auto &inner = modules[i], &outer = modules[i + 1];
     if (draw_.chance(0.3)) inner.set_modules_to_forward_prefetch({outer});

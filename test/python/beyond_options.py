@@ -111,8 +111,11 @@ def ranks_that_do_not_agree_get_a_schedule_error(rank, ranks):
         first(torch.ones(1, 6))
         other(torch.ones(1, 6))
 
-    raises(fsdp.ScheduleError, "", go)
+    error = raises(fsdp.ScheduleError, "", go)
+    assert error.collective == 0 and sorted(error.launched) == list(range(ranks)), (error.collective, error.launched)
+    assert error.launched[0].startswith("all_gather of 0") and error.launched[1].startswith("all_gather of 1"), error.launched
     assert issubclass(fsdp.ScheduleError, fsdp.CommError)
+    assert fsdp.ScheduleError("of a program").launched == {} and fsdp.CommError("of a program").rank == -1
 
 
 @check

@@ -190,7 +190,7 @@ TEST_CASE("several modules of one call share a group", "[runtime][managed_states
     auto root = fully_shard(model, {.mesh = rank.mesh()});
     rank.check_equal(root.sharded_modules().size(), size_t{3}, "the root and two groups");
     auto found = find_fsdp_module(*model->layers[1]);
-    rank.check(found && &found->state() == &both.state(), "every listed module leads to the same state");
+    rank.check(found && *found == both, "every listed module leads to the same state");
     Inputs inputs(rank.index(), 0);
     model->forward(inputs.normal({4, 6})).square().mean().backward();
     rank.check_equal(rank.subjects_of("reduce_scatter").size(), size_t{3}, "one reduce-scatter a group");

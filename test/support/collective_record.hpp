@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "fsdp/testing/recording.hpp"
+
 namespace fsdp::test {
 
 /// What one `on_ranks` call communicated, for a comparison of two builds: with FSDP_TEST_RECORD=FILE each call appends

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/recording.hpp"
 #include "support/patience.hpp"
 
 namespace fsdp::test {

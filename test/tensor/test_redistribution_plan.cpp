@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "fsdp/dtensor.hpp"
+#include "fsdp/testing/recording.hpp"
 #include "printed.hpp"
 #include "support/ranks.hpp"
 #include "tensor/redistribution_plan.hpp"

@@ -56,7 +56,7 @@ TEST_CASE("a rank that waits for nothing hears of a verdict by the alarm", "[gro
   const auto notices = shared_board();
   PollingRank zero(notices);
   WatchedRank one(notices, 1, 2);
-  one.inquiry.give_verdict("they disagree");
+  one.inquiry.give_verdict({.text = "they disagree"});
   zero.look();
   CHECK(zero.told() == "they disagree");
   CHECK(zero.posted() == 0);

@@ -61,7 +61,7 @@ TEST_CASE("a rank that looks for a difference takes another rank's verdict befor
   zero.gather(0);
   one.gather(1);
   one.post();  // rank 2 has not said anything
-  one.inquiry.give_verdict("found by rank 1");
+  one.inquiry.give_verdict({.text = "found by rank 1"});
   zero.inquiry.give_difference(zero.activity.report());
   CHECK(zero.told() == "found by rank 1");
 }
@@ -69,8 +69,8 @@ TEST_CASE("a rank that looks for a difference takes another rank's verdict befor
 TEST_CASE("of two verdicts the first is everybody's", "[group][desync_inquiry]") {
   const auto notices = shared_board();
   WatchedRank zero(notices, 0, 2), one(notices, 1, 2);
-  zero.inquiry.give_verdict("first");
-  one.inquiry.give_verdict("second");
+  zero.inquiry.give_verdict({.text = "first"});
+  one.inquiry.give_verdict({.text = "second"});
   CHECK(zero.told() == "first");
   CHECK(one.told() == "first");
 }
@@ -123,7 +123,7 @@ TEST_CASE("what waits for ranks that have ended cannot complete", "[group][desyn
 TEST_CASE("rank 0 waits until the others know the verdict or have ended", "[group][desync_inquiry]") {
   const auto notices = shared_board();
   WatchedRank zero(notices, 0, 3, kLongSettling), one(notices, 1, 3, kLongSettling), two(notices, 2, 3, kLongSettling);
-  zero.inquiry.give_verdict("they disagree");
+  zero.inquiry.give_verdict({.text = "they disagree"});
   auto waits = std::async(std::launch::async, [&] { zero.inquiry.await_others(); });
   const auto has_returned = [&](std::chrono::milliseconds within) {
     return waits.wait_for(within) == std::future_status::ready;
@@ -148,7 +148,7 @@ TEST_CASE("rank 0 throws a verdict once, and no sooner than the others know it",
   DesyncWatcher zero(std::make_shared<CollectiveLog>(), DesyncBoard(notices, "schedule", 0, first_ranks(2)),
                      {.late_after = kLongSettling, .compare_after = kLongSettling, .timeout = kLongSettling});
   CHECK_NOTHROW(zero.check());
-  one.board.verdict().give("they disagree");
+  one.board.verdict().give({.text = "they disagree"});
   std::atomic<bool> one_knows = false;
   auto knew = std::async(std::launch::async, [&] {
     try {

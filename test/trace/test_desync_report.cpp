@@ -75,7 +75,9 @@ TEST_CASE("the message shows each side's first different entry and what they had
                                 report(4, {"a"})};
   const auto found = find_disagreement(reports);
   REQUIRE(found.has_value());
-  CHECK(found->index == 2);
+  CHECK(found->difference.collective == 2);
+  CHECK(found->difference.launched == std::map<int, std::string>{{0, "c"}, {1, "x"}, {2, "c"},
+                                                                 {3, "nothing more, its model is gone"}, {4, "nothing yet"}});
   CHECK_THAT(found->text, Contains("disagree about collective 2 of their model:\n  ranks 0, 2: c\n  rank 1: x\n"
                             "  rank 3: nothing more, its model is gone\n  rank 4: nothing yet\n"
                             "in common before it:\n  0: a\n  1: b\n"));

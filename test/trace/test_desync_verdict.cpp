@@ -2,7 +2,7 @@
 
 #include "comm/forwarding.hpp"
 #include "comm/single_rank.hpp"
-#include "trace/desync/desync_verdict.hpp"
+#include "trace/desync/verdict/desync_verdict.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -26,10 +26,26 @@ class AbortedGroup final : public ForwardingCommunicator {
 TEST_CASE("of verdicts the first stays", "[group][desync_verdict]") {
   DesyncVerdict verdict;
   CHECK_FALSE(verdict.is_given());
-  verdict.give("rank 1 took another branch");
-  verdict.give("another");
+  verdict.give({.text = "rank 1 took another branch"});
+  verdict.give({.text = "another"});
   CHECK(verdict.is_given());
-  CHECK(verdict.text() == "rank 1 took another branch");
+  CHECK(verdict.get().text == "rank 1 took another branch");
+}
+
+TEST_CASE("a verdict travels as one text, whatever modules are called", "[group][desync_verdict]") {
+  const Verdict verdict{"they \"disagree\"\n  rank 1: x", {.collective = 7, .launched = {{0, "all_gather of {a\\b}"}, {12, ""}}}};
+  const auto same = Verdict::decode(verdict.encode());
+  CHECK(same.text == verdict.text);
+  CHECK(same.difference.collective == 7);
+  CHECK(same.difference.launched == verdict.difference.launched);
+  const auto bare = Verdict::decode(Verdict{.text = "values differ"}.encode());
+  CHECK(bare.text == "values differ");
+  CHECK_FALSE(bare.difference.collective.has_value());
+  CHECK_NOTHROW(Verdict{.text = "no UTF-8: \xff"}.encode());
+}
+
+TEST_CASE("a text that is no verdict's is taken as it is", "[group][desync_verdict]") {
+  for (const char* text : {"the ranks disagree", "", "[1]", "{\"launched\": []}"}) CHECK(Verdict::decode(text).text == text);
 }
 
 TEST_CASE("a verdict fails each communicator that is still there, once", "[group][desync_verdict]") {
@@ -42,7 +58,7 @@ TEST_CASE("a verdict fails each communicator that is still there, once", "[group
                                 static_cast<Communicator*>(old.get())})
       verdict.add(*group);
   old.reset();
-  verdict.give("they disagree");
+  verdict.give({.text = "they disagree"});
   CHECK(first == std::vector<std::string>{"they disagree"});
   CHECK(second == first);
   CHECK(gone.empty());

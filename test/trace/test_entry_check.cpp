@@ -92,7 +92,7 @@ TEST_CASE("a verdict ends the wait for an entry", "[group][entry_check]") {
   WatchedRank zero(notices, 0, 2);
   EntryCheck entries(zero.board, zero.verdict, std::chrono::minutes(10));
   zero.gather(0);
-  zero.verdict.give("they disagree");
+  zero.verdict.give({.text = "they disagree"});
   CHECK_NOTHROW(entries.compare(zero.log->position()));  // it does not wait for rank 1
 }
 

@@ -13,6 +13,7 @@ namespace fsdp::test {
 namespace {
 
 using Catch::Contains;
+using Catch::StartsWith;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
@@ -23,9 +24,10 @@ ScheduleCheckOptions soon() {
 
 /// How each rank ended.
 struct Outcome {
-  explicit Outcome(int ranks) : messages(static_cast<size_t>(ranks)), is_schedule_error(static_cast<size_t>(ranks)) {}
+  explicit Outcome(int ranks) : messages(static_cast<size_t>(ranks)), is_schedule_error(static_cast<size_t>(ranks)), differences(messages.size()) {}
   std::vector<std::string> messages;
   std::vector<char> is_schedule_error;
+  std::vector<ScheduleDifference> differences;
   milliseconds time{0};
 
   void all_say(const std::vector<std::string>& parts) const {
@@ -56,7 +58,9 @@ Outcome outcome_of(int ranks, const std::function<void(const std::shared_ptr<Com
           body(world);
         } catch (const std::exception& error) {
           outcome.messages[rank] = message_of(error);
-          outcome.is_schedule_error[rank] = dynamic_cast<const ScheduleError*>(&error) != nullptr;
+          const auto* disagreement = dynamic_cast<const ScheduleError*>(&error);
+          outcome.is_schedule_error[rank] = disagreement != nullptr;
+          if (disagreement != nullptr) outcome.differences[rank] = disagreement->difference();
         }
         // In a process of its own nobody would hear that the others' rank has ended.
         --running;
@@ -99,6 +103,12 @@ TEST_CASE("ranks that take other branches of the same sizes are told after the f
                      ranks == 2 ? "rank 0: all_gather of layer2 (192 bytes, Float) over 2 ranks"
                                 : "ranks 0, 2: all_gather of layer2",
                      "rank 1: all_gather of layer1", "in common before it:\n  0: all_gather of layer0"});
+    for (const auto& difference : outcome.differences) {
+      CHECK(difference.collective == 1);
+      REQUIRE(difference.launched.size() == static_cast<size_t>(ranks));
+      CHECK_THAT(difference.launched.at(0), StartsWith("all_gather of layer2 (192 bytes, Float) over"));
+      CHECK_THAT(difference.launched.at(1), StartsWith("all_gather of layer1"));
+    }
   }
 }
 

@@ -7,7 +7,7 @@
 #include "comm/notice_board.hpp"
 #include "trace/desync/desync_board.hpp"
 #include "trace/desync/desync_inquiry.hpp"
-#include "trace/desync/desync_verdict.hpp"
+#include "trace/desync/verdict/desync_verdict.hpp"
 #include "trace/desync/host_activity.hpp"
 
 namespace fsdp::test {
@@ -42,7 +42,7 @@ struct WatchedRank {
     board.post(report);
   }
   /// The verdict; empty: there is none.
-  std::string told() const { return verdict.is_given() ? verdict.text() : std::string(); }
+  std::string told() const { return verdict.is_given() ? verdict.get().text : std::string(); }
 
   std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>();
   DesyncBoard board;

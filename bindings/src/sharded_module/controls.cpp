@@ -8,6 +8,7 @@
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
 #include "custom_comms.hpp"
+#include "module/handles.hpp"
 
 namespace fsdp::python {
 
@@ -49,7 +50,7 @@ ReduceScatterStart start_named(const std::string& name) {
 }
 
 /// Before the first forward FSDP2 has nothing to finalize, whatever module and mode it is asked for.
-bool has_begun(Controlled& self) { return self.controls().state().context()->has_started(); }
+bool has_begun(Controlled& self) { return handles::state(self.controls()).context()->has_started(); }
 
 /// When parameters are gathered, and how long they stay.
 void define_residency_controls(PySharded& module) {
@@ -90,17 +91,17 @@ void define_backward_controls(PySharded& module) {
 void define_reduction_controls(PySharded& module) {
   module.def("set_force_sum_reduction_for_comms",
              [](Controlled& self, bool value) {
-               set_force_sum_reduction_for_comms(self.controls().state(), value, Recurse::kNo);
+               set_force_sum_reduction_for_comms(handles::state(self.controls()), value, Recurse::kNo);
              },
              WithoutLock())
       .def("set_reduce_scatter_unused_params",
            [](Controlled& self, bool value, bool recurse) {
-             set_reduce_scatter_unused_params(self.controls().state(), value, recurse_of(recurse));
+             set_reduce_scatter_unused_params(handles::state(self.controls()), value, recurse_of(recurse));
            },
            WithoutLock())
       .def("set_gradient_divide_factor",
            [](Controlled& self, double factor) {
-             set_gradient_divide_factor(self.controls().state(), factor, Recurse::kNo);
+             set_gradient_divide_factor(handles::state(self.controls()), factor, Recurse::kNo);
            },
            WithoutLock());
 }

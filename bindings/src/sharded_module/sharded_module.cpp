@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "fsdp/error.hpp"
+#include "module/handles.hpp"
 #include "root/group_port.hpp"
 #include "sharded_module/applied_params.hpp"
 #include "shown/shown_registry.hpp"
@@ -40,7 +41,7 @@ ShardedModule::ShardedModule(FSDPModule controls, std::vector<std::shared_ptr<Mi
 
 ShardedModule::~ShardedModule() {
   py::gil_scoped_acquire gil;
-  by_state().erase(&controls_.state());
+  by_state().erase(&handles::state(controls_));
   params_.set({});
   casts_.apply = py::object();
 }
@@ -51,9 +52,9 @@ std::shared_ptr<ShardedModule> ShardedModule::of(const ModuleState& state) {
 }
 
 void ShardedModule::find_params() {
-  by_state()[&controls_.state()] = weak_from_this();
+  by_state()[&handles::state(controls_)] = weak_from_this();
   std::vector<std::shared_ptr<ShownParam>> found;
-  for (const auto& group : controls_.state().live_groups()) {
+  for (const auto& group : handles::state(controls_).live_groups()) {
     set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
     for (const auto& param : group->params())
       if (!param.has_moved_away)
@@ -67,7 +68,7 @@ void ShardedModule::find_params() {
 }
 
 void ShardedModule::follow_root() {
-  auto root = controls_.state().root();
+  auto root = handles::state(controls_).root();
   if (followed_ == root->context().get()) return;
   if (const auto shown = of(*root); shown && shown.get() != this) {
     shown->follow_root();
@@ -85,12 +86,12 @@ void ShardedModule::follow_root() {
 /// may be torch.func.functional_call's for the length of a call.
 void ShardedModule::take_replaced() {
   if (has_begun_) return;
-  if (params_.form() == Form::kSharded) take_over_replaced(controls_.state().live_groups(), params_);
+  if (params_.form() == Form::kSharded) take_over_replaced(handles::state(controls_).live_groups(), params_);
   has_begun_ = true;
 }
 
 bool ShardedModule::is_kept() const {
-  const auto groups = controls_.state().live_groups();
+  const auto groups = handles::state(controls_).live_groups();
   return std::ranges::any_of(groups, [](const auto& group) {
     const auto& holds = root_of(*group).runner().scheduler().groups()[group->identity().id].holds;
     const bool is_meant_to = holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation);
@@ -100,13 +101,13 @@ bool ShardedModule::is_kept() const {
 
 /// What has been released need not wait for the end of backward to be shown so.
 void ShardedModule::before_hook() {
-  const auto groups = controls_.state().live_groups();
+  const auto groups = handles::state(controls_).live_groups();
   const bool is_held = std::ranges::any_of(groups, [](const auto& group) { return group->unsharder().is_held(); });
   if (params_.form() == Form::kUnsharded && !passes_.is_inside() && !is_held) params_.show_as(Form::kSharded);
 }
 
 bool ShardedModule::reshards_after_forward() const {
-  const auto groups = controls_.state().live_groups();
+  const auto groups = handles::state(controls_).live_groups();
   return std::ranges::any_of(groups, [](const auto& group) { return group->policy().after_forward.reshard; });
 }
 
@@ -124,7 +125,7 @@ bool ShardedModule::records_autograd(const py::tuple& args) const {
 void ShardedModule::use(bool records_autograd) {
   const OutsideTransforms outside;
   std::vector<ParamOwner*> owners;
-  const auto groups = controls_.state().live_groups();
+  const auto groups = handles::state(controls_).live_groups();
   for (const auto& group : groups) owners.push_back(&group->parts().owner());
   context().enter_scope();
   try {
@@ -139,7 +140,7 @@ void ShardedModule::use(bool records_autograd) {
 void ShardedModule::gather_in_backward() {
   py::gil_scoped_release no_gil;
   std::vector<ParamOwner*> owners;
-  const auto groups = controls_.state().live_groups();
+  const auto groups = handles::state(controls_).live_groups();
   for (const auto& group : groups) owners.push_back(&group->parts().owner());
   if (!owners.empty()) owners[0]->make_resident(owners, {});
 }
@@ -154,11 +155,11 @@ bool ShardedModule::run_with_full_parameters(const py::tuple& args) const {
 
 /// Inside FullParameters there is nothing to take over: what the module shows is no sharded parameter.
 void ShardedModule::applied() {
-  if (std::ranges::none_of(params_.all(), shows_full)) take_over_applied(controls_.state().live_groups(), params_);
+  if (std::ranges::none_of(params_.all(), shows_full)) take_over_applied(handles::state(controls_).live_groups(), params_);
 }
 
 void ShardedModule::before_apply() {
-  if (controls_.state().root()->context()->step().is_pinned())
+  if (handles::state(controls_).root()->context()->step().is_pinned())
     throw StateError("full parameters are shown (fsdp.FullParameters), so the module cannot be moved or converted; "
                      "end that first");
   reshard();
@@ -169,7 +170,7 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   if (index >= modules_.size()) throw py::index_error("pre_forward: no module has this index");
   follow_root();
   if (context().step().is_pinned() && run_with_full_parameters(args)) return py::none();
-  if (post_optim_event_.is_set()) post_optim_event_.wait(context(), controls_.state().request().mesh_info.mesh.device());
+  if (post_optim_event_.is_set()) post_optim_event_.wait(context(), handles::state(controls_).request().mesh_info.mesh.device());
   const bool records = records_autograd(args);
   {
     py::gil_scoped_release no_gil;
@@ -189,7 +190,7 @@ py::object ShardedModule::post_forward(py::object output) {
     py::gil_scoped_release no_gil;
     const OutsideTransforms outside;
     if (reshards)
-      for (const auto& group : controls_.state().live_groups()) context().control(*group, GroupEvent::kUserLetsGo);
+      for (const auto& group : handles::state(controls_).live_groups()) context().control(*group, GroupEvent::kUserLetsGo);
     context().leave_scope();
   });
   if (reshards && params_.form() == Form::kUnsharded) params_.show_as(params_.released_form());
@@ -224,7 +225,7 @@ void ShardedModule::watch_backward(const py::object& output) {
 
 void ShardedModule::set_post_optim_event(py::object event) {
   PostOptimEvent recorded(std::move(event));
-  if (const auto root = of(*controls_.state().root())) root->post_optim_event_ = std::move(recorded);
+  if (const auto root = of(*handles::state(controls_).root())) root->post_optim_event_ = std::move(recorded);
 }
 
 void ShardedModule::unshard() {
@@ -236,7 +237,7 @@ void ShardedModule::unshard() {
 void ShardedModule::unshard_done() {
   {
     py::gil_scoped_release no_gil;
-    UnshardHandle(controls_.shared_state()).wait();
+    handles::unshard(handles::shared_state(controls_)).wait();
   }
   params_.show_as(Form::kUnsharded);
 }

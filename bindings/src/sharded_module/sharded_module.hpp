@@ -5,6 +5,7 @@
 
 #include "fsdp/fully_shard.hpp"
 #include "mirror.hpp"
+#include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 #include "sharded_module/boundary_casts.hpp"
 #include "sharded_module/forward_passes.hpp"
@@ -66,7 +67,7 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   void use(bool records_autograd);
   void gather_in_backward();
   bool records_autograd(const py::tuple& args) const;
-  RootContext& context() const { return *controls_.state().context(); }
+  RootContext& context() const { return *handles::state(controls_).context(); }
 
   FSDPModule controls_;
   std::vector<std::shared_ptr<Mirror>> modules_;

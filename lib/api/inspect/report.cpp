@@ -11,6 +11,7 @@
 #include "comm/work.hpp"
 #include "dtensor/rules/propagate.hpp"
 #include "group/notes/frozen_mixture.hpp"
+#include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 #include "root/root_context.hpp"
 
@@ -115,12 +116,12 @@ std::string gathering_text(const std::map<std::string, int64_t>& calls) {
 Report FSDPModule::report() const { return fsdp::report(*this); }
 
 Report report(const FSDPModule& module) {
-  const auto root = module.state().root();
+  const auto root = handles::state(module).root();
   auto& context = *root->context();
   std::lock_guard lock(context.mutex());
   Report report;
   add_groups(*root, 0, report);
-  report.bytes = parameter_bytes(FSDPModule(root));
+  report.bytes = parameter_bytes(handles::module(root));
   report.last_step = context.runner().comm_ctx().meter.last_step();
   report.last_step_peak_bytes = context.runner().comm_ctx().meter.last_step_peak_bytes();
   report.gathering_operators = general_rule_counts();

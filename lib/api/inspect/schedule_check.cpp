@@ -2,11 +2,12 @@
 
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
+#include "module/handles.hpp"
 
 namespace fsdp {
 
 void set_schedule_check(const FSDPModule& root, const ScheduleCheckOptions& options) {
-  auto& context = root_context(root.state(), "set_schedule_check");
+  auto& context = root_context(handles::state(root), "set_schedule_check");
   for (const auto& time : {options.late_after, options.compare_after})
     require(!time || time->count() > 0,
             "set_schedule_check: expected times above 0 ms, found {} ms; set is_enabled to false to have "

@@ -7,6 +7,7 @@
 
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
+#include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 
 // The Chrome trace format, one event in a line, so that files can be merged line by line.
@@ -146,18 +147,18 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
 
 void start_timeline(const FSDPModule& module, size_t max_events) {
   require(max_events > 0, "start_timeline: expected room for one event at least, found none");
-  const auto root = module.state().root();
+  const auto root = handles::state(module).root();
   std::lock_guard lock(root->context()->mutex());
   auto& comm_ctx = root->context()->runner().comm_ctx();
   comm_ctx.trace.start_timeline(root->request().mesh_info.world_rank(), max_events);
 }
 
 Timeline stop_timeline(const FSDPModule& module) {
-  const auto root = module.state().root();
+  const auto root = handles::state(module).root();
   std::lock_guard lock(root->context()->mutex());
   auto& comm_ctx = root->context()->runner().comm_ctx();
   auto timeline = comm_ctx.trace.stop_timeline();
-  timeline.sharded_bytes = parameter_bytes(FSDPModule(root)).sharded;
+  timeline.sharded_bytes = parameter_bytes(handles::module(root)).sharded;
   return timeline;
 }
 

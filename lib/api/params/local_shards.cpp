@@ -1,6 +1,7 @@
 #include "fsdp/local_shards.hpp"
 
 #include "api/params/find_param.hpp"
+#include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 #include "root/group_port.hpp"
 #include "root/make_local_shards.hpp"
@@ -47,7 +48,7 @@ std::optional<FoundParam> find_local_shard(const at::Tensor& tensor) {
 std::vector<LocalShard> local_shards(const torch::nn::Module& module, const ShardLabel& label) {
   std::vector<LocalShard> shards;
   for (const auto& root : roots(module))
-    root.state().visit([&](ModuleState& state) {
+    handles::state(root).visit([&](ModuleState& state) {
       for (const auto& group : state.live_groups())
         for (const auto& one : make_local_shards(*group, labels_of(*group, label)).all())
           shards.push_back(local_shard(state, *group, one));

@@ -8,6 +8,7 @@
 #include "api/state_dict/first_rank.hpp"
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "module/handles.hpp"
 #include "module/module_access.hpp"
 #include "module/state/module_table.hpp"
 #include "root/group_port.hpp"
@@ -28,7 +29,7 @@ bool is_shown(const FoundParam& found) {
 std::unordered_set<const c10::TensorImpl*> shown_unsharded(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> unsharded_params;
   for (const auto& root : roots(module)) {
-    auto& context = *root.state().root()->context();
+    auto& context = *handles::state(root).root()->context();
     if (!context.step().is_pinned()) continue;
     for (auto* group : context.runner().groups())
       for (const auto& param : group->params())
@@ -53,7 +54,7 @@ ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
           "to false",
           kCaller);
   for (const auto& root : roots(module))
-    if (auto& context = *root.state().root()->context(); !context.step().is_pinned()) bring_home(context);
+    if (auto& context = *handles::state(root).root()->context(); !context.step().is_pinned()) bring_home(context);
   collect(module, which, /*is_start=*/true);
   const auto already = shown_unsharded(module);
   for (const auto& param : module.parameters(/*recurse=*/which != ShowWhich::kOwn))

@@ -11,6 +11,7 @@
 #include "api/shard/open_scopes.hpp"
 #include "base/log.hpp"
 #include "fsdp/forward_scope.hpp"
+#include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 
 namespace fsdp {
@@ -120,7 +121,7 @@ ReplayEnvironment::Restored::Restored(const ReplayEnvironment& environment)
     buffers_.emplace_back(buffer.variable_data(), buffer.detach().clone());
   for (const auto& scope : environment.scopes_)
     if (auto state = scope.lock())
-      scopes_.push_back(std::make_unique<ForwardScope>(FSDPModule(std::move(state))));
+      scopes_.push_back(std::make_unique<ForwardScope>(handles::module(std::move(state))));
   environment.generators_.restore();
   environment.autocast_.restore();
   at::autocast::increment_nesting();

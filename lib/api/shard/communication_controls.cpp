@@ -3,6 +3,7 @@
 #include "comm/comm_memory.hpp"
 #include "group/symmetric_memory.hpp"
 #include "mesh/separate_group.hpp"
+#include "module/handles.hpp"
 #include "root/group_port.hpp"
 
 // The controls that say through what a group communicates, and in which memory.
@@ -129,7 +130,7 @@ void share_comm_ctx(const std::vector<FSDPModule>& roots) {
   std::vector<std::shared_ptr<ReductionQueue>> queues;
   for (const auto& root : roots) {
     require(root.is_root(), "share_comm_ctx: '{}' is not a root; give the root modules", root.name());
-    const auto& context = root.state().context();
+    const auto& context = handles::state(root).context();
     std::shared_ptr<ReductionQueue> queue(context, &context->runner().reductions());  // keeps the root alive
     if (std::find(queues.begin(), queues.end(), queue) == queues.end()) queues.push_back(std::move(queue));
   }

@@ -1,5 +1,6 @@
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
+#include "module/handles.hpp"
 #include "root/group_port.hpp"
 
 // The controls of a sharded module. Without parameters to shard every one of them does nothing.
@@ -21,7 +22,7 @@ void for_own(ModuleState& state, Action&& action) {
 std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& modules) {
   std::vector<std::weak_ptr<ParamGroup>> groups;
   for (const auto& module : modules)
-    for (const auto& owned : module.state().groups()) groups.push_back(owned.group);
+    for (const auto& owned : handles::state(module).groups()) groups.push_back(owned.group);
   return groups;
 }
 
@@ -40,7 +41,7 @@ void FSDPModule::unshard() {
 
 UnshardHandle FSDPModule::unshard_async() {
   for_own(*state_, [&](ParamGroup& group) { state_->context()->control(group, GroupEvent::kUserUnshards); });
-  return UnshardHandle(state_);
+  return handles::unshard(state_);
 }
 
 void FSDPModule::reshard() {
@@ -157,7 +158,7 @@ const std::string& FSDPModule::name() const { return state_->tree().name(); }
 
 std::vector<FSDPModule> FSDPModule::sharded_modules() const {
   std::vector<FSDPModule> modules;
-  state_->visit([&](ModuleState& state) { modules.emplace_back(state.shared_from_this()); });
+  state_->visit([&](ModuleState& state) { modules.push_back(handles::module(state.shared_from_this())); });
   return modules;
 }
 

@@ -1,5 +1,7 @@
 #include "api/shard/controlled_groups.hpp"
 
+#include "module/handles.hpp"
+
 namespace fsdp {
 
 void FSDPModule::set_manual_backward_finalization(bool value) {
@@ -10,7 +12,7 @@ void FSDPModule::finalize_backward() { finalize_backward_async().wait(); }
 
 GradientReductionHandle FSDPModule::finalize_backward_async() {
   const auto ticket = root_context(*state_, "finalize_backward").finalize_backward();
-  return ticket == 0 ? GradientReductionHandle() : GradientReductionHandle(state_, ticket);
+  return ticket == 0 ? GradientReductionHandle() : handles::reduction(state_, ticket);
 }
 
 void GradientReductionHandle::wait() {

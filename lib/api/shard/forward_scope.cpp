@@ -1,6 +1,7 @@
 #include "fsdp/forward_scope.hpp"
 
 #include "api/shard/open_scopes.hpp"
+#include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 
 namespace fsdp {
@@ -22,7 +23,7 @@ std::vector<std::weak_ptr<ModuleState>> open_scopes() {
   return open;
 }
 
-ForwardScope::ForwardScope(const FSDPModule& root) : state_(root.state().root()) {
+ForwardScope::ForwardScope(const FSDPModule& root) : state_(handles::state(root).root()) {
   state_->context()->enter_scope();
   scopes.push_back(state_.get());
 }
@@ -35,13 +36,13 @@ ForwardScope::~ForwardScope() {
 }
 
 at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input) {
-  const auto& policy = module.state().request().options.mp_policy;
-  const bool casts = policy.cast_forward_inputs && !module.state().precision().computes_in_own_dtype();
+  const auto& policy = handles::state(module).request().options.mp_policy;
+  const bool casts = policy.cast_forward_inputs && !handles::state(module).precision().computes_in_own_dtype();
   return casts ? cast(input, policy.param_dtype) : input;
 }
 
 at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output) {
-  return cast(output, module.state().request().options.mp_policy.output_dtype);
+  return cast(output, handles::state(module).request().options.mp_policy.output_dtype);
 }
 
 }  // namespace fsdp

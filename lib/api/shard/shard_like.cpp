@@ -13,6 +13,7 @@
 #include "fsdp/fully_shard.hpp"
 #include "group/symmetric_memory.hpp"
 #include "module/attach.hpp"
+#include "module/handles.hpp"
 #include "module/module_access.hpp"
 #include "param/grad_dtype.hpp"
 
@@ -71,7 +72,7 @@ class ShardLike {
   /// Throws before anything is sharded.
   void check(const Module& original) {
     for (const auto& root : roots(original))
-      root.state().visit([&](ModuleState& state) {
+      handles::state(root).visit([&](ModuleState& state) {
         covered_.insert(&state);
         for (const auto& unit : state.tree().units())
           require(pairs_.modules.contains(unit.module),
@@ -155,7 +156,7 @@ void copy_shards(const CopyPairs& pairs) {
 void check_copyable(Module& module) {
   require_not_shown(module, "clone");
   for (const auto& root : roots(module))
-    for (const auto* group : root.state().root()->context()->runner().groups())
+    for (const auto* group : handles::state(root).root()->context()->runner().groups())
       require_state(!group->parts().config.device.is_meta(),
                     "clone: '{}' is on the meta device and has no values; materialise the module first", group->name());
 }
@@ -167,7 +168,7 @@ void shard_like(Module& module, const std::shared_ptr<Module>& copy) {
   like.check(module);
   for (const auto& param : pairs.params) tie(param);
   for (const auto& param : pairs.params) shape_like_original(param);
-  for (const auto& root : roots(module)) like.shard(root.state());
+  for (const auto& root : roots(module)) like.shard(handles::state(root));
   copy_shards(pairs);
 }
 

@@ -2,7 +2,7 @@
 #include <set>
 
 #include "api/state_dict/first_rank.hpp"
-#include "api/state_dict/load_result.hpp"
+#include "api/state_dict/require_fits.hpp"
 #include "api/state_dict/optimizer_fields.hpp"
 #include "api/state_dict/optimizer_params.hpp"
 #include "api/state_dict/state_entry.hpp"
@@ -28,7 +28,7 @@ struct PlannedState {
 struct OptimizerPlan {
   std::vector<PlannedState> states;                            // by position
   std::vector<std::map<std::string, OptimizerOption>> options;  // by group; empty: left as they are
-  LoadResult result;
+  IncompatibleKeys result;
 };
 
 class OptimizerStatePlanner {
@@ -253,7 +253,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> load_state(const PlannedState
 
 }  // namespace
 
-LoadResult load_optimizer_state_dict(const torch::nn::Module& module,
+IncompatibleKeys load_optimizer_state_dict(const torch::nn::Module& module,
                                      torch::optim::Optimizer& optimizer,
                                      const OptimizerStateDict& dict, const LoadOptions& options) {
   require_not_shown(module, kLoadOptimizerState);

@@ -4,6 +4,7 @@
 
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
+#include "module/handles.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
 #include "module/state/module_table.hpp"
@@ -78,7 +79,7 @@ std::vector<NamedState> named_states(const Module& module) { return Walk().run(m
 
 void require_not_shown(const Module& module, std::string_view caller) {
   for (const auto& root : roots(module)) {
-    auto& context = *root.state().root()->context();
+    auto& context = *handles::state(root).root()->context();
     require_state(!context.step().is_pinned(),
                   "{}: not while the module shows full parameters (fsdp::FullParameters); end that "
                   "scope first",

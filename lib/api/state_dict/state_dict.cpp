@@ -3,7 +3,7 @@
 #include <unordered_set>
 
 #include "api/state_dict/first_rank.hpp"
-#include "api/state_dict/load_result.hpp"
+#include "api/state_dict/require_fits.hpp"
 #include "api/state_dict/state_entry.hpp"
 #include "base/require.hpp"
 #include "tensor/broadcast_whole.hpp"
@@ -26,7 +26,7 @@ void require_values(const std::vector<NamedState>& states, std::string_view call
 /// What of a dict goes where.
 struct LoadPlan {
   std::vector<const StateEntry*> sources;  // by state; null: left as it is
-  LoadResult result;
+  IncompatibleKeys result;
 };
 
 const StateEntry* find_any(const StateDict& dict, const std::vector<std::string>& names) {
@@ -57,7 +57,7 @@ LoadPlan plan_load(const std::vector<NamedState>& states, const StateDict& dict)
 constexpr auto kLoadStateDict = "load_state_dict";
 
 /// The first rank's plan, on all ranks. The sources are there alone.
-LoadResult load_from_first(const std::vector<NamedState>& states, const StateDict& dict,
+IncompatibleKeys load_from_first(const std::vector<NamedState>& states, const StateDict& dict,
                            const LoadOptions& options, const LeadingMesh& leading) {
   const auto& mesh = leading.all;
   require(mesh.defined(), "{}: broadcast_from_rank0 needs a module with sharded parameters", kLoadStateDict);
@@ -75,7 +75,7 @@ LoadResult load_from_first(const std::vector<NamedState>& states, const StateDic
       pack({refusal, loads, plan.result.missing, plan.result.unexpected, plan.result.wrong}), mesh,
       kLoadStateDict));
   require(lists[0].empty(), "{}: {}", kLoadStateDict, fmt::join(lists[0], ""));
-  const LoadResult result{lists[2], lists[3], lists[4]};
+  const IncompatibleKeys result{lists[2], lists[3], lists[4]};
   if (options.strict) require_fits(result, kLoadStateDict, "module");
   require(lists[1].size() == states.size(),
           "{}: the first rank's module has {} parameters and buffers, this rank's {}", kLoadStateDict,
@@ -127,7 +127,7 @@ StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& op
   return dict;
 }
 
-LoadResult load_state_dict(torch::nn::Module& module, const StateDict& dict,
+IncompatibleKeys load_state_dict(torch::nn::Module& module, const StateDict& dict,
                            const LoadOptions& options) {
   require_not_shown(module, kLoadStateDict);
   const auto states = named_states(module);

@@ -24,7 +24,7 @@ std::vector<FilePiece> pieces_of(const Match& match);
 struct SectionMatch {
   std::vector<Match> matches = {};
   CatalogueEntries asked = {};  ///< for which there is a tensor, whether it fits or not
-  CheckpointMisfits misfits = {};
+  IncompatibleKeys misfits = {};
 };
 
 struct MatchOptions {

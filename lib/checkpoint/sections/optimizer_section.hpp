@@ -37,7 +37,7 @@ class OptimizerLoad {
   const CheckpointSection& section() const { return section_; }
   /// False: it is another optimizer's, or none, and nothing of it can be loaded.
   bool is_planned() const { return !planned_.empty(); }
-  const CheckpointMisfits& misfits() const { return misfits_; }
+  const IncompatibleKeys& misfits() const { return misfits_; }
   /// The section's tensors have been loaded: gives them to the optimizer, with the groups' options.
   void finish();
 
@@ -61,7 +61,7 @@ class OptimizerLoad {
   std::map<std::string, size_t> groups_;                         // by parameter
   std::vector<Planned> planned_;
   CheckpointSection section_{"optimizer", {}};
-  CheckpointMisfits misfits_;
+  IncompatibleKeys misfits_;
 };
 
 }  // namespace fsdp

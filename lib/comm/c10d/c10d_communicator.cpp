@@ -251,7 +251,8 @@ std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks
         make_backend_(group.store, plan.rank, static_cast<int>(plan.world_ranks.size()));
   } catch (const std::exception& error) {
     throw CommError(fmt::format("split of group '{}' into '{}' on rank {} of {} failed: {}",
-                                this->name(), plan.name, rank(), size(), first_line(error.what())));
+                                this->name(), plan.name, rank(), size(), first_line(error.what())),
+                    {.operation = "split", .subject = plan.name, .group = this->name(), .rank = rank(), .size = size()});
   }
   return c10d_communicator(std::move(group));
 }

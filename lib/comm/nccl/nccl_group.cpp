@@ -163,7 +163,9 @@ std::shared_ptr<SymmMemBuffer> NcclGroup::make_slot(SlotUse use, int64_t bytes) 
   } catch (const std::exception& error) {
     fail(first_line(error.what()));
     throw CommError(fmt::format("memory for {} in group '{}' on rank {} of {} failed: {}", channel.name(), config_.name,
-                                config_.rank, config_.size, abort_.reason()));
+                                config_.rank, config_.size, abort_.reason()),
+                    {.operation = "symmetric_memory", .subject = channel.name(), .group = config_.name,
+                     .rank = config_.rank, .size = config_.size});
   }
 }
 

@@ -143,13 +143,18 @@ bool ThreadBoard::is_settled_locked(const ThreadMeeting& meeting) const {
   return true;
 }
 
+CommError ThreadBoard::split_error(int rank, const std::string& name) const {
+  return CommError(fmt::format("split of group '{}' on rank {} failed: {}", name_, rank, failure_),
+                   {.operation = "split", .subject = name, .group = name_, .rank = rank,
+                    .size = static_cast<int>(world_ranks_.size())});
+}
+
 std::shared_ptr<ThreadBoard> ThreadBoard::child(uint64_t sequence, int rank,
                                                 const std::string& name,
                                                 const std::vector<int>& world_ranks) {
   std::unique_lock lock(mutex_);
   if (!failure_.empty())
-    throw CommError(
-        fmt::format("split of group '{}' on rank {} failed: {}", name_, rank, failure_));
+    throw split_error(rank, name);
   Split& split = splits_[sequence];
   const bool is_new = !split.board;
   if (is_new) {
@@ -165,8 +170,7 @@ std::shared_ptr<ThreadBoard> ThreadBoard::child(uint64_t sequence, int rank,
         "'{}' of [{}]; all ranks must make the same splits in the same order",
         sequence, split.first_rank, split.board->name(),
         fmt::join(split.board->world_ranks(), ", "), rank, name, fmt::join(world_ranks, ", ")));
-    throw CommError(
-        fmt::format("split of group '{}' on rank {} failed: {}", name_, rank, failure_));
+    throw split_error(rank, name);
   }
   const std::shared_ptr<ThreadBoard> board = split.board;
   if (++split.arrived == world_ranks_.size()) splits_.erase(sequence);

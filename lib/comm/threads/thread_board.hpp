@@ -96,6 +96,7 @@ class ThreadBoard {
     size_t arrived = 0;
   };
 
+  CommError split_error(int rank, const std::string& name) const;
   void fail_locked(const std::string& reason);
   void check_same_locked(const ThreadMeeting& meeting, int rank, uint64_t sequence,
                          const CollectiveInfo& info);

@@ -9,7 +9,7 @@
 
 #include "comm/notice_board.hpp"
 #include "trace/desync/desync_report.hpp"
-#include "trace/desync/verdict_notes.hpp"
+#include "trace/desync/verdict/verdict_notes.hpp"
 
 namespace fsdp {
 

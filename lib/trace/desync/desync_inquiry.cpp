@@ -31,8 +31,8 @@ bool DesyncInquiry::take_over_verdict() {
   return verdict.has_value();
 }
 
-void DesyncInquiry::give_verdict(const std::string& text) {
-  const auto verdict = board_.verdict().give(text);
+void DesyncInquiry::give_verdict(const Verdict& found) {
+  const auto verdict = board_.verdict().give(found);
   // The last, as it wakes the host, which may end the program; but whatever becomes of the board.
   const auto give = c10::make_scope_exit([&] { verdict_.give(verdict); });
   board_.verdict().note_known();
@@ -62,11 +62,12 @@ void DesyncInquiry::give_difference(const RankReport& own) {
     const auto reports = board_.reports(own);
     const auto found = find_disagreement(reports);
     if (!found) return;
+    const auto collective = static_cast<uint64_t>(found->difference.collective.value());
     const bool all_spoke =
         reports.size() == board_.ranks().size() &&
         std::all_of(reports.begin(), reports.end(),
-                    [&](const auto& report) { return is_conclusive(report, found->index + 1); });
-    if (all_spoke || Clock::now() >= deadline) return give_verdict(found->text);
+                    [&](const auto& report) { return is_conclusive(report, collective + 1); });
+    if (all_spoke || Clock::now() >= deadline) return give_verdict(*found);
     if (take_over_verdict()) return;
     std::this_thread::sleep_for(kBetweenLooks);
   }
@@ -93,10 +94,15 @@ void DesyncInquiry::explain_failure(const RankReport& own) {
 void DesyncInquiry::give_gone(const RankReport& own) {
   const auto reports = board_.reports(own);
   std::vector<int> gone;
+  uint64_t first_missing = own.count();
   for (const auto& report : reports)
-    if (report.state == RankReport::State::kEnded && report.count() < own.count()) gone.push_back(report.rank);
-  give_verdict(fmt::format("{} {} ended before the others; {} cannot complete:{}", list_ranks(gone),
-                           gone.size() == 1 ? "has" : "have", own.waits_for, describe_ranks(reports, board_.ranks())));
+    if (report.state == RankReport::State::kEnded && report.count() < own.count()) {
+      gone.push_back(report.rank);
+      first_missing = std::min(first_missing, report.count());
+    }
+  give_verdict({fmt::format("{} {} ended before the others; {} cannot complete:{}", list_ranks(gone),
+                            gone.size() == 1 ? "has" : "have", own.waits_for, describe_ranks(reports, board_.ranks())),
+                difference_at(reports, first_missing)});
 }
 
 }  // namespace fsdp

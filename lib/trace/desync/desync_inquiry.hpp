@@ -4,7 +4,7 @@
 #include <string>
 
 #include "trace/desync/desync_board.hpp"
-#include "trace/desync/desync_verdict.hpp"
+#include "trace/desync/verdict/desync_verdict.hpp"
 
 namespace fsdp {
 
@@ -19,7 +19,7 @@ class DesyncInquiry {
 
   /// Takes over the verdict that some rank has given. False: none has.
   bool take_over_verdict();
-  void give_verdict(const std::string& text);
+  void give_verdict(const Verdict& found);
   /// On rank 0, waits until the others know the verdict, have ended, or have had the time to settle. Rank 0's process
   /// usually serves the store that they read the verdict from, and may end with it. Other ranks wait for nothing.
   void await_others();

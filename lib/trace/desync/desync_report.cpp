@@ -107,7 +107,13 @@ std::optional<Difference> find_difference(const RankReport& one, const RankRepor
   return std::nullopt;
 }
 
-std::optional<Disagreement> find_disagreement(std::span<const RankReport> reports) {
+ScheduleDifference difference_at(std::span<const RankReport> reports, uint64_t index) {
+  ScheduleDifference difference{.collective = static_cast<int64_t>(index)};
+  for (const auto& report : reports) difference.launched.emplace(report.rank, what_comes_at(report, index));
+  return difference;
+}
+
+std::optional<Verdict> find_disagreement(std::span<const RankReport> reports) {
   std::optional<Difference> found;
   const RankReport* holder = nullptr;
   for (size_t i = 0; i < reports.size(); ++i)
@@ -118,8 +124,9 @@ std::optional<Disagreement> find_disagreement(std::span<const RankReport> report
         holder = &reports[i];
       }
   if (!found) return std::nullopt;
+  auto difference = difference_at(reports, found->index);
   Lines lines;
-  for (const auto& report : reports) lines.add(what_comes_at(report, found->index), report.rank);
+  for (const auto& report : reports) lines.add(difference.launched.at(report.rank), report.rank);
   std::string text = fmt::format("the ranks disagree about collective {} of their model{}:{}",
                                  found->index, found->is_older ? ", or one before it" : "", lines.text());
   if (!found->is_older && found->index > 0)
@@ -128,7 +135,7 @@ std::optional<Disagreement> find_disagreement(std::span<const RankReport> report
   text +=
       "\nAll ranks must use the same modules in the same order and get gradients for the same "
       "parameters; where only the gradients differ, set_reduce_scatter_unused_params(true) lets them";
-  return Disagreement{found->index, std::move(text)};
+  return Verdict{std::move(text), std::move(difference)};
 }
 
 std::string describe_ranks(std::span<const RankReport> reports, std::span<const int> ranks) {

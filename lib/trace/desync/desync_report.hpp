@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trace/collective_log.hpp"
+#include "trace/desync/verdict/verdict.hpp"
 
 namespace fsdp {
 
@@ -45,11 +46,9 @@ std::optional<Difference> find_difference(const RankReport& one, const RankRepor
 
 /// Ranks that disagree, and the message that says so: the first entry that differs, rank by rank, and
 /// the last ones in common. nullopt if they agree. Depends on the reports alone.
-struct Disagreement {
-  uint64_t index = 0;
-  std::string text;
-};
-std::optional<Disagreement> find_disagreement(std::span<const RankReport> reports);
+std::optional<Verdict> find_disagreement(std::span<const RankReport> reports);
+/// What each of them launched as collective `index`.
+ScheduleDifference difference_at(std::span<const RankReport> reports, uint64_t index);
 
 /// What each of `ranks` is doing, and the last ten entries of the longest schedule. Ranks without a
 /// report gave no sign.

@@ -67,7 +67,7 @@ void DesyncWatcher::throw_verdict() {
     } catch (const std::exception& error) {
       log().debug("the schedule check does not wait for the others, it cannot reach its board: {}", error.what());
     }
-  throw ScheduleError(verdict_.text());
+  throw ScheduleError(verdict_.get().text, verdict_.get().difference);
 }
 
 bool DesyncWatcher::end() { return mailbox_.end(kFarewell); }
@@ -131,7 +131,7 @@ milliseconds DesyncWatcher::look_at_beginnings() {
   auto fresh = mailbox_.take_beginnings();
   if (!fresh.empty()) beginnings_.begin(std::move(fresh));
   const auto [pause, verdict] = beginnings_.look(board_);
-  if (verdict) inquiry_.give_verdict(*verdict);
+  if (verdict) inquiry_.give_verdict({.text = *verdict});
   return pause;
 }
 

@@ -13,7 +13,7 @@
 #include "trace/desync/beginnings_check.hpp"
 #include "trace/desync/desync_board.hpp"
 #include "trace/desync/desync_inquiry.hpp"
-#include "trace/desync/desync_verdict.hpp"
+#include "trace/desync/verdict/desync_verdict.hpp"
 #include "trace/desync/entry_check.hpp"
 #include "trace/desync/host_activity.hpp"
 #include "trace/desync/late_check.hpp"

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "trace/desync/desync_board.hpp"
-#include "trace/desync/desync_verdict.hpp"
+#include "trace/desync/verdict/desync_verdict.hpp"
 
 namespace fsdp {
 

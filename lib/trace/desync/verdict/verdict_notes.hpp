@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/notice_board.hpp"
+#include "trace/desync/verdict/verdict.hpp"
 
 namespace fsdp {
 
@@ -17,8 +18,13 @@ class VerdictNotes {
       : board_(std::move(board)), prefix_(std::move(prefix)), rank_(rank) {}
 
   /// The first verdict is everybody's: returns it.
-  std::string give(const std::string& text) { return board_->post_first(prefix_ + "/verdict", text); }
-  std::optional<std::string> read() { return board_->read(prefix_ + "/verdict"); }
+  Verdict give(const Verdict& verdict) {
+    return Verdict::decode(board_->post_first(prefix_ + "/verdict", verdict.encode()));
+  }
+  std::optional<Verdict> read() {
+    const auto note = board_->read(prefix_ + "/verdict");
+    return note ? std::optional(Verdict::decode(*note)) : std::nullopt;
+  }
 
   /// This rank knows the verdict.
   void note_known() { board_->post(known_key(rank_), "verdict"); }

@@ -7,6 +7,7 @@
 
 #include "comm/failure_flag.hpp"
 #include "fsdp/communicator.hpp"
+#include "trace/desync/verdict/verdict.hpp"
 
 namespace fsdp {
 
@@ -17,13 +18,13 @@ namespace fsdp {
 class DesyncVerdict {
  public:
   bool is_given() const { return failure_.is_set(); }
-  /// What the ranks disagree about, where it is given.
-  const std::string& text() const { return failure_.reason(); }
+  /// What the ranks disagree about. Only where it is given.
+  const Verdict& get() const { return given_; }
 
   /// To be failed with it. Known ones are passed over.
   void add(Communicator& group);
-  /// The first text stays.
-  void give(const std::string& text);
+  /// The first one stays.
+  void give(const Verdict& verdict);
 
  private:
   struct Group {
@@ -32,7 +33,8 @@ class DesyncVerdict {
   };
 
   FailureFlag failure_;
-  std::mutex mutex_;           // of the groups, which the thread that adds reads without it
+  Verdict given_;              // before failure_ is set, and never changed after that
+  std::mutex mutex_;           // of given_ and of the groups, which the thread that adds reads without it
   std::vector<Group> groups_;
 };
 

@@ -9,7 +9,7 @@
 namespace fsdp {
 
 /// Throws the one UsageError that names everything that does not fit, if anything does not.
-void require_fits(const LoadResult& result, std::string_view caller, std::string_view subject);
+void require_fits(const IncompatibleKeys& result, std::string_view caller, std::string_view subject);
 
 /// " title: item, item." to the end of `text`; nothing where there are no items.
 void append_list(std::string& text, std::string_view title, const std::vector<std::string>& items);

@@ -1,4 +1,4 @@
-#include "trace/desync/desync_verdict.hpp"
+#include "trace/desync/verdict/desync_verdict.hpp"
 
 namespace fsdp {
 
@@ -10,15 +10,16 @@ void DesyncVerdict::add(Communicator& group) {
   groups_.push_back({&group, group.weak_from_this()});
 }
 
-void DesyncVerdict::give(const std::string& text) {
-  failure_.set(text);
+void DesyncVerdict::give(const Verdict& verdict) {
   std::vector<std::shared_ptr<Communicator>> groups;
   {
     std::lock_guard lock(mutex_);
+    if (!failure_.is_set()) given_ = verdict;
+    failure_.set(verdict.text);
     for (const auto& known : groups_) groups.push_back(known.alive.lock());
   }
   for (const auto& group : groups)
-    if (group) group->abort(text);
+    if (group) group->abort(verdict.text);
 }
 
 }  // namespace fsdp

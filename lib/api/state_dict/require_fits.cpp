@@ -1,4 +1,4 @@
-#include "api/state_dict/load_result.hpp"
+#include "api/state_dict/require_fits.hpp"
 
 #include <fmt/ranges.h>
 
@@ -17,8 +17,8 @@ void append_list(std::string& text, std::string_view title, const std::vector<st
   if (!items.empty()) text += fmt::format(" {}: {}.", title, fmt::join(items, ", "));
 }
 
-void require_fits(const LoadResult& result, std::string_view caller, std::string_view subject) {
-  if (result.fits()) return;
+void require_fits(const IncompatibleKeys& result, std::string_view caller, std::string_view subject) {
+  if (result.empty()) return;
   std::string text;
   append_list(text, "Missing", result.missing);
   append_list(text, "Unexpected", result.unexpected);

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+
+#include "fsdp/schedule_check_options.hpp"
+
+namespace fsdp {
+
+/// What the ranks of a root disagree about, as it travels between them and is thrown on each.
+struct Verdict {
+  std::string text;
+  ScheduleDifference difference = {};
+
+  /// In one text, for the board.
+  std::string encode() const;
+  /// A text that `encode` did not make is the verdict's own.
+  static Verdict decode(const std::string& encoded);
+};
+
+}  // namespace fsdp
