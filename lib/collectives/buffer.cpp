@@ -63,11 +63,11 @@ at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* cu
                        std::string_view subject) {
   if (custom == nullptr) return make_buffer(numel, options);
   auto buffer = custom->allocate(numel, options);
-  require(buffer.defined(), "{}: allocate of its custom collective gave no tensor; expected {} elements", subject, numel);
+  require(buffer.defined(), "{}: allocate() of its custom collective returned no tensor; expected {} elements", subject, numel);
   require(buffer.dim() == 1 && buffer.numel() == numel && buffer.is_contiguous() &&
               buffer.dtype() == options.dtype() && buffer.device().type() == options.device().type(),
-          "{}: allocate of its custom collective gave a tensor of sizes {}, {} on {}; expected one dimension "
-          "of {} elements, {} on {}, contiguous",
+          "{}: allocate() of its custom collective returned a tensor of sizes {}, {} on {}; expected one dimension of {} "
+          "elements, {} on {}, contiguous",
           subject, fmt::join(buffer.sizes(), "x"), c10::toString(buffer.scalar_type()), buffer.device().str(), numel,
           c10::toString(c10::typeMetaToScalarType(options.dtype())), options.device().str());
   count(buffer.nbytes());

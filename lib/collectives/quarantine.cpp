@@ -24,7 +24,7 @@ void release_guarded(void* context) {
   try {
     guarded->quarantine->add(std::move(guarded->memory), std::move(guarded->origin));
   } catch (const std::exception& error) {
-    log().error("sanitizer: a released buffer could not be put in quarantine: {}", error.what());
+    log().error("sanitizer: a released buffer cannot be watched for later writes: {}", error.what());
   }
 }
 

@@ -47,7 +47,7 @@ WorldPlan plan_world(const ProcessGroupOptions& options) {
   const bool is_launched = plan.launch.launcher != "none";
   require(is_launched || options.rank.has_value() == options.world_size.has_value() ||
               options.world_size == 1,
-          "init_process_group: {} was given without {}, and no launcher says it; pass both",
+          "init_process_group: {} was given without {}, and no launcher sets it; pass both",
           options.rank ? "rank" : "world_size", options.rank ? "world_size" : "rank");
   const int world_size = options.world_size.value_or(plan.launch.world_size);
   const int rank = options.rank.value_or(options.world_size == 1 ? 0 : plan.launch.rank);

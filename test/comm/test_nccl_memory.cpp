@@ -141,7 +141,7 @@ TEST_CASE("ranks that ask for slots of different sizes are told so", "[comm][ncc
   const auto errors = errors_on_nccl(nccl, {.timeout = on_this_machine(300ms)}, [](NcclRank& rank) {
     make_slot(*rank.world, SlotUse::kGathers, rank.world->rank() == 0 ? 100 : 200);
   });
-  CHECK_THAT(errors[0] + errors[1], Contains("not all of the 2 ranks made slot_0_of_"));
+  CHECK_THAT(errors[0] + errors[1], Contains("not all of the 2 ranks allocated symmetric memory (slot_0_of_"));
   for (const std::string& error : errors) CHECK_THAT(error, Contains("memory for gathers in group 'world'"));
   CHECK(nccl.counts().windows == 0);
   CHECK(nccl.misuses().empty());
@@ -155,7 +155,7 @@ TEST_CASE("ranks that ask for slots of different uses are told so", "[comm][nccl
     all_reduce(*rank.world, at::ones({1}));
     make_slot(*rank.world, rank.world->rank() == 0 ? SlotUse::kGathers : SlotUse::kReductions, 100);
   });
-  CHECK_THAT(errors[0] + errors[1], Contains("not all of the 2 ranks made slot_0_of_100_bytes_for_"));
+  CHECK_THAT(errors[0] + errors[1], Contains("not all of the 2 ranks allocated symmetric memory (slot_0_of_100_bytes_for_"));
   CHECK(nccl.counts().windows == 0);
   CHECK(nccl.misuses().empty());
 }

@@ -76,8 +76,8 @@ class OwnersGroup final : public ForwardingCommunicator {
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
     SplitPlan plan = plan_split(*this, ranks, name);
     require(options_.new_group && std::is_sorted(plan.world_ranks.begin(), plan.world_ranks.end()),
-            "split of group '{}' into '{}': its backend '{}' is made by its owner alone, who makes {}", this->name(),
-            name, backend(), options_.new_group ? "groups in the order of the world's ranks" : "no other groups");
+            "split of group '{}' into '{}': groups of backend '{}' are made by torch's new_group, which {}", this->name(),
+            name, backend(), options_.new_group ? "needs the ranks in ascending order" : "is not available here");
     if (plan.rank < 0) return nullptr;
     auto options = options_;
     options.world_ranks = plan.world_ranks;

@@ -51,7 +51,7 @@ class C10dCommunicator final : public Communicator,
       else if (backend_name_ == "nccl")
         backend_->shutdown();
     } catch (const std::exception& error) {
-      log().warn("leaving group '{}': {}", name(), first_line(error.what()));
+      log().warn("closing group '{}' failed: {}", name(), first_line(error.what()));
     }
   }
 
@@ -144,7 +144,7 @@ class C10dCommunicator final : public Communicator,
     try {
       backend_->abort();
     } catch (const std::exception& error) {
-      log().warn("abort of group '{}': {}", this->name(), first_line(error.what()));
+      log().warn("aborting group '{}' failed: {}", this->name(), first_line(error.what()));
     }
   }
 
@@ -232,7 +232,7 @@ std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks
   SplitPlan plan = plan_split(*this, ranks, name);
   require(
       store_ != nullptr && make_backend_ != nullptr,
-      "split of group '{}' into '{}': the group was made without a store; hand one over with it",
+      "split of group '{}' into '{}': the group was made without a store, which a split needs; make it with init_process_group",
       this->name(), name);
   // Counted by members and others alike, so that all ranks know the same key.
   const std::string key = fmt::format("split_{}", splits_++);

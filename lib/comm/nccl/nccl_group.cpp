@@ -126,7 +126,7 @@ void NcclGroup::connect(NcclChannel& channel) {
     const std::string missing = missing_ranks(config_, channel.name());
     return missing.empty() ? fmt::format("all ranks came, but NCCL did not connect them within {} ms",
                                          config_.timeout.count())
-                           : fmt::format("no sign of rank(s) {} within {} ms, while NCCL was to connect the group",
+                           : fmt::format("no sign of rank(s) {} within {} ms, while NCCL was connecting the group",
                                          missing, config_.timeout.count());
   });
   const ncclUniqueId id = exchange_id(config_, channel.name(), patient);
@@ -145,8 +145,8 @@ std::shared_ptr<SymmMemBuffer> NcclGroup::make_slot(SlotUse use, int64_t bytes) 
     if (!channel.link().is_connected()) connect(channel);
     const std::string request = windows_.next_request(bytes, channel.name());
     const Patience patient = patience([&] {
-      return fmt::format("not all of the {} ranks made {} within {} ms; each is to gather and reduce the same groups, "
-                         "of the same sizes, in the same order",
+      return fmt::format("not all of the {} ranks allocated symmetric memory ({}) within {} ms; all ranks must gather and "
+                         "reduce the same groups, with the same sizes, in the same order",
                          config_.size, request, config_.timeout.count());
     });
     const int64_t whole = NcclBlock::whole(bytes);
@@ -162,7 +162,8 @@ std::shared_ptr<SymmMemBuffer> NcclGroup::make_slot(SlotUse use, int64_t bytes) 
     return nullptr;
   } catch (const std::exception& error) {
     fail(first_line(error.what()));
-    throw CommError(fmt::format("memory for {} in group '{}' on rank {} of {} failed: {}", channel.name(), config_.name,
+    throw CommError(fmt::format("symmetric memory for {} in group '{}' on rank {} of {} failed: {}", channel.name(),
+                                config_.name,
                                 config_.rank, config_.size, abort_.reason()),
                     {.operation = "symmetric_memory", .subject = channel.name(), .group = config_.name,
                      .rank = config_.rank, .size = config_.size});
@@ -178,7 +179,7 @@ void NcclGroup::give_back_window(NcclBlock& block) noexcept {
     if (await_quiet(channel, config_.timeout))
       channel.link().deregister_window(window);
     else
-      fail(fmt::format("{} were not done in time for their memory to be given back", channel.name()));
+      fail(fmt::format("{} were not done within the timeout, so their symmetric memory cannot be freed", channel.name()));
   } catch (const std::exception& error) {
     fail(first_line(error.what()));
   }
@@ -249,7 +250,7 @@ void NcclGroup::abort_links() {
     const std::array<NcclLink*, 2> links = {&gathers_.link(), &reductions_.link()};
     NcclLink::abort(links);
   } catch (const std::exception& error) {
-    log().warn("abort of group '{}': {}", config_.name, first_line(error.what()));
+    log().warn("aborting group '{}' failed: {}", config_.name, first_line(error.what()));
   }
 }
 
@@ -266,10 +267,10 @@ void NcclGroup::close_links() {
     for (const auto& block : windows_.take_blocks()) give_back_window(*block);
     for (NcclChannel* channel : {&gathers_, &reductions_})
       channel->link().close(patience([this] {
-        return fmt::format("what is under way was not done within {} ms", config_.timeout.count());
+        return fmt::format("the last collectives were not done within {} ms", config_.timeout.count());
       }));
   } catch (const std::exception& error) {
-    log().warn("leaving group '{}' on rank {}: {}", config_.name, config_.rank, first_line(error.what()));
+    log().warn("closing group '{}' on rank {} failed: {}", config_.name, config_.rank, first_line(error.what()));
     fail(first_line(error.what()));
   }
 }
@@ -280,7 +281,7 @@ void NcclGroup::finish_flights() {
   abort_.await(end);  // what the others are told too: the process may end after this
   for (NcclChannel* channel : {&gathers_, &reductions_})
     if (const size_t kept = channel->finish(end); kept > 0)
-      log().warn("group '{}' on rank {}: NCCL does not end; the memory of {} collectives is not freed", config_.name,
+      log().warn("group '{}' on rank {}: NCCL did not finish in time; the memory of {} collectives is not freed", config_.name,
                  config_.rank, kept);
 }
 

@@ -133,7 +133,7 @@ void NcclLink::abort(std::span<NcclLink* const> links) {
   }
   const NcclApi& api = links.front()->api_;
   const auto tell = [&](ncclResult_t result) {
-    if (is_bad(result)) log().warn("abort: {}", api.describe(result, nullptr));
+    if (is_bad(result)) log().warn("aborting an NCCL communicator failed: {}", api.describe(result, nullptr));
   };
   tell(api.group_start());
   std::vector<ncclComm_t> aborted;
@@ -178,7 +178,7 @@ NcclScaledSum::NcclScaledSum(const NcclApi& api, double scale, ncclDataType_t dt
 
 NcclScaledSum::~NcclScaledSum() {
   const ncclResult_t destroyed = api_.red_op_destroy(op_, comm_);
-  if (is_bad(destroyed)) log().warn("letting go of a scaled sum: {}", api_.describe(destroyed, comm_));
+  if (is_bad(destroyed)) log().warn("destroying an NCCL reduction operator failed: {}", api_.describe(destroyed, comm_));
 }
 
 }  // namespace fsdp

@@ -40,7 +40,8 @@ std::shared_ptr<NcclBlock> NcclBlock::allocate(NcclMemorySource source, int64_t 
   void* memory = nullptr;
   const ncclResult_t result = source.api.mem_alloc(&memory, static_cast<size_t>(bytes));
   const bool is_made = result == ncclSuccess && memory != nullptr;
-  if (!is_made) log().info("no {} bytes of NCCL's memory: {}", bytes, source.api.describe(result, nullptr));
+  if (!is_made) log().info("NCCL could not allocate {} bytes of symmetric memory: {}", bytes,
+                           source.api.describe(result, nullptr));
   return is_made ? std::make_shared<NcclBlock>(std::move(source), memory) : nullptr;
 }
 
@@ -51,20 +52,21 @@ NcclBlock::~NcclBlock() {
     const bool is_quiet =
         source_.await_quiet(kFreePatience) && (released_ == nullptr || await(*released_, Clock::now() + kFreePatience));
     if (!is_quiet) {
-      log().warn("the device does not come to an end with a buffer of NCCL's; it is not freed");
+      log().warn("the device has not finished with a buffer that NCCL allocated; the buffer is not freed");
       return;
     }
     const ncclResult_t freed = source_.api.mem_free(memory_);
-    if (freed != ncclSuccess) log().warn("freeing a buffer: {}", source_.api.describe(freed, nullptr));
+    if (freed != ncclSuccess) log().warn("freeing a buffer that NCCL allocated failed: {}",
+                                         source_.api.describe(freed, nullptr));
   } catch (const std::exception& error) {
-    log().warn("freeing a buffer of NCCL's: {}", first_line(error.what()));
+    log().warn("freeing a buffer that NCCL allocated failed: {}", first_line(error.what()));
   }
 }
 
 at::Tensor NcclBlock::take(int64_t bytes) {
   require_state(!is_taken_.exchange(true),
-                "a buffer that all ranks have registered is to be filled again, but a tensor on this rank still refers "
-                "to what was in it last; let go of that, or copy it");
+                "a buffer in symmetric memory cannot be used again: a tensor on this rank still refers to the values of an "
+                "earlier collective; release that tensor, or clone it");
   auto& streams = *source_.streams;
   const auto device = streams.device();
   auto tensor = at::for_blob(memory_, {bytes})
@@ -85,7 +87,7 @@ void NcclBlock::let_go() noexcept {
     std::lock_guard lock(mutex_);
     released_ = source_.streams->is_capturing(current) ? nullptr : source_.streams->record(current);
   } catch (const std::exception& error) {
-    log().warn("letting go of a buffer of NCCL's: {}", first_line(error.what()));
+    log().warn("releasing a buffer that NCCL allocated failed: {}", first_line(error.what()));
   }
   is_taken_ = false;
 }
@@ -99,7 +101,7 @@ NcclSlot::~NcclSlot() {
 }
 
 at::Tensor NcclSlot::take(int64_t bytes) {
-  require(bytes <= bytes_, "a buffer of {} bytes that all ranks have registered cannot hold {}", bytes_, bytes);
+  require(bytes <= bytes_, "a buffer of {} bytes in symmetric memory cannot hold {} bytes", bytes_, bytes);
   return block_->take(bytes);
 }
 

@@ -44,8 +44,8 @@ bool NcclWindows::enroll(const std::shared_ptr<NcclBlock>& block, int64_t bytes,
     blocks_.push_back(block);
   } else {
     may_exist_ = false;
-    warn_once(fmt::format("group '{}': NCCL or the driver has no memory that all {} ranks can register; buffers of "
-                          "collectives stay in LibTorch's",
+    warn_once(fmt::format("group '{}': NCCL or the driver cannot provide symmetric memory on all {} ranks; collectives use "
+                          "buffers of LibTorch's allocator instead",
                           group_.name, group_.size));
   }
   return is_made;
