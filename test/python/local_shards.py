@@ -294,7 +294,7 @@ def wrong_uses_of_local_shards_are_refused(rank, ranks):
     refuses(lambda: fsdp.load_optimizer_state_dict(net, optimizer, other_steps), ValueError, "step", "one local shard")
     elsewhere = torch.distributed.tensor.distribute_tensor(torch.ones(4), init_device_mesh("cpu", (ranks,)))
     refuses(lambda: fsdp.clip_grad_norm_([elsewhere], 1.0), TypeError, "torch.nn.utils.clip_grad_norm_")
-    refuses(lambda: fsdp.clip_grad_norm_(fsdp.local_shards(net, decays), -1.0), ValueError, "largest norm")
+    refuses(lambda: fsdp.clip_grad_norm_(fsdp.local_shards(net, decays), -1.0), ValueError, "max_norm")
 
 
 @check

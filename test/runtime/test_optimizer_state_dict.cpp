@@ -267,7 +267,8 @@ TEST_CASE("an optimizer state that does not fit is named, and nothing changes", 
       if (broadcast && rank.index() == 1) dict = {};
       LoadOptions options{.broadcast_from_rank0 = broadcast};
       rank.check_throws<UsageError>([&] { load_optimizer_state_dict(*model, *optimizer, dict, options); },
-                                    {"'lin.bias'", "'eps' of group 0", "Unexpected: 'stranger'", "'lin.weight' exp_avg has sizes (2), expected (5, 5)",
+                                    {"'lin.bias'", "'eps' of parameter group 0", "Unexpected: 'stranger'",
+                                     "'lin.weight' exp_avg has sizes (2), expected (5, 5)",
                                      "'embed.weight' has no step", "'conv.weight' has state that AdamW does not have"},
                                     "misfit");
       check_same(rank, optimizer_state_dict(*model, *optimizer), before, "nothing changed");

@@ -278,7 +278,7 @@ TEST_CASE("what goes wrong while a start is chosen leaves the one before", "[run
       rank.check_throws<UsageError>([&] { root.choose_reduce_scatter_start([] { return 1.0; }, 0); },
                                     {"expected 1 round or more, found 0"}, "no round");
       rank.check_throws<UsageError>([&] { root.choose_reduce_scatter_start([] { return std::nan(""); }, 1); },
-                                    {"finite number"}, "no numbers");
+                                    {"no finite time"}, "no numbers");
       int steps = 0;
       rank.check_throws<std::runtime_error>(
           [&] {

@@ -265,7 +265,7 @@ TEST_CASE("strict loading names everything that does not fit and changes nothing
       const LoadOptions options{.broadcast_from_rank0 = broadcast};
       rank.check_throws<UsageError>([&] { load_state_dict(model, dict, options); },
                                     {"Missing: 'lin.bias'", "Unexpected: 'extra'", "'lin.weight' has sizes (5, 4), expected (5, 5)",
-                                     "'scale' is ComplexFloat, which cannot become Float", "'counts' is Float, which cannot become Long"},
+                                     "'scale' is ComplexFloat, which cannot be converted to Float", "'counts' is Float, which cannot be converted to Long"},
                                     odd.name);
       check_loaded(rank, model, plain, odd.name + ": nothing changed");
       auto result = load_state_dict(model, dict, {.strict = false, .broadcast_from_rank0 = broadcast});

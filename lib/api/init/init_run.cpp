@@ -109,9 +109,8 @@ void InitRun::run() { apply_all(); }
 size_t InitRun::find(const at::Tensor& tensor) const {
   const auto found = known_.find(tensor.unsafeGetTensorImpl());
   require(found != known_.end(),
-          "{}: an initialiser was given a tensor of sizes {} that is no parameter or buffer of the "
-          "module; "
-          "give it what a member or a table of the module holds",
+          "{}: an initialiser was given a tensor of sizes {} that is no parameter or buffer of the module; pass the module's "
+          "own parameter or buffer, not a copy or a view",
           caller_, fmt::join(tensor.sizes(), "x"));
   return found->second;
 }

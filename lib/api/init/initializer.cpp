@@ -17,7 +17,7 @@ namespace fsdp {
 
 uint32_t ElementRandom::bits() {
   constexpr int kBlocks = 16, kWords = 4;  // an element's own, before its neighbour's begin
-  require(used_ < kBlocks * kWords, "ElementRandom: more than {} words for one element",
+  require(used_ < kBlocks * kWords, "ElementRandom: one element can draw at most {} words of 32 bits",
           kBlocks * kWords);
   if (used_ % kWords == 0) {
     at::Philox4_32 engine(seed_, stream_,
@@ -103,7 +103,7 @@ c10::IntArrayRef Initializer::sizes(const at::Tensor& tensor) const { return run
 
 Fans fans_of(c10::IntArrayRef sizes) {
   require(sizes.size() >= 2,
-          "initializer: fans need a tensor of two dimensions or more, found sizes {}",
+          "initializer: fan_in and fan_out need a tensor of two dimensions or more, found sizes {}",
           fmt::join(sizes, "x"));
   int64_t field = 1;
   for (size_t dim = 2; dim < sizes.size(); ++dim) field *= sizes[dim];
@@ -245,7 +245,7 @@ void Initializer::whole_(const at::Tensor& tensor,
   at::NoGradGuard no_grad;
   function(whole, at::make_generator<at::CPUGeneratorImpl>(run_.generator_seed(*entry)));
   require(whole.sizes() == sizes(tensor),
-          "initializer: whole_ of '{}' left a tensor of sizes {}; expected {}", entry->name,
+          "initializer: the function given to whole_ changed the sizes of '{}' to {}; expected {}", entry->name,
           fmt::join(whole.sizes(), "x"), fmt::join(sizes(tensor), "x"));
   run_.write_whole(*entry, whole);
 }

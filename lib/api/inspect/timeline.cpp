@@ -146,7 +146,7 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
 }
 
 void start_timeline(const FSDPModule& module, size_t max_events) {
-  require(max_events > 0, "start_timeline: expected room for one event at least, found none");
+  require(max_events > 0, "start_timeline: expected max_events of 1 or more, found 0");
   const auto root = handles::state(module).root();
   std::lock_guard lock(root->context()->mutex());
   auto& comm_ctx = root->context()->runner().comm_ctx();

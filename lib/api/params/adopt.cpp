@@ -25,8 +25,8 @@ void check_states(torch::optim::Optimizer& optimizer) {
       const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (!found || !found->is_unsharded_param || state == optimizer.state().end()) continue;
       require(fields_of(*state->second).has_value(),
-              "adopt: the optimizer has state for '{}' of a kind that cannot be cut to this rank's "
-              "rows (known: {}); build it after fully_shard",
+              "adopt: the optimizer's state for '{}' is of a class that cannot be sharded (known: {}); build the optimizer "
+              "after fully_shard",
               found->param().name(), kKnownOptimizers);
     }
 }

@@ -62,8 +62,8 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters,
   for (const auto& parameter : parameters) {
     auto found = find_param(parameter);
     require(!found || !found->is_unsharded_param || found->param().sharded.shared(),
-            "{}: '{}' is the tensor that a module's member holds; its gradient lives on the "
-            "sharded parameter. Pass model->parameters(), or fsdp::sharded(tensor)",
+            "{}: '{}' is an unsharded parameter (the tensor of a module's member); its gradient is on the sharded parameter. "
+            "Pass model->parameters(), or fsdp::sharded(tensor)",
             caller, found ? found->param().name() : "");
     // A group takes part even where this rank has no gradient for it: its all-reduce is collective.
     if (!found) found = find_local_shard(parameter);
@@ -148,7 +148,7 @@ at::Tensor total_norm(std::vector<NormPart> parts, double p) {
 }
 
 void check_norm_type(double norm_type, const char* caller) {
-  require(norm_type > 0, "{}: expected a norm type above 0 (infinity included), found {}", caller,
+  require(norm_type > 0, "{}: expected norm_type above 0 (infinity included), found {}", caller,
           norm_type);
 }
 
@@ -163,14 +163,15 @@ double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_typ
 at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
                                     bool error_if_nonfinite) {
   check_norm_type(norm_type, "clip_grad_norm_");
-  require(max_norm >= 0, "clip_grad_norm_: expected a largest norm of 0 or more, found {}", max_norm);
+  require(max_norm >= 0, "clip_grad_norm_: expected max_norm of 0 or more, found {}", max_norm);
   BelowResidency below;
   const auto parts = split_by_group(parameters, "clip_grad_norm_");
   const auto norm = total_norm(parts, norm_type);
   if (error_if_nonfinite) {
     const double value = norm.item<double>();
     require_state(std::isfinite(value),
-                  "clip_grad_norm_: the global norm of the gradients is {}; they are left as they are", value);
+                  "clip_grad_norm_: the total norm of the gradients is {}; they were not changed. Set error_if_nonfinite to "
+                  "false to scale them by it anyway", value);
   }
   // As torch.nn.utils.clip_grad_norm_: the small constant keeps a zero norm from dividing.
   // A norm that is not a number makes all gradients so, on every rank.

@@ -41,8 +41,8 @@ void collect_sharded(
         if (is_gone(place)) continue;
         require(
             modules.contains(place.module),
-            "{}: parameter '{}' belongs to the group of '{}', but not to the module given; name all "
-            "modules of the group, or one around them",
+            "{}: parameter '{}' is sharded in one group with '{}', but is not in the module given; pass a module that "
+            "contains the whole group",
             caller, group->params()[place.param].name(), state->tree().description());
         places.emplace_back(&place, group);
       }
@@ -57,9 +57,8 @@ void refuse_foreign(const at::Tensor& parameter, const ModuleTree& tree, const c
       std::find(tree.groups.begin(), tree.groups.end(), found->group) != tree.groups.end())
     return;
   throw UsageError(
-      fmt::format("{}: parameter '{}' is a part of the group of '{}', which the module given does "
-                  "not hold; name "
-                  "the module that fully_shard was called on, or one around it",
+      fmt::format("{}: parameter '{}' is in the group of '{}', which is not in the module given; pass the module that "
+                  "fully_shard was called on, or one that contains it",
                   caller, found->param().name(), found->group->name()));
 }
 

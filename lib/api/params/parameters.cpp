@@ -61,8 +61,8 @@ uint64_t cut_of(const FoundParam& found) {
 
 DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
   require(!found.param().layout().is_flat(),
-          "{}: is in a flat layout, which cuts no dimension, so it is no DTensor; use full_tensor or full_grad "
-          "for the whole, local_ranges for this rank's elements",
+          "{}: has the flat layout, which shards no dimension, so there is no DTensor for it; use full_tensor or full_grad for "
+          "the whole, local_ranges for this rank's elements",
           found.param().name());
   const auto& known = found.param().spec.dtensor;
   const auto spec = known ? known : dtensor_spec(found.param().spec, found.group->identity().mesh_info);

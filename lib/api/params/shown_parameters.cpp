@@ -182,7 +182,7 @@ void ShownParameters::write_back(Shown& shown) const {
   require(shown.unsharded_param.sizes() == c10::IntArrayRef(param.spec.sizes()), "its sizes became {}, expected {}",
           fmt::join(shown.unsharded_param.sizes(), "x"), fmt::join(param.spec.sizes(), "x"));
   if (static_cast<int64_t>(shown.sharded_param._version()) != shown.version)
-    log().warn("{}: its shard was written while the full parameter was shown; the full values win",
+    log().warn("{}: the sharded parameter was written inside FullParameters; the values of the full parameter replace it",
                param.name());
   const auto sharded_param = plain_view(shown.sharded_param);
   const auto own = own_values(shown.found, shown.unsharded_param).to(sharded_param.options());

@@ -136,7 +136,8 @@ ReplayEnvironment::Restored::~Restored() {
     at::NoGradGuard no_grad;
     for (const auto& [buffer, values] : buffers_) buffer.copy_(values);
   } catch (const std::exception& error) {
-    log().error("after the recomputation of an activation checkpoint: {}", error.what());
+    log().error("fsdp::activation_checkpoint: random generators or buffers were not restored after a recomputation: {}",
+                error.what());
   }
 }
 

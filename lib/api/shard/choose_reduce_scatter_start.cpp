@@ -45,13 +45,13 @@ ReduceScatterStart FSDPModule::choose_reduce_scatter_start(const std::function<d
   require(time_step != nullptr, "choose_reduce_scatter_start: expected a function that runs a step and returns its time");
   require(rounds >= 1, "choose_reduce_scatter_start: expected 1 round or more, found {}", rounds);
   auto& context = root_context(*state_, "choose_reduce_scatter_start");
-  require_state(context.is_quiescent(), "choose_reduce_scatter_start: not inside a step; call it between steps");
+  require_state(context.is_quiescent(), "choose_reduce_scatter_start: cannot be called inside a step; call it between steps");
   const auto before = context.options().reduce_scatter_start;
   if (communicators_of(context).empty()) return before;
   require_state(std::any_of(context.runner().groups().begin(), context.runner().groups().end(),
                             [](const auto* group) { return group->gradients().config.uses_separate_group; }),
-                "choose_reduce_scatter_start: expected reductions over a communicator of their own, found none, so that all "
-                "starts are the same; call set_separate_reduce_scatter_group first");
+                "choose_reduce_scatter_start: no module reduces over a process group of its own, so all choices are the same; "
+                "call set_separate_reduce_scatter_group first");
   std::array<std::vector<double>, kReduceScatterStarts.size()> times;
   try {
     for (int i = 0; i < 2; ++i) time_step();  // the first may learn the order, the second is the first to follow it
@@ -72,8 +72,8 @@ ReduceScatterStart FSDPModule::choose_reduce_scatter_start(const std::function<d
   const auto least = std::min_element(medians.begin(), medians.end());
   // Of all ranks' times, so they all throw.
   require(std::isfinite(*least),
-          "choose_reduce_scatter_start: expected times of steps, found none that is a finite number for any choice; the "
-          "function is to return the time of the step that it has run");
+          "choose_reduce_scatter_start: time_step returned no finite time for any choice; it must return the time of the step "
+          "that it has run");
   const auto chosen = kReduceScatterStarts[static_cast<size_t>(least - medians.begin())];
   set_reduce_scatter_start(chosen);
   return chosen;

@@ -78,8 +78,8 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
     const auto& gather = group->unsharder().form().custom();
     const auto& reduce = group->gradients().config.custom_reduce_scatter;
     require(!gather && !reduce,
-            "set_symm_mem_for_comm: '{}' has a custom {} or memory from the process group, which says where buffers "
-            "lie; take that back first",
+            "set_symm_mem_for_comm: '{}' has a custom {} or memory from the process group, which decides where buffers are; "
+            "first set that to null, or set_allocate_memory_from_process_group_for_comm to false",
             group->name(), gather ? "all-gather" : "reduce-scatter");
     const auto& comm = *group->identity().mesh_info.shard_group;
     const std::string why = why_no_slots(comm);

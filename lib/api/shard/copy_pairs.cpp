@@ -23,8 +23,8 @@ class Pairing {
   void visit(const Module& original, const std::shared_ptr<Module>& copy, const std::string& path) {
     const auto [known, is_new] = pairs_.modules.emplace(&original, copy);
     require(is_new || known->second == copy,
-            "clone: the module at '{}' has a second place in the tree, but the copy has another module "
-            "there; register one module under both names in reset()",
+            "clone: the module at '{}' is registered in two places, but the copy has two modules there; register one module "
+            "under both names in reset()",
             path);
     if (!is_new) return;
     visit_parameters(original, copy, path);
@@ -33,13 +33,13 @@ class Pairing {
       if (const auto* found = buffers_of_copy.find(buffer.key()))
         pairs_.buffers.emplace(buffer.value().unsafeGetTensorImpl(), *found);
     const auto children = original.named_children(), copies = copy->named_children();
-    require(children.size() == copies.size(), "clone: '{}' has {} submodules, its copy {}", path,
+    require(children.size() == copies.size(), "clone: '{}' has {} submodules, its copy {}; make the same ones in reset()", path,
             children.size(), copies.size());
     for (const auto& child : children) {
       const auto* found = copies.find(child.key());
       const auto below = join_path(path, child.key());
       require(found != nullptr && (*found == nullptr) == (child.value() == nullptr),
-              "clone: the copy has no module '{}'", below);
+              "clone: the copy has no module '{}'; make it in reset()", below);
       if (child.value()) visit(*child.value(), *found, below);
     }
   }
@@ -50,7 +50,7 @@ class Pairing {
     for (size_t slot = 0; slot < table.size(); ++slot) {
       const auto name = join_path(path, table[slot].key());
       require(slot < copies.size() && copies[slot].key() == table[slot].key(),
-              "clone: the copy has no parameter '{}'", name);
+              "clone: the copy has no parameter '{}'; register it in reset()", name);
       auto tensor = table[slot].value();
       auto param = find_param(tensor);
       if (!tensor.defined()) {
@@ -59,7 +59,7 @@ class Pairing {
         param = FoundParam{tied->group, tied->param, /*is_unsharded_param=*/false};
         tensor = param->param().registered_param();
       }
-      require(copies[slot].value().defined(), "clone: the copy has no parameter '{}'", name);
+      require(copies[slot].value().defined(), "clone: the copy has no parameter '{}'; register it in reset()", name);
       auto& paired = param_of(tensor);
       paired.param = param;
       paired.places.push_back({copy, slot, name});

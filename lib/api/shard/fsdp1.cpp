@@ -23,7 +23,7 @@ const char* name_of(ShardingStrategy strategy) {
       return "_HYBRID_SHARD_ZERO2";
   }
   throw UsageError(
-      fmt::format("from_fsdp1: {} is no sharding strategy", static_cast<int>(strategy)));
+      fmt::format("from_fsdp1: expected a ShardingStrategy, found {}", static_cast<int>(strategy)));
 }
 
 bool is_hybrid(ShardingStrategy strategy) {
@@ -102,9 +102,8 @@ void Fsdp1Translation::before(torch::nn::Module& root) const {
     if (!has_meta(module)) return;
     param_init_fn(module);
     require(!has_meta(module),
-            "from_fsdp1: param_init_fn has left parameters or buffers of {} ({}) on the meta "
-            "device; it "
-            "is called for each such module alone, not for those below it",
+            "from_fsdp1: param_init_fn has left parameters or buffers of {} ({}) on the meta device; it is called once for "
+            "each module and must materialise that module's own ones",
             path.empty() ? "the root" : "'" + path + "'", module.name());
   });
 }

@@ -42,9 +42,9 @@ void LeadingMesh::require_all(const std::vector<NamedState>& states, std::string
   for (const auto& state : states)
     if (!is_of_all(state.param)) [[unlikely]]
       throw UsageError(fmt::format(
-          "{}: broadcast_from_rank0, but '{}' is on {} alone, whose values the first rank of {} need not have; "
-          "load a dict on each rank",
-          caller, state.names.front(), mesh_of(*state.param).to_string(), all.to_string()));
+          "{}: broadcast_from_rank0 sends what the first rank of {} has, but that rank may have no values of '{}', which is "
+          "on {} alone; load a dict on each rank",
+          caller, all.to_string(), state.names.front(), mesh_of(*state.param).to_string()));
 }
 
 std::string broadcast_text(const std::string& text, const DeviceMesh& mesh,

@@ -84,7 +84,7 @@ class OptimizerStatePlanner {
     const auto group = groups_of_dict_.at(*key);
     if (same_groups_ && group != param.group) {
       plan_.result.wrong.push_back(
-          fmt::format("'{}' is in group {}, expected {}", name, group, param.group));
+          fmt::format("'{}' is in parameter group {}, expected {}", name, group, param.group));
       return;
     }
     auto& planned = plan_.states[position];
@@ -127,11 +127,11 @@ class OptimizerStatePlanner {
       try {
         write_options(*copy, dict_.groups[group].options);
       } catch (const UsageError& error) {
-        plan_.result.wrong.push_back(fmt::format("group {}: {}", group, error.what()));
+        plan_.result.wrong.push_back(fmt::format("parameter group {}: {}", group, error.what()));
       }
       for (const auto& [name, value] : read_options(*copy))
         if (!dict_.groups[group].options.contains(name))
-          plan_.result.missing.push_back(fmt::format("'{}' of group {}", name, group));
+          plan_.result.missing.push_back(fmt::format("'{}' of parameter group {}", name, group));
       plan_.options.push_back(read_options(*copy));
     }
   }

@@ -81,8 +81,7 @@ void require_not_shown(const Module& module, std::string_view caller) {
   for (const auto& root : roots(module)) {
     auto& context = *handles::state(root).root()->context();
     require_state(!context.step().is_pinned(),
-                  "{}: not while the module shows full parameters (fsdp::FullParameters); end that "
-                  "scope first",
+                  "{}: cannot be called while the module shows full parameters (fsdp::FullParameters); end that scope first",
                   caller);
     bring_home(context);
   }

@@ -19,11 +19,12 @@ std::vector<OptimizerParam> optimizer_params(const std::vector<NamedState>& stat
       if (found == known.end()) {
         const auto param = find_param(tensor);
         require(!param || !param->is_unsharded_param,
-                "{}: the optimizer holds what a member of the module holds for '{}', instead of the "
-                "sharded parameter; call fsdp::adopt(optimizer)",
+                "{}: the optimizer holds the unsharded parameter '{}' (the tensor of a module's member) instead of the sharded "
+                "one; call fsdp::adopt(optimizer)",
                 caller, param ? param->param().name() : "");
         throw UsageError(fmt::format(
-            "{}: parameter {} of the optimizer, of sizes ({}), is not one of the module's", caller,
+            "{}: parameter {} of the optimizer, of sizes ({}), is not one of the module's; pass the module that the optimizer "
+            "was built for", caller,
             params.size(), fmt::join(tensor.sizes(), ", ")));
       }
       params.push_back({tensor, found->second->param, found->second->names, group});
@@ -86,7 +87,7 @@ void write_options(torch::optim::OptimizerOptions& options,
   for (const auto& [name, field] : known.fields)
     if (const auto value = values.find(name); value != values.end())
       require(std::visit(WriteField{value->second}, field),
-              "optimizer option '{}': the value is of another kind than the option", name);
+              "optimizer option '{}': the value has another type than the option", name);
 }
 
 }  // namespace fsdp

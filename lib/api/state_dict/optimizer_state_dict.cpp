@@ -67,7 +67,7 @@ OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
                                         const torch::optim::Optimizer& optimizer,
                                         const OptimizerStateDictOptions& options) {
   require(!options.values.rank0_only || options.values.kind == StateDictKind::kFull,
-          "{}: rank0_only needs the kind kFull: a sharded or local dict is every rank's own", kSave);
+          "{}: rank0_only needs kind kFull; a sharded or local dict differs on every rank", kSave);
   require_not_shown(module, kSave);
   const auto named = named_states(module);
   const auto params = optimizer_params(named, optimizer, kSave);

@@ -108,7 +108,7 @@ void StateDict::insert(const std::string& name, at::Tensor value) {
 StateDict state_dict(const torch::nn::Module& module, const StateDictOptions& options) {
   constexpr auto kCaller = "state_dict";
   require(!options.rank0_only || options.kind == StateDictKind::kFull,
-          "{}: rank0_only needs the kind kFull: a sharded or local dict is every rank's own", kCaller);
+          "{}: rank0_only needs kind kFull; a sharded or local dict differs on every rank", kCaller);
   require_not_shown(module, kCaller);
   const auto states = named_states(module);
   require_values(states, kCaller);

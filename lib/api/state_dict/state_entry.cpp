@@ -63,13 +63,13 @@ std::string misfit(const StateEntry& entry, const StateTensor& tensor) {
                        fmt::join(tensor.sizes(), ", "));
   const auto from = entry.value.scalar_type(), to = tensor.local.scalar_type();
   if (!c10::canCast(from, to))
-    return fmt::format("is {}, which cannot become {}", c10::toString(from), c10::toString(to));
+    return fmt::format("is {}, which cannot be converted to {}", c10::toString(from), c10::toString(to));
   if (!entry.is_sharded) return "";
   if (entry.dtensor.defined() && !is_spread_alike(entry, tensor)) return "";
   if (!is_spread_alike(entry, tensor))
     return "is another rank's part, or of another layout; save a full or sharded dict instead";
   if (entry.value.sizes() != tensor.local.sizes())
-    return fmt::format("holds ({}) of its elements, expected ({})", fmt::join(entry.value.sizes(), ", "),
+    return fmt::format("has a local part of sizes ({}), expected ({})", fmt::join(entry.value.sizes(), ", "),
                        fmt::join(tensor.local.sizes(), ", "));
   return "";
 }
