@@ -58,7 +58,7 @@ TEST_CASE("what one rank cannot give is an error on every rank before anything i
     rank.check_throws<UsageError>([&] { save({{half}}); }, {"hold 9 elements of 'w', which has 8"}, "elements that two have");
     half.tensors[0].ranges = {{is_last ? 3 : 0, is_last ? 7 : 4}};
     half.tensors[0].local = torch::ones({4});
-    rank.check_throws<UsageError>([&] { save({{half}}); }, {"some elements of 'w' are held more than once", "others by no rank"},
+    rank.check_throws<UsageError>([&] { save({{half}}); }, {"the ranks' parts of 'w' overlap", "leave out others"},
                                   "one that two have, and one that nobody has");
     rank.check_throws<UsageError>([&] { save({{}, {{"a.json", "{"}}}); }, {"'a.json' is not JSON"}, "a document");
     rank.check_throws<UsageError>([&] { save({{}, {{"../a.json", "{}"}}}); }, {"'../a.json'"}, "a document elsewhere");

@@ -100,7 +100,7 @@ TEST_CASE("a length that the file does not have is refused before memory is aske
   CHECK_THAT(error_for(with_length(3, "{}")), Contains("no .safetensors file"));
   CHECK_THAT(error_for(with_length(uint64_t{1} << 63, "{}")), Contains("no .safetensors file"));
   CHECK_THAT(error_for(with_length(~uint64_t{0}, "{}")), Contains("no .safetensors file"));
-  CHECK_THAT(error_for(with_length(2, "{}x")), Contains("has 1 behind"));
+  CHECK_THAT(error_for(with_length(2, "{}x")), Contains("has 1 after its header"));
 }
 
 TEST_CASE("an index leads to no file outside its folder", "[checkpoint][weight_index]") {

@@ -56,7 +56,7 @@ void require_no_gaps(const std::vector<SafetensorsEntry>& tensors, int64_t data_
                        end, tensor.offset, tensor.name);
     end = tensor.offset + tensor.bytes;
   }
-  require_checkpoint(end == data_bytes, "{}: the tensors take {} bytes, the file has {} behind its header", file, end,
+  require_checkpoint(end == data_bytes, "{}: the tensors take {} bytes, but the file has {} after its header", file, end,
                      data_bytes);
 }
 
@@ -106,8 +106,8 @@ SafetensorsHeader read_safetensors(const std::string& path, int64_t file_bytes, 
   uint64_t length = 0;
   read(0, std::as_writable_bytes(std::span(&length, 1)));
   require_checkpoint(length <= static_cast<uint64_t>(std::min(file_bytes - kPrefixBytes, kMaxHeaderBytes)),
-                     "{}: the header is said to have {} bytes, the file has {} behind its first 8 and a header {} at most; "
-                     "this is no .safetensors file, or a part of one",
+                     "{}: its first 8 bytes announce a header of {} bytes, but {} bytes follow them and a header has {} at "
+                     "most; this is no .safetensors file, or a part of one",
                      path, length, file_bytes - kPrefixBytes, kMaxHeaderBytes);
   std::string json(length, '\0');
   read(kPrefixBytes, std::as_writable_bytes(std::span(json)));

@@ -77,7 +77,7 @@ void File::reserve(int64_t bytes) const {
     require_checkpoint(errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL, "{}: {} bytes cannot be reserved: {}",
                        path_, bytes, reason());
   }
-  require_checkpoint(::ftruncate(descriptor_, bytes) == 0, "{}: cannot be given {} bytes: {}", path_, bytes, reason());
+  require_checkpoint(::ftruncate(descriptor_, bytes) == 0, "{}: cannot be resized to {} bytes: {}", path_, bytes, reason());
 }
 
 void File::read_at(int64_t offset, std::span<std::byte> into) const {
@@ -111,7 +111,7 @@ void File::sync() const {
   int result;
   do result = ::fsync(descriptor_);
   while (result != 0 && errno == EINTR);
-  require_checkpoint(result == 0, "{}: cannot be brought to the disk: {}", path_, reason());
+  require_checkpoint(result == 0, "{}: cannot be flushed to the disk: {}", path_, reason());
 }
 
 std::string read_text(const File& file, int64_t max_bytes) {

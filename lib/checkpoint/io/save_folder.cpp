@@ -40,7 +40,7 @@ std::unique_ptr<SaveLock> try_lock(const std::string& parent, const std::string&
   try {
     return SaveLock::take(parent, name);
   } catch (const CheckpointError& error) {
-    log().warn("checkpoint: {} is left as it is: {}", name, error.what());
+    log().warn("checkpoint: {} was not removed or changed, as it cannot be locked: {}", name, error.what());
     return nullptr;
   }
 }
@@ -135,7 +135,8 @@ void SaveFolder::carry_over(const std::set<std::string>& own_files) const {
     const auto text = read_text(File::open_in(File::folder(path_), kManifestFile, false), kMaxManifestBytes);
     for (const auto& [name, entry] : parse_manifest(text, path_ + "/" + kManifestFile).files) old_files.insert(name);
   } catch (const CheckpointError& error) {
-    log().warn("checkpoint: the one that is replaced is damaged, so all of its files are kept: {}", error.what());
+    log().warn("checkpoint: the manifest of the checkpoint that is replaced is damaged, so all of its files are kept: {}",
+               error.what());
   }
   for (const auto& name : names_in(path_)) {
     if (old_files.contains(name) || own_files.contains(name)) continue;
@@ -147,14 +148,14 @@ void SaveFolder::carry_over(const std::set<std::string>& own_files) const {
 void SaveFolder::exchange() const {
   if (!fs::exists(path_)) return fs::rename(folder_, path_);
   if (::renameat2(AT_FDCWD, folder_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) return;
-  require_checkpoint(errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP, "{}: cannot take its place: {}", path_,
-                     std::strerror(errno));
+  require_checkpoint(errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP,
+                     "{}: the finished checkpoint cannot be moved here: {}", path_, std::strerror(errno));
   const auto old_name = hidden_name(name_, "old-") + token_, old = parent_ + "/" + old_name;
   fs::rename(path_, old);
   std::error_code error, ignored;
   fs::rename(folder_, path_, error);
   if (error) fs::rename(old, path_, ignored);
-  require_checkpoint(!error, "{}: cannot take its place: {}", path_, error.message());
+  require_checkpoint(!error, "{}: the finished checkpoint cannot be moved here: {}", path_, error.message());
   File::folder(parent_).sync();
   remove_checkpoint(parent_, old_name, name_, token_, ignored);
 }
@@ -172,7 +173,7 @@ void SaveFolder::retain(int keep_last) const {
   try {
     names = series_in(parent_, series_name(name_)->prefix);
   } catch (const CheckpointError& error) {
-    log().warn("checkpoint: older ones than {} stay: {}", path_, error.what());  // it is saved itself
+    log().warn("checkpoint: older checkpoints than {} were not removed: {}", path_, error.what());  // it is saved itself
   }
   std::erase(names, name_);
   // The one just saved counts, whatever its number.
@@ -192,7 +193,7 @@ void check_probe(const std::string& path, const std::string& token) {
   const auto folder = saving_folder(path, token);
   try {
     const auto text = read_text(File::open_in(File::folder(folder), kProbe, false), 1024);
-    require_checkpoint(text == token, "{}: holds '{}'", folder, text);
+    require_checkpoint(text == token, "{}: has the token '{}' of another save", folder, text);
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format(
         "{}: this rank does not see the folder that rank 0 made; a checkpoint needs one that all ranks share ({})", path,

@@ -66,8 +66,8 @@ void merge(std::vector<SectionDescription>& all, const std::vector<SectionDescri
       }
       const auto& other = known->tensors[position->second];
       require(other == tensor,
-              "save_checkpoint: '{}' is {} ({}) on rank {}, {} ({}) or of other names on a rank before it; different "
-              "tensors need different names",
+              "save_checkpoint: '{}' is {} ({}) on rank {}, but {} ({}) on a lower rank, or it has other names there; "
+              "different tensors need different names",
               tensor.name, safetensors_dtype(tensor.dtype), fmt::join(tensor.sizes, ", "), rank,
               safetensors_dtype(other.dtype), fmt::join(other.sizes, ", "));
     }
@@ -128,16 +128,16 @@ Positions share(const TensorDescription& tensor, size_t number, size_t rank, con
     ++sharers;
   }
   require(total >= numel,
-          "save_checkpoint: the ranks hold {} of the {} elements of '{}'; `world` has to be of all ranks that hold a part of "
-          "the model",
+          "save_checkpoint: the ranks hold {} of the {} elements of '{}'; the process group (`world`) must have all ranks that "
+          "hold a part of the model",
           total, numel, tensor.name);
   require(total == numel,
           "save_checkpoint: the ranks hold {} elements of '{}', which has {}; different tensors, such as experts on other "
           "ranks, need different names",
           total, tensor.name, numel);
   require(edges == edge_at(numel) - edge_at(0),
-          "save_checkpoint: some elements of '{}' are held more than once by ranks that do not hold the same, and others by no "
-          "rank", tensor.name);
+          "save_checkpoint: the ranks' parts of '{}' overlap in some elements and leave out others; expected parts that are "
+          "equal or do not overlap", tensor.name);
   if (count(rank) == 0) return {};
   return share_of(count(rank), static_cast<int64_t>(c10::elementSize(tensor.dtype)), sharers, index,
                   static_cast<int64_t>(number));

@@ -154,8 +154,8 @@ std::string merge_optimizer_documents(const std::vector<std::string>& texts) {
       continue;
     }
     require(document["optimizer"] == merged["optimizer"] && document["groups"].size() == known.size(),
-            "save_checkpoint: the optimizer is {} with {} parameter groups on a rank, {} with {} on one before it; expected "
-            "one class and as many groups everywhere",
+            "save_checkpoint: the optimizer is {} with {} parameter groups on one rank, but {} with {} on a lower rank; use "
+            "one class and one number of parameter groups on all ranks",
             document["optimizer"].dump(), document["groups"].size(), merged["optimizer"].dump(), known.size());
     for (size_t group = 0; group < known.size(); ++group)
       for (const auto& name : document["groups"][group]["params"])
@@ -189,7 +189,7 @@ void OptimizerLoad::read_document(const std::string& text, const std::function<s
   require_checkpoint(document.is_object(), "{}: is not an object", kOptimizerFile);
   const auto saved_class = string_at(document, "optimizer", kOptimizerFile);
   if (saved_class != class_)
-    misfits_.wrong.push_back(fmt::format("the optimizer is {}'s, expected {}'s", saved_class, class_));
+    misfits_.wrong.push_back(fmt::format("the optimizer's state is {}'s, expected {}'s", saved_class, class_));
   const auto& groups = array_at(document, "groups", kOptimizerFile);
   if (groups.size() != optimizer_.param_groups().size())
     misfits_.wrong.push_back(fmt::format("the optimizer has {} parameter groups, expected {}", groups.size(),
