@@ -31,8 +31,8 @@ const DTensorImpl& impl_of(const at::Tensor& tensor, std::string_view subject) {
   auto* impl = DTensorImpl::of(tensor);
   require(impl != nullptr, "{}: expected a DTensor, got an ordinary tensor of sizes {}", subject, sizes_text(tensor.sizes()));
   if (impl->is_waiting()) impl->settle();
-  require(!impl->is_window(), "{}: a view that joins or cuts a sharded dimension has no piece of its own; take "
-          "fsdp::full_tensor(tensor)", subject);
+  require(!impl->is_window(), "{}: this view joins or splits a sharded dimension, so it has no local tensor; take "
+                              "fsdp::full_tensor(tensor)", subject);
   return *impl;
 }
 
@@ -64,11 +64,11 @@ void check_partials(const at::Tensor& tensor, const Redistribution& way, std::st
       const auto* partial = std::get_if<Partial>(&placement);
       if (partial == nullptr || partial->op == ReduceOp::kSum) continue;
       if (tensor.is_complex()) [[unlikely]]
-        throw UsageError(fmt::format("{}: {} needs numbers that have an order, got {}", subject,
+        throw UsageError(fmt::format("{}: {} is not defined for complex numbers, got {}", subject,
                                      to_string(placement), c10::toString(tensor.scalar_type())));
       if (is_recorded(tensor)) [[unlikely]]
-        throw UsageError(fmt::format("{}: {} has no gradient that a rank could know by itself, and this "
-                                     "rank's piece requires grad; detach it first",
+        throw UsageError(fmt::format("{}: autograd does not support {}, and this rank's local tensor requires grad; detach it "
+                                     "first",
                                      subject, to_string(placement)));
     }
   }

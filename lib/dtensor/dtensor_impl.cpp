@@ -105,7 +105,7 @@ void DTensorImpl::follow(at::Tensor local, DTensorSpec::Ptr spec) {
 void DTensorImpl::write(const at::Tensor& from) {
   const auto* other = of(from);
   require_state(from.scalar_type() == c10::typeMetaToScalarType(dtype()) && from.device() == device(),
-                "{}: it is {} on {} and was to be set to a tensor that is {} on {}; use fsdp::to(module, ...), or write "
+                "{}: is {} on {} and cannot be replaced by a tensor that is {} on {}; use fsdp::to(module, ...), or write "
                 "values with copy_. Nothing was changed",
                 spec().name(), c10::toString(c10::typeMetaToScalarType(dtype())), device().str(),
                 c10::toString(from.scalar_type()), from.device().str());

@@ -69,9 +69,9 @@ void GroupSanitizer::check_shown(const at::Tensor& unsharded) {
   for (const auto& [param, hash] : shown_) {
     if (hash_of(unsharded, param) == hash) continue;
     guard_.faults->add(
-        fmt::format("parameter '{}': its unsharded values were changed by no operator that says so (a raw "
-                    "pointer, or a kernel whose schema marks no write); the change is lost now. Write with "
-                    "copy_ or another operator",
+        fmt::format("parameter '{}': its unsharded values were changed without an operator that declares the write (through a "
+                    "raw pointer, or by a kernel whose schema marks no write); the change is lost. Write with copy_ or another "
+                    "operator",
                     param.name));
   }
   shown_.clear();
@@ -88,9 +88,9 @@ void GroupSanitizer::check_shards(std::span<const FSDPParam> params, std::span<c
     auto& known = shards_[i];
     if (known.version == version && known.hash != hash)
       guard_.faults->add(
-          fmt::format("parameter '{}': this rank's values were changed by no operator that says so (a raw "
-                      "pointer, or a kernel whose schema marks no write), so nobody knows that they are new. "
-                      "Write with copy_ or another operator",
+          fmt::format("parameter '{}': this rank's values were changed without an operator that declares the write (through a "
+                      "raw pointer, or by a kernel whose schema marks no write), so they may not be gathered again. Write with "
+                      "copy_ or another operator",
                       params[i].name()));
     known = {.hash = hash, .version = version};
   }

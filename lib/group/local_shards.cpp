@@ -143,8 +143,8 @@ void LocalShards::check_requires_grad(std::span<const FSDPParam> params) const {
       const bool is_toggled = (unsharded_param.defined() && unsharded_param.requires_grad() != one.is_trainable) ||
                               (sharded_param.defined() && sharded_param.requires_grad() != one.is_trainable);
       require_state(!is_toggled,
-                    "{}: its requires_grad was set to {} after fsdp::local_shards handed it out with others as {}; "
-                    "set it back, or freeze parameters before local_shards",
+                    "{}: its requires_grad was set to {} after fsdp::local_shards put it into one tensor of parameters that "
+                    "are {}; set it back, or freeze parameters before local_shards",
                     param.name(), !one.is_trainable, one.is_trainable ? "trainable" : "frozen");
     }
 }
@@ -153,8 +153,8 @@ void LocalShards::check_grad_dtypes(std::span<const FSDPParam> params) const {
   for (const auto& one : classes_)
     for (const size_t i : one.members)
       require_state(params[i].grad_dtype() == grad_dtype_of(one.shard),
-                    "{}: its grad_dtype was changed after fsdp::local_shards handed it out with others; set it back, or "
-                    "set it before local_shards",
+                    "{}: its grad_dtype was changed after fsdp::local_shards put it into one tensor with others; set it back, "
+                    "or set it before local_shards",
                     params[i].name());
 }
 

@@ -40,7 +40,9 @@ void choose_form(FSDPParam& param, const GroupParam& given, const MeshInfo& info
   if (given.is_dtensor) spec.dtensor = dtensor_spec(spec, info);
   if (!given.tied) return;
   const auto& held = given.tied->group->params()[given.tied->index];
-  require(!held.spec.dtensor || spec.dtensor, "{}: is tied, tensor-parallel, and held by '{}'; the flat layout cannot take it over",
+  require(!held.spec.dtensor || spec.dtensor,
+          "{}: is tied, tensor-parallel and already sharded by '{}', which the flat layout does not support; use "
+          "ParamLayout::kPerParameter",
           given.name, given.tied->group->name());
   if (!held.spec.dtensor) spec.dtensor = nullptr;
   param.take_identity(held);

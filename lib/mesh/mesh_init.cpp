@@ -159,7 +159,8 @@ DeviceMesh mesh_of_groups(const std::vector<std::shared_ptr<Communicator>>& grou
   state.groups = groups;
   state.ranks = ranks_through(groups);
   require(std::set<int>(state.ranks.begin(), state.ranks.end()).size() == state.ranks.size(),
-          "mesh from groups: {} share more than this rank; expected groups that cross in it", names_of(groups));
+          "mesh from groups: {} share more than this rank; expected groups that have only this rank in common",
+          names_of(groups));
   check_names(state.dim_names, state.shape.size());
   set_root(state, nullptr);
   return DeviceMesh::Access::make(std::move(state));

@@ -87,7 +87,7 @@ class Placer {
     std::optional<TensorParallel> said;
     if (options_.tensor_parallel_fn) said = options_.tensor_parallel_fn(param.name, param.unsharded_param);
     require(!said || !differs_over.defined(),
-            "{}: both tensor_parallel_fn and differs_over of shard_placement_fn speak of it; the first is enough",
+            "{}: both tensor_parallel_fn and differs_over of shard_placement_fn describe it; use tensor_parallel_fn alone",
             param.name);
     if (differs_over.defined()) place.spread.summed_over = groups_of(differs_over);
     const auto& info = place.mesh_info;

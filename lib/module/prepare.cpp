@@ -35,12 +35,12 @@ void check_nested(const ModuleWalk& walk) {
   for (const auto& nested : walk.nested) {
     const auto& context = *nested.state->root()->context();
     require(!context.has_started(),
-            "fully_shard: the module around '{}' is to be sharded, but that one has run a step as "
-            "a root already; call fully_shard on all modules before the first forward",
+            "fully_shard: '{}' has run a step as a root, so that a module around it can no longer be sharded; call fully_shard "
+            "on all modules before the first forward",
             nested.path);
     require_state(!context.step().is_pinned(),
-                  "fully_shard: the module around '{}' is to be sharded while that one shows full "
-                  "parameters (fsdp::FullParameters); end that first",
+                  "fully_shard: '{}' shows full parameters (fsdp::FullParameters), so that a module around it cannot be "
+                  "sharded; end that scope first",
                   nested.path);
   }
 }

@@ -26,7 +26,7 @@ GroupPort::~GroupPort() {
     try {
       root_->runner().remove(group_);
     } catch (const std::exception& error) {
-      log().error("{}: the end of a sharded module: {}", group_.name(), error.what());
+      log().error("{}: removing a destroyed module failed: {}", group_.name(), error.what());
     }
   }
   *link_ = nullptr;

@@ -116,7 +116,7 @@ void RootContext::end_user_hook() noexcept {
   try {
     runner_.apply(runner_.scheduler().end_user_hook(held_before_hook_));
   } catch (const std::exception& error) {
-    log().error("releasing what a gradient hook has read: {}", error.what());
+    log().error("releasing the parameters that a gradient hook has read failed: {}", error.what());
   }
 }
 
@@ -136,8 +136,8 @@ void RootContext::control(ParamGroup& group, GroupEvent event) {
 std::shared_ptr<void> RootContext::hold_steps(std::string_view caller) {
   std::lock_guard lock(mutex_);
   require_state(is_quiescent(),
-                "{}: not inside a forward, a backward or a scope of the module, nor before the last of several "
-                "backwards (set_is_last_backward) or its finalization. Run the backward of the last forward first, or "
+                "{}: cannot be called inside a forward, a backward or a scope of the module, or before the last of several "
+                "backwards (set_is_last_backward) or its finalization. Run the backward of the last forward first, or call "
                 "reset_iter_state(); a forward without backward belongs under torch::NoGradGuard or fsdp::forward_scope",
                 caller);
   step_.pin();
@@ -149,8 +149,8 @@ std::shared_ptr<void> RootContext::hold_steps(std::string_view caller) {
 
 void RootContext::reset_iter_state() {
   std::lock_guard lock(mutex_);
-  require_state(step_.task_count() == 0, "reset_iter_state inside a backward; call it after the exception "
-                                "has left backward()");
+  require_state(step_.task_count() == 0, "reset_iter_state: cannot be called inside a backward; call it after the exception "
+                                         "has left backward()");
   release_everything();
   for (auto* group : runner_.groups()) {
     group->gradients().store.drop();

@@ -173,7 +173,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     for (auto* group : runner_.groups()) group->gradients().store.drop();
     release_everything();
   } catch (const std::exception& error) {
-    log().error("giving up a failed backward: {}", error.what());
+    log().error("cleaning up after a failed backward failed: {}", error.what());
   }
 }
 
@@ -181,9 +181,8 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   std::lock_guard lock(mutex_);
   const auto& gradient = accumulated_grad(unsharded_param);
   require_state(!gradient.defined() || !gradient.requires_grad(),
-                "{}: backward with create_graph leaves gradients with a history, which cannot be "
-                "reduced over ranks; use torch::autograd::grad on the module's own weight for higher "
-                "derivatives",
+                "{}: backward with create_graph leaves gradients with a history, which cannot be reduced over ranks; use "
+                "torch::autograd::grad on the unsharded parameter for higher derivatives",
                 group.params()[index].name());
   enter_phase(torch::autograd::get_current_graph_task_id(), {});
   group.gradients().store.arrived(index);
@@ -271,7 +270,7 @@ void RootContext::leave_scope() noexcept {
     if (step_.is_in_scope() || !is_forward(step_.state()) || step_.records_autograd()) return;
     end_step();
   } catch (const std::exception& error) {
-    log().error("leaving a forward scope: {}", error.what());
+    log().error("ending a forward scope failed: {}", error.what());
   }
 }
 

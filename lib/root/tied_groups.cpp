@@ -50,7 +50,7 @@ void compact(ParamGroup& group) {
   try {
     shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
   } catch (const std::exception& error) {
-    log().warn("{}: {} parameters now belong to another group, but their memory stays here: {}", group.name(),
+    log().warn("{}: {} parameters now belong to another group, but their old memory was not freed: {}", group.name(),
                vacant.size(), error.what());
     return;
   }

@@ -95,10 +95,9 @@ class Hooks final : public Interface {
                            std::static_pointer_cast<GroupPort>(GroupPort::of(*found->group).shared_from_this()), found->index);
     if (found && !found->is_unsharded_param && !is_joined)
       throw UsageError(fmt::format(
-          "{}: torch::autograd::grad, backward({{...}}, inputs) and save_for_backward were given a sharded "
-          "parameter, which is this rank's part; gradients lead to the tensor that the module's member holds. Use "
-          "fsdp::unsharded(parameter) for this rank's gradient of the whole parameter, not reduced; or "
-          "loss.backward(), which reduces it, and parameter.grad()",
+          "{}: torch::autograd::grad, backward({{...}}, inputs) or save_for_backward was given a sharded parameter, but "
+          "autograd computes the gradient of the unsharded one. Use fsdp::unsharded(parameter) for this rank's gradient of the "
+          "whole parameter, not reduced; or loss.backward(), which reduces it, and parameter.grad()",
           found->param().name()));
     return next_.output_nr(tensor);
   }

@@ -63,12 +63,12 @@ void ResidencyBudget::update(const Options& options, const ExecOrder& forward, c
   if (plan.missing_bytes > 0) [[unlikely]] {
     is_current_ = false;  // every step is to say so
     throw StateError(fmt::format(
-        "unsharded byte budget: {} bytes are {} too few for a group in use beside those that are kept "
-        "whatever the budget ({}); raise it, or leave their reshard_after_forward unset",
+        "unsharded byte budget: {} bytes are {} too few for the group in use and the groups that stay unsharded by their "
+        "reshard_after_forward = false ({}); raise the budget, or leave their reshard_after_forward unset",
         *options.bytes, plan.missing_bytes, kept_groups(problem, groups)));
   }
   if (!plan.prefetch_fits)
-    info_once("unsharded byte budget: no room to gather ahead; gathers are not hidden behind compute");
+    info_once("unsharded byte budget: no room to prefetch; all-gathers do not overlap with compute");
   if (!plan.is_optimal())
     log().info("unsharded byte budget: the plan gathers {} bytes a step; no plan gathers less than {}",
                plan.gathered_bytes, plan.bound);

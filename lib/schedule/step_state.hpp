@@ -45,16 +45,16 @@ constexpr StepTransition refuse(const char* error) { return {.error = error}; }
 inline constexpr auto kInside = refuse("a forward of this module cannot begin inside a step");
 inline constexpr auto kNothingEnds = refuse("no step of this module is under way that could end");
 inline constexpr auto kNotWaitedFor = refuse(
-    "finalize_backward_async: nobody has waited for its gradients, so no forward, backward or scope of this module can "
-    "begin; call wait() on what it returned");
+    "finalize_backward_async: its gradients were not waited for, so no forward, backward or scope of this module can begin; "
+    "call wait() on what it returned");
 inline constexpr auto kFinalizedTwice = refuse(
-    "finalize_backward: nobody has waited for the gradients of the last call; call wait() on what "
-    "finalize_backward_async returned");
+    "finalize_backward: the gradients of the last call were not waited for; call wait() on what finalize_backward_async "
+    "returned");
 inline constexpr auto kBeforeBackward =
-    refuse("finalize_backward between a forward and its backward; call it after backward()");
+    refuse("finalize_backward: cannot be called between a forward and its backward; call it after backward()");
 inline constexpr auto kInBackward =
-    refuse("finalize_backward inside a backward; call it after backward() has returned (after an exception, call "
-           "reset_iter_state() first)");
+    refuse("finalize_backward: cannot be called inside a backward; call it after backward() has returned (after an exception, "
+           "call reset_iter_state() first)");
 inline constexpr auto kDropped = refuse(
     "GradientReductionHandle: reset_iter_state has dropped the gradients that it was to wait for; run the step again");
 

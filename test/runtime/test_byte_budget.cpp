@@ -173,7 +173,7 @@ TEST_CASE("a budget smaller than one group is refused, one too small beside what
     root.set_unsharded_byte_budget(2 * kLayerBytes);
     chain.step(rank.index());  // shows the order
     for (const char* when : {"two that stay and one in use", "and again"})
-      rank.check_throws<StateError>([&] { chain.step(rank.index()); }, {"budget", "layer0", "layer1", "raise it"}, when);
+      rank.check_throws<StateError>([&] { chain.step(rank.index()); }, {"budget", "layer0", "layer1", "raise the budget"}, when);
     root.set_unsharded_byte_budget(3 * kLayerBytes);
     chain.step(rank.index());
     root.set_unsharded_byte_budget(std::nullopt);

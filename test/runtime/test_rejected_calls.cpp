@@ -106,7 +106,7 @@ TEST_CASE("sharding after the root has started is an error", "[runtime][rejected
         {"weight", "belongs to the group of a module around this one", "inner modules before outer"}, "a child, too late");
     nn::Sequential around(model);
     check_rejected(rank, *around, {.mesh = rank.mesh()},
-                   {"around '0'", "has run a step as a root", "before the first forward"}, "a module around it, too late");
+                   {"'0' has run a step as a root", "around it", "before the first forward"}, "a module around it, too late");
     rank.check(Snapshot(*model) == before, "nothing changed");
     model->forward(inputs.normal({2, 6})).sum().backward();
     rank.check(model->parameters()[0].grad().defined(), "training goes on");

@@ -126,7 +126,7 @@ TEST_CASE("a write to an unsharded parameter that passes no operator is found by
     CHECK(on_ranks(ranks, [ranks](Rank& rank) {
       Sanitized sanitized(rank);
       auto& layer = sanitized.layers[1];
-      const std::vector<std::string> said{"parameter 'layer1.weight'", "no operator"};
+      const std::vector<std::string> said{"parameter 'layer1.weight'", "without an operator"};
       // With one rank the unsharded parameter is the shard, which is looked at when the next step begins.
       const auto look = [&] {
         if (ranks == 1)
@@ -163,7 +163,7 @@ TEST_CASE("a raw write within a step is found at its end", "[sanitizer]") {
     sanitized.model->after_layer = [&](int layer) {
       if (layer == 1) pointer_to(sanitized.model->layers[1]->bias)[0] = 3;
     };
-    rank.check_throws<StateError>([&] { sanitized.loss().backward(); }, {"parameter 'layer1.bias'", "no operator"},
+    rank.check_throws<StateError>([&] { sanitized.loss().backward(); }, {"parameter 'layer1.bias'", "without an operator"},
                                   "a raw write in forward");
     sanitized.model->after_layer = {};
     rank.check(sharded(sanitized.weight()).grad().defined(), "the step was complete");
@@ -179,7 +179,7 @@ TEST_CASE("a raw write to a sharded parameter is found when the next step begins
       sanitized.loss().backward();
       pointer_to(to_local(sharded(sanitized.weight())))[0] = 7;
       rank.check_throws<StateError>([&] { sanitized.loss(); },
-                                    {"parameter 'layer1.weight'", "this rank's values", "no operator"}, "a raw write");
+                                    {"parameter 'layer1.weight'", "this rank's values", "without an operator"}, "a raw write");
       {
         at::NoGradGuard no_grad;
         sharded(sanitized.weight()).mul_(0.5);

@@ -72,8 +72,8 @@ void run_general(const OperatorCall& call) {
   auto results = call.call(std::move(arguments));
   for (const auto& write : writes) {
     auto* target = DTensorImpl::of(write.target);
-    require(write.whole.sizes() == target->sizes(), "{}: would change the sizes of a sharded tensor",
-            call.op().schema().name());
+    require(write.whole.sizes() == target->sizes(),
+            "{}: would change the sizes of a sharded tensor; take fsdp::full_tensor(tensor) first", call.op().schema().name());
     const at::NoGradGuard no_grad;
     target->local().copy_(part_of(target->spec(), write.whole));
   }

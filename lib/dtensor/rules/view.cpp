@@ -82,7 +82,7 @@ class ViewCall {
         keeps_dtype &= tensor.scalar_type() == elements.scalar_type();
       });
     if (!is_view) return run_general(call_);
-    require(keeps_dtype, "{}: shows a sharded tensor's memory as another dtype; take fsdp::full_tensor(tensor) first",
+    require(keeps_dtype, "{}: cannot view a sharded tensor as another dtype; take fsdp::full_tensor(tensor) first",
             call_.op().schema().name());
     const auto shown = shown_dims();
     size_t result = 0;

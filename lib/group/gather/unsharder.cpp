@@ -244,7 +244,7 @@ void Unsharder::give_up_gather() noexcept {
     parts_.comm_ctx->trace.note_given_up(Operation::kAllGather, parts_.identity);
     if (memory_.is_slot() && gather_.work) gather_.work->wait();
   } catch (const std::exception& error) {
-    log().info("{}: its gather was given up, and failed: {}", parts_.name(), error.what());
+    log().info("{}: an all-gather that is no longer needed failed: {}", parts_.name(), error.what());
   }
   if (!sends_shard(gather_.local)) views_.inputs.clear();
   views_.outputs.drop();
@@ -260,7 +260,7 @@ void Unsharder::abandon() noexcept {
     else
       stream_use_.wait_before_free();
   } catch (const std::exception& error) {
-    log().error("{}: the end of a sharded module: {}", parts_.name(), error.what());
+    log().error("{}: releasing the parameters of a destroyed module failed: {}", parts_.name(), error.what());
   }
   enter(UnshardState::kSharded);
 }

@@ -28,8 +28,8 @@ std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
     const auto& param = group.params()[i];
     if (!dtypes.takes_any(i)) continue;
     require(!group.gradients().config.reduces_unused_params || !param.requires_grad(),
-            "{}: with set_reduce_scatter_unused_params a grad_dtype of None leaves open in which dtype the ranks without a "
-            "gradient reduce; set MixedPrecisionPolicy::reduce_dtype, or a grad_dtype",
+            "{}: set_reduce_scatter_unused_params needs one gradient dtype on all ranks, but grad_dtype is None; set "
+            "MixedPrecisionPolicy::reduce_dtype, or a grad_dtype",
             param.name());
     if (!dtypes.promotes()) continue;
     const auto unsharded_param = param.unsharded_param();

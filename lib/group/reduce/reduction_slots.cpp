@@ -28,7 +28,7 @@ ReductionSlots::Hold::~Hold() {
   for (const auto& work : under_way_) try {
       work->wait();
     } catch (const std::exception& error) {
-      log().info("a reduction was given up, and failed: {}", error.what());
+      log().info("a gradient reduction of an abandoned step failed: {}", error.what());
     }
 }
 

@@ -62,12 +62,12 @@ std::optional<std::string> BeginningsCheck::compare(DesyncBoard& board, int peer
     if (!param) continue;
     const auto ranks = list_ranks({board.rank(), peer});
     if (own.next_replica == peer)
-      return fmt::format("the replicas of '{}' on {} began with different values, and nothing brings them together; {}",
+      return fmt::format("the replicas of '{}' on {} began with different values, and no collective makes them equal; {}",
                          *param, ranks, kWayOut);
     if (std::exchange(is_told_, true)) continue;
     if (board.claim_beginnings())
-      log().warn("{} began with different values of '{}', and perhaps of others; what is trained is put together from "
-                 "parts of them. If that is not meant, {}",
+      log().warn("{} began with different values of '{}', and perhaps of others; the sharded model is a mixture of them. If "
+                 "that is not meant, {}",
                  ranks, *param, kWayOut);
   }
   return std::nullopt;

@@ -57,7 +57,7 @@ std::string DesyncWatcher::explain_failure() {
 std::string DesyncWatcher::last_words(std::string_view why) {
   check();
   const auto own = activity_.report();
-  return fmt::format("{}, so of the others nothing is known here:{}", why,
+  return fmt::format("{}, so what the other ranks do is not known:{}", why,
                      describe_ranks(std::span(&own, 1), std::span(&own.rank, 1)));
 }
 
