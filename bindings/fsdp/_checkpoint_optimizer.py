@@ -114,7 +114,7 @@ class OptimizerLoad:
         wrong = self.misfits["wrong"]
         ours, groups = type(self._optimizer).__name__, len(self._optimizer.param_groups)
         if self._saved.kind != ours:
-            wrong.append(f"the optimizer is {self._saved.kind}'s, expected {ours}'s")
+            wrong.append(f"the optimizer's state is {self._saved.kind}'s, expected {ours}'s")
         if len(self._saved.groups) != groups:
             wrong.append(f"the optimizer has {len(self._saved.groups)} parameter groups, expected {groups}")
         return not wrong
@@ -189,7 +189,7 @@ class OptimizerLoad:
         """The section's tensors have been loaded: gives them to the optimizer, with the groups' options."""
         for subject, value, other in self._shared:
             if not _equal(value, other):
-                raise ValueError(f"load_checkpoint: {subject} is {value}, of others in its local shard {other}; give "
+                raise ValueError(f"load_checkpoint: {subject} is {value}, but {other} for others in its local shard; give "
                                  "them different labels in local_shards, or the optimizer the parameters")
         for elements in self._absent:
             elements.zero_()

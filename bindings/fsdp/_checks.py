@@ -100,7 +100,7 @@ def not_sharded_by_torch(module, within, subject):
     if function:
         name = next((name for root in within for name, below in root.named_modules() if below is module), "")
         which = f"module {name!r}, {type(module).__name__}," if name else f"the {type(module).__name__}"
-        raise ValueError(f"{subject}: {which} is sharded by torch's own {function}, and a model is sharded by one of the two; "
+        raise ValueError(f"{subject}: {which} is sharded by torch's own {function}, and one model cannot use both; "
                          f"import {function} from fsdp, or call fsdp.replace_torch(), before any of it is sharded")
 
 

@@ -27,9 +27,9 @@ def enable():
         _write(line, _import_hook.LINE)
     except OSError as error:
         raise EnablingError(
-            f"{line.parent}, where this Python's packages are, cannot be written to ({error.strerror}); do it as who may, "
-            "or in an environment of your own (python -m venv), or start programs by python -m fsdp, which writes "
-            "nothing") from error
+            f"{line.parent}, where this Python's packages are, cannot be written to ({error.strerror}); run this as a user who "
+            "may write there, or in an environment of your own (python -m venv), or start programs by python -m fsdp, which "
+            "writes nothing") from error
     return (f"wrote {line}\nwrote {module}\nWith FSDP_REPLACE_TORCH=1 every program of this environment has torch's "
             "fully_shard replaced.")
 
@@ -42,8 +42,8 @@ def disable():
             file.unlink()
             Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
         except OSError as error:
-            raise EnablingError(f"{file} cannot be removed ({error.strerror}); remove it as who may write to {file.parent}, "
-                                "or unset FSDP_REPLACE_TORCH") from error
+            raise EnablingError(f"{file} cannot be removed ({error.strerror}); run this as a user who may write to "
+                                f"{file.parent}, or unset FSDP_REPLACE_TORCH") from error
     return "\n".join(f"removed {file}" for file in there) or f"not enabled: there is no {files()[0]}"
 
 
@@ -58,7 +58,7 @@ def status():
         return f"not enabled: there is no {next(file for file in (line, module) if not file.exists())}"
     found = f"enabled: {line}, {module}"
     if (line.read_text(), module.read_text()) != (_import_hook.LINE, Path(_import_hook.__file__).read_text()):
-        found += "\nThey are another version's; python -m fsdp enable writes this one's."
+        found += "\nThese files are of another version of fsdp; python -m fsdp enable writes this version's."
     now = "replaces torch's names" if _import_hook.asked_for() else "changes nothing; FSDP_REPLACE_TORCH=1 does"
     return f"{found}\nFSDP_REPLACE_TORCH as it is now {now}."
 

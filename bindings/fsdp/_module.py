@@ -70,7 +70,7 @@ class FSDPModule(_torch_names.FSDPModule):
         # The module's own class: what indexing a container, say, makes a new one of.
         own = next(base for base in cls.__mro__[1:] if not issubclass(base, _torch_names.FSDPModule))
         if own is object:
-            raise TypeError(f"{cls.__name__} is not made; call fully_shard on a module, which puts this class in front")
+            raise TypeError(f"{cls.__name__} cannot be constructed; call fully_shard on a module, which adds this class to it")
         module = own.__new__(own)
         module.__init__(*args, **kwargs)
         return module
@@ -287,7 +287,7 @@ class FSDPModule(_torch_names.FSDPModule):
         core = self._core()
         if core.group_count() > 1:
             raise ValueError(f"{control}: the module has {core.group_count()} groups, over different meshes "
-                             "(shard_placement_fn); one comm or hook would serve them all")
+                             "(shard_placement_fn), but one comm or hook serves one mesh only")
         return core
 
     def set_prefetch_distance(self, groups: int) -> None:

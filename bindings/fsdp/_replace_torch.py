@@ -117,7 +117,7 @@ def _check_ours():
     missing = [name for name in OWN if name not in fsdp.__all__]
     if missing:
         raise NotImplementedError(f"replace_torch: torch has {', '.join(missing)} beside its fully_shard, and this version of "
-                                  "fsdp does not")
+                                  "fsdp does not; install a newer fsdp, or import fully_shard from torch")
 
 
 def _check_places():
@@ -134,7 +134,7 @@ def _check_places():
 
 def _refuse(subject, maker):
     raise RuntimeError(f"replace_torch: {subject} is not torch's own, but {maker}, so nothing is replaced; call replace_torch "
-                       "before that is imported, or go without one of the two")
+                       "before that is imported, or use only one of the two")
 
 
 def _other_maker(value):

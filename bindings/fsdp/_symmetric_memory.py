@@ -49,8 +49,8 @@ def check_reduce_scatter_buffers(module, buffers, recurse):
 def _check_replaceable(comm, kind, what):
     if comm is not None and not isinstance(comm, kind):
         found = comm if isinstance(comm, str) else type(comm).__name__
-        raise AssertionError(f"set_symm_mem_for_comm: the module has a custom {what} ({found}), which says where buffers lie; "
-                             "take that back first")
+        raise AssertionError(f"set_symm_mem_for_comm: the module has a custom {what} ({found}), which decides where buffers "
+                             f"are; first call set_custom_{what.replace('-', '_')}(None)")
 
 
 def _check_one_buffer(buffers):

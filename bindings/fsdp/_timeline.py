@@ -115,12 +115,12 @@ def timeline(
     """
     max_events = _checks.whole_number(max_events, "timeline: max_events")
     if max_events < 1:
-        raise ValueError(f"timeline: max_events: expected room for one event at least, found {max_events}")
+        raise ValueError(f"timeline: max_events: expected 1 or more, found {max_events}")
     by_root = _states_by_root(module)
     if not by_root:
         raise ValueError("timeline: expected a sharded module, found none; call fully_shard first")
     if not _recording.isdisjoint(by_root):
-        raise RuntimeError("timeline: one of this model is being recorded already; it has to end first")
+        raise RuntimeError("timeline: a timeline of this model is being recorded already; end that first")
     seen = Timeline()
     _recording.update(by_root)
     try:

@@ -87,7 +87,8 @@ void save_collected(const World& given_world, const std::string& path, const py:
 template <class Value>
 Value one_of(const std::map<std::string, Value>& known, const py::handle& given) {
   const auto found = known.find(given.cast<std::string>());
-  require(found != known.end(), "load_checkpoint: '{}' is none of the values that there are", given.cast<std::string>());
+  require(found != known.end(), "load_checkpoint: '{}' is not one of the values of verify or readers",
+          given.cast<std::string>());
   return found->second;
 }
 

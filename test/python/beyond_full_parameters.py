@@ -225,6 +225,6 @@ def wrong_arguments_of_full_parameters_change_nothing(rank, ranks):
         with fsdp.FullParameters(sharded):
             sharded.beside.bias = nn.Parameter(torch.zeros(5))
 
-    raises(ValueError, "sizes 3, found another of 5", wrong_sizes)
+    raises(ValueError, "sizes 3, found a replacement of sizes 5", wrong_sizes)
     expect_sharded(sharded, before)
     step(sharded, rank)

@@ -52,7 +52,7 @@ void HookedExtension::release() noexcept {
   try {
     hooked_.object().attr("release")();
   } catch (const std::exception& error) {
-    log().error("{}: releasing what was gathered: {}", name_, error.what());
+    log().error("{}: releasing its unsharded values failed: {}", name_, error.what());
   }
 }
 

@@ -34,7 +34,7 @@ void check_applied(const ParamEntries& entries) {
   PyObject* now = entries.now();
   if (!is_tensor(now) || !is_dtensor(now))
     throw py::type_error("parameter '" + entries.name() +
-                         "' of a sharded module has been replaced by what is no DTensor; load values with "
+                         "' of a sharded module has been replaced by a tensor that is no DTensor; load values with "
                          "load_state_dict(..., assign=False), or DTensors like those of its own state_dict()");
 }
 

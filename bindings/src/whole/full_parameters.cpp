@@ -27,8 +27,8 @@ void take_over(const Shown& params, bool with_grads) {
   for (const auto& param : params) {
     if (param->sharded().holds_subclass())
       throw UsageError("FullParameters: parameter '" + param->forms().entries().name() +
-                       "' has fsdp_pre_all_gather, and only its class can tell its whole value; gather it with "
-                       "its DTensor's full_tensor()");
+                       "' has fsdp_pre_all_gather, so that only its tensor subclass can gather the whole value; "
+                       "gather it with its DTensor's full_tensor()");
     if (with_grads && param->forms().computes_with_handle())
       throw UsageError("FullParameters: with_grads is not for a tensor-parallel parameter, such as '" +
                        param->forms().entries().name() + "'; read the gradient of its DTensor");
@@ -81,8 +81,8 @@ std::string FullScope::take_over_replaced() const {
     if (replacement.sizes() == whole.sizes())
       whole.copy_(replacement);
     else
-      wrong += fmt::format("FullParameters: expected parameter '{}' to have the sizes {}, found another of {} in its place, "
-                           "which is dropped. ",
+      wrong += fmt::format("FullParameters: expected parameter '{}' to have the sizes {}, found a replacement of sizes {}, "
+                           "which was dropped. ",
                            param->forms().entries().name(), fmt::join(whole.sizes(), "x"), fmt::join(replacement.sizes(), "x"));
   }
   return wrong;
