@@ -98,7 +98,7 @@ class Cluster:
         self.switch = f"{prefix}-switch"
         self.names = [f"{prefix}-rank{rank}" for rank in self.ranks]
         if os.geteuid() != 0:
-            raise NotAllowed("network namespaces need root")
+            raise NotAllowed("network namespaces need root; run this with sudo")
         for tool in ("ip", "tc"):
             if shutil.which(tool) is None:
                 raise NotAllowed(f"there is no {tool}; it is in Debian's package iproute2")

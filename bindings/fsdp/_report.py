@@ -114,8 +114,8 @@ def report(module: nn.Module, timeline: Timeline | None = None) -> Report:
     """
     roots = outermost_sharded(module)
     if len(roots) != 1:
-        raise ValueError(f"report: expected a module that is sharded, or holds one outermost sharded module, found "
-                         f"{type(module).__name__} with {len(roots)}; ask for them one by one")
+        raise ValueError("report: expected a module that is sharded, or holds one outermost sharded module, found "
+                         f"{type(module).__name__} with {len(roots)}; call report on each of those")
     state = roots[0]._get_fsdp_state()
     found = state.core.report()
     recorded = timeline if timeline is not None else state.timeline

@@ -40,7 +40,7 @@ def read_slices(path):
             begin = begun.pop((rank, event["id"]))
             slices[rank][category].append((begin["ts"], event["ts"], begin["name"]))
     if not slices:
-        raise NoTimeline(f"{path} has no events")
+        raise NoTimeline(f"{path} has no events; record at least one step")
     return slices
 
 

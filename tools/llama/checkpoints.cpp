@@ -45,8 +45,8 @@ void require_same_options(const std::string& path, const nlohmann::json& saved,
   }
   if (now.empty()) return;
   throw CheckpointsError(
-      fmt::format("--resume {}: it was saved with {}, but this run has {}; a run keeps these from "
-                  "its beginning on",
+      fmt::format("--resume {}: it was saved with {}, but this run has {}; give the same values, or start a new run without "
+                  "--resume",
                   path, fmt::join(before, ", "), fmt::join(now, ", ")));
 }
 
@@ -56,7 +56,7 @@ StartingPoint read_start(const std::string& path, const nlohmann::json& given) {
   const auto document = nlohmann::json::parse(text.value_or("null"));
   if (!document.is_object() || document.value("program", "") != kProgram)
     throw CheckpointsError(
-        fmt::format("--resume {}: it is no checkpoint of tools/train, which has its step in {}",
+        fmt::format("--resume {}: it is no checkpoint of tools/train: {} is missing, or not from tools/train",
                     path, kDocument));
   require_same_options(path, document.at("options"), given);
   StartingPoint start{.checkpoint = path,
@@ -64,7 +64,7 @@ StartingPoint read_start(const std::string& path, const nlohmann::json& given) {
                       .losses = document.at("losses").get<std::vector<double>>(),
                       .ranks = reader.world_size()};
   if (start.step < 1 || start.losses.size() != static_cast<size_t>(start.step))
-    throw CheckpointsError(fmt::format("--resume {}: {} has {} losses of {} steps", path, kDocument,
+    throw CheckpointsError(fmt::format("--resume {}: {} is damaged: it has {} losses for {} steps", path, kDocument,
                                        start.losses.size(), start.step));
   return start;
 }
@@ -78,7 +78,7 @@ StartingPoint find_saved(const std::string& given_path, const nlohmann::json& gi
   } catch (const fsdp::CheckpointError& error) {
     if (latest) throw CheckpointsError(fmt::format("--resume {}: {}", given_path, error.what()));
     throw CheckpointsError(
-        fmt::format("--resume {}: it has no checkpoint in it, and is none that can be read: {}",
+        fmt::format("--resume {}: it has no checkpoint in it, and cannot be read as one: {}",
                     given_path, error.what()));
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointsError(fmt::format("--resume {}: {} is not as tools/train writes it: {}",
