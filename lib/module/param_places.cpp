@@ -39,8 +39,8 @@ class Placer {
   ParamPlace place(const ManagedParam& param) {
     if (param.tied) {
       require(!replicated_.contains(param.unsharded_param.unsafeGetTensorImpl()),
-              "{}: is to be replicated, but '{}' holds it sharded already; name it in replicated_params of that call, "
-              "which comes first",
+              "{}: cannot be replicated, as '{}' shards it already; name it in replicated_params of that earlier call of "
+              "fully_shard",
               param.name, param.tied->group->name());
       return place_of(*param.tied);
     }

@@ -44,8 +44,8 @@ void check_gradients(const ParamGroup& group, const std::vector<LocalShards::Cla
       if (!one.is_trainable || dtypes.kept_dtype(i)) continue;
       const size_t first = one.members[0];
       require(!dtypes.takes_any(i),
-              "local_shards: '{}' has grad_dtype None, so that its gradients may have any dtype, but one tensor for "
-              "several has one; set its grad_dtype, or reduce_dtype",
+              "local_shards: '{}' has grad_dtype None, so that its gradients may have any dtype, but a local shard of several "
+              "parameters needs one dtype; set its grad_dtype, or reduce_dtype",
               group.params()[i].name());
       require(dtypes.reduce_dtype(i) == dtypes.reduce_dtype(first),
               "local_shards: with keep_low_precision_grads the gradients of '{}' would be {} and that of '{}' {}; "
@@ -63,7 +63,7 @@ LocalShards& make_local_shards(ParamGroup& group, const std::vector<std::string>
   auto& parts = group.parts();
   if (const auto& classes = parts.local_shards) {
     require(classes->labels() == labels,
-            "local_shards: the parameters of '{}' were handed out with other labels before; they stay as they were",
+            "local_shards: the parameters of '{}' have other labels from an earlier call; give the same labels in every call",
             group.name());
     return *classes;
   }

@@ -67,10 +67,10 @@ class LateWork final : public Work {
   void deliver() {
     for (size_t i = 0; i < parcel_.inputs.size(); ++i)
       if (content_hash(parcel_.inputs[i]) != parcel_.hashes[i])
-        faults_->add(info_.describe() + ": its input was changed before it was done");
+        faults_->add(info_.describe() + ": its input was changed before the collective was done");
     for (size_t i = 0; i < parcel_.outputs.size(); ++i) {
       if (first_written_byte(parcel_.outputs[i]))
-        faults_->add(info_.describe() + ": its output was written before it was done");
+        faults_->add(info_.describe() + ": its output was written before the collective was done");
       copy_elements(parcel_.outputs[i], parcel_.arrived[i]);
     }
   }

@@ -38,9 +38,9 @@ void GroupNotes::say_all(const ParamGroup& group) {
     std::vector<std::string> names;
     for (const size_t i : left.params) names.push_back(group.params()[i].name());
     warn_once(fmt::format(
-        "{}: before fully_shard this was a view of {} bytes that another tensor still uses. Those stay in memory, and "
-        "what is written to the one no longer shows in the other; drop the other tensor, or give the module memory of "
-        "its own (clone) before fully_shard",
+        "{}: before fully_shard this was a view of {} bytes that another tensor still uses. These bytes are not freed, and a "
+        "write to one of the tensors no longer shows in the other; drop the other tensor, or give the module memory of its own "
+        "(clone) before fully_shard",
         listed(names), with_separators(left.bytes)));
   }
   note_mixture(group);
