@@ -100,7 +100,7 @@ TEST_CASE("the full state of every optimizer is the plain one's, and continues i
       auto other = make_optimizer(kind, resumed);
       other->param_groups()[1].options().set_lr(0.5);
       load_state_dict(resumed, state_dict(plain));
-      rank.check(load_optimizer_state_dict(*resumed, *other, expected).fits(), what + ": fits");
+      rank.check(load_optimizer_state_dict(*resumed, *other, expected).empty(), what + ": fits");
       check_same(rank, optimizer_state_dict(*resumed, *other), expected, what + ", loaded");
       train(resumed, *other, 2, 2);
       train(plain, *plain_optimizer, 2, 2);

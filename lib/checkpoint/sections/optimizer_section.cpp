@@ -180,7 +180,7 @@ OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::O
     return;
   }
   read_document(*saved.document, options.rename);
-  if (!misfits_.none()) return;
+  if (!misfits_.empty()) return;
   for (const auto& param : params_) planned_.push_back(plan(param, saved));
 }
 
@@ -194,7 +194,7 @@ void OptimizerLoad::read_document(const std::string& text, const std::function<s
   if (groups.size() != optimizer_.param_groups().size())
     misfits_.wrong.push_back(fmt::format("the optimizer has {} parameter groups, expected {}", groups.size(),
                                          optimizer_.param_groups().size()));
-  if (!misfits_.none()) return;
+  if (!misfits_.empty()) return;
   for (size_t group = 0; group < groups.size(); ++group) {
     require_checkpoint(groups[group].is_object(), "{}: a group is not an object", kOptimizerFile);
     auto copy = optimizer_.param_groups()[group].options().clone();

@@ -49,7 +49,7 @@ CheckpointSection rng_section(int rank, int world_size) {
 
 bool can_restore_rng(const CheckpointReader& reader, const CheckpointSection& section, int world_size) {
   if (reader.world_size() != world_size || !reader.has_section(section.name)) return false;
-  const bool fits = reader.compare(section).none();
+  const bool fits = reader.compare(section).empty();
   if (!fits) warn_once("load_checkpoint: the saved states do not fit this process's random generators, which keep their own");
   return fits;
 }
