@@ -5,6 +5,8 @@ The types are those of FSDP2's exceptions where it checks itself. Where it fails
 IndexError), or takes no notice, a wrong type is a TypeError here and a wrong value a ValueError.
 """
 
+import contextlib
+
 import torch
 import torch.nn as nn
 from torch.distributed._composable.contract import REGISTRY_KEY
@@ -154,6 +156,20 @@ def _set_of(value, subject, kind, what):
     return dict.fromkeys(found)
 
 
+@contextlib.contextmanager
+def naming(modules, param):
+    """In what is raised inside, "a parameter" becomes this one's path below the modules of the call."""
+    try:
+        yield
+    except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+        paths = (path for module in modules for path, found in module.named_parameters(remove_duplicate=False)
+                 if found is param)
+        path = next(paths, None)
+        if path is not None and error.args and isinstance(error.args[0], str):
+            error.args = (error.args[0].replace("a parameter", f"parameter {path!r}", 1), *error.args[1:])
+        raise
+
+
 def params(named, caller):
     """named: (name, parameter) of those to be sharded, as they are registered."""
     for name, param in named:
@@ -173,9 +189,9 @@ def params(named, caller):
 def placement(result, param):
     """What shard_placement_fn returned where that is no placement with a mesh of its own."""
     if not isinstance(result, Shard):
-        raise ValueError(f"Invalid shard_placement_fn result: {result!r}; expected Shard(dim) or None")
+        raise ValueError(f"Invalid shard_placement_fn result: {result!r}; for a parameter expected Shard(dim) or None")
     if isinstance(result.dim, bool) or not isinstance(result.dim, int):
-        raise ValueError(f"Invalid shard_placement_fn result: {result!r}; expected an int as its dimension")
+        raise ValueError(f"Invalid shard_placement_fn result: {result!r}; for a parameter expected an int as its dimension")
     if not -param.dim() <= result.dim < param.dim():
         raise AssertionError(f"Invalid shard_placement_fn result: {result!r} for a parameter of shape "
                              f"{tuple(param.shape)}; expected a dimension in [{-param.dim()}, {param.dim()})")

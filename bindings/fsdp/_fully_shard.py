@@ -94,18 +94,23 @@ def _own_params(managed, ignored):
             if param is not None and param not in ignored]
 
 
-def _check_params(kind, named):
+def _check_params(kind, named, modules):
     _checks.params(named, kind.name)
     for _, param in named:
-        if isinstance(param, DTensor):
-            if _hooked.has_hooks(param._local_tensor):
-                raise NotImplementedError(f"{kind.name}: a parameter is a DTensor over a {type(param._local_tensor).__name__}, "
-                                          "which has fsdp_pre_all_gather; expected the DTensor to be over a plain tensor, or "
-                                          "the subclass to be the parameter itself")
-        elif type(param) is not nn.Parameter and not _hooked.check(param) and is_traceable_wrapper_subclass(param):
-            raise NotImplementedError(f"{kind.name}: a parameter is a {type(param).__name__}, a tensor subclass that fsdp "
-                                      "cannot gather; give the class fsdp_pre_all_gather and fsdp_post_all_gather, or "
-                                      "ignore the parameter with ignored_params")
+        with _checks.naming(modules, param):
+            _check_gatherable(kind, param)
+
+
+def _check_gatherable(kind, param):
+    if isinstance(param, DTensor):
+        if _hooked.has_hooks(param._local_tensor):
+            raise NotImplementedError(f"{kind.name}: a parameter is a DTensor over a {type(param._local_tensor).__name__}, "
+                                      "which has fsdp_pre_all_gather; expected the DTensor to be over a plain tensor, or "
+                                      "the subclass to be the parameter itself")
+    elif type(param) is not nn.Parameter and not _hooked.check(param) and is_traceable_wrapper_subclass(param):
+        raise NotImplementedError(f"{kind.name}: a parameter is a {type(param).__name__}, a tensor subclass that fsdp "
+                                  "cannot gather; give the class fsdp_pre_all_gather and fsdp_post_all_gather, or "
+                                  "ignore the parameter with ignored_params")
 
 
 # What reduce_dtype=None means: the parameters' own dtype, or, before torch 2.15, the one that they are computed in.
@@ -183,15 +188,17 @@ def _apply(kind, module, call, over=_over):
     left_alone = {below for module in ignored_modules for below in module.modules()}
     managed = [module for module in _managed_modules(kind, modules) if module not in left_alone]
     named = _own_params(managed, ignored)
-    _check_params(kind, named)
+    _check_params(kind, named, modules)
     params = list(dict.fromkeys(param for _, param in named))
     _checks.function(call.shard_placement_fn, "shard_placement_fn")
     _checks.instance(call.sanitizer, SanitizerOptions, f"{kind.name}: sanitizer")
     over = make_over()
-    _hooked.check_released(params, call.reshard_after_forward)
+    for param in params:
+        with _checks.naming(modules, param):
+            _hooked.check_released(param, call.reshard_after_forward)
     users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}
     placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out, lambda param, form: _hooked.HookedParameter(
-        param, form, *users[id(param)], mp_policy, offload_policy))
+        param, form, *users[id(param)], mp_policy, offload_policy), naming=lambda param: _checks.naming(modules, param))
     annotated = [(module, name, annotation) for module in managed for name, param in module._parameters.items()
                  if (annotation := placer.annotation(param)) is not None]
     for each in modules:

@@ -51,14 +51,11 @@ def _releases(tensor):
     return answer
 
 
-def check_released(params, reshard_after_forward):
-    """After forward nothing is kept as shards of fewer ranks."""
-    if isinstance(reshard_after_forward, bool) or reshard_after_forward is None:
-        return
-    for param in params:
-        if has_hooks(param):
-            raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, which has {_PRE}; expected "
-                                      f"reshard_after_forward to be True, False or None, found {reshard_after_forward}")
+def check_released(param, reshard_after_forward):
+    """After forward it is not kept as shards of fewer ranks."""
+    if has_hooks(param) and reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, which has {_PRE}; expected "
+                                  f"reshard_after_forward to be True, False or None, found {reshard_after_forward}")
 
 
 def stand_in(parameter):

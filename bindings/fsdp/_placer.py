@@ -1,5 +1,6 @@
 """Where each parameter of one call of fully_shard goes: which mesh, which placements, which DTensor shows it."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,11 +195,17 @@ def _dims(placements):
 class Placer:
     """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
 
-    def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None):
-        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter."""
+    def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None,
+                 naming=lambda parameter: contextlib.nullcontext()):
+        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter. naming: a context in which
+        an error is given the parameter's name."""
         self._over = over
         self.is_left_out = is_left_out  # (module) -> bool: another composable API owns it
-        self._forms = {id(parameter): self._form(parameter, shard_placement_fn) for parameter in params}
+        self._forms = {}
+        for parameter in params:
+            asked = shard_placement_fn(parameter) if shard_placement_fn else None
+            with naming(parameter):
+                self._forms[id(parameter)] = self._form(parameter, asked)
         self._cores: dict[DeviceMesh, Any] = {}
         forms = [form for form in self._forms.values() if form.beside]
         self.core_mesh = self._core_part(over, forms)
@@ -216,8 +223,7 @@ class Placer:
         self._forms.clear()
         self._hooked.clear()
 
-    def _form(self, parameter, shard_placement_fn):
-        asked = shard_placement_fn(parameter) if shard_placement_fn else None
+    def _form(self, parameter, asked):
         over = self._over
         if hasattr(asked, "mesh_info"):  # ShardPlacementResult, torch's or ours
             over = _over_mesh_info(asked.mesh_info, over)
@@ -230,8 +236,8 @@ class Placer:
         elif over.whole is not None:
             if not isinstance(parameter, DTensor):
                 raise ValueError("fully_shard: with dp_mesh_dims all parameters have to be DTensors on the whole mesh "
-                                 "(distribute_module makes them), or annotated by spmd_types, but one of shape "
-                                 f"{tuple(parameter.shape)} is not")
+                                 "(distribute_module makes them), or annotated by spmd_types, and "
+                                 "a parameter is neither")
             kind = SpmdForm
         elif isinstance(parameter, DTensor):
             kind = TensorParallelForm

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fsdp
 from beyond_fsdp2 import batches_of, check, raises, train_both, whole
+from hook_programs.subclasses import Wrapped
 
 
 class Net(nn.Module):
@@ -129,8 +130,22 @@ def wrong_options_leave_the_module_as_it_was(rank, ranks):
         (TypeError, "replicated_modules", {"replicated_modules": ["first"]}),
         (TypeError, "sanitizer", {"sanitizer": True}),
         (TypeError, "sync_from_rank0", {"sync_from_rank0": "yes"}),
+        (AssertionError, "for parameter 'first.bias' of shape", {"shard_placement_fn": lambda parameter: Shard(1)}),
+        (ValueError, "for parameter 'first.weight' expected Shard", {"shard_placement_fn": lambda parameter: 0}),
     ):
         raises(kind, what, lambda: fsdp.fully_shard(model, mesh=mesh, **options))
         assert (type(model), placements(model)) == before, options
     fsdp.fully_shard(model, mesh=mesh)
     model(batches_of(rank)[0]).sum().backward()
+
+
+@check
+def a_parameter_that_is_refused_is_named(rank, ranks):
+    mesh = init_device_mesh("cpu", (ranks,))
+    model = Net()
+    model.first.bias = nn.Parameter(Wrapped(torch.ones(6)))
+    raises(NotImplementedError, "parameter 'first.bias' is a Wrapped", lambda: fsdp.fully_shard(model, mesh=mesh))
+    model = Net()
+    raises(ValueError, "parameter 'first.weight' is neither", lambda: fsdp.fully_shard(
+        model, mesh=init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("dp", "tp")),
+        dp_mesh_dims=fsdp.DataParallelMeshDims(shard="dp")))
