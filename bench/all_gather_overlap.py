@@ -56,6 +56,7 @@ WORLDS = {"nvlink": [8, 64], "infiniband": [16, 128, 1024]}
 RATIOS = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0]  # of communication to compute
 SHAPES = ("equal", "alternating", "large-first")
 PROCESSES = ("gloo", "nccl")
+QUICK = {}  # settle: they depend on the network
 NOT_TAKEN = {"processes": ("preset", "device", "shapes", "reduce_buffers", "clock", "trace", "plot"),
              "stream": ("clock",),
              "simulated": ("preset", "device")}

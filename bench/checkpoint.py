@@ -19,6 +19,7 @@ TURN = (("fsdp", "raw_write"), ("fsdp", "save"), ("dcp", "save"), ("fsdp", "raw_
         ("fsdp", "load_unverified"), ("dcp", "load"), ("fsdp", "start_save"))
 RAW = {"save": "raw_write", "load": "raw_read", "load_unverified": "raw_read"}
 MATRIX_MIB = 4
+QUICK = {"mib": 16, "warmup": 0, "repeats": 2}
 
 
 def add_options(parser):
@@ -84,8 +85,6 @@ def show(model_bytes, found, options, report):
 
 def run(options, report):
     impls = IMPLS if options.impl == "all" else (options.impl,)
-    if options.quick:
-        options.mib, options.repeats = min(options.mib, 64), 3
     harness.build(options, [harness.PROGRAM] if "fsdp" in impls else [])
     report.setting(shape=f"{options.mib // MATRIX_MIB} x [1024, 1024]", dtype="float32", mib=options.mib, world=options.ranks,
                    device="CPU, 1 thread a rank, gloo", time="wall clock", warm_up=options.warmup, repeats=options.repeats,

@@ -20,6 +20,7 @@ import host_overhead
 import memory
 
 PAIR = ("python", "fsdp2")
+QUICK = {"repeats": 1, "modules": 10}
 LLAMA = ["--blocks", "12", "--dim", "512", "--hidden", "2048", "--vocabulary", "512"]
 
 
@@ -30,11 +31,22 @@ def add_options(parser):
     parser.add_argument("--no-callgrind", action="store_true", help="timings only")
 
 
+def sizes(options):
+    """Arguments for the Llama of step and memory; with --quick theirs."""
+    return [] if options.quick else LLAMA
+
+
+def without_callgrind(options):
+    """Of host and optimizer. That torch starts under callgrind takes up to a minute of a processor, so --quick counts in
+    start alone."""
+    return options.no_callgrind or options.quick
+
+
 def host(options, report):
     """Aim: at most 250 k + 20 k x P instructions a group, and at most a ninth of FSDP2's at P = 9."""
-    arguments = ["--blocks", "2,6" if options.quick else "4,16", "--repeats", str(options.repeats)]
-    part = harness.options_of(host_overhead, arguments, options.quick)
-    part.no_callgrind = options.no_callgrind
+    blocks = [] if options.quick else ["--blocks", "4,16"]
+    part = harness.options_of(host_overhead, ["--repeats", str(options.repeats), *blocks], options.quick)
+    part.no_callgrind = without_callgrind(options)
     for world in (8,) if options.quick else (8, 1024):
         part.worlds = [world]
         part.params = [9] if options.quick or world == 1024 else [1, 4, 9, 32]
@@ -45,16 +57,16 @@ def host(options, report):
 
 def optimizer(options, report):
     """Aim: DTensors at most 1.0 of FSDP2's; local shards at most 1.1 of plain tensors."""
-    shape = {"groups": 4 if options.quick else 50, "params": 9, "world": 8}
+    shape = {"groups": 2 if options.quick else 50, "params": 9, "world": 8}
     counted = {**shape, "groups": 4}  # callgrind takes its time
-    turns = 2 * options.repeats if options.quick else 10 * options.repeats
+    turns = options.repeats if options.quick else 10 * options.repeats
     command = conductor.pytorch_command("optimizer_step.py")
-    for local_numel in (64, 8192):
+    for local_numel in (64,) if options.quick else (64, 8192):
         # A process for each: DTensor's caches take what one has put there for the other's, at some cost.
         setups = {kind: {"do": "setup", "kind": kind, "local_numel": local_numel, **shape} for kind in KINDS}
         counts = {}
         for kind, setup in setups.items():
-            if not options.no_callgrind:
+            if not without_callgrind(options):
                 asked = [{"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS]
                 counts |= callgrind.count(f"{kind} under callgrind", command, [{**setup, **counted}, *asked])
         per_param = {label: count / (counted["groups"] * counted["params"]) for label, count in counts.items()}
@@ -97,15 +109,14 @@ def report_optimizer(what, shape, times, instructions, report):
 
 def step(options, report):
     """Aim: at most 0.65 of FSDP2's time."""
-    part = harness.options_of(gloo_step, ["--model", "llama", "--repeats", str(options.repeats), *LLAMA], options.quick)
-    if options.quick:
-        part.repeats, part.steps, part.warmup = 2, 1, 2
+    asked = ["--model", "llama", "--repeats", str(options.repeats), *sizes(options)]
+    part = harness.options_of(gloo_step, asked, options.quick)
     gloo_step.measure((*PAIR, "plain"), part, report)
 
 
 def peak_memory(options, report):
     """Aim: at most FSDP2's, at the peak and between steps, when gradients have been dropped."""
-    part = harness.options_of(memory, ["--model", "llama", "--ranks", "2", "--tokens", "64", *LLAMA], options.quick)
+    part = harness.options_of(memory, ["--model", "llama", "--ranks", "2", "--tokens", "64", *sizes(options)], options.quick)
     report.setting(part="memory", shape="the Llama of step", dtype="float32", world=2, device="CPU, gloo",
                    warm_up_steps=part.warmup, repeats=f"{part.repeats}, the highest peak of any rank")
     peaks, between = {}, {}
@@ -122,7 +133,7 @@ def peak_memory(options, report):
 
 def start(options, report):
     """Aim: at most a fifth of FSDP2's, with the first step."""
-    modules = 100 if options.quick else options.modules
+    modules = options.modules
     command = conductor.pytorch_command("many_modules.py")
     request = {"impls": PAIR, "world": 8, "repeats": 1}
     report.setting(part="start", modules=modules, shape="Linear(8, 8)", dtype="float32", world=8,
@@ -136,10 +147,10 @@ def start(options, report):
             report_start(device, modules, times, report)
     if options.no_callgrind:
         return
-    sizes = (20, 80) if options.quick else (50, 200)  # a cost a module that grows would show
+    counts_of = (2, 4) if options.quick else (50, 200)  # a cost a module that grows would show
     counted = [{**request, "modules": size, "device": device, "label": f"{size}-{device}"}
-               for size in (3, *sizes) for device in ("cpu", "meta")]
-    report_start_counts(sizes, callgrind.count("start under callgrind", command, counted), report)
+               for size in (3, *counts_of) for device in ("cpu", "meta")]
+    report_start_counts(counts_of, callgrind.count("start under callgrind", command, counted), report)
 
 
 def report_start(device, modules, times, report):
@@ -182,8 +193,6 @@ def run(options, report):
     for name in parts:
         if name not in PARTS:
             raise SystemExit(f"compare_fsdp2: unknown part {name!r}; there are {', '.join(PARTS)}")
-    if options.quick:
-        options.repeats = 2
     if not options.no_callgrind:
         callgrind.check_installed()
     harness.build(options, harness.targets_for(PAIR))

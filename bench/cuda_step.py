@@ -31,6 +31,7 @@ SMALL = {"blocks": 2, "dim": 64, "hidden": 128, "vocabulary": 128, "heads": 2}
 WORLDS = {"fake": 1, "one": 1, "nccl": 2}  # processes
 MODEL = {"python": "ours", "fsdp2": "FSDP2", "plain": "plain", "cpp": "ours, C++"}
 PROGRAM = "bench/fsdp_bench_cuda_step"
+QUICK = {"tokens": [128], "repeats": 2}
 
 
 def add_options(parser):
@@ -228,8 +229,6 @@ def beyond(names, plain, collectives):
 
 
 def run(options, report):
-    if options.quick:
-        options.repeats, options.tokens = 2, options.tokens[:1]
     if options.device == "cuda" and not harness.has_gpu():
         raise SystemExit("cuda_step: needs a CUDA device, found none; --device cpu tries it out with tiny sizes")
     if options.device == "cpu":

@@ -10,6 +10,7 @@ import conductor
 import harness
 
 STEPS = ("AdamW", "Adam", "SGD", "foreach_adamw", "fused_adamw", "clip_grad_norm_")
+QUICK = {"parameters": 4, "steps": 2}
 
 
 def add_options(parser):
@@ -18,8 +19,6 @@ def add_options(parser):
 
 
 def run(options, report):
-    if options.quick:
-        options.steps = 2
     harness.build(options, harness.targets_for(("fsdp",)))
     callgrind.check_installed()
     report.setting(shape="16x16", dtype="float32", parameters=options.parameters, world=1, device="CPU, 1 thread",

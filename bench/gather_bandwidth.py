@@ -14,6 +14,7 @@ import conductor
 import harness
 
 IMPLS = ("fsdp", "fsdp2")
+QUICK = {"dims": [128], "warmup": 1, "times": 1, "repeats": 2}
 MEASUREMENTS = ("gather", "raw_gather", "raw_gather_fresh", "backward", "plain_backward", "raw_reduce")
 
 
@@ -90,8 +91,6 @@ def report_dim(dim, group_bytes, times, worlds, options, report):
 def run(options, report):
     impls = IMPLS if options.impl == "all" else (options.impl,)
     dims = options.dims
-    if options.quick:
-        dims, options.repeats, options.warmup = dims[:1], 3, 2
     harness.build(options, [harness.PROGRAM] if "fsdp" in impls else [])
     report.setting(shape="4 x [dim, dim] and 4 x [dim]", dims=dims, dtype="float32",
                    bytes=[16 * (dim * dim + dim) for dim in dims], world=options.ranks,

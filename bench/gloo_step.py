@@ -10,6 +10,7 @@ import harness
 
 CPP_IMPLS = ("fsdp", "plain_cpp")
 IMPLS = ("fsdp", "python", "fsdp2", "ddp", "plain", "plain_cpp")  # python: the library's extension
+QUICK = {"blocks": 2, "dim": 64, "hidden": 128, "vocabulary": 64, "warmup": 1, "steps": 1, "repeats": 2}
 
 
 def add_options(parser):
@@ -56,8 +57,6 @@ def slower_rank(replies):
 
 def run(options, report):
     impls = chosen(options)
-    if options.quick:
-        options.repeats, options.steps, options.warmup = 2, 1, 2
     harness.build(options, ([harness.PROGRAM] if set(CPP_IMPLS) & set(impls) else [])
                   + (harness.PACKAGE if "python" in impls else []))
     measure(impls, options, report)

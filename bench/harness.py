@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import fcntl
 import json
 import os
 import platform
@@ -20,7 +21,8 @@ PACKAGE = ["python_package"]
 
 def add_common_options(parser):
     parser.add_argument("--json", action="store_true", help="print one JSON line per case and nothing else")
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: under a minute, a smoke test")
+    parser.add_argument("--quick", action="store_true",
+                        help="other defaults: few, small cases, which show that each part runs to its end")
     parser.add_argument("--save", action="store_true", help="also write the JSON lines to bench/results/")
     parser.add_argument("--no-build", action="store_true", help="measure what is built already")
 
@@ -42,8 +44,10 @@ def build(options, targets):
         return
     # The environment's ninja: another version would find its log of no use, and build everything anew.
     ninja = Path(sys.executable).with_name("ninja")
-    done = subprocess.run([ninja, "-C", str(build_dir()), *targets], stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True)
+    with (build_dir() / "benchmarks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # benchmarks that run side by side build one after another
+        done = subprocess.run([ninja, "-C", str(build_dir()), *targets], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise SystemExit(f"building {' '.join(targets)} failed:\n{done.stdout[-4000:]}")
 
@@ -81,13 +85,21 @@ def paired_ratio(ours, theirs):
     return spread([mine / other for mine, other in zip(ours, theirs)], "ratio")
 
 
+def parse(parser, benchmark, arguments):
+    """The benchmark's options. With --quick its QUICK are the defaults; what is asked for counts all the same."""
+    benchmark.add_options(parser)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        parser.set_defaults(**benchmark.QUICK)
+        options = parser.parse_args(arguments)
+    return options
+
+
 def options_of(benchmark, arguments, quick):
     """The options of another benchmark, which is a part of this one."""
     parser = argparse.ArgumentParser()
-    benchmark.add_options(parser)
-    options = parser.parse_args(arguments)
-    options.quick = quick
-    return options
+    add_common_options(parser)
+    return parse(parser, benchmark, [*arguments, *(["--quick"] if quick else [])])
 
 
 def has_gpu():

@@ -13,6 +13,7 @@ import conductor
 import harness
 
 IMPLS = ("fsdp", "python", "fsdp2")  # python: the library's extension
+QUICK = {"blocks": 2, "dim": 64, "hidden": 128, "vocabulary": 64, "ranks": 2, "prefetch": [1], "warmup": 1, "repeats": 1}
 
 
 def add_options(parser):
@@ -31,7 +32,7 @@ def add_options(parser):
 
 def modes(impls, options):
     """(impl, prefetch) pairs; FSDP2 decides for itself."""
-    for distance in options.prefetch or ([0, 1] if options.quick else [0, 1, 2]):
+    for distance in options.prefetch or [0, 1, 2]:
         for impl in impls:
             if impl != "fsdp2":
                 yield impl, distance
@@ -73,8 +74,6 @@ def run(options, report):
     impls = IMPLS if options.impl == "all" else (options.impl,)
     if options.model == "llama":
         impls = tuple(impl for impl in impls if impl != "fsdp")
-    if options.quick:
-        options.repeats = 2
     harness.build(options, harness.targets_for(impls))
     report.setting(
         shape=f"{options.blocks} blocks of {options.dim} x {options.hidden}, {options.tokens} tokens a rank",

@@ -33,8 +33,7 @@ def main():
     parser = argparse.ArgumentParser(prog=f"tools/bench {name}", description=module.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     harness.add_common_options(parser)
-    module.add_options(parser)
-    options = parser.parse_args(sys.argv[2:])
+    options = harness.parse(parser, module, sys.argv[2:])
     report = harness.Report(name, options)
     try:
         failed = module.run(options, report)  # what went wrong where the rest is worth keeping

@@ -18,6 +18,7 @@ import networks
 
 SCHEMES = ("fsdp", "hsdp", "node", "budget")
 WORLDS = (8, 64, 512, 4096, 16384)
+QUICK = {"models": ["7B"], "worlds": [8, 64]}
 GIGABYTE = 1e9
 H100_BYTES = 80e9
 H100_BF16_FLOPS = 989e12
@@ -124,8 +125,8 @@ def check(options):
 
 
 def run(options, report):
-    options.models = options.models or (["7B"] if options.quick else list(llamas.LLAMAS))
-    options.worlds = options.worlds or ([8, 64] if options.quick else list(WORLDS))
+    options.models = options.models or list(llamas.LLAMAS)
+    options.worlds = options.worlds or list(WORLDS)
     check(options)
     harness.build(options, [harness.OVERLAP_PROGRAM])
     report.setting(models=options.models, prefetch=options.prefetch, reduce_buffers=options.reduce_buffers,

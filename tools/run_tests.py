@@ -97,6 +97,11 @@ def say_what_failed(outcomes, build):
         print("\n".join(outcome.report.rstrip().splitlines()[-LAST_LINES:]), flush=True)
 
 
+def counts(outcomes):
+    """(passed, failed, skipped)"""
+    return [sum(getattr(outcome, what) for _, outcome in outcomes) for what in ("passed", "failed", "skipped")]
+
+
 def sanitize(tests, library, preload):
     """The same programs over a library that was built with sanitizers; the tests that are run so."""
     chosen = [test for test in tests if suite_of(test) in SANITIZED_SUITES and
@@ -140,8 +145,7 @@ def main():
     say_what_failed(outcomes, options.build)
     test_selection.write_failed(options.build, {test["name"]: outcome.failed_cases
                                                 for test, outcome in outcomes if outcome.failed})
-    passed, failed, skipped = (sum(getattr(outcome, what) for _, outcome in outcomes)
-                               for what in ("passed", "failed", "skipped"))
+    passed, failed, skipped = counts(outcomes)
     if passed + failed + skipped == 0:
         print("nothing to run: " + ("nothing failed the last time" if options.failed else
                                     "no test is reached" if options.changed else "no test case has that name"),

@@ -1,5 +1,7 @@
 """all_gather_overlap and scale: their figures where they can be told by hand, and what they print."""
 
+import argparse
+import importlib
 import json
 import os
 import random
@@ -17,10 +19,12 @@ sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "processes
 
 import closing_line
 import conductor
+import harness
 import launch
 import llamas
 import networks
 import stack
+from run import BENCHMARKS
 from stack import Stack
 
 MEGABYTE = 1 << 20
@@ -150,6 +154,22 @@ class Simulation(unittest.TestCase):
         self.assertEqual(len(slices), 6 + len(result.step["transfers"]))
         self.assertEqual({event["tid"] for event in slices}, {0, 1, 2})  # compute, gathers, reductions
         self.assertAlmostEqual(max(event["ts"] + event["dur"] for event in slices), result.total_us, places=3)
+
+
+class QuickRuns(unittest.TestCase):
+    def options(self, name, *arguments):
+        parser = argparse.ArgumentParser()
+        harness.add_common_options(parser)
+        return vars(harness.parse(parser, importlib.import_module(name), arguments))
+
+    def test_quick_changes_defaults_alone(self):
+        self.assertEqual((self.options("memory")["blocks"], self.options("memory")["ranks"]), (8, 4))
+        quick = self.options("memory", "--quick", "--ranks", "3")
+        self.assertEqual((quick["blocks"], quick["ranks"]), (2, 3))
+
+    def test_what_quick_changes_are_options(self):
+        for name in BENCHMARKS:
+            self.assertEqual(set(self.options(name, "--quick")), set(self.options(name)), name)
 
 
 class Programs(unittest.TestCase):
