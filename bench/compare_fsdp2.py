@@ -11,6 +11,8 @@ what stays between steps.
 start: fully_shard on each of 1,000 small modules, and the first step.
 """
 
+import argparse
+
 import arguments
 import callgrind
 import conductor
@@ -20,7 +22,8 @@ import host_overhead
 import memory
 
 PAIR = ("python", "fsdp2")
-QUICK = {"repeats": 1, "modules": 10}
+# That Python with torch starts under callgrind takes more than a minute of a processor.
+QUICK = {"repeats": 1, "modules": 10, "callgrind": False}
 LLAMA = ["--blocks", "12", "--dim", "512", "--hidden", "2048", "--vocabulary", "512"]
 
 
@@ -28,25 +31,20 @@ def add_options(parser):
     parser.add_argument("--parts", default="all", help=f"comma-separated, of {', '.join(PARTS)}; default all")
     parser.add_argument("--repeats", type=arguments.whole(1), default=10, help="pairs of turns, of every part (default 10)")
     parser.add_argument("--modules", type=arguments.whole(1), default=1000, help="of start (default 1000)")
-    parser.add_argument("--no-callgrind", action="store_true", help="timings only")
+    parser.add_argument("--callgrind", action=argparse.BooleanOptionalAction, default=True,
+                        help="count instructions, too (default; with --quick timings only)")
 
 
-def sizes(options):
+def llama(options):
     """Arguments for the Llama of step and memory; with --quick theirs."""
     return [] if options.quick else LLAMA
-
-
-def without_callgrind(options):
-    """Of host and optimizer. That torch starts under callgrind takes up to a minute of a processor, so --quick counts in
-    start alone."""
-    return options.no_callgrind or options.quick
 
 
 def host(options, report):
     """Aim: at most 250 k + 20 k x P instructions a group, and at most a ninth of FSDP2's at P = 9."""
     blocks = [] if options.quick else ["--blocks", "4,16"]
     part = harness.options_of(host_overhead, ["--repeats", str(options.repeats), *blocks], options.quick)
-    part.no_callgrind = without_callgrind(options)
+    part.no_callgrind = not options.callgrind
     for world in (8,) if options.quick else (8, 1024):
         part.worlds = [world]
         part.params = [9] if options.quick or world == 1024 else [1, 4, 9, 32]
@@ -66,7 +64,7 @@ def optimizer(options, report):
         setups = {kind: {"do": "setup", "kind": kind, "local_numel": local_numel, **shape} for kind in KINDS}
         counts = {}
         for kind, setup in setups.items():
-            if not without_callgrind(options):
+            if options.callgrind:
                 asked = [{"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS]
                 counts |= callgrind.count(f"{kind} under callgrind", command, [{**setup, **counted}, *asked])
         per_param = {label: count / (counted["groups"] * counted["params"]) for label, count in counts.items()}
@@ -109,14 +107,14 @@ def report_optimizer(what, shape, times, instructions, report):
 
 def step(options, report):
     """Aim: at most 0.65 of FSDP2's time."""
-    asked = ["--model", "llama", "--repeats", str(options.repeats), *sizes(options)]
+    asked = ["--model", "llama", "--repeats", str(options.repeats), *llama(options)]
     part = harness.options_of(gloo_step, asked, options.quick)
     gloo_step.measure((*PAIR, "plain"), part, report)
 
 
 def peak_memory(options, report):
     """Aim: at most FSDP2's, at the peak and between steps, when gradients have been dropped."""
-    part = harness.options_of(memory, ["--model", "llama", "--ranks", "2", "--tokens", "64", *sizes(options)], options.quick)
+    part = harness.options_of(memory, ["--model", "llama", "--ranks", "2", "--tokens", "64", *llama(options)], options.quick)
     report.setting(part="memory", shape="the Llama of step", dtype="float32", world=2, device="CPU, gloo",
                    warm_up_steps=part.warmup, repeats=f"{part.repeats}, the highest peak of any rank")
     peaks, between = {}, {}
@@ -141,16 +139,17 @@ def start(options, report):
     with conductor.Workers() as workers:
         worker = workers.start("start", command)
         for device in ("cpu", "meta"):
-            worker.ask({**request, "modules": 3, "device": device, "label": "warm"})
-            times = worker.ask({**request, "modules": modules, "device": device, "label": "n",
-                                "repeats": options.repeats})
+            worker.ask({**request, "modules": 3, "device": device})
+            times = worker.ask({**request, "modules": modules, "device": device, "repeats": options.repeats})
             report_start(device, modules, times, report)
-    if options.no_callgrind:
+    if not options.callgrind:
         return
-    counts_of = (2, 4) if options.quick else (50, 200)  # a cost a module that grows would show
+    sizes = (2,) if options.quick else (50, 200)  # a cost a module that grows would show
+    # What is imported at the first use is not counted: that takes minutes.
+    warm = [{**request, "modules": 3, "device": device} for device in ("cpu", "meta")]
     counted = [{**request, "modules": size, "device": device, "label": f"{size}-{device}"}
-               for size in (3, *counts_of) for device in ("cpu", "meta")]
-    report_start_counts(counts_of, callgrind.count("start under callgrind", command, counted), report)
+               for size in sizes for device in ("cpu", "meta")]
+    report_start_counts(sizes, callgrind.count("start under callgrind", command, [*warm, *counted]), report)
 
 
 def report_start(device, modules, times, report):
@@ -193,7 +192,7 @@ def run(options, report):
     for name in parts:
         if name not in PARTS:
             raise SystemExit(f"compare_fsdp2: unknown part {name!r}; there are {', '.join(PARTS)}")
-    if not options.no_callgrind:
+    if options.callgrind:
         callgrind.check_installed()
     harness.build(options, harness.targets_for(PAIR))
     for name in parts:

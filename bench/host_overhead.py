@@ -152,7 +152,7 @@ def measure(impls, options, report):
     times = time_steps(impls, options)
     counts = {}
     if not options.no_callgrind:
-        # That torch starts under callgrind takes up to a minute of a processor.
+        # That torch starts under callgrind takes half a minute of a processor, and in Python twice as long.
         counted = impls[:1] if options.quick else impls
         # Side by side: the counts do not depend on what else runs.
         with ThreadPoolExecutor(len(counted)) as pool:

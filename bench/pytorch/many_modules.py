@@ -2,7 +2,7 @@
 
 A request names impls (fsdp2, python), which take turns, modules, world, device (cpu, or meta: filled after
 fully_shard), repeats and label; the reply holds the CPU seconds of each phase. Under callgrind the instructions of
-fully_shard and of the step are dumped under the label, the implementation and the phase.
+fully_shard and of the step are dumped under the label, the implementation and the phase; without a label they are not counted.
 """
 
 import gc
@@ -28,6 +28,8 @@ class Model(torch.nn.Module):
 
 
 def measured(function, label):
+    if label is None:
+        return worker.cpu_seconds(function)
     extension.start_counting_instructions()
     taken = worker.cpu_seconds(function)
     extension.stop_counting_instructions(label)
@@ -50,13 +52,15 @@ def start(impl, request):
     def step():
         model(torch.ones(2, WIDTH)).sum().backward()
 
-    label = f"{request['label']}-{impl}"
-    sharded = measured(shard, f"{label}-fully_shard")
+    def label(phase):
+        return f"{request['label']}-{impl}-{phase}" if "label" in request else None
+
+    sharded = measured(shard, label("fully_shard"))
     if request["device"] == "meta":
         model.to_empty(device="cpu")
         for layer in model.layers:
             layer.reset_parameters()
-    return {"fully_shard": sharded, "first_step": measured(step, f"{label}-first_step")}
+    return {"fully_shard": sharded, "first_step": measured(step, label("first_step"))}
 
 
 def answer(request):

@@ -2,28 +2,31 @@
 
 import os
 import sys
+import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT / "tools")]
 
 import run_tests
-from run import BENCHMARKS
+import test_benchmarks
 from test_programs import Cases
 
-# What takes longest begins first: callgrind has one thread.
-FIRST = ("compare_fsdp2", "host_overhead", "dtensor_step")
+# What takes longest begins first: under callgrind.
+FIRST = ("test_instructions_of_python_are_counted", "test_host_overhead_runs", "test_dtensor_step_runs")
 LIMIT_S = 1800  # with the build of what they need, which the others wait for
 
 
 def case(name):
-    test = {"name": name, "cmd": [sys.executable, str(Path(__file__).with_name("test_benchmarks.py"))], "env": {},
-            "suite": ["bench"], "timeout": LIMIT_S, "is_parallel": True, "priority": int(name in FIRST)}
-    return test, Cases(names=(f"test_{name}_runs",))
+    # With -u it is no fork of a process that has imported torch, which it does without.
+    test = {"name": name, "cmd": [sys.executable, "-u", test_benchmarks.__file__], "env": {}, "suite": ["bench"],
+            "timeout": LIMIT_S, "is_parallel": True, "priority": int(name in FIRST)}
+    return test, Cases(names=(name,))
 
 
 def main():
-    outcomes = run_tests.Run([case(name) for name in sorted(BENCHMARKS)]).run()
+    names = unittest.defaultTestLoader.getTestCaseNames(test_benchmarks.Benchmarks)
+    outcomes = run_tests.Run([case(name) for name in names]).run()
     run_tests.say_what_failed(outcomes, Path(os.environ["FSDP_BUILD_DIR"]))
     passed, failed, skipped = run_tests.counts(outcomes)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")

@@ -16,13 +16,16 @@ NEEDS_A_GPU = ("cuda_step",)
 
 
 class Benchmarks(unittest.TestCase):
-    def expect_to_run(self, name):
+    def expect_to_run(self, name, *arguments):
         if name in NEEDS_A_GPU and not Path("/dev/nvidiactl").exists():
             self.skipTest("no GPU")
-        ran = subprocess.run([sys.executable, str(BENCH / "run.py"), name, "--quick"], text=True,
+        ran = subprocess.run([sys.executable, str(BENCH / "run.py"), name, "--quick", *arguments], text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(ran.returncode, 0, ran.stdout)
         self.assertRegex(ran.stdout, r"\d", "no figure was printed")
+
+    def test_instructions_of_python_are_counted(self):
+        self.expect_to_run("compare_fsdp2", "--callgrind", "--parts", "start")
 
 
 for _name in BENCHMARKS:
