@@ -42,11 +42,13 @@ def has_target(name):
 def build(options, targets):
     if options.no_build:
         return
-    # The environment's ninja: another version would find its log of no use, and build everything anew.
+    # The environment's ninja, also where it calls Meson to configure again, which looks for one on the path: another version
+    # would find the log of no use, and build everything anew.
     ninja = Path(sys.executable).with_name("ninja")
+    environment = {**os.environ, "PATH": f"{ninja.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     with (build_dir() / "benchmarks.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # benchmarks that run side by side build one after another
-        done = subprocess.run([ninja, "-C", str(build_dir()), *targets], stdout=subprocess.PIPE,
+        done = subprocess.run([ninja, "-C", str(build_dir()), *targets], env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise SystemExit(f"building {' '.join(targets)} failed:\n{done.stdout[-4000:]}")
