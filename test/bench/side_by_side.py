@@ -20,7 +20,7 @@ LIMIT_S = 1800  # with the build of what they need, which the others wait for
 def case(name):
     # With -u it is no fork of a process that has imported torch, which it does without.
     test = {"name": name, "cmd": [sys.executable, "-u", test_benchmarks.__file__], "env": {}, "suite": ["bench"],
-            "timeout": LIMIT_S, "is_parallel": True, "priority": int(name in FIRST)}
+            "timeout": LIMIT_S, "is_parallel": True, "priority": -FIRST.index(name) if name in FIRST else -len(FIRST)}
     return test, Cases(names=(name,))
 
 
