@@ -1,6 +1,6 @@
 """tools/train's program on two ranks over the native communicator beside the plain model: losses of the same steps.
 
-Usage: train_losses.py [--steps N] [--out FILE]. On a GPU the two ranks share it, or have one each; with
+Usage: train_losses.py [--steps N] [--seconds S] [--out FILE]. On a GPU the two ranks share it, or have one each; with
 FSDP_TEST_DEVICE=cpu over gloo.
 """
 
@@ -14,7 +14,6 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-LIMIT_S = 50
 TOLERANCE = 1e-3
 
 
@@ -24,7 +23,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def losses(device, ranks, steps, folder, *more):
+def losses(device, ranks, steps, limit_s, folder, *more):
     program = Path(os.environ["FSDP_BUILD_DIR"]) / "tools" / "llama" / "fsdp_train"
     record = folder / f"{'plain' if more else 'sharded'}.json"
     command = [program, "--data", sysconfig.get_path("stdlib"), "--suffix", ".py", "--device", device, "--steps", str(steps),
@@ -37,7 +36,7 @@ def losses(device, ranks, steps, folder, *more):
                             "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
     try:
-        codes = [process.wait(LIMIT_S) for process in processes]
+        codes = [process.wait(limit_s) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -49,12 +48,13 @@ def losses(device, ranks, steps, folder, *more):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=100, help="for both runs together (default 100)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = os.environ.get("FSDP_TEST_DEVICE", "cuda")
     with tempfile.TemporaryDirectory() as folder:
-        plain = losses(device, 1, options.steps, Path(folder), "--no-shard")
-        sharded = losses(device, 2, options.steps, Path(folder))
+        plain = losses(device, 1, options.steps, options.seconds / 2, Path(folder), "--no-shard")
+        sharded = losses(device, 2, options.steps, options.seconds / 2, Path(folder))
     apart = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(sharded, plain))
     found = {"figure": "losses of two ranks and of the plain model", "steps": len(plain), "first": plain[0],
              "last": sharded[-1], "apart": apart}
