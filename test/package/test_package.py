@@ -76,7 +76,7 @@ class Package(unittest.TestCase):
 
     def test_only_public_headers_are_installed(self):
         installed = {path.name for path in self.stage.rglob("*.hpp")}
-        public = {path.name.removesuffix(".in") for path in (HERE.parents[1] / "include" / "fsdp").glob("*.hpp*")}
+        public = {path.name.removesuffix(".in") for path in (HERE.parents[1] / "include" / "fsdp").rglob("*.hpp*")}
         self.assertEqual(installed, public)
 
     def command(self, name):

@@ -345,7 +345,7 @@ TEST_CASE("a part of a group, a dtype or a device that does not fit are refused"
     for (auto& parameter : model->parameters()) rank.check(parameter.scalar_type() == at::kFloat, "unchanged");
     auto pair = plain_chain(2);
     fully_shard({pair->layers[0].ptr(), pair->layers[1].ptr()}, {.mesh = rank.mesh()});
-    rank.check_throws<UsageError>([&] { to(pair->layers[0], at::kDouble); }, {"group of"}, "one of two modules that share a group");
+    rank.check_throws<UsageError>([&] { to(pair->layers[0], at::kDouble); }, {"in one group with"}, "one of two modules that share a group");
     to(model->layers[1], at::kDouble);
     rank.check(model->layers[1]->weight.scalar_type() == at::kDouble && model->layers[0]->weight.scalar_type() == at::kFloat,
                "one whole group");
