@@ -11,6 +11,7 @@ namespace fsdp::test {
 namespace {
 
 using Catch::Contains;
+using Catch::StartsWith;
 using Sizes = std::vector<int64_t>;
 using Placements = std::vector<Placement>;
 
@@ -245,7 +246,7 @@ TEST_CASE("a maximum of complex numbers is refused", "[tensor][redistribute]") {
   const DTensor tensor =
       DTensor::from_local(torch::zeros({2}, torch::kComplexFloat), mesh, {Partial{ReduceOp::kMax}});
   CHECK_THAT(redistribute_error(tensor, {Replicate{}}),
-             Contains("Partial(max)") && Contains("order") && Contains("ComplexFloat"));
+             Contains("Partial(max)") && Contains("complex numbers") && Contains("ComplexFloat"));
 }
 
 TEST_CASE("a maximum that autograd would record is refused with the way out", "[tensor][redistribute]") {
@@ -253,8 +254,8 @@ TEST_CASE("a maximum that autograd would record is refused with the way out", "[
   const at::Tensor leaf = torch::zeros({2}, torch::requires_grad());
   const DTensor tensor = DTensor::from_local(leaf, mesh, {Partial{ReduceOp::kMin}});
   CHECK_THAT(redistribute_error(tensor, {Replicate{}}),
-             Contains("Partial(min)") && Contains("gradient") && Contains("detach it first"));
-  CHECK_THAT(error_of<UsageError>([&] { tensor.full_tensor(); }), Contains("full_tensor: Partial(min)"));
+             Contains("Partial(min)") && Contains("autograd") && Contains("detach it first"));
+  CHECK_THAT(error_of<UsageError>([&] { tensor.full_tensor(); }), StartsWith("full_tensor: ") && Contains("Partial(min)"));
   CHECK(tensor.redistribute({Partial{ReduceOp::kMin}}).is_same(tensor));
 }
 
