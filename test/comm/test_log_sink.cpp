@@ -49,7 +49,7 @@ TEST_CASE("a program's sink gets each line of its level and above, as text", "[c
   const TakenLog taken(LogLevel::kWarn);
   log().info("left out");
   log().warn("{} of {}", 3, 4);
-  log().error("{{braces}}");
+  log().error("{braces}");
   CHECK(taken.lines == Lines{"warn 3 of 4", "error {braces}"});
 }
 
