@@ -8,7 +8,12 @@ bytes that the step had, and the bound gathers again what the layers' default, t
 release.
 
 --network nvlink, infiniband: simulated (bench/networks.py), on a virtual clock that host work does not move: what is
-  seen is the schedule alone. With --clock real the same in the machine's time, where compute spins.
+  seen is the schedule alone. Beside the library stand FSDP2 and DDP, with their own schedulers on a device that exists only
+  in time (bench/overlap_schedulers.py). The lines `defaults` are those to compare: nobody has set anything there. They tell
+  at how many points the library's exposed communication is within 10% of the bound's, and at how many it is at most
+  FSDP2's. Its step is that of its Python package on the same device; `host_clock_us` is the core's, where the host itself
+  computes and waits. DDP keeps all parameters, so the bound and the memory are not its own. With --clock real the library
+  alone, in the machine's time, where compute spins.
 --network gloo: that many processes on this machine, with FSDP2 beside it in turns. Compute spins rather than
   multiplies matrices, so that gloo's own use of the cores and memory does not change its time; the bound comes from
   raw collectives that are timed alone, and is an estimate.
@@ -43,18 +48,13 @@ waits for the reduction of the layer before the last, whatever their order; and 
 """
 
 import argparse
-from dataclasses import replace
 
 import arguments
-import conductor
 import harness
 import networks
-import stack
+import overlap_simulated
 
-MEGABYTE = 1 << 20
-WORLDS = {"nvlink": [8, 64], "infiniband": [16, 128, 1024]}
 RATIOS = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0]  # of communication to compute
-SHAPES = ("equal", "alternating", "large-first")
 PROCESSES = ("gloo", "nccl")
 QUICK = {}  # settle: they depend on the network
 NOT_TAKEN = {"processes": ("preset", "device", "shapes", "reduce_buffers", "clock", "trace", "plot"),
@@ -79,8 +79,8 @@ def add_options(parser):
                              "(for gloo and NCCL each)")
     parser.add_argument("--budgets", type=arguments.wholes(1),
                         help="byte budgets, in layers (default 4, for gloo and NCCL none)")
-    parser.add_argument("--shapes", type=arguments.names(SHAPES),
-                        help=f"of bytes and times over the layers (default {','.join(SHAPES)})")
+    parser.add_argument("--shapes", type=arguments.names(overlap_simulated.SHAPES),
+                        help=f"of bytes and times over the layers (default {','.join(overlap_simulated.SHAPES)})")
     parser.add_argument("--separate-reductions", action=argparse.BooleanOptionalAction,
                         help="default: without, then with")
     parser.add_argument("--reduce-buffers", type=arguments.whole(1),
@@ -111,130 +111,12 @@ def settle(options):
     if options.plot:
         import overlap_plot  # noqa: F401  what it needs is found missing now
     quick = {"layers": 4 if kind == "processes" else 12, "ratios": [0.5, 1.0, 2.0], "shapes": ["equal"], "repeats": 2}
-    default = {"preset": "nvlink", "device": "cuda", "layers": 12, "ratios": RATIOS, "shapes": list(SHAPES), "repeats": 10,
+    default = {"preset": "nvlink", "device": "cuda", "layers": 12, "ratios": RATIOS, "shapes": list(overlap_simulated.SHAPES), "repeats": 10,
                "prefetch": [1] if kind == "processes" else [1, 2], "budgets": [] if kind == "processes" else [4],
                "clock": "virtual", **(quick if options.quick else {})}
     for name, value in default.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-
-
-def weights(shape, layers):
-    """How large each layer is beside the mean one (of more than 3 layers)."""
-    if shape == "equal":
-        return [1.0] * layers
-    if shape == "alternating":  # mixture-of-experts layers between dense ones
-        return [(0.5, 1.5)[i % 2] for i in range(layers)]
-    rest = (layers - 3) / (layers - 1) if layers > 3 else 1.0
-    return [3.0] + [rest] * (layers - 1)  # an embedding first
-
-
-def communication_us(network, layers, size):
-    """Of a step that gathers all but the last layer twice, as most do."""
-    one = network.latency_of_us() + network.sending_us(size)
-    return (3 * layers - 1) * one
-
-
-def make_stacks(network, options, case):
-    """case: shape, size in bytes, ratio, and fields of Stack. One stack for each distance that is to be tried."""
-    case = dict(case)
-    shape, size, ratio = (case.pop(key) for key in ("shape", "size", "ratio"))
-    shares = weights(shape, options.layers)
-    compute = communication_us(network, options.layers, size) / ratio
-    # Time goes with bytes, but for an embedding, which computes next to nothing.
-    times = [0.05] + [1.0] * (options.layers - 1) if shape == "large-first" else shares
-    forward = [compute / 3 * share / sum(times) for share in times]
-    distances = [case.pop("prefetch")] if "prefetch" in case else options.prefetch
-    budget = case.pop("budget_layers", None)
-    in_stream = options.network == "stream"
-    made = stack.Stack(forward_us=tuple(round(us, 3) for us in forward), bytes=tuple(int(size * w) for w in shares),
-                       world=network.world, network=network, stream=options.device if in_stream else None,
-                       clock=options.clock, **case)
-    if budget:
-        made = replace(made, budget=budget * max(made.layer_bytes(i) for i in range(options.layers)))
-    return [replace(made, prefetch=distance, reduce_buffers=options.reduce_buffers or distance + 1)
-            for distance in distances]
-
-
-def cases(options):
-    """Every case of the sweep but its ratio."""
-    in_stream = options.network == "stream"
-    sizes = [int(size * MEGABYTE) for size in options.megabytes or [64]]
-    separations = [options.separate_reductions]
-    if options.separate_reductions is None:
-        separations = [False] if in_stream else [False, True]
-    memories = [{"prefetch": distance} for distance in options.prefetch]
-    memories += [{"budget_layers": layers} for layers in options.budgets]
-    chosen = options.preset if in_stream else options.network
-    for name in [chosen] if chosen else ["nvlink", "infiniband"]:
-        few = options.quick or in_stream
-        for world in options.worlds or (WORLDS[name][:1] if few else WORLDS[name]):
-            for size in sizes:
-                for shape in options.shapes:
-                    for separate in separations:
-                        for memory in memories:
-                            yield name, world, {"shape": shape, "size": size, "separate": separate, **memory}
-
-
-def describe(case):
-    memory = f"budget {case['budget_layers']} layers" if "budget_layers" in case else f"prefetch {case['prefetch']}"
-    return f"{case['shape']}, {memory}, {'two queues' if case['separate'] else 'one queue'}"
-
-
-def check_stream(options):
-    if options.separate_reductions:
-        raise SystemExit("all_gather_overlap: --network stream has one queue: two would share the bandwidth, and streams "
-                         "cannot; leave out --separate-reductions, or take --network nvlink")
-    if options.trace:
-        raise SystemExit("all_gather_overlap: --network stream knows no moments to --trace; take a "
-                         "profiler")
-    options.clock = "virtual" if options.device == "cpu" else "real"  # a GPU's time is no other
-    if options.device == "cpu":
-        return
-    if not harness.has_gpu():
-        raise SystemExit("all_gather_overlap: --network stream needs a CUDA device, found none; --device cpu shows the "
-                         "program without overlap, and simulated networks run anywhere")
-
-
-def run_simulated(options, report):
-    in_stream = options.network == "stream"
-    if in_stream:
-        check_stream(options)
-    steps = options.repeats if in_stream or options.clock == "real" else 1
-    report.setting(layers=options.layers, ratios=list(options.ratios),
-                   clock=options.clock, dtype="float32", backward="twice the forward",
-                   warm_up_steps=3, repeats=steps,
-                   device=f"{options.device}, a simulated network in a stream" if in_stream else "simulated network")
-    if in_stream:
-        report.note("  FSDP2 is not beside it: torch's fake process group takes no time")
-    rows, points, last = [], [], None
-    with conductor.Workers() as workers:
-        worker = workers.start("overlap", conductor.overlap_command(harness.build_dir()))
-        for name, world, case in cases(options):
-            network = networks.PRESETS[name](world)
-            worst = None
-            for ratio in options.ratios:
-                stacks = make_stacks(network, options, {**case, "ratio": ratio})
-                result = last = stack.simulate(worker, *stacks, steps=steps)
-                spread = {"stream": options.device, **harness.spread(result.totals_us, "us")} if in_stream else {}
-                report.case(network=name, world=world, **{**result.line(), "ratio": ratio, **case},
-                            is_reachable=result.is_reachable, **spread)
-                points.append((name, world, case, ratio, result))
-                if worst is None or result.over_bound > worst[1].over_bound:
-                    worst = (ratio, result)
-            ratio, result = worst
-            rows.append([name, world, case["size"] // MEGABYTE, describe(case), ratio, result.total_us,
-                         result.bound_us, f"{100 * result.over_bound:.2f}", f"{result.overlap_percent:.1f}"])
-    report.note("\nthe worst ratio of each case: microseconds, and percent over the bound and of the possible overlap")
-    report.table(["network", "world", "MiB", "case", "ratio", "total", "bound", "over", "overlap"], rows)
-    over = [point for point in points if point[4].over_bound > 0.05]
-    report.note(f"\n{len(points)} points, {len(over)} of them more than 5% over the bound")
-    if options.trace and last:
-        options.trace.write_text(stack.chrome_trace(last.step, "all_gather_overlap"))
-    if options.plot:
-        import overlap_plot
-
-        overlap_plot.draw(points, options.plot)
 
 
 def run(options, report):
@@ -244,5 +126,6 @@ def run(options, report):
         import overlap_processes
 
         return overlap_processes.run(options, report)
-    harness.build(options, [harness.OVERLAP_PROGRAM])
-    return run_simulated(options, report)
+    others = [harness.SIMULATED_DEVICE, *harness.PACKAGE] if overlap_simulated.has_others(options) else []
+    harness.build(options, [harness.OVERLAP_PROGRAM, *others])
+    overlap_simulated.run(options, report)

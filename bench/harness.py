@@ -14,6 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 EXTENSION = "bench/fsdp_bench_extension" + sysconfig.get_config_var("EXT_SUFFIX")
+SIMULATED_DEVICE = "bench/fsdp_bench_simulated_device" + sysconfig.get_config_var("EXT_SUFFIX")
 PROGRAM = "bench/fsdp_bench"
 OVERLAP_PROGRAM = "bench/fsdp_bench_overlap"
 PACKAGE = ["python_package"]

@@ -37,6 +37,11 @@ class Network:
         return replace(self, bandwidth_gb_per_s=self.bandwidth_gb_per_s / factor,
                        node_bandwidth_gb_per_s=self.node_bandwidth_gb_per_s / factor)
 
+    def ring(self):
+        """The same for collectives over all ranks on the simulated device (bench/extension/simulated_device)."""
+        return {"launch_us": self.launch_us, "ring_us": self.latency_of_us() - self.launch_us,
+                "us_per_byte": self.sending_us(1)}
+
     def latency_of_us(self):
         """What a collective of no bytes over all ranks takes."""
         nodes = -(-self.world // self.ranks_per_node) if self.ranks_per_node else 1

@@ -5,19 +5,26 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  the backend comes first
 
+
+OTHERS = {"fsdp2": ("FSDP2", "black"), "ddp": ("DDP", "gray")}
+
+
 def panels(points):
-    """{(network, world): {label: [(ratio, result)]}} of the largest size and the first shape there are. The ratio is that of
-    what the step communicates: within a budget it gathers less than the ratio asked for says."""
-    size, shape = max(case["size"] for _, _, case, _, _ in points), points[0][2]["shape"]
+    """{(network, world): {label: points}} of the largest size and the first shape there are."""
+    size, shape = max(point.case["size"] for point in points), points[0].case["shape"]
     result = {}
-    for network, world, case, _, measured in points:
-        if case["size"] != size or case["shape"] != shape or not measured.compute_us:
+    for point in points:
+        if point.case["size"] != size or point.case["shape"] != shape or not point.result.compute_us:
             continue
-        ratio = measured.communication_us / measured.compute_us
-        memory = f"{case['budget_layers']}-layer budget" if "budget_layers" in case else f"prefetch {case['prefetch']}"
-        label = f"{memory}, {'two queues' if case['separate'] else 'one queue'}"
-        result.setdefault((network, world), {}).setdefault(label, []).append((ratio, measured))
+        result.setdefault((point.network, point.world), {}).setdefault(label(point.case), []).append(point)
     return result
+
+
+def label(case):
+    if "defaults" in case:
+        return "defaults"
+    memory = f"{case['budget_layers']}-layer budget" if "budget_layers" in case else f"prefetch {case['prefetch']}"
+    return f"{memory}, {'two queues' if case['separate'] else 'one queue'}"
 
 
 def draw(points, path):
@@ -34,13 +41,25 @@ def draw(points, path):
     pyplot.close(figure)
 
 
+def ratio(point):
+    """Of what the step communicates: within a budget it gathers less than the ratio asked for says."""
+    return point.result.communication_us / point.result.compute_us
+
+
 def draw_panel(axis, lines):
-    for number, (label, line) in enumerate(lines.items()):
-        ratios = [ratio for ratio, _ in line]
-        axis.plot(ratios, [100 * r.exposed_us / r.communication_us for _, r in line], color=f"C{number}", marker="o",
-                  markersize=3, linewidth=1, label=label)
-        axis.plot(ratios, [100 * (r.bound_us - r.compute_us) / r.communication_us for _, r in line],
-                  color=f"C{number}", linestyle=":", linewidth=1)
+    for number, (name, line) in enumerate(lines.items()):
+        ratios = [ratio(point) for point in line]
+
+        def percent(exposed_us, line=line):
+            return [100 * exposed_us(point) / point.result.communication_us for point in line]
+
+        axis.plot(ratios, percent(lambda point: point.result.exposed_us), color=f"C{number}", marker="o", markersize=3,
+                  linewidth=1, label=name)
+        axis.plot(ratios, percent(lambda point: point.bound_exposed_us), color=f"C{number}", linestyle=":", linewidth=1)
+        if name == "defaults":  # of the same communication, the library's
+            for impl, (other, color) in OTHERS.items():
+                axis.plot(ratios, percent(lambda point, impl=impl: point.exposed_us(impl)), color=color, linestyle="--",
+                          linewidth=1, label=other)
     axis.set_xscale("log")
     axis.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
     axis.minorticks_off()

@@ -89,6 +89,7 @@ class Result:
     by_prefetch: dict  # what each distance takes, as Measured
     step: dict = field(repr=False)  # the last one
     totals_us: tuple = field(repr=False)  # of all steps
+    host_clock_us: float | None = None  # where total_us is another's: what the core took
 
     @property
     def prefetch(self):
@@ -115,6 +116,7 @@ class Result:
                 "overlap_percent": round(self.overlap_percent, 1), "floor_us": round(self.floor_us, 3),
                 "memory_bytes": self.memory, "all_gathers": self.step["all_gathers"], "start": self.start,
                 "by_size_us": round(self.by_size_us, 3), "prefetch": self.prefetch,
+                **({} if self.host_clock_us is None else {"host_clock_us": round(self.host_clock_us, 3)}),
                 "by_prefetch_us": {distance: round(one.total_us, 3) for distance, one in self.by_prefetch.items()},
                 "peak_live_bytes": {distance: one.peak_live for distance, one in self.by_prefetch.items()}}
 

@@ -1,0 +1,40 @@
+"""Schedulers side by side on the simulated device: the library with its defaults, FSDP2, and DDP.
+
+Each is its own, in Python over torch's process group: streams, events and the order of launches are real, and only time is
+simulated (bench/extension/simulated_device). The host takes no time with any of them.
+"""
+
+from dataclasses import dataclass, field
+
+import conductor
+
+IMPLS = ("fsdp", "fsdp2", "ddp")
+WARM_UP = 3  # steps: the library learns the order, DDP its buckets
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """One step. Times in microseconds."""
+
+    total_us: float
+    peak_live_bytes: int  # of tensors, as the host makes and frees them
+    slices: list = field(repr=False)  # what took time: name, bytes, alone_us, launched_us, begin_us, end_us
+
+
+class Schedulers:
+    def __init__(self, workers, impls=IMPLS):
+        self._workers = {impl: workers.start(impl, conductor.pytorch_command("simulated_overlap.py")) for impl in impls}
+        self._known = {}
+
+    def step(self, impl, stack, **options):
+        """Of `stack`'s layers over its network. options: see bench/pytorch/simulated_overlap.py."""
+        about = stack.request()
+        request = {"do": "setup", "impl": impl, "world": stack.world, "layers": about["layers"], "scale": stack.scale,
+                   "network": stack.network.scaled(stack.scale).ring(), "separate": stack.separate, **options}
+        key = repr(request)
+        if key not in self._known:
+            worker = self._workers[impl]
+            worker.ask(request)
+            (step,) = worker.ask({"do": "run", "warmup": WARM_UP, "steps": 1})["steps"]
+            self._known[key] = Scheduled(step["total_us"], step["peak_live_bytes"] * stack.scale, step["slices"])
+        return self._known[key]

@@ -1,0 +1,133 @@
+"""all_gather_overlap on the simulated device: the library's package, FSDP2 or DDP, each with its own scheduler.
+
+A request names impl (fsdp, fsdp2, ddp), world, network (launch_us, ring_us and us_per_byte), scale (of the tensors' bytes,
+which stand in for more), layers as bench/stack.py has them, `separate` for reductions over a group of their own, and
+`one_stream` for a device with a single stream, where nothing overlaps.
+"""
+
+import contextlib
+import gc
+import unittest.mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.parallel.distributed as ddp
+from torch.distributed.device_mesh import init_device_mesh
+
+import simulated_device
+import worker
+
+IMPLS = {"fsdp": "python", "fsdp2": "fsdp2"}  # as worker.py names them
+
+
+def read(weight):
+    """Any operator on it will do: the library has gathered it when that returns."""
+    weight.flatten().narrow(0, 0, 1).sum()
+
+
+class Occupy(torch.autograd.Function):
+    """Takes time on the current stream. Its gradients are zeros."""
+
+    @staticmethod
+    def forward(context, x, weight, compute, layer, forward_us, backward_us):
+        context.save_for_backward(weight)
+        context.after = (compute, layer, backward_us)
+        with torch.enable_grad():
+            read(weight)
+        compute(forward_us, f"forward {layer}")
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        (weight,) = context.saved_tensors
+        read(weight)
+        compute, layer, backward_us = context.after
+        compute(backward_us, f"backward {layer}")
+        return gradient, torch.zeros_like(weight), None, None, None, None
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, about, number, compute):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(*about["params"][0], device=simulated_device.DEVICE))
+        self.about = (compute, number, about["forward_us"], about["backward_us"])
+
+    def forward(self, x):
+        return Occupy.apply(x, self.weight, *self.about)
+
+
+def sharded(layers, fully_shard, mesh, separate):
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(layers, mesh=mesh)
+    if separate:
+        layers.set_separate_reduce_scatter_group()
+    return layers
+
+
+def replicated(layers, scale):
+    """With DDP's own sizes of buckets, of bytes that stand in for more."""
+    defaults = ((dist, "_DEFAULT_FIRST_BUCKET_BYTES", dist._DEFAULT_FIRST_BUCKET_BYTES // scale),
+                (ddp, "_DEFAULT_BUCKET_CAP_MB", ddp._DEFAULT_BUCKET_CAP_MB / scale))
+    with contextlib.ExitStack() as stack:
+        for default in defaults:
+            stack.enter_context(unittest.mock.patch.object(*default))
+        return ddp.DistributedDataParallel(layers)
+
+
+class Overlap:
+    network = {}  # what the process group's backend is made for
+
+    def __init__(self, extension, request):
+        self.extension = extension
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.network.clear()
+        self.network.update(request["network"])
+        simulated_device.join(request["world"])
+        torch.simulated.Stream = simulated_device.only_stream if request.get("one_stream") else simulated_device.new_stream
+        layers = torch.nn.Sequential(*(Layer(about, number, extension.compute)
+                                       for number, about in enumerate(request["layers"])))
+        if request["impl"] == "ddp":
+            self.model = replicated(layers, request["scale"])
+        else:
+            mesh = init_device_mesh(simulated_device.NAME, (request["world"],))
+            self.model = sharded(layers, worker.fully_shard_of(IMPLS[request["impl"]]), mesh, request["separate"])
+
+    def step(self):
+        self.model.zero_grad(set_to_none=True)
+        self.extension.synchronize()
+        self.extension.take_slices()
+        self.extension.reset_peak()
+        begin = self.extension.now_us()
+        self.model(torch.zeros(1, device=simulated_device.DEVICE)).sum().backward()
+        self.extension.synchronize()
+        slices = self.extension.take_slices()
+        for slice_ in slices:
+            for name in ("launched_us", "begin_us", "end_us"):
+                slice_[name] -= begin
+        return {"total_us": self.extension.now_us() - begin, "slices": slices,
+                "peak_live_bytes": self.extension.peak_bytes()}
+
+
+def main():
+    torch.set_num_threads(1)
+    extension = simulated_device.load()
+    simulated_device.register_backend(extension, Overlap.network)
+    subject = None
+
+    def answer(request):
+        nonlocal subject
+        if request["do"] == "setup":
+            subject = None
+            gc.collect()  # FSDP2's states refer to each other
+            subject = Overlap(extension, request)
+            return {}
+        steps = [subject.step() for _ in range(request["warmup"] + request["steps"])]
+        return {"steps": steps[request["warmup"]:]}
+
+    worker.serve(answer)
+
+
+if __name__ == "__main__":
+    main()
