@@ -20,6 +20,9 @@ release.
 --network nccl: the same over the library's own NCCL communicator, and c10d's for FSDP2: a GPU for each rank, or two ranks
   on one (bench/overlap_processes.py). It has not been run on a GPU yet.
 
+--network cluster: the library, FSDP2 and DDP over real TCP between network namespaces with a rate each, beside what the
+  simulator says for the same (bench/overlap_cluster.py). Needs root.
+
 --network stream: simulated too, but with the time of one GPU: its collectives keep a stream of their own busy for as
   long as they take on the network of --preset, and copy this rank's own part, while layers keep the current stream
   busy (bench/stream_link.hpp). Kernels, copies and launches are real, transfers are not: other ranks' parts are
@@ -56,21 +59,32 @@ import overlap_simulated
 
 RATIOS = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0]  # of communication to compute
 PROCESSES = ("gloo", "nccl")
-QUICK = {}  # settle: they depend on the network
-NOT_TAKEN = {"processes": ("preset", "device", "shapes", "reduce_buffers", "clock", "trace", "plot"),
-             "stream": ("clock",),
-             "simulated": ("preset", "device")}
+QUICK = {}  # see QUICK_ON: they depend on the network
+NOT_TAKEN = {"processes": ("preset", "device", "shapes", "reduce_buffers", "clock", "trace", "plot", "rates"),
+             "cluster": ("preset", "device", "shapes", "reduce_buffers", "clock", "trace", "plot", "prefetch", "budgets"),
+             "stream": ("clock", "rates"),
+             "simulated": ("preset", "device", "rates")}
+# Where they differ from those of simulated networks.
+DEFAULTS = {"processes": {"prefetch": [1], "budgets": []},
+            "cluster": {"layers": 4, "ratios": [0.5, 1.0, 2.0], "worlds": [2, 4, 8], "rates": ["100mbit", "1gbit", "10gbit"],
+                        "repeats": 5}}
+QUICK_ON = {"processes": {"layers": 4},
+            "cluster": {"layers": 3, "ratios": [1.0], "worlds": [2], "rates": ["1gbit"]}}
 
 
 def add_options(parser):
-    parser.add_argument("--network", choices=(*networks.PRESETS, "stream", *PROCESSES),
+    parser.add_argument("--network", choices=(*networks.PRESETS, "stream", *PROCESSES, "cluster"),
                         help="default: nvlink and infiniband")
     parser.add_argument("--preset", choices=(*networks.PRESETS,), help="what --network stream simulates (default nvlink)")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="of --network stream (default cuda)")
+    parser.add_argument("--rates", type=arguments.rates,
+                        help="of a cluster's links (default 100mbit,1gbit,10gbit)")
     parser.add_argument("--worlds", type=arguments.wholes(2),
-                        help="ranks; default 8,64 and 16,128,1024, for gloo 2, for a stream the first")
-    parser.add_argument("--layers", type=arguments.whole(1), help="default 12")
-    parser.add_argument("--megabytes", type=arguments.positives, help="of parameters a layer; default 64, for gloo 4")
+                        help="ranks; default 8,64 and 16,128,1024, for gloo 2, for a stream the first, for a cluster 2,4,8")
+    parser.add_argument("--layers", type=arguments.whole(1), help="default 12, for a cluster 4")
+    parser.add_argument("--megabytes", type=arguments.positives,
+                        help="of parameters a layer; default 64, for gloo 4, for a cluster what its link carries in 40 ms, at "
+                             "most 16")
     parser.add_argument("--ratios", type=arguments.positives,
                         help="of communication to compute, which sets the layers' compute time; of a step that gathers all "
                              "but the last layer twice (default 1/4 to 4)")
@@ -99,9 +113,10 @@ def option(name):
 
 def settle(options):
     """Fills in what was not asked for; refuses what this network does not take."""
-    kind = {"stream": "stream", "gloo": "processes", "nccl": "processes"}.get(options.network, "simulated")
+    kind = {"stream": "stream", "cluster": "cluster", "gloo": "processes", "nccl": "processes"}.get(options.network,
+                                                                                                    "simulated")
     refused = [name for name in NOT_TAKEN[kind] if getattr(options, name) is not None]
-    if kind == "processes" and options.separate_reductions:
+    if kind in ("processes", "cluster") and options.separate_reductions:
         refused.append("separate_reductions")
     if kind == "simulated" and options.clock != "real" and options.repeats is not None:
         refused.append("repeats")  # every step is as the first
@@ -110,10 +125,10 @@ def settle(options):
                          f"{options.network or 'nvlink'}; leave it out")
     if options.plot:
         import overlap_plot  # noqa: F401  what it needs is found missing now
-    quick = {"layers": 4 if kind == "processes" else 12, "ratios": [0.5, 1.0, 2.0], "shapes": ["equal"], "repeats": 2}
-    default = {"preset": "nvlink", "device": "cuda", "layers": 12, "ratios": RATIOS, "shapes": list(overlap_simulated.SHAPES), "repeats": 10,
-               "prefetch": [1] if kind == "processes" else [1, 2], "budgets": [] if kind == "processes" else [4],
-               "clock": "virtual", **(quick if options.quick else {})}
+    quick = {"layers": 12, "ratios": [0.5, 1.0, 2.0], "shapes": ["equal"], "repeats": 2, **QUICK_ON.get(kind, {})}
+    default = {"preset": "nvlink", "device": "cuda", "layers": 12, "ratios": RATIOS, "shapes": list(overlap_simulated.SHAPES),
+               "repeats": 10, "prefetch": [1, 2], "budgets": [4], "clock": "virtual", **DEFAULTS.get(kind, {}),
+               **(quick if options.quick else {})}
     for name, value in default.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -126,6 +141,11 @@ def run(options, report):
         import overlap_processes
 
         return overlap_processes.run(options, report)
+    if options.network == "cluster":
+        harness.build(options, [harness.OVERLAP_PROGRAM, harness.SIMULATED_DEVICE, *harness.PACKAGE])
+        import overlap_cluster
+
+        return overlap_cluster.run(options, report)
     others = [harness.SIMULATED_DEVICE, *harness.PACKAGE] if overlap_simulated.has_others(options) else []
     harness.build(options, [harness.OVERLAP_PROGRAM, *others])
     overlap_simulated.run(options, report)

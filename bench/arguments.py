@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from pathlib import Path
 
 
@@ -28,6 +29,11 @@ def positives(text):
 def names(known):
     """Some of the names."""
     return _several(str, lambda value: value in known, f"some of {', '.join(known)}, with commas between")
+
+
+def rates(text):
+    """Of links, as tools/cluster takes them."""
+    return _several(str, re.compile(r"\d+(\.\d+)?[kmg]bit").fullmatch, "rates such as 100mbit or 1gbit, with commas between")(text)
 
 
 def new_file(suffix=""):

@@ -42,6 +42,11 @@ c10::Device device_of(const nlohmann::json& request, const std::shared_ptr<Commu
   return current_device(c10::Device(request.at("stream").get<std::string>()).type());
 }
 
+Machine::Time time_of(const std::string& clock) {
+  if (clock == "virtual") return Machine::Time::kVirtual;
+  return clock == "waits" ? Machine::Time::kWaits : Machine::Time::kReal;
+}
+
 DeviceMesh make_mesh(const std::shared_ptr<Communicator>& world, int64_t replicas) {
   if (replicas == 1) return init_device_mesh(world, {world->size()}, {"shard"});
   return init_device_mesh(world, {replicas, world->size() / replicas}, {"replicate", "shard"});
@@ -79,8 +84,7 @@ class Overlap {
  public:
   explicit Overlap(const nlohmann::json& request)
       : joined_(request.at("network").is_null() ? join_world(request.at("backend")) : nullptr),
-        machine_(request.at("clock") == "virtual" ? Machine::Time::kVirtual : Machine::Time::kReal,
-                 device_of(request, joined_)),
+        machine_(time_of(request.at("clock")), device_of(request, joined_)),
         world_(joined_ ? joined_ : make_network(request, machine_, transfers_)),
         stack_(request.at("layers"), Sharding(request), make_mesh(world_, request.at("replicas")), machine_),
         parameters_(stack_->parameters()) {}

@@ -80,9 +80,10 @@ class Worker:
 
 
 class World:
-    """The ranks of one implementation: one worker each, joined by gloo on this machine."""
+    """The ranks of one implementation: one worker each, joined by gloo on this machine, or on a network of namespaces
+    (tools/cluster.py)."""
 
-    def __init__(self, name, command, size, timeout_s=300):
+    def __init__(self, name, command, size, timeout_s=300, cluster=None):
         self._folder = tempfile.TemporaryDirectory(prefix="fsdp_bench_")
         self._ranks = []
         for rank in range(size):
@@ -90,8 +91,10 @@ class World:
                 "RANK": str(rank), "WORLD_SIZE": str(size),
                 "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
                 "FSDP_BENCH_STORE": str(Path(self._folder.name) / "store"),
+                **(cluster.environment(rank) if cluster else {}),
             }
-            self._ranks.append(Worker(f"{name}[{rank}]", command, environment, timeout_s))
+            before = cluster.before(rank) if cluster else []
+            self._ranks.append(Worker(f"{name}[{rank}]", [*before, *command], environment, timeout_s))
 
     def ask(self, request):
         """Every rank's reply, in rank order."""
@@ -114,8 +117,8 @@ class Workers:
     def start(self, name, command, environment=None, timeout_s=300):
         return self._keep(Worker(name, command, environment, timeout_s))
 
-    def start_world(self, name, command, size, timeout_s=300):
-        return self._keep(World(name, command, size, timeout_s))
+    def start_world(self, name, command, size, timeout_s=300, cluster=None):
+        return self._keep(World(name, command, size, timeout_s, cluster))
 
     def _keep(self, worker):
         self._open.append(worker)

@@ -68,7 +68,7 @@ void Machine::compute(size_t layer, bool is_backward, double us) {
 void Machine::occupy(double us) {
   if (spin_) return (*spin_)(us);
   const auto end = clock_->now_ns() + static_cast<int64_t>(1e3 * us);
-  if (time_ == Time::kVirtual) clock_->wait_until(end);
+  if (time_ != Time::kReal) clock_->wait_until(end);
   while (clock_->now_ns() < end) {
   }
 }

@@ -27,6 +27,7 @@ class Machine {
   enum class Time {
     kVirtual,  ///< moves to the end at once
     kReal,     ///< spins, as who sleeps wakes up late
+    kWaits,    ///< sleeps all the same: for more ranks than the machine has cores
   };
   /// device: where tensors are; on CUDA it is the device that is kept busy, in its own time, and the host goes on.
   explicit Machine(Time time, c10::Device device = c10::Device(c10::kCPU));

@@ -26,11 +26,12 @@ class Schedulers:
         self._workers = {impl: workers.start(impl, conductor.pytorch_command("simulated_overlap.py")) for impl in impls}
         self._known = {}
 
-    def step(self, impl, stack, **options):
-        """Of `stack`'s layers over its network. options: see bench/pytorch/simulated_overlap.py."""
+    def step(self, impl, stack, passes={}, **options):
+        """Of `stack`'s layers over its network. passes: reduce_passes and all_reduce_passes, where they are not a ring's.
+        options: see bench/pytorch/simulated_overlap.py."""
         about = stack.request()
         request = {"do": "setup", "impl": impl, "world": stack.world, "layers": about["layers"], "scale": stack.scale,
-                   "network": stack.network.scaled(stack.scale).ring(), "separate": stack.separate, **options}
+                   "network": {**stack.network.scaled(stack.scale).ring(), **passes}, "separate": stack.separate, **options}
         key = repr(request)
         if key not in self._known:
             worker = self._workers[impl]

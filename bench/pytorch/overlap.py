@@ -1,9 +1,10 @@
-"""FSDP2's side of all_gather_overlap over gloo and NCCL: layers that keep the host, or a GPU, busy for a chosen time."""
+"""FSDP2's and DDP's side of all_gather_overlap over processes: layers that keep the host, or a GPU, busy for a chosen time."""
 
 import time
 
 import torch
 
+import timed_layers
 import worker
 
 try:
@@ -13,8 +14,20 @@ except ModuleNotFoundError:  # it is built where valgrind is
 
 
 class HostSpin:
-    def __call__(self, microseconds):
+    def __call__(self, microseconds, _name):
         end = time.perf_counter_ns() + int(1e3 * microseconds)
+        while time.perf_counter_ns() < end:
+            pass
+
+
+class HostWait:
+    """For more ranks than the machine has cores. Who sleeps wakes up late, so the last stretch is spun."""
+
+    SPIN_NS = 50_000
+
+    def __call__(self, microseconds, _name):
+        end = time.perf_counter_ns() + int(1e3 * microseconds)
+        time.sleep(max(0, end - self.SPIN_NS - time.perf_counter_ns()) * 1e-9)
         while time.perf_counter_ns() < end:
             pass
 
@@ -33,33 +46,8 @@ class DeviceSpin:
         torch.cuda._sleep(self.CYCLES)
         torch.cuda.synchronize()
 
-    def __call__(self, microseconds):
+    def __call__(self, microseconds, _name):
         torch.cuda._sleep(int(microseconds * self.cycles_per_us))
-
-
-class Occupy(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x, weight, spin, forward_us, backward_us):
-        context.save_for_backward(weight)
-        context.spin, context.backward_us = spin, backward_us
-        spin(forward_us)
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        (weight,) = context.saved_tensors
-        context.spin(context.backward_us)
-        return gradient, torch.zeros_like(weight), None, None, None
-
-
-class Layer(torch.nn.Module):
-    def __init__(self, about, device, spin):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(*about["params"][0], device=device))
-        self.spin, self.times = spin, (about["forward_us"], about["backward_us"])
-
-    def forward(self, x):
-        return Occupy.apply(x, self.weight, self.spin, *self.times)
 
 
 class Overlap:
@@ -69,30 +57,51 @@ class Overlap:
         from torch.distributed.device_mesh import init_device_mesh
 
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
-        spin = DeviceSpin() if is_gpu else HostSpin()
+        occupy = DeviceSpin() if is_gpu else HostWait() if request["clock"] == "waits" else HostSpin()
+        self.model = timed_layers.stack_of(request["layers"], self.device, occupy)
+        if request.get("impl") == "ddp":
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+            return
         mesh = init_device_mesh(self.device.type, (self.dist.get_world_size(),))
         fully_shard = worker.fully_shard_of("fsdp2")
-        self.layers = torch.nn.Sequential(*(Layer(about, self.device, spin) for about in request["layers"]))
-        for layer in self.layers:
+        for layer in self.model:
             fully_shard(layer, mesh=mesh)
-        fully_shard(self.layers, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
 
     def synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def step(self):
-        self.layers.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         self.dist.barrier()
         self.synchronize()
 
         self.forget_peak()
         begin = time.perf_counter()
-        self.layers(torch.zeros(1, device=self.device)).sum().backward()
+        self.model(torch.zeros(1, device=self.device)).sum().backward()
         issued = time.perf_counter()
         self.synchronize()
         return {"total_us": 1e6 * (time.perf_counter() - begin), "issued_us": 1e6 * (issued - begin),
                 "peak_live_bytes": self.peak()}
+
+    def time_alone(self, request):
+        """Of one raw collective: the twin of bench/bench_overlap.cpp's, with all-reduces."""
+        world = self.dist.get_world_size()
+        times = {"gather_us": [], "reduce_us": [], "all_reduce_us": []}
+        for size in request["bytes"]:
+            whole, piece = (torch.zeros(size // 4 // parts, device=self.device) for parts in (1, world))
+            collectives = {"gather_us": lambda: self.dist.all_gather_into_tensor(whole, piece),
+                           "reduce_us": lambda: self.dist.reduce_scatter_tensor(piece, whole),
+                           "all_reduce_us": lambda: self.dist.all_reduce(whole)}
+            for name, collective in collectives.items():
+                times[name].append([1e6 * self.seconds_alone(collective) for _ in range(request["repeats"])])
+        return times
+
+    def seconds_alone(self, collective):
+        self.dist.barrier()
+        self.synchronize()
+        return worker.seconds(lambda: (collective(), self.synchronize()))
 
     def forget_peak(self):
         if self.device.type == "cuda":
@@ -108,6 +117,8 @@ class Overlap:
 
 
 def answer(overlap, request):
+    if request["do"] == "alone":
+        return overlap.time_alone(request)
     steps = [overlap.step() for _ in range(request["warmup"] + request["steps"])]
     return {"steps": steps[request["warmup"]:]}
 

@@ -54,7 +54,7 @@ def device_module(extension):
 
 
 def register_backend(extension, network):
-    """`network` as bench/networks.py asks for one: launch_us, ring_us and us_per_byte."""
+    """network: what the extension's make_backend takes beside rank and size, looked at when a group is made."""
     dist.Backend.register_backend(
         NAME, lambda store, rank, size, timeout: extension.make_backend(rank, size, **network), devices=[NAME])
 

@@ -1,8 +1,8 @@
 """all_gather_overlap on the simulated device: the library's package, FSDP2 or DDP, each with its own scheduler.
 
-A request names impl (fsdp, fsdp2, ddp), world, network (launch_us, ring_us and us_per_byte), scale (of the tensors' bytes,
-which stand in for more), layers as bench/stack.py has them, `separate` for reductions over a group of their own, and
-`one_stream` for a device with a single stream, where nothing overlaps.
+A request names impl (fsdp, fsdp2, ddp), world, network (as the extension's make_backend takes it), scale (of the tensors' bytes,
+which stand in for more), layers as bench/stack.py has them, and `separate` for reductions over a group of their own. It may
+name `one_stream`, for a device with a single stream, where nothing overlaps.
 """
 
 import contextlib
@@ -15,45 +15,10 @@ import torch.nn.parallel.distributed as ddp
 from torch.distributed.device_mesh import init_device_mesh
 
 import simulated_device
+import timed_layers
 import worker
 
 IMPLS = {"fsdp": "python", "fsdp2": "fsdp2"}  # as worker.py names them
-
-
-def read(weight):
-    """Any operator on it will do: the library has gathered it when that returns."""
-    weight.flatten().narrow(0, 0, 1).sum()
-
-
-class Occupy(torch.autograd.Function):
-    """Takes time on the current stream. Its gradients are zeros."""
-
-    @staticmethod
-    def forward(context, x, weight, compute, layer, forward_us, backward_us):
-        context.save_for_backward(weight)
-        context.after = (compute, layer, backward_us)
-        with torch.enable_grad():
-            read(weight)
-        compute(forward_us, f"forward {layer}")
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        (weight,) = context.saved_tensors
-        read(weight)
-        compute, layer, backward_us = context.after
-        compute(backward_us, f"backward {layer}")
-        return gradient, torch.zeros_like(weight), None, None, None, None
-
-
-class Layer(torch.nn.Module):
-    def __init__(self, about, number, compute):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(*about["params"][0], device=simulated_device.DEVICE))
-        self.about = (compute, number, about["forward_us"], about["backward_us"])
-
-    def forward(self, x):
-        return Occupy.apply(x, self.weight, *self.about)
 
 
 def sharded(layers, fully_shard, mesh, separate):
@@ -86,8 +51,7 @@ class Overlap:
         self.network.update(request["network"])
         simulated_device.join(request["world"])
         torch.simulated.Stream = simulated_device.only_stream if request.get("one_stream") else simulated_device.new_stream
-        layers = torch.nn.Sequential(*(Layer(about, number, extension.compute)
-                                       for number, about in enumerate(request["layers"])))
+        layers = timed_layers.stack_of(request["layers"], simulated_device.DEVICE, extension.compute)
         if request["impl"] == "ddp":
             self.model = replicated(layers, request["scale"])
         else:

@@ -92,6 +92,8 @@ def init_nccl():
 def _join(backend):
     import torch.distributed as dist
 
+    if dist.is_initialized():  # for the subject before
+        return dist
     dist.init_process_group(
         backend,
         init_method="file://" + os.environ["FSDP_BENCH_STORE"],

@@ -18,6 +18,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "processes")]
 
 import closing_line
+import cluster_case
 import conductor
 import harness
 import launch
@@ -217,7 +218,9 @@ class Programs(unittest.TestCase):
                 (overlap, "--prefetch", "one", "0 or more"), (overlap, "--shapes", "equal,foo", "some of equal, alternating"),
                 (overlap, "--plot", "/no/such/plot.png", "no folder"), (overlap, "--plot", "plot.foo", "ends in .png"),
                 (overlap, "--trace", "/", "a folder"), (overlap, "--preset", "nvlink", "not for"),
-                (overlap, "--repeats", "5", "not for"), (["gather_bandwidth"], "--dims", "x", "1 or more"),
+                (overlap, "--repeats", "5", "not for"),
+                (overlap, "--rates", "1gbit", "not for"), ([*overlap, "--network", "cluster"], "--rates", "fast", "1gbit"),
+                ([*overlap, "--network", "cluster"], "--budgets", "4", "not for"), (["gather_bandwidth"], "--dims", "x", "1 or more"),
                 (["checkpoint"], "--folder", "/no/such", "no folder"), (["memory"], "--prefetch", "x", "0 or more"),
                 ([*overlap, "--network", "gloo"], "--shapes", "equal", "not for"), (scale, "--achieved", "2", "1 at most"),
                 (scale, "--models", "8B", "some of 7B"), (scale, "--worlds", "12", "whole nodes"),
@@ -243,6 +246,18 @@ class Programs(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(plot.read_bytes()[:4], b"\x89PNG")
             self.assertIn("traceEvents", json.loads(trace.read_text()))
+
+    def test_over_a_cluster_each_step_stands_beside_what_the_simulator_says(self):
+        cluster_case.skip_if_refused()
+        lines = lines_of(self, "all_gather_overlap", "--quick", "--network", "cluster", "--rates", "200mbit")
+        self.assertEqual([line["impl"] for line in lines], ["fsdp", "fsdp2", "ddp"])
+        for line in lines:
+            self.assertEqual((line["rate"], line["world"]), ("200mbit", 2))
+            self.assertGreaterEqual(line["total_us"], line["compute_us"])
+            self.assertGreater(line["predicted_us"], line["compute_us"])
+            self.assertGreater(line["raw_percent_of_rate"], 10)
+        ours, fsdp2, _ = lines
+        self.assertLess(ours["predicted_us"], fsdp2["predicted_us"])  # which has no streams on a CPU
 
     def test_over_gloo_fsdp2_stands_beside_it(self):
         lines = lines_of(self, "all_gather_overlap", "--quick", "--network", "gloo", "--ratios", "1")

@@ -9,9 +9,14 @@ namespace {
 namespace bench = fsdp::bench;
 using namespace pybind11::literals;
 
-c10::intrusive_ptr<c10d::Backend> make_backend(int rank, int size, double launch_us, double ring_us, double us_per_byte) {
-  return c10::make_intrusive<bench::SimulatedBackend>(
-      rank, size, bench::SimulatedRing{.launch_us = launch_us, .ring_us = ring_us, .us_per_byte = us_per_byte});
+c10::intrusive_ptr<c10d::Backend> make_backend(int rank, int size, double launch_us, double ring_us, double us_per_byte,
+                                               double reduce_passes, double all_reduce_passes) {
+  return c10::make_intrusive<bench::SimulatedBackend>(rank, size,
+                                                      bench::SimulatedRing{.launch_us = launch_us,
+                                                                           .ring_us = ring_us,
+                                                                           .us_per_byte = us_per_byte,
+                                                                           .reduce_passes = reduce_passes,
+                                                                           .all_reduce_passes = all_reduce_passes});
 }
 
 pybind11::list take_slices() {
@@ -34,7 +39,8 @@ pybind11::list take_slices() {
 PYBIND11_MODULE(fsdp_bench_simulated_device, m) {
   pybind11::module_::import("torch.distributed");  // registers c10d::Backend, which is returned below
   m.def("register_device", &bench::register_simulated_device);
-  m.def("make_backend", &make_backend, "rank"_a, "size"_a, "launch_us"_a, "ring_us"_a, "us_per_byte"_a);
+  m.def("make_backend", &make_backend, "rank"_a, "size"_a, "launch_us"_a, "ring_us"_a, "us_per_byte"_a,
+        "reduce_passes"_a = 1, "all_reduce_passes"_a = 2);
   // On the current stream.
   m.def("compute", [](double us, const std::string& name) {
     bench::simulated_streams().compute(bench::number_of(bench::current_simulated_stream()), us, name);

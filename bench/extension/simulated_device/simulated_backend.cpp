@@ -43,8 +43,8 @@ SimulatedBackend::SimulatedBackend(int rank, int size, const SimulatedRing& ring
       queue_(simulated_streams().add_queue()),
       stream_(simulated_streams().add_stream()) {}
 
-c10::intrusive_ptr<c10d::Work> SimulatedBackend::start(const char* name, const std::vector<at::Tensor>& full, int passes,
-                                                       bool is_async) {
+c10::intrusive_ptr<c10d::Work> SimulatedBackend::start(const char* name, const std::vector<at::Tensor>& full,
+                                                       double passes, bool is_async) {
   auto& streams = simulated_streams();
   const c10::Stream current = current_simulated_stream();
   const c10::Stream stream = is_async ? c10::Stream(c10::Stream::UNSAFE, current.device(), static_cast<c10::StreamId>(stream_))
@@ -64,7 +64,7 @@ c10::intrusive_ptr<c10d::Work> SimulatedBackend::broadcast(std::vector<at::Tenso
 
 c10::intrusive_ptr<c10d::Work> SimulatedBackend::allreduce(std::vector<at::Tensor>& tensors,
                                                            const c10d::AllreduceOptions& options) {
-  return start("all_reduce", tensors, 2, options.asyncOp);
+  return start("all_reduce", tensors, ring_.all_reduce_passes, options.asyncOp);
 }
 
 /// DDP compares the ranks' parameters so: all are as this one's.
@@ -83,7 +83,7 @@ c10::intrusive_ptr<c10d::Work> SimulatedBackend::_allgather_base(at::Tensor& out
 
 c10::intrusive_ptr<c10d::Work> SimulatedBackend::_reduce_scatter_base(at::Tensor& /*output*/, at::Tensor& input,
                                                                       const c10d::ReduceScatterOptions& options) {
-  return start("reduce_scatter", {input}, 1, options.asyncOp);
+  return start("reduce_scatter", {input}, ring_.reduce_passes, options.asyncOp);
 }
 
 c10::intrusive_ptr<c10d::Work> SimulatedBackend::barrier(const c10d::BarrierOptions& options) {

@@ -6,11 +6,12 @@
 
 namespace fsdp::bench {
 
-/// What a collective takes: launch + passes * (ring + bytes * us_per_byte), with two passes for an all-reduce, as
-/// fsdp::SimulatedNetwork has it.
+/// What a collective takes: launch + passes * (ring + bytes * us_per_byte), as fsdp::SimulatedNetwork has it. An all-gather has
+/// one pass.
 struct SimulatedRing {
   double launch_us = 0, ring_us = 0;
   double us_per_byte = 0;  ///< of the full buffer
+  double reduce_passes = 1, all_reduce_passes = 2;
 };
 
 /// A c10d backend for one rank of a world of any size, whose collectives are time on the simulated device's link. Each
@@ -37,7 +38,8 @@ class SimulatedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  c10::intrusive_ptr<c10d::Work> start(const char* name, const std::vector<at::Tensor>& full, int passes, bool is_async);
+  c10::intrusive_ptr<c10d::Work> start(const char* name, const std::vector<at::Tensor>& full, double passes,
+                                       bool is_async);
 
   SimulatedRing ring_;
   size_t queue_, stream_;
