@@ -137,6 +137,7 @@ def run(options, report):
     report.setting(layers=options.layers, rates=options.rates, worlds=options.worlds, ratios=list(options.ratios),
                    dtype="float32", device="CPU, 1 thread a rank, gloo over TCP", compute="waits",
                    time="wall clock, of the slower rank", warm_up_steps=WARM_UP, repeats=options.repeats)
+    cluster.end_on_signals()  # without leaving namespaces behind
     points = []
     with conductor.Workers() as simulators:
         schedulers = overlap_schedulers.Schedulers(simulators)
