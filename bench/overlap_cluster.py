@@ -26,7 +26,7 @@ import cluster  # noqa: E402  its folder comes first
 MEGABYTE = 1 << 20
 IMPLS = ("fsdp", "fsdp2", "ddp")
 WARM_UP = 3  # steps
-ALONE_REPEATS = 5
+ALONE_REPEATS = 3  # a turn
 GATHER_S = 0.04  # about what a layer's gather takes by default
 LARGEST = 16 * MEGABYTE  # of a layer by default
 PAYLOAD = 1448 / 1514  # of a frame over Ethernet: TCP's, with its timestamps
@@ -67,15 +67,17 @@ class Alone:
 
 
 def time_alone(ranks, made):
-    """ranks: set up with a stack."""
+    """{(kind, number): [microseconds of the slower rank]}, for next to no bytes and a layer's. ranks: set up with a stack."""
     replies = ranks.ask({"do": "alone", "bytes": [made.world * stack.FLOAT_BYTES, made.layer_bytes(0)],
                          "repeats": ALONE_REPEATS})
+    return {(kind.removesuffix("_us"), number): [max(times) for times in zip(*(reply[kind][number] for reply in replies))]
+            for kind in replies[0] for number in (0, 1)}
 
-    def median(kind, number):
-        return harness.median([max(times) for times in zip(*(reply[kind][number] for reply in replies))])
 
-    kinds = {kind.removesuffix("_us"): kind for kind in replies[0]}
-    return Alone(median("gather_us", 0), {name: median(kind, 1) for name, kind in kinds.items()})
+def alone_of(turns):
+    """turns: as time_alone returns them."""
+    medians = {key: harness.median([us for turn in turns for us in turn[key]]) for key in turns[0]}
+    return Alone(medians["gather", 0], {kind: us for (kind, number), us in medians.items() if number == 1})
 
 
 class Place:
@@ -93,20 +95,19 @@ class Place:
         return self.workers.start_world(impl, command, self.world, cluster=self.network)
 
     def measure(self, made, repeats):
-        """{implementation: (raw collectives, steps' times)}, the steps taken in turns."""
+        """{implementation: (raw collectives, steps' times)}, all of it in turns: what the machine does meanwhile is in both."""
         started = {**self.kept, "fsdp": self.start("fsdp")}
-        alone = {}
         for impl in IMPLS:
             started[impl].ask({**made.request(), "impl": impl})
             started[impl].ask({"do": "run", "warmup": WARM_UP, "steps": 0})
-            alone[impl] = time_alone(started[impl], made)
-        times = {impl: [] for impl in IMPLS}
+        alone, times = ({impl: [] for impl in IMPLS} for _ in range(2))
         for _ in range(repeats):
             for impl in IMPLS:
+                alone[impl].append(time_alone(started[impl], made))
                 replies = started[impl].ask({"do": "run", "warmup": 0, "steps": 1})
                 times[impl].append(max(reply["steps"][0]["total_us"] for reply in replies))
         started["fsdp"].close()
-        return {impl: (alone[impl], times[impl]) for impl in IMPLS}
+        return {impl: (alone_of(alone[impl]), times[impl]) for impl in IMPLS}
 
     def predict(self, impl, made, alone):
         """(a step's time, what it is told from)."""

@@ -5,18 +5,18 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  the backend comes first
 
-
 OTHERS = {"fsdp2": ("FSDP2", "black"), "ddp": ("DDP", "gray")}
 
 
 def panels(points):
-    """{(network, world): {label: points}} of the largest size and the first shape there are."""
-    size, shape = max(point.case["size"] for point in points), points[0].case["shape"]
+    """{shape: {(network, world): {label: points}}} of the largest size there is."""
+    size = max(point.case["size"] for point in points)
     result = {}
     for point in points:
-        if point.case["size"] != size or point.case["shape"] != shape or not point.result.compute_us:
+        if point.case["size"] != size or not point.result.compute_us:
             continue
-        result.setdefault((point.network, point.world), {}).setdefault(label(point.case), []).append(point)
+        row = result.setdefault(point.case["shape"], {})
+        row.setdefault((point.network, point.world), {}).setdefault(label(point.case), []).append(point)
     return result
 
 
@@ -29,13 +29,17 @@ def label(case):
 
 def draw(points, path):
     shown = panels(points)
-    figure, axes = pyplot.subplots(1, len(shown), squeeze=False, sharex=True, sharey=True,
-                                   figsize=(2.6 * len(shown), 3.0), layout="constrained")
-    for axis, ((network, world), lines) in zip(axes[0], shown.items()):
-        draw_panel(axis, lines)
+    columns = len(next(iter(shown.values())))
+    figure, axes = pyplot.subplots(len(shown), columns, squeeze=False, sharex=True, sharey=True,
+                                   figsize=(2.6 * columns, 0.7 + 2.3 * len(shown)), layout="constrained")
+    for row, (shape, networks) in zip(axes, shown.items()):
+        row[0].set_ylabel(f"{shape} layers\nexposed, % of communication", fontsize=8)
+        for axis, lines in zip(row, networks.values()):
+            draw_panel(axis, lines)
+    for axis, (network, world) in zip(axes[0], next(iter(shown.values()))):
         axis.set_title(f"{network}, {world} ranks", fontsize=9)
+    for axis in axes[-1]:
         axis.set_xlabel("communication / compute", fontsize=8)
-    axes[0][0].set_ylabel("exposed, % of communication", fontsize=8)
     axes[0][0].legend(fontsize=7, title="dotted: the bound", title_fontsize=7)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

@@ -9,6 +9,7 @@ import overlap_bound
 FLOAT_BYTES = 4
 COLUMNS = 8
 STAND_IN_BYTES = 1 << 17  # of a layer, about
+STAND_IN_PARTS = 16  # of the largest layer on each rank, at least: sizes are rounded to whole ones
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,17 @@ class Stack:
     @property
     def scale(self):
         """Where only a clock moves, small tensors stand in for large ones: each of their bytes counts for so many."""
-        return max(1, max(self.bytes) // STAND_IN_BYTES) if self.network and not self.stream else 1
+        stand_in = max(STAND_IN_BYTES, STAND_IN_PARTS * self.part_bytes)
+        return max(1, max(self.bytes) // stand_in) if self.network and not self.stream else 1
+
+    @property
+    def part_bytes(self):
+        """Of the stand-in: a row on each rank."""
+        return self.world * COLUMNS * FLOAT_BYTES
 
     def rows(self, layer):
         """Of the stand-in: every rank has the same part."""
-        part = self.world * COLUMNS * FLOAT_BYTES
-        return self.world * max(1, round(self.bytes[layer] / self.scale / part))
+        return self.world * max(1, round(self.bytes[layer] / self.scale / self.part_bytes))
 
     def layer_bytes(self, layer):
         return self.rows(layer) * COLUMNS * FLOAT_BYTES * self.scale
