@@ -33,7 +33,8 @@ def names(known):
 
 def rates(text):
     """Of links, as tools/cluster takes them."""
-    return _several(str, re.compile(r"\d+(\.\d+)?[kmg]bit").fullmatch, "rates such as 100mbit or 1gbit, with commas between")(text)
+    is_rate = re.compile(r"\d+(\.\d+)?[kmg]bit").fullmatch
+    return _several(str, is_rate, "rates such as 100mbit or 1gbit, with commas between")(text)
 
 
 def new_file(suffix=""):

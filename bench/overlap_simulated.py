@@ -142,8 +142,8 @@ class Point:
         result = self.result
         others = [self.exposed_us(impl) for impl in ("fsdp2", "ddp")] if self.others else ["-", "-"]
         return [self.network, self.world, self.case["size"] // MEGABYTE, describe(self.case), self.ratio,
-                result.compute_us, result.exposed_us, self.bound_exposed_us, *others, f"{round(100 * result.over_bound, 2) + 0.0:.2f}",
-                f"{result.overlap_percent:.1f}"]
+                result.compute_us, result.exposed_us, self.bound_exposed_us, *others,
+                f"{round(100 * result.over_bound, 2) + 0.0:.2f}", f"{result.overlap_percent:.1f}"]
 
 
 HEADERS = ["network", "world", "MiB", "case", "ratio", "compute", "exposed", "bound", "FSDP2", "DDP", "over", "overlap"]

@@ -1,8 +1,8 @@
 """all_gather_overlap on the simulated device: the library's package, FSDP2 or DDP, each with its own scheduler.
 
-A request names impl (fsdp, fsdp2, ddp), world, network (as the extension's make_backend takes it), scale (of the tensors' bytes,
-which stand in for more), layers as bench/stack.py has them, and `separate` for reductions over a group of their own. It may
-name `one_stream`, for a device with a single stream, where nothing overlaps.
+A request names impl (fsdp, fsdp2, ddp), world, network (as the extension's make_backend takes it), scale (of the tensors'
+bytes, which stand in for more), layers as bench/stack.py has them, and `separate` for reductions over a group of their own.
+It may name `one_stream`, for a device with a single stream, where nothing overlaps.
 """
 
 import contextlib
