@@ -4,9 +4,9 @@
 Usage: rehearse.py [--environment DIR] [--folder DIR] [--jobs N] [--keep]
 It makes an environment with torch 2.11.0 and, where there is one, Python 3.12 (a download of 3 GB, the first time), packs
 the Debian packages, and copies the commit and the packed folder into an empty folder. From there alone it runs gpu_check in
-a namespace without a network, in which this machine's own copies of those packages are hidden: first a call that is cut
-short, then calls that go on until nothing is left. It needs root. Time limits are as many times longer as this machine has
-fewer cores than 16, and the build's time of all processors must fit into 8 minutes of 16 cores.
+a namespace without a network, in which this machine's own copies of those packages and its CUDA toolkit are hidden: first a
+call that is cut short, then calls that go on until nothing is left. It needs root. Time limits are as many times longer as
+this machine has fewer cores than 16, and the build's time of all processors must fit into 8 minutes of 16 cores.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def make_machine(folder):
 
 def hide():
     """Shell commands that put nothing in the place of this machine's packages."""
-    folders = [f"/usr/include/{name}" for name in HIDDEN_FOLDERS]
+    folders = [*(f"/usr/include/{name}" for name in HIDDEN_FOLDERS), os.path.realpath("/usr/local/cuda")]
     libraries = [str(path) for name in HIDDEN_LIBRARIES for path in Path("/usr/lib/x86_64-linux-gnu").glob(f"{name}.so*")
                  if not path.is_symlink()]
     lines = [f"mount -t tmpfs none {path}" for path in folders if Path(path).is_dir()]
@@ -96,7 +96,7 @@ def call(options, seconds, more=()):
     command = [str(options.environment / "bin" / "python3"), "tools/gpu_check", "--device", "cpu",
                "--packages", str(options.folder / "packages"), "--nccl", str(options.folder / "nccl"),
                "--slower", str(max(1, CORES / options.jobs)), "--jobs", str(options.jobs), "--seconds", str(seconds), *more]
-    environment = {"PATH": f"{options.environment / 'bin'}:/usr/local/cuda/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    environment = {"PATH": f"{options.environment / 'bin'}:/usr/bin:/bin:/usr/sbin:/sbin",
                    "HOME": str(options.folder), "LANG": "C.UTF-8"}
     lines = ["set -e", *hide(), "ip link set lo up", f"cd {shlex.quote(str(repository))}", f"exec {shlex.join(command)}"]
     return subprocess.call(["unshare", "--net", "--mount", "bash", "-c", "\n".join(lines)], env=environment)

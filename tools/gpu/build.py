@@ -27,6 +27,8 @@ def environment(packages):
     found = dict(os.environ)
     if (packages / "packages.json").exists():
         found["PKG_CONFIG"] = str(packages / "bin" / "pkg-config")
+        # Where headers of CUDA are looked for beside torch's.
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages / "python"), found.get("PYTHONPATH", "")]))
     else:
         print(f"build: {packages} is no folder of tools/gpu_check --pack: the machine's own packages are taken", flush=True)
     ninja = tool("ninja", "ninja")

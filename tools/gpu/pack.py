@@ -1,4 +1,5 @@
-"""The Debian packages that the build needs, as a folder: headers, shared libraries, licences, and a pkg-config that knows them.
+"""The Debian packages that the build needs, as a folder: headers, shared libraries, licences, and a pkg-config that knows them;
+and CUDA's headers that torch's wheels do not depend on, which a machine without the toolkit lacks.
 
 Their development packages have no static libraries but Catch2's; the shared ones of Debian 12 need glibc 2.34 and
 libstdc++ of GCC 12 or newer.
@@ -8,6 +9,9 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 # name for pkg-config: (Debian's package, folders and files of headers, library without "lib")
@@ -19,6 +23,10 @@ PACKAGES = {
     "catch2": ("catch2", ("catch2",), None),
     "libisal": ("libisal-dev", ("isa-l", "isa-l.h"), "isal"),
 }
+# Of the CUDA that torch there is built for, and of each wheel the headers that LibTorch's include.
+CUDA = "13.0"
+CUDA_WHEELS = {"nvidia-cuda-crt": "crt", "nvidia-cuda-cccl": "nv"}
+CUDA_FOLDER = Path("nvidia") / f"cu{CUDA.split('.')[0]}" / "include"  # in the wheels, and where the build looks for them
 LIMIT_BYTES = 20 << 20
 # Meson asks no other questions. Written in Python, as the machine may have no pkg-config.
 PKG_CONFIG = '''#!/usr/bin/env python3
@@ -80,8 +88,19 @@ def copy_library(name, folder):
     shutil.copy(folder / found.group(1), folder / f"lib{name}.so")  # no link: what carries the folder may drop links
 
 
-def pack(folder):
-    """Fills the folder anew. Returns what is in it, {name: Debian's version}."""
+def copy_cuda_headers(folder):
+    with tempfile.TemporaryDirectory() as wheels:
+        ask(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", wheels,
+            *(f"{name}=={CUDA}.*" for name in CUDA_WHEELS))
+        for name, headers in CUDA_WHEELS.items():
+            (wheel,) = Path(wheels).glob(f"{name.replace('-', '_')}-*.whl")
+            with zipfile.ZipFile(wheel) as packed:
+                packed.extractall(folder, [member for member in packed.namelist()
+                                           if member.startswith(f"{CUDA_FOLDER / headers}/") or "licenses" in member.lower()])
+
+
+def pack(folder, with_cuda=True):
+    """Fills the folder anew. with_cuda: also with CUDA's headers, which are downloaded. Returns what is in it, {name: Debian's version}."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "packages.json").exists():
         raise PackError(f"{folder} has something else in it; name a new folder")
     shutil.rmtree(folder, ignore_errors=True)
@@ -99,6 +118,8 @@ def pack(folder):
         shutil.copy(Path("/usr/share/doc") / package / "copyright", folder / "licences" / package)
         known[name] = {"version": version, "flags": FLAGS.get(name, []), "library": library,
                        "package": f"{package} {versions[name]}"}
+    if with_cuda:
+        copy_cuda_headers(folder / "python")
     (folder / "packages.json").write_text(json.dumps(known, indent=1) + "\n")
     script = folder / "bin" / "pkg-config"
     script.write_text(PKG_CONFIG)
