@@ -161,7 +161,7 @@ def naming(modules, param):
     """In what is raised inside, "a parameter" becomes this one's path below the modules of the call."""
     try:
         yield
-    except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         paths = (path for module in modules for path, found in module.named_parameters(remove_duplicate=False)
                  if found is param)
         path = next(paths, None)

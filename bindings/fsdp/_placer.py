@@ -78,7 +78,12 @@ class TensorParallelForm(Form):
         if len(held.placements) > 2:
             raise NotImplementedError("fully_shard: a parameter is a DTensor on a mesh of more than two dimensions "
                                       f"({held.placements}); expected one or two (tensor and expert parallelism)")
-        self.mesh = DeviceMesh._concatenate([self.over.mesh, held.mesh])
+        try:
+            self.mesh = DeviceMesh._concatenate([self.over.mesh, held.mesh])
+        except (TypeError, RuntimeError) as error:  # as FSDP2's, which says what torch could not do
+            raise type(error)(f"fully_shard: a parameter is a DTensor on {held.mesh}, which cannot stand beside the mesh to "
+                              f"shard over, {self.over.mesh} ({error}). If a module around this one is sharded already, shard "
+                              "inner modules before outer ones, or name it in ignored_params") from error
         self.beside = {name: held.mesh.get_group(dim) for dim, name in enumerate(held.mesh.mesh_dim_names or ("tp",))}
         self.gradient_placements = held.placements
         _check_placements(held.placements)

@@ -72,6 +72,7 @@ def replicate(
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
+    sync_from_rank0: bool = ...,
 ) -> ReplicateModule: ...
 
 
@@ -84,6 +85,7 @@ def replicate(
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
+    sync_from_rank0: bool = ...,
 ) -> list[ReplicateModule]: ...
 
 
@@ -95,6 +97,7 @@ def replicate(
     offload_policy: OffloadPolicy | None = OffloadPolicy(),
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,
+    sync_from_rank0: bool = False,
 ) -> Any:
     """Keeps the parameters of `module` that no replicated module below it has taken yet whole on every rank, as one group
     whose gradients are averaged by one all-reduce: torch's `replicate` of torch.distributed._composable.replicate_with_fsdp.
@@ -103,7 +106,8 @@ def replicate(
 
     module: or a list of modules that share a group. mesh: of one dimension; None: all ranks. mp_policy, offload_policy: as
     for fully_shard. ignored_params: left alone. dp_mesh_dims: names of dimensions of a larger mesh that parameters are
-    DTensors on, to replicate over; none that shard.
+    DTensors on, to replicate over; none that shard. sync_from_rank0, which torch's has not: parameters and buffers take the
+    first rank's values, as DDP's do; then the call is collective.
 
     Returns the module, or the list, that it was given.
 
@@ -112,7 +116,8 @@ def replicate(
     to. Whatever raises, the module is what it was before.
     """
     return _apply(_REPLICATES, module, _Call(mesh=mesh, dp_mesh_dims=dp_mesh_dims, mp_policy=mp_policy,
-                                             offload_policy=offload_policy, ignored_params=ignored_params), _over)
+                                             offload_policy=offload_policy, ignored_params=ignored_params,
+                                             sync_from_rank0=sync_from_rank0), _over)
 
 
 def _state_of(module):

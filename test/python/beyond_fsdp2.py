@@ -38,7 +38,7 @@ def raises(kind, what, call):
     except kind as error:
         assert what in str(error), error
         return error
-    raise AssertionError(f"no {kind.__name__} with {what!r}")
+    raise AssertionError(f"no {kind} with {what!r}")
 
 
 def train_both(make, shard, rank, ranks, steps=3, loss_of=lambda model, x: model(x).square().mean()):

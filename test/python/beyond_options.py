@@ -81,6 +81,18 @@ def the_first_ranks_values_are_everyones_with_sync_from_rank0(rank, ranks):
 
 
 @check
+def replicas_take_the_first_ranks_values_with_sync_from_rank0(rank, ranks):
+    torch.manual_seed(0)
+    of_first = Net()
+    torch.manual_seed(rank)
+    model = Net()
+    fsdp.replicate(model, mesh=init_device_mesh("cpu", (ranks,)), sync_from_rank0=True)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(whole(tensor), of_first.state_dict()[name]), name
+    model(batches_of(rank)[0]).sum().backward()
+
+
+@check
 def the_sanitizer_changes_no_result(rank, ranks):
     options = fsdp.SanitizerOptions(seed=3, quarantine_bytes=2**20, max_delay=timedelta(microseconds=50))
     train_both(Net, lambda model, mesh: (fsdp.fully_shard(model.first, mesh=mesh, sanitizer=options),
@@ -145,6 +157,9 @@ def a_parameter_that_is_refused_is_named(rank, ranks):
     model = Net()
     model.first.bias = nn.Parameter(Wrapped(torch.ones(6)))
     raises(NotImplementedError, "parameter 'first.bias' is a Wrapped", lambda: fsdp.fully_shard(model, mesh=mesh))
+    outer = Net()
+    fsdp.fully_shard(outer, mesh=mesh)
+    raises((RuntimeError, TypeError), "parameter 'weight' is a DTensor on", lambda: fsdp.fully_shard(outer.first, mesh=mesh))
     model = Net()
     raises(ValueError, "parameter 'first.weight' is neither", lambda: fsdp.fully_shard(
         model, mesh=init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("dp", "tp")),
