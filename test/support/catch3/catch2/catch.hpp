@@ -11,3 +11,5 @@ inline auto Contains(const std::string& part) { return Matchers::ContainsSubstri
 using Matchers::StartsWith;
 
 }  // namespace Catch
+
+using Catch::Approx;
