@@ -283,6 +283,9 @@ class Programs(unittest.TestCase):
         self.assertEqual(len(lines), 3 * 3)  # memories, ratios
         simulated = lines_of(self, "all_gather_overlap", "--quick", "--network", "nvlink", "--no-separate-reductions",
                              "--megabytes", "0.125")
+        # Beside a stream there are neither FSDP2 and DDP nor the lines that compare with them.
+        simulated = [{name: value for name, value in line.items() if not name.startswith(("fsdp2_", "ddp_"))}
+                     for line in simulated if "defaults" not in line]
         for line, other in zip(lines, simulated, strict=True):
             self.assertEqual(list(line)[:len(other)], list(other))
             for name in ("network", "world", "compute_us", "communication_us", "bound_us", "floor_us", "memory_bytes"):
