@@ -110,9 +110,7 @@ std::shared_ptr<Communicator> make_connected_world(const WorldPlan& plan) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(fmt::format("init_process_group on rank {} of {} with {} at {}: {}", where.rank,
-                                where.world_size, plan.backend, where.init_method,
-                                first_line(error.what())), failed_to_join(where));
+    throw join_error(where, fmt::format(" with {} at {}: {}", plan.backend, where.init_method, first_line(error.what())));
   }
 }
 

@@ -68,11 +68,10 @@ StorePtr open_tcp(const Address& address, const RendezvousOptions& options) {
   const auto open = [address, tcp, options]() -> StorePtr {
     if (!tcp.isServer)
       if (const auto why = why_unreachable(address.host, address.port, options.timeout); !why.empty())
-        throw CommError(fmt::format(
-            "init_process_group on rank {} of {}: nothing could be reached at {}:{} within {} ms: {}; {} serves the "
-            "rendezvous there",
-            options.rank, options.world_size, address.host, address.port, options.timeout.count(), why,
-            address.served_by_agent ? "torchrun" : "rank 0"), failed_to_join(options));
+        throw join_error(options, fmt::format(": nothing could be reached at {}:{} within {} ms: {}; {} serves the rendezvous "
+                                              "there",
+                                              address.host, address.port, options.timeout.count(), why,
+                                              address.served_by_agent ? "torchrun" : "rank 0"));
     return c10::make_intrusive<c10d::TCPStore>(address.host, tcp);
   };
   return BoundedCalls(fmt::format("what accepts connections at {}:{}", address.host, address.port))
@@ -100,17 +99,16 @@ void await_ranks(c10d::Store& store, const RendezvousOptions& options) {
     for (int rank = 0; rank < options.world_size; ++rank)
       if (!store.check({key(rank)})) missing.push_back(rank);
     if (missing.empty()) return;
-    throw CommError(
-        fmt::format("init_process_group on rank {} of {}: no sign of rank(s) {} at {} within {} ms",
-                    options.rank, options.world_size, fmt::join(missing, ", "), options.init_method,
-                    options.timeout.count()), failed_to_join(options));
+    throw join_error(options, fmt::format(": no sign of rank(s) {} at {} within {} ms", fmt::join(missing, ", "),
+                                          options.init_method, options.timeout.count()));
   }
 }
 
 }  // namespace
 
-FailedOperation failed_to_join(const RendezvousOptions& options) {
-  return {.operation = "init_process_group", .group = "world", .rank = options.rank, .size = options.world_size};
+CommError join_error(const RendezvousOptions& options, std::string_view rest) {
+  return CommError(fmt::format("init_process_group on rank {} of {}{}", options.rank, options.world_size, rest),
+                   {.operation = "init_process_group", .group = "world", .rank = options.rank, .size = options.world_size});
 }
 
 MeetingPlace meet(const RendezvousOptions& options) {
@@ -139,13 +137,11 @@ MeetingPlace meet(const RendezvousOptions& options) {
     place.store = c10::make_intrusive<c10d::PrefixStore>(prefix, bounded_store(place.store, answers_within));
     await_ranks(*place.store, options);
   } catch (const NoAnswer& error) {
-    throw CommError(fmt::format("init_process_group on rank {} of {} at {}: {}", options.rank, options.world_size, url,
-                                error.what()), failed_to_join(options));
+    throw join_error(options, fmt::format(" at {}: {}", url, error.what()));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(fmt::format("init_process_group on rank {} of {} at {}: {}", options.rank,
-                                options.world_size, url, first_line(error.what())), failed_to_join(options));
+    throw join_error(options, fmt::format(" at {}: {}", url, first_line(error.what())));
   }
   return place;
 }

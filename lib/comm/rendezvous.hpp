@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "fsdp/error.hpp"
@@ -16,8 +17,8 @@ struct RendezvousOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
-/// For an error in a call of init_process_group.
-FailedOperation failed_to_join(const RendezvousOptions& options);
+/// The error of a call of init_process_group: "init_process_group on rank 1 of 4" + rest.
+CommError join_error(const RendezvousOptions& options, std::string_view rest);
 
 struct MeetingPlace {
   c10::intrusive_ptr<c10d::Store> store;
