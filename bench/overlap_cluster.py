@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 import cluster  # noqa: E402  its folder comes first
 
 MEGABYTE = 1 << 20
-IMPLS = ("fsdp", "fsdp2", "ddp")
+IMPLS = overlap_schedulers.IMPLS
 WARM_UP = 3  # steps
 ALONE_REPEATS = 3  # a turn
 GATHER_S = 0.04  # about what a layer's gather takes by default

@@ -16,15 +16,8 @@ def panels(points):
         if point.case["size"] != size or not point.result.compute_us:
             continue
         row = result.setdefault(point.case["shape"], {})
-        row.setdefault((point.network, point.world), {}).setdefault(label(point.case), []).append(point)
+        row.setdefault((point.network, point.world), {}).setdefault(point.label, []).append(point)
     return result
-
-
-def label(case):
-    if "defaults" in case:
-        return "defaults"
-    memory = f"{case['budget_layers']}-layer budget" if "budget_layers" in case else f"prefetch {case['prefetch']}"
-    return f"{memory}, {'two queues' if case['separate'] else 'one queue'}"
 
 
 def draw(points, path):

@@ -84,13 +84,6 @@ def cases(options):
                             yield name, world, {"shape": shape, "size": size, "separate": separate, **memory}
 
 
-def describe(case):
-    if "defaults" in case:
-        return f"{case['shape']}, defaults"
-    memory = f"budget {case['budget_layers']} layers" if "budget_layers" in case else f"prefetch {case['prefetch']}"
-    return f"{case['shape']}, {memory}, {'two queues' if case['separate'] else 'one queue'}"
-
-
 def check_stream(options):
     if options.separate_reductions:
         raise SystemExit("all_gather_overlap: --network stream has one queue: two would share the bandwidth, and streams "
@@ -114,6 +107,15 @@ class Point:
     ratio: float
     result: stack.Result  # ours
     others: dict  # {implementation: overlap_schedulers.Scheduled}
+
+    @property
+    def label(self):
+        """What was set, but for the layers' shape."""
+        if "defaults" in self.case:
+            return "defaults"
+        memory = (f"budget {self.case['budget_layers']} layers" if "budget_layers" in self.case
+                  else f"prefetch {self.case['prefetch']}")
+        return f"{memory}, {'two queues' if self.case['separate'] else 'one queue'}"
 
     @property
     def bound_exposed_us(self):
@@ -141,7 +143,7 @@ class Point:
     def row(self):
         result = self.result
         others = [self.exposed_us(impl) for impl in ("fsdp2", "ddp")] if self.others else ["-", "-"]
-        return [self.network, self.world, self.case["size"] // MEGABYTE, describe(self.case), self.ratio,
+        return [self.network, self.world, self.case["size"] // MEGABYTE, f"{self.case['shape']}, {self.label}", self.ratio,
                 result.compute_us, result.exposed_us, self.bound_exposed_us, *others,
                 f"{round(100 * result.over_bound, 2) + 0.0:.2f}", f"{result.overlap_percent:.1f}"]
 
