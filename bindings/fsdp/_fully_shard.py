@@ -193,7 +193,7 @@ def _apply(kind, module, call, over=_over):
     _checks.function(call.shard_placement_fn, "shard_placement_fn")
     _checks.instance(call.sanitizer, SanitizerOptions, f"{kind.name}: sanitizer")
     over = make_over()
-    for param in params:
+    for param in filter(_hooked.has_hooks, params):
         with _checks.naming(modules, param):
             _hooked.check_released(param, call.reshard_after_forward)
     users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}

@@ -52,8 +52,8 @@ def _releases(tensor):
 
 
 def check_released(param, reshard_after_forward):
-    """After forward it is not kept as shards of fewer ranks."""
-    if has_hooks(param) and reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+    """After forward, one with the hooks is not kept as shards of fewer ranks."""
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
         raise NotImplementedError(f"fully_shard: a parameter is a {type(param).__name__}, which has {_PRE}; expected "
                                   f"reshard_after_forward to be True, False or None, found {reshard_after_forward}")
 
