@@ -72,14 +72,6 @@ class _Run:
                                       "on the modules of one of them")
         self.core = _C.init_run(module, lambda below: any(kind.leaves_out(below) for kind in kinds), seed, self.initialize)
 
-    def rehearse(self):
-        try:
-            self.core.rehearse()
-        except ValueError as error:
-            # The core's words, with Python's names.
-            text = str(error).replace("fsdp::initializer<Class>(function)", "fsdp.initializer(Class, function)")
-            raise ValueError(text.replace("InitOptions::initializers", "the argument initializers")) from None
-
     def describe(self, module, entry):
         path = self.names.get(module, "")
         own = type(module) if state_of(module) is None else type(module).__bases__[1]  # behind FSDPModule
@@ -152,7 +144,7 @@ def materialize(module: nn.Module, *, seed: int = 0, initializers: Iterable[Modu
             raise TypeError("materialize: initializers: found None among them")
     run = _Run(module, seed, initializers)
     try:
-        run.rehearse()
+        run.core.rehearse()
         _allocate_sharded(module)
         run.core.allocate_plain()
         run.core.run()

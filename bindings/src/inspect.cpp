@@ -1,6 +1,7 @@
 #include "inspect.hpp"
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "fsdp/statistics.hpp"
 #include "fsdp/timeline.hpp"
 #include "module/handles.hpp"
+#include "python_words.hpp"
 
 namespace fsdp::python {
 
@@ -92,7 +94,7 @@ void set_log_function(const py::object& function, bool wants_info) {
     if (!is_interpreter_alive()) return;
     const py::gil_scoped_acquire gil;
     try {
-      shared->object()(static_cast<int>(level), line);
+      shared->object()(static_cast<int>(level), in_python_words(std::string(line)));
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("fsdp: a log handler");
     }

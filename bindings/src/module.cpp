@@ -2,6 +2,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "api/shard/shard_like.hpp"
+#include "base/wording.hpp"
 #include "checkpoints.hpp"
 #include "comm/c10d/borrowed_group.hpp"
 #include "copy_sharded.hpp"
@@ -17,6 +18,7 @@
 #include "local_shards.hpp"
 #include "mesh/mesh_init.hpp"
 #include "module/handles.hpp"
+#include "python_words.hpp"
 #include "sharded_module/controls.hpp"
 #include "whole/full_parameters.hpp"
 
@@ -83,6 +85,8 @@ void raise_comm_error(const py::object& type, const CommError& error) {
 }
 
 void define_errors(py::module_& module) {
+  set_wording(&in_python_words);
+  module.def("in_python_words", &in_python_words);  // for the tests
   static py::exception<Error> error(module, "Error", PyExc_RuntimeError);
   static py::exception<CommError> comm_error(module, "CommError", error.ptr());
   static py::exception<ScheduleError> schedule_error(module, "ScheduleError", comm_error.ptr());

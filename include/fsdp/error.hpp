@@ -12,7 +12,7 @@ namespace fsdp {
 /// Base class of libfsdp's exceptions. LibTorch's own exceptions pass through unchanged.
 class FSDP_API Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& message);
 };
 
 /// Invalid argument, mesh or module; nothing was modified.

@@ -35,6 +35,39 @@ def public_functions():
                 yield f"{name}.{method}", function
 
 
+# Of what Python programs do not use: activation_checkpoint, clone, torch::save, torch::optim, and settings of C++.
+CPP_ONLY = ("lib/api/recompute/", "lib/api/shard/clone.cpp", "lib/dtensor/torch_save.cpp", "lib/api/state_dict/optimizer_params",
+            "fsdp::init_parameters", "fsdp::saved_dtype", "fault_outside_step")
+
+
+def messages():
+    """(file, text) of every string literal in the core, those that follow each other joined."""
+    for path in sorted((HERE.parents[1] / "lib").rglob("*.?pp")):
+        code = re.sub(r"//[^\n]*|#include[^\n]*", "", path.read_text())
+        for run in re.finditer(r'(?:"(?:[^"\\\n]|\\.)*"\s*)+', code):
+            yield f"{path.relative_to(HERE.parents[1])}", "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', run.group(0)))
+
+
+class Messages(unittest.TestCase):
+    """What C++ says is written for C++ programs."""
+
+    def test_each_name_in_one_is_a_name_of_python(self):
+        found = 0
+        for file, text in messages():
+            if not re.search(r"\b(fsdp|torch)::|->", text) or any(of in file or of in text for of in CPP_ONLY):
+                continue
+            found += 1
+            shown = _C.in_python_words(re.sub(r"^(fsdp::\w+)$", r"\1: ", text))  # a caller's name, that an error begins with
+            self.assertNotRegex(shown, r"::|->", file)
+            for name in re.findall(r"\bfsdp\.(\w+)", shown):
+                self.assertTrue(hasattr(fsdp, name), f"{file}: fsdp.{name} in {shown!r}")
+        self.assertGreater(found, 20)
+
+    def test_names_that_are_not_the_librarys_stay(self):
+        for text in ("aten::add of c10::Half", "FSDP::all_gather (blocks.0)", "a -> b", "myfsdp::x"):
+            self.assertEqual(_C.in_python_words(text), text)
+
+
 class Names(unittest.TestCase):
     def test_each_has_a_docstring(self):
         for name in fsdp.__all__:
