@@ -130,6 +130,14 @@ def function(value, subject):
         raise TypeError(f"{subject}: expected a function or None, found {value!r} ({_kind(value)})")
 
 
+def comm(value, subject):
+    """A custom collective, or None."""
+    if value is not None and not (callable(value) and callable(getattr(value, "allocate", None))):
+        raise TypeError(f"{subject}: expected None, or what can be called and has a method allocate(size, *, dtype, device), "
+                        f"found {value!r} ({_kind(value)})")
+    return value
+
+
 def instance(value, kind, subject):
     if value is not None and not isinstance(value, kind):
         raise TypeError(f"{subject}: expected a {kind.__name__} or None, found {value!r} ({_kind(value)})")

@@ -260,13 +260,15 @@ class FSDPModule(_torch_names.FSDPModule):
 
         Buffers are 1-D bytes; the input is this rank's part of the output. None: the library's own again.
         """
-        self._core_of_one_group("set_custom_all_gather").set_custom_all_gather(comm, process_group_over)
+        core = self._core_of_one_group("set_custom_all_gather")
+        core.set_custom_all_gather(_checks.comm(comm, "set_custom_all_gather"), process_group_over)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """Reduces this module's gradients through `comm`, of FSDP2's interface ReduceScatter: as for
         `set_custom_all_gather`, with `op=`. Buffers are 1-D in the reduce dtype. None: the library's own again.
         """
-        self._core_of_one_group("set_custom_reduce_scatter").set_custom_reduce_scatter(comm, process_group_over)
+        core = self._core_of_one_group("set_custom_reduce_scatter")
+        core.set_custom_reduce_scatter(_checks.comm(comm, "set_custom_reduce_scatter"), process_group_over)
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None, *,
                             stream: torch.Stream | None = None) -> None:

@@ -8,6 +8,7 @@ import torch.nn as nn
 
 from . import _checks
 from ._fully_shard import fully_shard
+from ._logs import logger
 from ._module import FSDPModule
 
 
@@ -173,7 +174,10 @@ def plan_wrapping(root: nn.Module, policy: WrapPolicy, **options: Any) -> WrapPl
 
 def apply_wrapping(plan: WrapPlan) -> FSDPModule:
     """Calls fully_shard for each unit of the plan, inner ones first, and returns the root. Raises what that raises: units
-    that come before the wrong one are sharded then."""
+    that come before the wrong one are sharded then. Logs a warning for a plan of the root alone."""
+    if len(plan.units) == 1:
+        logger.warning("apply_wrapping: the policy chose no module below the root, so all parameters are one group, which is "
+                       "gathered whole; print(plan_wrapping(root, policy)) shows the plan")
     for unit in plan.units:
         fully_shard(unit.module, **unit.options)
     return plan.units[-1].module  # type: ignore[return-value]

@@ -81,7 +81,7 @@ struct FSDP_API WrapPlan {
 FSDP_API WrapPlan plan_wrapping(torch::nn::Module& root, const WrapPolicy& policy,
                                 const FullyShardOptions& options = {});
 
-/// Calls fully_shard for each unit of the plan, inner ones first. Returns the root's handle.
+/// Calls fully_shard for each unit of the plan, inner ones first. Returns the root's handle. Warns of a plan of the root alone.
 FSDP_API FSDPModule apply_wrapping(const WrapPlan& plan);
 
 /// plan_wrapping and apply_wrapping in one call.

@@ -164,3 +164,29 @@ def a_parameter_that_is_refused_is_named(rank, ranks):
     raises(ValueError, "parameter 'first.weight' is neither", lambda: fsdp.fully_shard(
         model, mesh=init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("dp", "tp")),
         dp_mesh_dims=fsdp.DataParallelMeshDims(shard="dp")))
+
+
+@check
+def a_custom_collective_without_its_methods_is_refused_at_once(rank, ranks):
+    model = fsdp.fully_shard(Net(), mesh=init_device_mesh("cpu", (ranks,)))
+
+    class WithoutAllocate:
+        def __call__(self, **arguments):
+            return None
+
+    for control in (model.set_custom_all_gather, model.set_custom_reduce_scatter):
+        raises(TypeError, f"{control.__name__}: expected None, or what can be called and has a method allocate",
+               lambda: control(WithoutAllocate()))
+    model(batches_of(rank)[0]).sum().backward()
+
+
+@check
+def errors_of_the_core_name_what_python_has(rank, ranks):
+    model, mesh = nn.Sequential(Net()), init_device_mesh("cpu", (ranks,))
+    fsdp.fully_shard(model[0], mesh=mesh)
+    with fsdp.FullParameters(model[0]):
+        raises(fsdp.Error, "shows full parameters (fsdp.FullParameters)", lambda: fsdp.fully_shard(model, mesh=mesh))
+    loss = model(batches_of(rank)[0]).sum()
+    raises(fsdp.Error, "a forward without backward belongs under torch.no_grad()",
+           lambda: fsdp.FullParameters(model[0]).__enter__())
+    loss.backward()

@@ -1,5 +1,7 @@
 """Checks of test_beyond_fsdp2.py: wrap policies and their dry run."""
 
+import logging
+
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -83,6 +85,21 @@ def options_of_a_policy_are_those_of_its_units(rank, ranks):
     model[1].register_forward_pre_hook(lambda module, args: seen.append(module.up.weight.dtype))
     model(batches_of(rank)[0]).sum().backward()
     assert seen == [torch.bfloat16], seen
+
+
+@check
+def a_policy_that_chooses_nothing_is_told(rank, ranks):
+    mesh, lines, logger = init_device_mesh("cpu", (ranks,)), [], logging.getLogger("fsdp")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        fsdp.apply_wrapping(fsdp.plan_wrapping(stack(), fsdp.wrap_class(Block), mesh=mesh))
+        assert not any("chose no module" in line for line in lines), lines
+        fsdp.apply_wrapping(fsdp.plan_wrapping(stack(), fsdp.wrap_class(nn.Conv2d), mesh=mesh))
+        assert any("chose no module" in line for line in lines), lines
+    finally:
+        logger.removeHandler(handler)
 
 
 @check

@@ -1,5 +1,8 @@
 #include <catch2/catch.hpp>
 
+#include <mutex>
+
+#include "fsdp/log.hpp"
 #include "support/models.hpp"
 
 namespace fsdp::test {
@@ -113,6 +116,22 @@ TEST_CASE("a tree sharded by a policy trains like the plain one", "[wrap_policy]
                       .shard = [net, policy](const FullyShardOptions& options) { fully_shard(net, policy, options); },
                       .loss = [net](Inputs& in) mutable { return net->forward(in.normal({4, 2, 8})).square().mean(); }};
     }));
+}
+
+TEST_CASE("a policy that chooses nothing is told", "[wrap_policy]") {
+  std::mutex mutex;
+  std::string lines;
+  set_log_sink([&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines += line;
+  });
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto net = make_net();
+    fully_shard(net, wrap_class<nn::Conv2dImpl>(), {.mesh = rank.mesh()});
+    rank.check_equal(to_local(net->parameters().back()).numel(), int64_t{2 - rank.index()}, "rows of the head's bias");
+  }));
+  set_log_sink({});
+  CHECK(lines.find("chose no module below the root") != std::string::npos);
 }
 
 TEST_CASE("what a policy cannot do is said before anything changes", "[wrap_policy]") {

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <fstream>
 #include <map>
+#include <system_error>
 
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
@@ -78,11 +80,14 @@ std::string trace(const std::vector<std::string>& lines) {
   return text + "\n" + std::string(kTail) + "\n";
 }
 
+/// Of the last call that failed.
+std::string reason() { return std::generic_category().message(errno); }
+
 void write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
-  require(file.good(), "timeline: cannot write {}", path);
+  require(file.good(), "timeline: cannot write {}: {}", path, reason());
 }
 
 }  // namespace
@@ -129,7 +134,7 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
   std::vector<std::string> lines;
   for (const auto& path : paths) {
     std::ifstream file(path, std::ios::binary);
-    require(file.good(), "timeline: cannot read {}", path);
+    require(file.good(), "timeline: cannot read {}: {}", path, reason());
     std::string line;
     std::getline(file, line);
     require(line == kHead, "timeline: {} is not a file that Timeline::write has written", path);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/log.hpp"
 #include "base/require.hpp"
 #include "group/notes/frozen_mixture.hpp"
 #include "module/module_access.hpp"
@@ -220,6 +221,9 @@ WrapPlan plan_wrapping(Module& root, const WrapPolicy& policy, const FullyShardO
 
 FSDPModule apply_wrapping(const WrapPlan& plan) {
   require(!plan.units.empty(), "apply_wrapping: expected a plan with a root, found an empty one");
+  if (plan.units.size() == 1)
+    warn_once("apply_wrapping: the policy chose no module below the root, so all parameters are one group, which is gathered "
+              "whole; plan_wrapping(root, policy).to_string() shows the plan");
   std::optional<FSDPModule> root;
   for (const auto& unit : plan.units) root = fully_shard(*unit.module, unit.options);
   return *root;
