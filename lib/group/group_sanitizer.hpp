@@ -15,7 +15,7 @@
 namespace fsdp {
 
 struct GroupParts;
-class FSDPParam;
+struct FSDPParam;
 
 /// What FSDP_SANITIZE says; none without it.
 std::optional<SanitizerOptions> sanitizer_of_environment();

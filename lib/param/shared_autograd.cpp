@@ -35,8 +35,9 @@ class JointMeta final : public AutogradMeta {
     if (side_ != SharedAutograd::Side::kUnsharded) return false;
     if (shared_->is_set_aside()) return true;
     const auto node = torch::autograd::get_current_node();
-    if (!node || typeid(*node) != typeid(torch::autograd::AccumulateGrad)) return false;
-    return static_cast<const torch::autograd::AccumulateGrad&>(*node).variable.unsafeGetTensorImpl() == tensor_;
+    const torch::autograd::Node* current = node.get();
+    if (current == nullptr || typeid(*current) != typeid(torch::autograd::AccumulateGrad)) return false;
+    return static_cast<const torch::autograd::AccumulateGrad&>(*current).variable.unsafeGetTensorImpl() == tensor_;
   }
 
   Shared shared_;

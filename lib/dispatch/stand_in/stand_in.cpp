@@ -25,7 +25,8 @@ void make_stand_in(const at::Tensor& tensor, c10::intrusive_ptr<StandIn> stand_i
   auto* impl = tensor.unsafeGetTensorImpl();
   stand_in->set_tensor(impl);
   const std::type_info* none = nullptr;
-  usual_class.compare_exchange_strong(none, &typeid(*stand_in), std::memory_order_relaxed);
+  const StandIn& made = *stand_in;
+  usual_class.compare_exchange_strong(none, &typeid(made), std::memory_order_relaxed);
   impl->set_backend_meta(std::move(stand_in));
   add_residency_key(tensor);
 }

@@ -8,7 +8,7 @@
 namespace fsdp {
 
 class GradientDtypes;
-class FSDPParam;
+struct FSDPParam;
 
 /// The gradients of one group until a reduction takes them: which have arrived in the backward under way, and what waits for a
 /// later one, on the unsharded parameters and as sums. Whole gradients have the parameter's sizes.
