@@ -3,6 +3,7 @@
 Each test compiles a program in a folder outside the tree and runs it.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -48,9 +49,9 @@ class Package(unittest.TestCase):
             *self.pkg_config("--libs", installed=installed))
         return program
 
-    def build_with_cmake(self, source, config):
-        folder = self.folder / f"cmake_{source.stem}"
-        run("cmake", "-S", HERE, "-B", folder, f"-Dfsdp_DIR={config}", f"-DPROGRAM={source}")
+    def build_with_cmake(self, source, config, *options):
+        folder = Path(tempfile.mkdtemp(prefix="cmake_", dir=self.folder))
+        run("cmake", "-S", HERE, "-B", folder, f"-Dfsdp_DIR={config}", f"-DPROGRAM={source}", *options)
         run("cmake", "--build", folder)
         return folder / "program"
 
@@ -72,6 +73,18 @@ class Package(unittest.TestCase):
 
     def test_cmake_finds_the_build_folder(self):
         program = self.build_with_cmake(HERE / "small.cpp", BUILD / "tools" / "packaging" / "uninstalled")
+        self.assertIn("a world of 1", run(program))
+
+    def test_cmake_takes_it_beside_torchs_own_package(self):
+        torch = Path(importlib.util.find_spec("torch").origin).parent
+        # Torch's package of a CUDA build asks for a toolkit with a compiler.
+        has_compiler = shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()
+        if (torch / "lib" / "libtorch_cuda.so").exists() and not has_compiler:
+            self.skipTest("no nvcc for torch's own CMake package")
+        # Torch's package lets the linker take the toolkit's NCCL, which may be older than torch's.
+        nccl = torch.parent / "nvidia" / "nccl" / "lib"
+        program = self.build_with_cmake(HERE / "small.cpp", self.installed_cmake, "-DBESIDE_TORCH=ON",
+                                        f"-DCMAKE_PREFIX_PATH={torch}", f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,-rpath-link,{nccl}")
         self.assertIn("a world of 1", run(program))
 
     def test_only_public_headers_are_installed(self):
