@@ -22,8 +22,9 @@ class Scheduled:
 
 
 class Schedulers:
-    def __init__(self, workers, impls=IMPLS):
-        self._workers = {impl: workers.start(impl, conductor.pytorch_command("simulated_overlap.py")) for impl in impls}
+    def __init__(self, workers):
+        # One process for all: to import torch takes as long as a hundred steps.
+        self._worker = workers.start("schedulers", conductor.pytorch_command("simulated_overlap.py"))
         self._known = {}
 
     def step(self, impl, stack, passes={}, **options):
@@ -34,8 +35,7 @@ class Schedulers:
                    "network": {**stack.network.scaled(stack.scale).ring(), **passes}, "separate": stack.separate, **options}
         key = repr(request)
         if key not in self._known:
-            worker = self._workers[impl]
-            worker.ask(request)
-            (step,) = worker.ask({"do": "run", "warmup": WARM_UP, "steps": 1})["steps"]
+            self._worker.ask(request)
+            (step,) = self._worker.ask({"do": "run", "warmup": WARM_UP, "steps": 1})["steps"]
             self._known[key] = Scheduled(step["total_us"], step["peak_live_bytes"] * stack.scale, step["slices"])
         return self._known[key]
