@@ -260,15 +260,13 @@ class FSDPModule(_torch_names.FSDPModule):
 
         Buffers are 1-D bytes; the input is this rank's part of the output. None: the library's own again.
         """
-        core = self._core_of_one_group("set_custom_all_gather")
-        core.set_custom_all_gather(_checks.comm(comm, "set_custom_all_gather"), process_group_over)
+        self._set_custom("set_custom_all_gather", comm)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """Reduces this module's gradients through `comm`, of FSDP2's interface ReduceScatter: as for
         `set_custom_all_gather`, with `op=`. Buffers are 1-D in the reduce dtype. None: the library's own again.
         """
-        core = self._core_of_one_group("set_custom_reduce_scatter")
-        core.set_custom_reduce_scatter(_checks.comm(comm, "set_custom_reduce_scatter"), process_group_over)
+        self._set_custom("set_custom_reduce_scatter", comm)
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None, *,
                             stream: torch.Stream | None = None) -> None:
@@ -284,6 +282,9 @@ class FSDPModule(_torch_names.FSDPModule):
         """On the root: the next forward's gathers wait for this event, recorded behind the optimizer's step, which is
         then forgotten. None, which `record_event` returns on a device without streams: they wait for nothing."""
         self._core().set_post_optim_event(event)
+
+    def _set_custom(self, control, comm):
+        getattr(self._core_of_one_group(control), control)(_checks.comm(comm, control), process_group_over)
 
     def _core_of_one_group(self, control):
         core = self._core()

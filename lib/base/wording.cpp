@@ -1,7 +1,6 @@
 #include "base/wording.hpp"
 
 #include <atomic>
-#include <utility>
 
 #include "fsdp/error.hpp"
 
@@ -11,14 +10,14 @@ namespace {
 
 std::atomic<Wording> g_wording{nullptr};
 
+std::string worded(const std::string& text) {
+  const Wording wording = g_wording;
+  return wording == nullptr ? text : wording(text);
+}
+
 }  // namespace
 
 void set_wording(Wording wording) { g_wording = wording; }
-
-std::string worded(std::string text) {
-  const Wording wording = g_wording;
-  return wording == nullptr ? text : wording(std::move(text));
-}
 
 Error::Error(const std::string& message) : std::runtime_error(worded(message)) {}
 

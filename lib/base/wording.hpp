@@ -4,14 +4,11 @@
 
 namespace fsdp {
 
-/// Puts what an error or a log line says into the notation of another language: errors are written for C++ programs, and a
-/// binding's users know its own names.
+/// Puts what an error says into the notation of another language: errors are written for C++ programs, and a binding's users
+/// know its own names.
 using Wording = std::string (*)(std::string text);
 
 /// Of all errors that are made from now on. nullptr, the default: as written. Before other threads use the library.
 void set_wording(Wording wording);
-
-/// `text` in that notation.
-std::string worded(std::string text);
 
 }  // namespace fsdp
