@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from . import _C
 from ._checkpoint_parts import entry
-from ._dtensors import _make_gradient
 from ._names import Members
 from ._optimizer_state import _cut, _is_by_element
 
@@ -214,7 +214,7 @@ class OptimizerLoad:
 def _empty_like(parameter, dtype):
     if not isinstance(parameter, DTensor):
         return torch.empty_like(parameter.detach(), dtype=dtype)
-    return _make_gradient(torch.empty_like(parameter._local_tensor.detach(), dtype=dtype), parameter)
+    return _C.dtensor_like(torch.empty_like(parameter._local_tensor.detach(), dtype=dtype), parameter)
 
 
 def _parsed(text):

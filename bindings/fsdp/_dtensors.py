@@ -48,17 +48,6 @@ def copy_parameter(parameter, memo):
     return new
 
 
-def _make_gradient(local, parameter):
-    spec = _in_dtype(parameter._spec, local.dtype)
-    if local.storage_offset() == 0 or parameter.dtype != local.dtype:
-        return DTensor.__new__(DTensor, local, spec, requires_grad=False)
-    # A DTensor made over a tensor with an offset has it, too: it looks as if it had memory of its own, which
-    # deepcopy then tries to copy.
-    gradient = DTensor.__new__(DTensor, parameter._local_tensor, spec, requires_grad=False)
-    gradient._local_tensor = local
-    return gradient
-
-
 def _make_unsharded(local, like, requires_grad):
     if isinstance(like, Annotation):
         return nn.Parameter(local, requires_grad=requires_grad)
@@ -92,7 +81,8 @@ def _replicates_ordinary():
 
 def install():
     _C.set_python_side({
-        "make_gradient": _make_gradient,
+        "dtensor": DTensor,
+        "in_dtype": _in_dtype,
         "make_unsharded": _make_unsharded,
         "make_post_forward": _make_post_forward,
         "local_gradient": _local_gradient,

@@ -1,14 +1,16 @@
 """What runs around a sharded module's forward, and around its state dicts."""
 
 import functools
+import sys
 import types
 
-import torch
 import torch.nn as nn
+from torch._C._dynamo import eval_frame
+from torch.distributed._composable.contract import STATE_KEY
 
 from . import _checks, _spmd_types
 from ._module import FSDPModule
-from ._states import _core_of, state_of
+from ._states import FSDPState, _core_of, state_of
 
 
 def register_hooks(modules, undo):
@@ -39,16 +41,38 @@ def _pre_forward(module, index, args, kwargs):
     return _core_of(module).pre_forward(index, args, kwargs)
 
 
+def _post_forward(module, output):
+    with _spmd_types.paused():
+        return _core_of(module).post_forward(output)
+
+
+# Recursive: what they call is not traced, either.
+_NOT_TRACED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+def _untraced(hook):
+    """As torch._dynamo.disable, which would wrap it in a function of 3,000 instructions a call: Dynamo breaks a graph at the
+    call, and the frame is left alone."""
+    hook._torchdynamo_disable = True
+    hook._torchdynamo_disable_msg = "fsdp's hooks"
+    eval_frame.set_code_exec_strategy(hook.__code__, _NOT_TRACED)
+    return hook
+
+
 @functools.cache
 def _hooks(index):
-    @torch._dynamo.disable(reason="fsdp's hooks")
+    # Every forward of every module comes through these: no call more than needed where spmd_types cannot be checking.
+    @_untraced
     def pre(module, args, kwargs):
-        return _pre_forward(module, index, args, kwargs)
+        if "spmd_types" in sys.modules:
+            return _pre_forward(module, index, args, kwargs)
+        return module.__dict__[STATE_KEY][FSDPState].core.pre_forward(index, args, kwargs)
 
-    @torch._dynamo.disable(reason="fsdp's hooks")
+    @_untraced
     def post(module, args, output):
-        with _spmd_types.paused():
-            return _core_of(module).post_forward(output)
+        if "spmd_types" in sys.modules:
+            return _post_forward(module, output)
+        return module.__dict__[STATE_KEY][FSDPState].core.post_forward(output)
 
     return pre, post
 
@@ -73,7 +97,6 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
-        core = self._core()
         replaced = _pre_forward(self, 0, args, kwargs)
         if replaced is not None:
             args, kwargs = replaced
@@ -81,8 +104,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
         try:
             output = function(self, *args, **kwargs)
         finally:
-            with _spmd_types.paused():
-                cast = core.post_forward(output)
+            cast = _post_forward(self, output)
         return output if cast is None else cast
 
     del wrapped.__wrapped__  # the bound method, which would keep the module for its copies

@@ -7,7 +7,7 @@ import torch.nn as nn
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.distributed.tensor import DTensor, Replicate
 
-from ._dtensors import _make_gradient
+from . import _C
 from ._names import Members, named_tensors
 
 
@@ -88,7 +88,7 @@ def _field_of(part, tensor, key, value):
         raise ValueError(f"optimizer_state_dict: {key!r} of the local shard with {part.name!r} has sizes "
                          f"{tuple(value.shape)} for {tensor.numel()} elements, so it cannot be told which belong to a "
                          "parameter; give this optimizer the parameters instead")
-    return _make_gradient(_cut(value, part), part.parameter)
+    return _C.dtensor_like(_cut(value, part), part.parameter)
 
 
 def _joined(tensor, key, values):
@@ -108,7 +108,7 @@ def _joined(tensor, key, values):
     locals_ = {part: _local_of(value, part, key) for part, value in values.items()}
     if not _is_shard(tensor):
         (part, local), = locals_.items()
-        return _make_gradient(local.clone(), tensor) if isinstance(tensor, DTensor) else local.clone()
+        return _C.dtensor_like(local.clone(), tensor) if isinstance(tensor, DTensor) else local.clone()
     whole = torch.zeros(tensor.shape, dtype=first.dtype, device=tensor.device)
     for part, local in locals_.items():
         _cut(whole, part).copy_(local)

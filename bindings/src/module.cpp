@@ -195,8 +195,8 @@ void define_modules(py::module_& module) {
 }
 
 void set_python_side(const py::dict& side) {
-  python_side() = {.dtensors = {side["make_gradient"], side["make_unsharded"], side["make_post_forward"],
-                                side["local_gradient"], side["replicates_ordinary"]},
+  python_side() = {.dtensors = {side["dtensor"], side["dtensor"].attr("__new__"), side["in_dtype"], side["make_unsharded"],
+                                side["make_post_forward"], side["local_gradient"], side["replicates_ordinary"]},
                    .mirrors = side["mirrors"],
                    .local_tensors = side["local_tensors"],
                    .stand_in = side["stand_in"]};
@@ -214,6 +214,9 @@ PYBIND11_MODULE(_C, module) {
   define_full_parameters(module);
   define_init(module);
   module.def("plain_like", &plain_like);
+  module.def("dtensor_like", [](const at::Tensor& local, const py::object& like) {
+    return dtensor_like(python_side().dtensors, local, like);
+  });
   module.def("set_python_side", &set_python_side);
 }
 

@@ -6,7 +6,8 @@ namespace fsdp::python {
 
 at::Tensor tensor_of(py::handle object) {
   if (object.is_none()) return {};
-  if (!THPVariable_Check(object.ptr()))
+  // Of the type itself: THPVariable_Check asks a subclass's metaclass, which takes 700 instructions.
+  if (!PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)))
     throw py::type_error("expected a torch.Tensor, found " +
                          py::str(py::type::of(object).attr("__name__")).cast<std::string>());
   return THPVariable_Unpack(object.ptr());

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,19 @@ inline bool is_interpreter_alive() {
 #endif
 }
 
+/// The interpreter's lock, while it lives. Next to nothing where this thread has it already.
+class InterpreterLock {
+ public:
+  InterpreterLock() {
+    if (PyGILState_Check() == 0) taken_.emplace();
+  }
+  InterpreterLock(const InterpreterLock&) = delete;
+  InterpreterLock& operator=(const InterpreterLock&) = delete;
+
+ private:
+  std::optional<py::gil_scoped_acquire> taken_;
+};
+
 /// A Python object that C++ holds, and may let go of without the interpreter's lock.
 class PyRef {
  public:
@@ -28,7 +42,7 @@ class PyRef {
   }
   ~PyRef() {
     if (object_ == nullptr || !is_interpreter_alive()) return;
-    py::gil_scoped_acquire gil;
+    const InterpreterLock lock;
     Py_DECREF(object_);
   }
 

@@ -68,7 +68,7 @@ def native_instance(draw, pool):
     getattr(made, name)(*[values.odd(draw, pool) for _ in range(draw.randrange(3))])
 
 
-PYTHON_SIDE = ["make_gradient", "make_unsharded", "make_post_forward", "local_gradient", "replicates_ordinary", "mirrors",
+PYTHON_SIDE = ["dtensor", "in_dtype", "make_unsharded", "make_post_forward", "local_gradient", "replicates_ordinary", "mirrors",
                "is_left_out", "local_tensors"]
 
 

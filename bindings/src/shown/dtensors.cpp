@@ -11,7 +11,37 @@ PyObject* local_tensor_name() {
   return name;
 }
 
+PyObject* spec_name() {
+  static PyObject* name = PyUnicode_InternFromString("_spec");
+  return name;
+}
+
+py::object construct(const DTensorMaker& maker, py::handle local, py::handle spec) {
+  PyObject* const arguments[] = {maker.dtensor.ptr(), local.ptr(), spec.ptr(), Py_False};
+  auto made = py::reinterpret_steal<py::object>(
+      PyObject_Vectorcall(maker.construct.ptr(), arguments, std::size(arguments), nullptr));
+  if (!made) throw py::error_already_set();
+  return made;
+}
+
 }  // namespace
+
+py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::handle like, py::handle spec) {
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(local));
+  if (local.storage_offset() == 0 || tensor_of(like).scalar_type() != local.scalar_type())
+    return construct(maker, object, spec);
+  // A DTensor made over a tensor with an offset has it, too: it looks as if it had memory of its own, which deepcopy
+  // then tries to copy.
+  auto made = construct(maker, py::getattr(like, local_tensor_name()), spec);
+  check_status(PyObject_SetAttr(made.ptr(), local_tensor_name(), object.ptr()));
+  return made;
+}
+
+py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::handle like) {
+  return dtensor_like(maker, local, like, maker.in_dtype(spec_of(like), py::cast(local.scalar_type())));
+}
+
+py::object spec_of(py::handle dtensor) { return py::getattr(dtensor, spec_name()); }
 
 bool is_dtensor(py::handle tensor) {
   return THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->is_python_dispatch() &&

@@ -8,7 +8,9 @@ namespace fsdp::python {
 
 /// How DTensors are made and read; functions of the Python side, as DTensor's constructor is.
 struct DTensorMaker {
-  py::object make_gradient;   ///< (local, parameter) -> DTensor
+  py::object dtensor;         ///< the class
+  py::object construct;       ///< its `__new__`: (class, local, spec, requires_grad) -> DTensor
+  py::object in_dtype;        ///< (spec, dtype) -> spec
   py::object make_unsharded;  ///< (local, like: the parameter's DTensor or annotation, requires_grad) -> nn.Parameter
   /// (local, mesh, dimension that is cut, (sizes, strides) of the whole, requires_grad) -> nn.Parameter
   py::object make_post_forward;
@@ -17,6 +19,12 @@ struct DTensorMaker {
   py::object local_gradient;
   py::object replicates_ordinary;  ///< () -> bool: DTensor takes ordinary tensors as replicated at the moment
 };
+
+/// A DTensor over `local`, as the DTensor `like` but for the dtype. It needs no gradient.
+py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::handle like);
+/// spec: like's, in the dtype of `local`.
+py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::handle like, py::handle spec);
+py::object spec_of(py::handle dtensor);
 
 /// Of a tensor.
 bool is_dtensor(py::handle tensor);

@@ -3,7 +3,10 @@
 namespace fsdp::python {
 
 void ParamEntries::add(const Place& place, const PyRef& parameter) {
-  entries_.push_back({place, PyRef(py::reinterpret_borrow<py::object>(place.table)), PyRef(py::str(place.name))});
+  // Interned, as the table's own keys: a lookup then compares addresses.
+  auto key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(place.name.c_str()));
+  if (!key) throw py::error_already_set();
+  entries_.push_back({place, PyRef(py::reinterpret_borrow<py::object>(place.table)), PyRef(std::move(key))});
   put_at(entries_.back(), parameter);
 }
 

@@ -17,7 +17,7 @@ class ShownGradient::End final : public torch::autograd::FunctionPreHook {
       : shown_(std::move(shown)), gradient_(gradient) {}
   ~End() override {
     if (!is_interpreter_alive()) return;
-    py::gil_scoped_acquire gil;
+    const InterpreterLock lock;
     const auto shown = shown_.lock();
     if (!shown || shown->dtensor_ != gradient_) return;
     auto& of_sharded = shown->param_.sharded_param().mutable_grad();
@@ -114,9 +114,16 @@ void ShownGradient::put(const at::Tensor& gradient) {
     return;
   }
   forget();
-  const auto made = maker_.make_gradient(gradient, param_.object());
+  const auto made = dtensor_like(maker_, gradient, param_.parameter().get(), spec_for(gradient.scalar_type()));
   parameter.mutable_grad() = tensor_of(made);
   follow(parameter.grad(), gradient);
+}
+
+py::handle ShownGradient::spec_for(at::ScalarType dtype) {
+  const auto of = spec_of(param_.parameter().get());
+  if (of.ptr() != last_.of.get() || last_.dtype != dtype)
+    last_ = {PyRef(of), PyRef(maker_.in_dtype(of, py::cast(dtype))), dtype};
+  return last_.spec.get();
 }
 
 void ShownGradient::leave_to_apply() {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 
 #include "shown/param_entries.hpp"
 #include "shown/sharded_dtensor.hpp"
@@ -39,6 +40,7 @@ class ShownGradient {
   void take_autograds_own(const at::Tensor& gradient);
   void follow(const at::Tensor& gradient, const at::Tensor& local);
   void forget() { dtensor_ = local_ = nullptr; }
+  py::handle spec_for(at::ScalarType dtype);
 
   const ShardedDTensor& param_;
   const ParamEntries& entries_;
@@ -48,6 +50,11 @@ class ShownGradient {
   /// keeps it, and End tells when it has gone.
   const c10::TensorImpl* dtensor_ = nullptr;
   const c10::TensorImpl* local_ = nullptr;  ///< the sharded parameter's, which it shows
+  /// The next gradient is as the last one in most steps: the last one's spec, and of which parameter's it was made.
+  struct Spec {
+    PyRef of, spec;
+    std::optional<at::ScalarType> dtype;
+  } last_;
 };
 
 }  // namespace fsdp::python
