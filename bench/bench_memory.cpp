@@ -25,24 +25,13 @@ at::Tensor make_tokens(const nlohmann::json& request) {
 
 void step(MlpModel& model, const at::Tensor& tokens) { model->loss(tokens).backward(); }
 
-/// What the model is made of, and its activations and temporaries: the peak of a step without
-/// parameters and gradients.
-nlohmann::json measure_plain(const nlohmann::json& request) {
-  MlpModel model = make_model(request);
-  const auto tokens = make_tokens(request);
-  const int64_t model_bytes = parameter_bytes(*model);
-  const int64_t block_bytes = parameter_bytes(*model->blocks[0]);
-  const int64_t at_start = live_bytes();
-  start_recording();
-  step(model, tokens);
-  std::vector<uintptr_t> gradients;
-  for (const auto& parameter : model->parameters())
-    gradients.push_back(reinterpret_cast<uintptr_t>(parameter.grad().data_ptr()));
-  return {{"parameter_bytes", model_bytes},
-          {"block_bytes", block_bytes},
-          {"root_bytes", model_bytes - static_cast<int64_t>(model->blocks->size()) * block_bytes},
-          {"activation_bytes",
-           peak_without(recorded_events(), gradients, at_start) - model_bytes}};
+/// Of each block, and of the root's own: this rank's.
+std::vector<int64_t> local_bytes(MlpModel& model) {
+  std::vector<int64_t> bytes;
+  int64_t root = parameter_bytes(*model);
+  for (const auto& block : *model->blocks) root -= bytes.emplace_back(parameter_bytes(*block));
+  bytes.push_back(root);
+  return bytes;
 }
 
 /// What was live at the last peak, largest first: {"bytes": ..., "count": ...}.
@@ -74,7 +63,7 @@ nlohmann::json measure_sharded(const std::shared_ptr<Communicator>& world,
     step(model, tokens);
     if (i >= warmup) peaks.push_back(peak_bytes());
   }
-  return {{"local_bytes", parameter_bytes(*model)},
+  return {{"local_bytes", local_bytes(model)},
           {"between_steps_bytes", between_steps},
           {"peak_bytes", peaks},
           {"largest_at_peak", largest_at_peak()},
@@ -87,9 +76,7 @@ void serve_memory() {
   install_counting_allocator();
   at::set_num_threads(1);
   const auto world = join_world();
-  serve([&](const nlohmann::json& request) {
-    return request.at("do") == "plain" ? measure_plain(request) : measure_sharded(world, request);
-  });
+  serve([&](const nlohmann::json& request) { return measure_sharded(world, request); });
 }
 
 }  // namespace fsdp::bench

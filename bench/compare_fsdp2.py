@@ -119,10 +119,9 @@ def peak_memory(options, report):
                    warm_up_steps=part.warmup, repeats=f"{part.repeats}, the highest peak of any rank")
     peaks, between = {}, {}
     for impl in PAIR:
-        plain, sharded = memory.measure(impl, None, part)
+        sharded = memory.measure(impl, None, part)
         peaks[impl], between[impl] = max(sharded["peak_bytes"]), sharded["between_steps_bytes"]
-        report.case(impl=impl, peak_bytes=peaks[impl], between_steps_bytes=between[impl],
-                    parameter_bytes=plain["parameter_bytes"], activation_bytes=plain["activation_bytes"])
+        report.case(impl=impl, peak_bytes=peaks[impl], between_steps_bytes=between[impl])
     report.note("\nbytes of live tensors: the peak of a step, and between steps, gradients dropped")
     report.table(["impl", "peak", "of FSDP2", "between steps", "of FSDP2"],
                  [[impl, peak, peak / peaks["fsdp2"], between[impl], between[impl] / between["fsdp2"]]

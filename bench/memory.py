@@ -1,18 +1,17 @@
-"""Peak bytes of live tensors in a step against what must be live, with and without prefetch, beside FSDP2.
+"""Bytes of live tensors at a step's peak and between steps, with and without prefetch, beside FSDP2, DDP and a lower bound.
 
-What must be live: the local shards and their gradients; the root's group, which is kept on purpose, with its pending
-gradients; the largest other group with its gradients; the plain model's activations and temporaries, measured in the
-same process; each group that is prefetched, once; and for FSDP2, whose backend cannot send from place to place, one
-buffer to pack a group. FSDP2 prefetches one group. A step is forward and backward. Every allocation of a CPU tensor
-is counted, those inside c10d's gloo too, whose threads make the peak vary a little: the highest peak of all steps
-and ranks counts.
+The bound (memory_bound.py) is of steps that gather nothing ahead, from every operator of the plain model's own step. The
+root's group is kept between forward and backward (reshard_after_forward=False). FSDP2 gathers one group ahead in backward.
+A step is forward and backward. Every allocation of a CPU tensor is counted, those inside c10d's gloo too, whose threads make
+the peak vary a little: the highest peak of all steps and ranks counts.
 """
 
 import arguments
 import conductor
 import harness
+from memory_bound import Group, Operator, lower_bound
 
-IMPLS = ("fsdp", "python", "fsdp2")  # python: the library's extension
+IMPLS = ("fsdp", "python", "fsdp2", "ddp")  # python: the library's extension
 QUICK = {"blocks": 2, "dim": 64, "hidden": 128, "vocabulary": 64, "ranks": 2, "prefetch": [1], "warmup": 1, "repeats": 1}
 
 
@@ -31,72 +30,69 @@ def add_options(parser):
 
 
 def modes(impls, options):
-    """(impl, prefetch) pairs; FSDP2 decides for itself."""
+    """(impl, prefetch) pairs; torch's decide for themselves."""
     for distance in options.prefetch or [0, 1, 2]:
         for impl in impls:
-            if impl != "fsdp2":
+            if impl in ("fsdp", "python"):
                 yield impl, distance
-    if "fsdp2" in impls:
-        yield "fsdp2", None
+    yield from ((impl, None) for impl in impls if impl in ("fsdp2", "ddp"))
+
+
+def measure_plain(options):
+    """What the bound needs of the model, which is the same in C++."""
+    with conductor.Workers() as workers:
+        worker = workers.start_world("plain", conductor.pytorch_command("memory.py"), 1)
+        return worker.ask({"do": "plain", **request(options)})[0]
+
+
+def request(options):
+    return {"model": options.model, "blocks": options.blocks, "dim": options.dim, "hidden": options.hidden,
+            "vocabulary": options.vocabulary, "tokens": options.tokens, "warmup": options.warmup, "repeats": options.repeats}
 
 
 def measure(impl, prefetch, options):
     command = (conductor.fsdp_command(harness.build_dir(), "memory") if impl == "fsdp"
                else conductor.pytorch_command("memory.py"))
-    request = {"impl": impl, "model": options.model, "blocks": options.blocks, "dim": options.dim,
-               "hidden": options.hidden, "vocabulary": options.vocabulary, "tokens": options.tokens,
-               "prefetch": prefetch, "warmup": options.warmup, "repeats": options.repeats}
     with conductor.Workers() as workers:
         world = workers.start_world(impl, command, options.ranks)
-        plain = world.ask({"do": "plain", **request})[0]
-        ranks = world.ask({"do": "sharded", **request})
-    return plain, max(ranks, key=lambda reply: max(reply["peak_bytes"]))
+        ranks = world.ask({"do": "sharded", "impl": impl, "prefetch": prefetch, **request(options)})
+    return max(ranks, key=lambda reply: max(reply["peak_bytes"]))
 
 
-def must_be_live(impl, prefetch, plain, sharded):
-    """The parts of the sum, in bytes."""
-    packs = impl == "fsdp2"
-    ahead = 1 if prefetch is None else prefetch
-    return {
-        "shards": sharded["local_bytes"],
-        "shard_gradients": sharded["local_bytes"],
-        "root": plain["root_bytes"],
-        "root_gradients": plain["root_bytes"],
-        "group": plain["block_bytes"],
-        "group_gradients": plain["block_bytes"],
-        "packing": plain["block_bytes"] if packs else 0,
-        "prefetched": ahead * plain["block_bytes"],
-        "activations": plain["activation_bytes"],
-    }
+def bound_of(plain, local_bytes):
+    """local_bytes: of each group, on the rank that is meant. The last group is the root's."""
+    root = len(local_bytes) - 1
+    groups = [Group(whole, local, is_kept=index == root)
+              for index, (whole, local) in enumerate(zip(plain["group_bytes"], local_bytes))]
+    operators = [Operator(each["alive"], tuple(each["reads"]), tuple(map(tuple, each["gradients"])))
+                 for each in plain["operators"]]
+    return lower_bound(operators, groups)
 
 
 def run(options, report):
     impls = IMPLS if options.impl == "all" else (options.impl,)
     if options.model == "llama":
         impls = tuple(impl for impl in impls if impl != "fsdp")
-    harness.build(options, harness.targets_for(impls))
+    harness.build(options, {*harness.targets_for(impls), harness.EXTENSION})
     report.setting(
         shape=f"{options.blocks} blocks of {options.dim} x {options.hidden}, {options.tokens} tokens a rank",
         dtype="float32", world=options.ranks, device="CPU, gloo", warm_up_steps=options.warmup,
         repeats=f"{options.repeats}, the highest peak of any rank")
+    plain = measure_plain(options)
     rows = []
     for impl, prefetch in modes(impls, options):
-        plain, sharded = measure(impl, prefetch, options)
-        parts = must_be_live(impl, prefetch, plain, sharded)
-        must, peak = sum(parts.values()), max(sharded["peak_bytes"])
+        measured = measure(impl, prefetch, options)
+        peak, between = max(measured["peak_bytes"]), measured["between_steps_bytes"]
+        bound = bound_of(plain, measured["local_bytes"]) if impl != "ddp" else None
+        ratio = round(peak / bound, 4) if bound else None
+        over = round((peak - bound) / max(plain["group_bytes"][:-1]), 2) if bound else None
         report.case(impl=impl, prefetch=prefetch, ranks=options.ranks, peak_bytes=peak,
-                    median_peak_bytes=harness.median(sharded["peak_bytes"]), must_be_live_bytes=must,
-                    ratio=round(peak / must, 4),
-                    between_steps_bytes=sharded["between_steps_bytes"],
-                    parameter_bytes=plain["parameter_bytes"], must_be_live=parts,
-                    largest_at_peak=sharded["largest_at_peak"],
-                    largest_between_steps=sharded.get("largest_between_steps"))
-        report.note(f"  {impl}, prefetch {prefetch}: must be live, bytes: " + ", ".join(
-            f"{part.replace('_', ' ')} {size:,}" for part, size in parts.items()))
-        report.note("    live at the peak: " + ", ".join(
-            f"{entry['count']} x {entry['bytes']:,}" for entry in sharded["largest_at_peak"][:8]))
-        ahead = "its own" if prefetch is None else prefetch
-        over = (peak - must) / plain["block_bytes"]
-        rows.append([impl, ahead, peak, must, peak / must, over, sharded["between_steps_bytes"]])
-    report.table(["impl", "prefetch", "peak bytes", "must be live", "ratio", "over, in groups", "between steps"],
-                 rows)
+                    median_peak_bytes=harness.median(measured["peak_bytes"]), between_steps_bytes=between,
+                    bound_bytes=bound, ratio=ratio, over_in_groups=over, parameter_bytes=sum(plain["group_bytes"]),
+                    largest_group_bytes=max(plain["group_bytes"][:-1]), largest_at_peak=measured["largest_at_peak"],
+                    largest_between_steps=measured.get("largest_between_steps"))
+        report.note(f"  {impl}, prefetch {prefetch}: live at the peak: " + ", ".join(
+            f"{entry['count']} x {entry['bytes']:,}" for entry in measured["largest_at_peak"][:8]))
+        rows.append([impl, "its own" if prefetch is None else prefetch, peak, between, *(
+            "-" if value is None else value for value in (bound, ratio, over))])
+    report.table(["impl", "prefetch", "peak bytes", "between steps", "lower bound", "ratio", "over, in groups"], rows)

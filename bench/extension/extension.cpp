@@ -27,8 +27,10 @@ PYBIND11_MODULE(fsdp_bench_extension, m) {
   m.def("start_recording", &memory::start_recording);
   m.def("peak_bytes", &memory::peak_bytes);
   m.def("sizes_at_peak", &memory::sizes_at_peak);
-  // The peak since start_recording without the tensors at these addresses, which must be alive.
-  m.def("peak_without", [](const std::vector<uintptr_t>& left_out, int64_t live_at_start) {
-    return memory::peak_without(memory::recorded_events(), left_out, live_at_start);
+  m.def("allocated_addresses", [] {  // since start_recording
+    std::vector<uintptr_t> addresses;
+    for (const auto& event : memory::recorded_events())
+      if (event.bytes > 0) addresses.push_back(event.address);
+    return addresses;
   });
 }

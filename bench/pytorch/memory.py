@@ -1,9 +1,10 @@
-"""Python's side of memory: live bytes of the plain model's step, and of FSDP2's or the extension's."""
+"""Python's side of memory: live bytes of the plain model's step, and of FSDP2's, DDP's or the extension's."""
 
 import torch
 
 import models
 import worker
+from operator_memory import operators_of
 
 extension = worker.extension()
 
@@ -21,32 +22,43 @@ def step(model, tokens):
     model(tokens).backward()
 
 
+def groups_of(model):
+    """The parameters of each block, and those of the root."""
+    blocks = [list(block.parameters()) for block in model.blocks]
+    in_blocks = {id(parameter) for block in blocks for parameter in block}
+    return [*blocks, [parameter for parameter in model.parameters() if id(parameter) not in in_blocks]]
+
+
 def plain(request):
-    """What the model is made of, and its activations and temporaries: the peak without parameters and gradients."""
+    """What the model is made of, and what its step has alive at each operator."""
     model, tokens = make_model(request), make_tokens(request)
-    parameter_bytes = models.parameter_bytes(model)
-    block_bytes = models.parameter_bytes(model.blocks[0])
-    at_start = extension.live_bytes()
-    extension.start_recording()
-    step(model, tokens)
-    gradients = [parameter.grad.data_ptr() for parameter in model.parameters()]
-    return {
-        "parameter_bytes": parameter_bytes,
-        "block_bytes": block_bytes,
-        "root_bytes": parameter_bytes - len(model.blocks) * block_bytes,
-        "activation_bytes": extension.peak_without(gradients, at_start) - parameter_bytes,
-    }
+    groups = groups_of(model)
+    return {"group_bytes": [sum(parameter.nbytes for parameter in group) for group in groups],
+            "operators": operators_of(lambda: step(model, tokens), groups, extension)}
+
+
+def make_sharded(request):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model = models.shard(make_model(request), mesh, worker.fully_shard_of(request["impl"]))
+    if request.get("prefetch") is not None:
+        model.set_prefetch_distance(request["prefetch"])
+    return model
+
+
+def replicated(request):
+    return torch.nn.parallel.DistributedDataParallel(make_model(request))
+
+
+def local(parameter):
+    return getattr(parameter, "_local_tensor", parameter)
 
 
 def sharded(request):
     """The peaks of the steps after the warm-up, gradients dropped before each."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    model, tokens = make_model(request), make_tokens(request)
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    models.shard(model, mesh, worker.fully_shard_of(request["impl"]))
-    if request.get("prefetch") is not None:
-        model.set_prefetch_distance(request["prefetch"])
+    tokens = make_tokens(request)
+    model = replicated(request) if request["impl"] == "ddp" else make_sharded(request)
     peaks = []
     for index in range(request["warmup"] + request["repeats"]):
         model.zero_grad(set_to_none=True)
@@ -57,7 +69,8 @@ def sharded(request):
         step(model, tokens)
         peaks.append(extension.peak_bytes())
     return {
-        "local_bytes": sum(parameter.to_local().nbytes for parameter in model.parameters()),
+        "local_bytes": [sum(local(parameter).nbytes for parameter in group)
+                        for group in groups_of(getattr(model, "module", model))],
         "between_steps_bytes": between_steps,
         "peak_bytes": peaks[request["warmup"]:],
         "largest_at_peak": largest_at_peak(),

@@ -5,10 +5,12 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "processes")]
 
+import harness
 from closing_line import main
 from run import BENCHMARKS
 
@@ -23,6 +25,12 @@ class Benchmarks(unittest.TestCase):
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(ran.returncode, 0, ran.stdout)
         self.assertRegex(ran.stdout, r"\d", "no figure was printed")
+
+    def test_memory_at_each_operator(self):
+        harness.build(SimpleNamespace(no_build=False), [harness.EXTENSION])
+        ran = subprocess.run([sys.executable, str(Path(__file__).with_name("test_operator_memory.py"))], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
 
     def test_instructions_of_python_are_counted(self):
         self.expect_to_run("compare_fsdp2", "--callgrind", "--parts", "start")

@@ -129,22 +129,6 @@ std::map<int64_t, int> sizes_at_peak() {
   return sizes;
 }
 
-int64_t peak_without(std::span<const MemoryEvent> events, std::span<const uintptr_t> left_out,
-                     int64_t live_at_start) {
-  std::unordered_set<uintptr_t> pending(left_out.begin(), left_out.end());
-  std::vector<bool> counts(events.size(), true);
-  for (size_t i = events.size(); i-- > 0;) {
-    if (events[i].bytes > 0 && pending.erase(events[i].address) > 0) counts[i] = false;
-  }
-  int64_t live = live_at_start;
-  int64_t peak = live;
-  for (size_t i = 0; i < events.size(); ++i) {
-    if (counts[i]) live += events[i].bytes;
-    peak = std::max(peak, live);
-  }
-  return peak;
-}
-
 int64_t peak_of_sizes(std::span<const MemoryEvent> events, const std::set<int64_t>& sizes) {
   std::unordered_set<uintptr_t> counted;
   int64_t live = 0;

@@ -35,11 +35,6 @@ int64_t allocated_bytes();
 /// What was live at the moment of that peak: how many allocations of each size in bytes.
 std::map<int64_t, int> sizes_at_peak();
 
-/// The peak of a recording that began with `live_at_start` bytes, leaving out the last allocation at each address in
-/// `left_out` (tensors that the caller accounts for separately and that are still alive).
-int64_t peak_without(std::span<const MemoryEvent> events, std::span<const uintptr_t> left_out,
-                     int64_t live_at_start);
-
 /// The most bytes that were live at one moment in allocations of exactly these sizes, of those made in `events`.
 int64_t peak_of_sizes(std::span<const MemoryEvent> events, const std::set<int64_t>& sizes);
 
