@@ -20,7 +20,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kDim = 1024;
-constexpr int64_t kRawPieceBytes = int64_t{8} << 20;
+// As the library reads and writes (lib/checkpoint/io): in blocks, and after so many bytes the disk is asked to begin.
+constexpr int64_t kBlockBytes = int64_t{1} << 20;
+constexpr int64_t kReadBytes = 4 * kBlockBytes;
+constexpr int64_t kSyncBytes = 16 * kBlockBytes;
 
 /// `matrices` modules with a parameter of [1024, 1024] each. The twin of Matrices in
 /// bench/pytorch/checkpoint.py.
@@ -57,10 +60,6 @@ Measured measure_together(Communicator& world, const std::function<void()>& func
   return {taken, memory("VmHWM") - before};
 }
 
-[[noreturn]] void fail_io(const std::string& path) {
-  throw std::system_error(errno, std::generic_category(), path);
-}
-
 class CheckpointBench {
  public:
   CheckpointBench(const std::shared_ptr<Communicator>& world, const nlohmann::json& request)
@@ -84,18 +83,52 @@ class CheckpointBench {
         {"raw_write", &CheckpointBench::raw_write},
         {"save", &CheckpointBench::save},
         {"raw_read", &CheckpointBench::raw_read},
+        {"raw_read_cold", &CheckpointBench::raw_read_cold},
         {"load", &CheckpointBench::load},
+        {"load_cold", &CheckpointBench::load_cold},
         {"load_unverified", &CheckpointBench::load_unverified},
         {"start_save", &CheckpointBench::start_save}};
     return (this->*kMeasurements.at(what))();
   }
 
  private:
-  /// Every rank its part of one file, which is on the disk when all are done.
+  /// An open file that is closed at the end.
+  struct RawFile {
+    RawFile(const std::string& path, int flags) : path(path), descriptor(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {
+      check(descriptor);
+    }
+    ~RawFile() { ::close(descriptor); }
+    RawFile(const RawFile&) = delete;
+    RawFile& operator=(const RawFile&) = delete;
+    int64_t check(int64_t result) const {
+      if (result < 0) throw std::system_error(errno, std::generic_category(), path);
+      return result;
+    }
+    std::string path;
+    int descriptor;
+  };
+
+  /// Every rank its part of one file, whose place is reserved, and which is on the disk when all are done.
   Measured raw_write() {
     remove("raw");
     return measure_together(*world_, [&] {
-      move_raw(O_WRONLY | O_CREAT, [](auto... arguments) { return ::pwrite(arguments...); });
+      if (world_->rank() == 0) {
+        const RawFile file(path("raw"), O_WRONLY | O_CREAT);
+        if (::fallocate(file.descriptor, 0, 0, world_->size() * raw_.numel()) != 0)  // where the file system can
+          file.check(::ftruncate(file.descriptor, world_->size() * raw_.numel()));
+      }
+      barrier(*world_);
+      const RawFile file(path("raw"), O_WRONLY);
+      int64_t unsynced = 0;
+      for_raw(kBlockBytes, [&](char* bytes, int64_t count, int64_t offset) {
+        const int64_t moved = file.check(::pwrite(file.descriptor, bytes, count, offset));
+        if ((unsynced += moved) >= kSyncBytes) {
+          ::sync_file_range(file.descriptor, offset + moved - unsynced, unsynced, SYNC_FILE_RANGE_WRITE);
+          unsynced = 0;
+        }
+        return moved;
+      });
+      file.check(::fsync(file.descriptor));
       barrier(*world_);
     });
   }
@@ -103,25 +136,42 @@ class CheckpointBench {
   /// Of what was written just before, so from the page cache.
   Measured raw_read() {
     return measure_together(*world_, [&] {
-      move_raw(O_RDONLY, [](auto... arguments) { return ::pread(arguments...); });
+      const RawFile file(path("raw"), O_RDONLY);
+      for_raw(kReadBytes, [&](char* bytes, int64_t count, int64_t offset) {
+        return file.check(::pread(file.descriptor, bytes, count, offset));
+      });
     });
   }
 
+  Measured raw_read_cold() {
+    drop_from_page_cache("raw");
+    return raw_read();
+  }
+
+  /// move: (bytes, count, offset in the file) -> bytes that were moved.
   template <class Move>
-  void move_raw(int flags, const Move& move) {
-    const auto path = (folder_ / "raw").string();
-    const int file = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
-    if (file < 0) fail_io(path);
+  void for_raw(int64_t most, const Move& move) {
     auto* const bytes = static_cast<char*>(raw_.mutable_data_ptr());
-    const int64_t begin = world_->rank() * raw_.numel();
     for (int64_t done = 0; done < raw_.numel();) {
-      const auto moved =
-          move(file, bytes + done, std::min(kRawPieceBytes, raw_.numel() - done), begin + done);
-      if (moved <= 0) fail_io(path);
+      const int64_t moved = move(bytes + done, std::min(most, raw_.numel() - done), world_->rank() * raw_.numel() + done);
+      if (moved == 0) throw StateError("bench: the raw file is too short");
       done += moved;
     }
-    if (flags != O_RDONLY && ::fsync(file) != 0) fail_io(path);
-    ::close(file);
+  }
+
+  /// A file, or the files of a folder, which are on the disk.
+  void drop_from_page_cache(const std::string& name) {
+    if (world_->rank() == 0) {
+      const auto drop = [](const fs::path& path) {
+        const RawFile file(path.string(), O_RDONLY);
+        ::posix_fadvise(file.descriptor, 0, 0, POSIX_FADV_DONTNEED);
+      };
+      if (fs::is_regular_file(folder_ / name)) drop(folder_ / name);
+      else
+        for (const auto& entry : fs::recursive_directory_iterator(folder_ / name))
+          if (entry.is_regular_file()) drop(entry.path());
+    }
+    barrier(*world_);
   }
 
   Measured save() {
@@ -140,6 +190,10 @@ class CheckpointBench {
   }
 
   Measured load() { return load_with(VerifyChecksums::kWhileLoading); }
+  Measured load_cold() {
+    drop_from_page_cache("ours");
+    return load();
+  }
   Measured load_unverified() { return load_with(VerifyChecksums::kNever); }
 
   Measured load_with(VerifyChecksums verify) {

@@ -1,6 +1,7 @@
 """PyTorch's side of checkpoint: torch.distributed.checkpoint saves and loads the same model, sharded by FSDP2."""
 
 import ctypes
+import os
 import shutil
 from pathlib import Path
 
@@ -61,6 +62,14 @@ class Bench:
             shutil.rmtree(self.path, ignore_errors=True)
         dist.all_reduce(torch.zeros(1))
         return measure_together(lambda: dcp.save(self.model.state_dict(), checkpoint_id=self.path))
+
+    def load_cold(self):
+        if dist.get_rank() == 0:
+            for file in filter(Path.is_file, self.path.rglob("*")):
+                with file.open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        dist.all_reduce(torch.zeros(1))
+        return self.load()
 
     def load(self):
         self.fill(0)
