@@ -89,6 +89,7 @@ Sharding::Sharding(const nlohmann::json& request)
       prefetch_distance(request.at("prefetch")),
       separates_reductions(request.at("separate")),
       reduce_buffers(request.at("reduce_buffers")),
+      is_flat(request.value("flat", false)),
       is_mixed(request.at("mixed")) {
   if (!request.at("budget").is_null()) byte_budget = request.at("budget").get<int64_t>();
 }
@@ -96,6 +97,7 @@ Sharding::Sharding(const nlohmann::json& request)
 LayerStackImpl::LayerStackImpl(const nlohmann::json& layers, const Sharding& sharding, const DeviceMesh& mesh,
                                Machine& machine) {
   FullyShardOptions options{.mesh = mesh, .warn_after_unused_gradients = 0};
+  if (sharding.is_flat) options.layout = ParamLayout::kFlat;
   if (sharding.is_mixed) options.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
   for (const auto& about : layers) {
     TimedLayer layer(about, layers_->size(), machine);

@@ -70,6 +70,7 @@ struct Sharding {
   std::optional<int64_t> byte_budget;
   bool separates_reductions;
   int reduce_buffers;
+  bool is_flat;   ///< ranks share elements instead of rows
   bool is_mixed;  ///< kept and reduced in float32, gathered in bfloat16
 };
 

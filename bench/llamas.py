@@ -1,6 +1,6 @@
 """Llama models as stacks of groups: what each holds and computes.
 
-Sizes: 7B is Llama 2's (arXiv 2307.09288, and its published configuration), 70B and 405B are Llama 3.1's
+Sizes: 7B is Llama 2's (arXiv 2307.09288, and its published configuration), 8B, 70B and 405B are Llama 3.1's
 (arXiv 2407.21783, table 3).
 """
 
@@ -20,7 +20,7 @@ class Llama:
     vocabulary: int
     sequence: int
     batch: int  # sequences a GPU and step
-    hybrid_shard: int  # ranks of a shard group of HSDP: the fewest of powers of 8 whose memory it fits in
+    hybrid_shard: int  # ranks of a shard group of HSDP: the fewest whole nodes, by powers of 2, whose memory it fits in
 
     @property
     def tokens(self):
@@ -76,6 +76,7 @@ def narrowed(shapes, factor):
 
 LLAMAS = {model.name: model for model in (
     Llama("7B", 32, 4096, 11008, 4096, 32000, sequence=4096, batch=2, hybrid_shard=8),
-    Llama("70B", 80, 8192, 28672, 1024, 128256, sequence=8192, batch=1, hybrid_shard=64),
-    Llama("405B", 126, 16384, 53248, 1024, 128256, sequence=8192, batch=1, hybrid_shard=4096),
+    Llama("8B", 32, 4096, 14336, 1024, 128256, sequence=8192, batch=2, hybrid_shard=8),
+    Llama("70B", 80, 8192, 28672, 1024, 128256, sequence=8192, batch=1, hybrid_shard=32),
+    Llama("405B", 126, 16384, 53248, 1024, 128256, sequence=8192, batch=1, hybrid_shard=1024),
 )}

@@ -31,11 +31,16 @@ class Schedulers:
         """Of `stack`'s layers over its network. passes: reduce_passes and all_reduce_passes, where they are not a ring's.
         options: see bench/pytorch/simulated_overlap.py."""
         about = stack.request()
-        request = {"do": "setup", "impl": impl, "world": stack.world, "layers": about["layers"], "scale": stack.scale,
-                   "network": {**stack.network.scaled(stack.scale).ring(), **passes}, "separate": stack.separate, **options}
+        network = {**stack.network.scaled(stack.scale).ring(), **passes}
+        return self.step_of(impl, stack.world, about["layers"], network, stack.scale, separate=stack.separate, **options)
+
+    def step_of(self, impl, world, layers, network, scale, separate=False, mixed=False, **options):
+        """scale: what the bytes of tensors stand in for; `network` has it already."""
+        request = {"do": "setup", "impl": impl, "world": world, "layers": layers, "scale": scale, "network": network,
+                   "separate": separate, "mixed": mixed, **options}
         key = repr(request)
         if key not in self._known:
             self._worker.ask(request)
             (step,) = self._worker.ask({"do": "run", "warmup": WARM_UP, "steps": 1})["steps"]
-            self._known[key] = Scheduled(step["total_us"], step["peak_live_bytes"] * stack.scale, step["slices"])
+            self._known[key] = Scheduled(step["total_us"], step["peak_live_bytes"] * scale, step["slices"])
         return self._known[key]

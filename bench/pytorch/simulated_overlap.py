@@ -1,8 +1,9 @@
 """all_gather_overlap on the simulated device: the library's package, FSDP2 or DDP, each with its own scheduler.
 
 A request names impl (fsdp, fsdp2, ddp), world, network (as the extension's make_backend takes it), scale (of the tensors'
-bytes, which stand in for more), layers as bench/stack.py has them, and `separate` for reductions over a group of their own.
-It may name `one_stream`, for a device with a single stream, where nothing overlaps.
+bytes, which stand in for more), layers as bench/stack.py has them, `separate` for reductions over a group of their own, and
+`mixed` for parameters that are gathered in bfloat16 and reduced in float32. It may name `one_stream`, for a device with a
+single stream, where nothing overlaps.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.parallel.distributed as ddp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import simulated_device
 import timed_layers
@@ -21,11 +23,14 @@ import worker
 IMPLS = {"fsdp": "python", "fsdp2": "fsdp2"}  # as worker.py names them
 
 
-def sharded(layers, fully_shard, mesh, separate):
+def sharded(layers, fully_shard, mesh, request):
+    # Of one class: the package takes torch's, too. What goes from layer to layer is no activation of any size.
+    policy = (MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if request["mixed"]
+              else MixedPrecisionPolicy())
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(layers, mesh=mesh)
-    if separate:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(layers, mesh=mesh, mp_policy=policy)
+    if request["separate"]:
         layers.set_separate_reduce_scatter_group()
     return layers
 
@@ -56,7 +61,7 @@ class Overlap:
             self.model = replicated(layers, request["scale"])
         else:
             mesh = init_device_mesh(simulated_device.NAME, (request["world"],))
-            self.model = sharded(layers, worker.fully_shard_of(IMPLS[request["impl"]]), mesh, request["separate"])
+            self.model = sharded(layers, worker.fully_shard_of(IMPLS[request["impl"]]), mesh, request)
 
     def step(self):
         self.model.zero_grad(set_to_none=True)

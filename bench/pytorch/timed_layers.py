@@ -10,21 +10,21 @@ def read(weight):
 
 class Occupy(torch.autograd.Function):
     @staticmethod
-    def forward(context, x, weight, layer):
-        context.save_for_backward(weight)
+    def forward(context, x, layer, *weights):
+        context.save_for_backward(*weights)
         context.layer = layer
         with torch.enable_grad():
-            read(weight)
+            read(weights[0])
         layer.occupy(layer.forward_us, f"forward {layer.number}")
         return x.clone()
 
     @staticmethod
     def backward(context, gradient):
-        (weight,) = context.saved_tensors
-        read(weight)
+        weights = context.saved_tensors
+        read(weights[0])
         layer = context.layer
         layer.occupy(layer.backward_us, f"backward {layer.number}")
-        return gradient, torch.zeros_like(weight), None
+        return gradient, None, *(torch.zeros_like(weight) for weight in weights)
 
 
 class TimedLayer(torch.nn.Module):
@@ -32,12 +32,12 @@ class TimedLayer(torch.nn.Module):
 
     def __init__(self, about, number, device, occupy):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(*about["params"][0], device=device))
+        self.weights = torch.nn.ParameterList(torch.zeros(*sizes, device=device) for sizes in about["params"])
         self.number, self.occupy = number, occupy
         self.forward_us, self.backward_us = about["forward_us"], about["backward_us"]
 
     def forward(self, x):
-        return Occupy.apply(x, self.weight, self)
+        return Occupy.apply(x, self, *self.weights)
 
 
 def stack_of(abouts, device, occupy):

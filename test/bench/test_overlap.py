@@ -24,6 +24,7 @@ import harness
 import launch
 import llamas
 import networks
+import published
 import stack
 from run import BENCHMARKS
 from stack import Stack
@@ -224,7 +225,7 @@ class Programs(unittest.TestCase):
                 (["gather_bandwidth"], "--dims", "x", "1 or more"),
                 (["checkpoint"], "--folder", "/no/such", "no folder"), (["memory"], "--prefetch", "x", "0 or more"),
                 ([*overlap, "--network", "gloo"], "--shapes", "equal", "not for"), (scale, "--achieved", "2", "1 at most"),
-                (scale, "--models", "8B", "some of 7B"), (scale, "--worlds", "12", "whole nodes"),
+                (scale, "--models", "9B", "some of 7B"), (scale, "--worlds", "12", "whole nodes"),
                 (scale, "--budget-gb", "0.1", "0.4 or more"), (["cuda_step"], "--steps", "0", "1 or more")):
             with self.subTest(option=option, value=value):
                 done = bench(*command, "--quick", f"{option}={value}")
@@ -300,13 +301,25 @@ class Programs(unittest.TestCase):
             self.assertIn(reason, done.stderr)
 
     def test_scale_predicts_time_and_memory(self):
-        lines = {(line["world"], line["scheme"]): line for line in lines_of(self, "scale", "--quick")}
-        self.assertEqual(set(lines), {(8, "fsdp"), (8, "budget"), (64, "fsdp"), (64, "hsdp"), (64, "node"),
-                                      (64, "budget")})
+        all_lines = lines_of(self, "scale", "--quick")
+        lines = {(line["world"], line["scheme"]): line for line in all_lines if "scheme" in line}
+        self.assertEqual(set(lines), {(8, "fsdp"), (8, "flat"), (8, "budget"), (8, "fsdp2"), (64, "fsdp"), (64, "flat"),
+                                      (64, "hsdp"), (64, "node"), (64, "budget"), (64, "fsdp2")})
         model = llamas.LLAMAS["7B"]
         for line in lines.values():
             self.assertGreaterEqual(line["exposed_ms"], 0)
             self.assertTrue(line["fits"])
+            self.assertEqual(line["global_tokens"], line["world"] * 2 * 4096)
+        for world in (8, 64):
+            ours, theirs = lines[world, "fsdp"], lines[world, "fsdp2"]
+            self.assertLessEqual(ours["exposed_ms"], theirs["exposed_ms"] + 0.01)
+            # It gathers the head twice. As many rows are shared and padded on both sides.
+            self.assertAlmostEqual(theirs["gathered_gb"], ours["gathered_gb"] + 2 * 32000 * 4096 / 1e9, delta=0.1)
+            self.assertAlmostEqual(theirs["memory_gb"], ours["memory_gb"], delta=0.3)
+        published = [line for line in all_lines if "comparison" in line]
+        self.assertEqual(len(published), 2)
+        for line in published:
+            self.assertLess(abs(line["error_percent"]), 10, line)
         # Everything but the head twice, in bfloat16; with room for all of it once.
         once = 2 * model.parameters / 1e9
         self.assertAlmostEqual(lines[8, "fsdp"]["gathered_gb"], 2 * once - 2 * 32000 * 4096 / 1e9, delta=0.1)
@@ -317,8 +330,9 @@ class Programs(unittest.TestCase):
         self.assertAlmostEqual(lines[64, "hsdp"]["memory_gb"], lines[8, "fsdp"]["memory_gb"], delta=0.2)
 
     def test_scale_predicts_the_largest_world_where_most_of_what_fsdp_gathers_is_padding(self):
-        lines = {line["scheme"]: line for line in lines_of(self, "scale", "--models", "7B", "--worlds", "16384")}
-        self.assertEqual(set(lines), {"fsdp", "hsdp", "node", "budget"})
+        lines = {line.get("scheme"): line for line in lines_of(
+            self, "scale", "--models", "7B", "--worlds", "16384", "--schemes", "fsdp,flat,hsdp,node,budget")}
+        self.assertEqual(set(lines) - {None}, {"fsdp", "flat", "hsdp", "node", "budget"})
         # Parameters of 4,096 or 11,008 rows and a vocabulary of 32,000 over 16,384 ranks, a row or two each.
         model = llamas.LLAMAS["7B"]
         layer = sum(columns for _, columns in model.layer_shapes())
@@ -326,7 +340,17 @@ class Programs(unittest.TestCase):
         self.assertAlmostEqual(lines["fsdp"]["gathered_gb"], padded, delta=0.1)
         # A group of eight gathers what it would alone, and no padding.
         self.assertAlmostEqual(lines["hsdp"]["gathered_gb"], 26.7, delta=0.1)
+        # Nor does the flat layout, but for pieces of 16 bytes, each of which stands for 32 here.
+        self.assertAlmostEqual(lines["flat"]["gathered_gb"], 26.7, delta=0.5)
+        self.assertLess(lines["flat"]["step_ms"], lines["fsdp"]["step_ms"])
         self.assertLess(lines["hsdp"]["step_ms"], lines["fsdp"]["step_ms"] / 3)
+
+    def test_the_share_that_gives_a_published_figure(self):
+        for share in (0.1, 0.348, 0.9):
+            found = published.share_that_gives(100 / (1 / share + 3), lambda tried: 100 / (1 / tried + 3))
+            self.assertAlmostEqual(found, share, delta=1e-3)
+        with self.assertRaisesRegex(ValueError, "the peak allows, found 30"):
+            published.share_that_gives(30, lambda tried: 100 / (1 / tried + 3))
 
     def test_scale_refuses_half_a_node(self):
         done = bench("scale", "--worlds", "12")
