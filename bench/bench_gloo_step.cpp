@@ -22,7 +22,7 @@ class Trainer {
     for (const auto& parameter : model_->parameters()) parameters_ += parameter.numel();
     if (request.at("impl") == "fsdp") {
       const auto world = join_world();
-      shard(model_, init_device_mesh(world, {world->size()}, {"shard"}));
+      shard(model_, init_device_mesh(world, {world->size()}, {"shard"}), /*reshard_after_forward=*/!request.at("kept"));
     }
     optimizer_.emplace(model_->parameters(), torch::optim::SGDOptions(1e-3));
   }

@@ -27,8 +27,9 @@ at::Tensor MlpModelImpl::loss(const at::Tensor& tokens) {
   return torch::cross_entropy_loss(head(norm(x)), tokens);
 }
 
-FSDPModule shard(MlpModel& model, const DeviceMesh& mesh) {
-  for (const auto& block : *model->blocks) fully_shard(*block, {.mesh = mesh});
+FSDPModule shard(MlpModel& model, const DeviceMesh& mesh, bool reshard_after_forward) {
+  for (const auto& block : *model->blocks)
+    fully_shard(*block, {.mesh = mesh, .reshard_after_forward = reshard_after_forward});
   return fully_shard(model, {.mesh = mesh, .reshard_after_forward = false});
 }
 

@@ -41,7 +41,7 @@ struct MlpModelImpl : torch::nn::Module {
 TORCH_MODULE(MlpModel);
 
 /// Shards every block, then the root, which keeps its own parameters between forward and backward.
-FSDPModule shard(MlpModel& model, const DeviceMesh& mesh);
+FSDPModule shard(MlpModel& model, const DeviceMesh& mesh, bool reshard_after_forward = true);
 
 /// Bytes that this rank holds of the parameters of `module` and its submodules.
 int64_t parameter_bytes(const torch::nn::Module& module);

@@ -4,9 +4,8 @@ Two gloo processes hold the same model in each library. raw_write: each rank its
 calls: reserved first, in blocks of 1 MiB, the disk asked to begin every 16 MiB, and fsync; raw_read: the same from the page
 cache. Every save goes to a new folder and ends on the disk, every load reads what was saved just before; `_cold`, after
 its pages were dropped from the cache. start_save is how long a save in the background holds up a step. Everything in turns; a
-time is the slower
-rank's, GB are 10^9 bytes of the whole model. extra: the most that a rank's process held meanwhile, over what it held
-before, without the page cache.
+time is the slower rank's, GB are 10^9 bytes of the whole model. extra: the most that a rank's process held meanwhile, over what
+it held before, without the page cache.
 """
 
 import tempfile
@@ -49,7 +48,7 @@ def measure(impls, folder, options):
         worlds = {impl: workers.start_world(impl, command(impl), options.ranks) for impl in impls}
         for world in worlds.values():
             about = world.ask({"do": "setup", "matrices": options.mib // MATRIX_MIB, "folder": folder})
-        for turn in range(options.warmup + options.repeats):
+        for turn in harness.progress(range(options.warmup + options.repeats), "turns"):
             for impl, what in items:
                 replies = worlds[impl].ask({"do": what})
                 if turn >= options.warmup:

@@ -46,7 +46,7 @@ def measure(worlds, dim, options):
     for impl, what in items:
         worlds[impl].ask({"do": what, "times": options.warmup})
     times = {item: [] for item in items}
-    for _ in range(options.repeats):
+    for _ in harness.progress(range(options.repeats), f"turns, dim {dim}"):
         for impl, what in items:
             times[impl, what] += slower_rank(worlds[impl].ask({"do": what, "times": options.times}))
     return group_bytes, times

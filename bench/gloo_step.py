@@ -2,14 +2,19 @@
 
 The batch is small, so that communication dominates. All implementations stay alive and take turns, so that what else
 the machine does hits them alike. A step is forward, backward and plain SGD; its time is the slower rank's.
+
+`_kept`: parameters stay after forward (reshard_after_forward=False), which are the bytes on the wire that DDP has, too. FSDP2's
+time, which others are divided by, is that of the same kind.
 """
 
 import arguments
 import conductor
 import harness
 
-CPP_IMPLS = ("fsdp", "plain_cpp")
-IMPLS = ("fsdp", "python", "fsdp2", "ddp", "plain", "plain_cpp")  # python: the library's extension
+KEPT = "_kept"
+CPP_IMPLS = ("fsdp", "fsdp_kept", "plain_cpp")
+# python: the library's extension
+IMPLS = ("fsdp", "fsdp_kept", "python", "python_kept", "fsdp2", "fsdp2_kept", "ddp", "plain", "plain_cpp")
 QUICK = {"blocks": 2, "dim": 64, "hidden": 128, "vocabulary": 64, "warmup": 1, "steps": 1, "repeats": 2}
 
 
@@ -43,9 +48,9 @@ def start(workers, impl, options):
                else conductor.pytorch_command("gloo_step.py"))
     ranks = 1 if impl.startswith("plain") else options.ranks
     world = workers.start_world(impl, command, ranks)
-    about = world.ask({"do": "setup", "impl": impl, "model": options.model, "blocks": options.blocks,
-                       "dim": options.dim, "hidden": options.hidden, "vocabulary": options.vocabulary,
-                       "tokens": options.tokens})
+    about = world.ask({"do": "setup", "impl": impl.removesuffix(KEPT), "kept": impl.endswith(KEPT), "model": options.model,
+                       "blocks": options.blocks, "dim": options.dim, "hidden": options.hidden,
+                       "vocabulary": options.vocabulary, "tokens": options.tokens})
     world.ask({"do": "run", "steps": options.warmup})
     return world, about[0]["parameters"]
 
@@ -58,7 +63,7 @@ def slower_rank(replies):
 def run(options, report):
     impls = chosen(options)
     harness.build(options, ([harness.PROGRAM] if set(CPP_IMPLS) & set(impls) else [])
-                  + (harness.PACKAGE if "python" in impls else []))
+                  + (harness.PACKAGE if {"python", "python_kept"} & set(impls) else []))
     measure(impls, options, report)
 
 
@@ -73,16 +78,18 @@ def measure(impls, options, report):
             f"{options.hidden}, {options.tokens} tokens a rank", dtype="float32", bytes=f"{4 * parameters:,}",
             world=options.ranks, device="CPU, 1 thread a rank, gloo", time="wall clock", warm_up_steps=options.warmup,
             repeats=options.repeats * options.steps)
-        for _ in range(options.repeats):
+        for _ in harness.progress(range(options.repeats), "turns"):
             for impl in impls:
                 times[impl] += slower_rank(started[impl][0].ask({"do": "run", "steps": options.steps}))
     rows = []
     for impl in impls:
         seconds = harness.spread(times[impl], "s")
-        ratio = harness.paired_ratio(times[impl], times["fsdp2"]) if "fsdp2" in impls else {}
+        fsdp2 = "fsdp2_kept" if impl.endswith(KEPT) and "fsdp2_kept" in impls else "fsdp2"
+        ratio = harness.paired_ratio(times[impl], times[fsdp2]) if fsdp2 in impls else {}
+        of_ddp = harness.paired_ratio(times[impl], times["ddp"])["median_ratio"] if "ddp" in impls else None
         report.case(impl=impl, model=options.model, ranks=1 if impl.startswith("plain") else options.ranks,
-                    parameters=parameters, tokens=options.tokens, of_fsdp2=ratio.get("median_ratio"), **ratio,
+                    parameters=parameters, tokens=options.tokens, of_fsdp2=ratio.get("median_ratio"), of_ddp=of_ddp, **ratio,
                     **seconds)
-        rows.append([impl, *seconds.values(), *(ratio.values() or ["-"] * 3)])
+        rows.append([impl, *seconds.values(), *(ratio.values() or ["-"] * 3), "-" if of_ddp is None else of_ddp])
     report.note("\nseconds a step")
-    report.table(["impl", "median", "p10", "p90", "of FSDP2", "p10", "p90"], rows)
+    report.table(["impl", "median", "p10", "p90", "of FSDP2", "p10", "p90", "of DDP"], rows)

@@ -12,6 +12,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import numpy
+
 HERE = Path(__file__).parent
 EXTENSION = "bench/fsdp_bench_extension" + sysconfig.get_config_var("EXT_SUFFIX")
 SIMULATED_DEVICE = "bench/fsdp_bench_simulated_device" + sysconfig.get_config_var("EXT_SUFFIX")
@@ -63,15 +65,20 @@ def targets_for(impls):
 
 def percentile(samples, fraction):
     """Linear between the two nearest samples."""
-    ordered = sorted(samples)
-    position = fraction * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return float(numpy.quantile(samples, fraction))
 
 
 def median(samples):
     return percentile(samples, 0.5)
+
+
+def progress(items, what):
+    """The items, with a bar for people who wait: on a terminal alone, and where tqdm is, which a GPU's bare machine may lack."""
+    try:
+        import tqdm
+    except ImportError:
+        return items
+    return tqdm.tqdm(items, desc=what, disable=None, leave=False, file=sys.stderr)
 
 
 def spread(samples, unit, scale=1.0):

@@ -72,7 +72,7 @@ def time_steps(impls, options):
     times = {impl: {request["label"]: [] for request in requests(impl, options)} for impl in impls}
     with conductor.Workers() as workers:
         started = {impl: workers.start(impl, command(impl)) for impl in impls}
-        for _ in range(options.repeats):
+        for _ in harness.progress(range(options.repeats), "turns"):
             for turn in zip(*(requests(impl, options) for impl in impls)):
                 for impl, request in zip(impls, turn):
                     times[impl][request["label"]] += started[impl].ask(request)["cpu_seconds"]

@@ -80,7 +80,7 @@ def run(options, report):
         repeats=f"{options.repeats}, the highest peak of any rank")
     plain = measure_plain(options)
     rows = []
-    for impl, prefetch in modes(impls, options):
+    for impl, prefetch in harness.progress(list(modes(impls, options)), "steps"):
         measured = measure(impl, prefetch, options)
         peak, between = max(measured["peak_bytes"]), measured["between_steps_bytes"]
         bound = bound_of(plain, measured["local_bytes"]) if impl != "ddp" else None

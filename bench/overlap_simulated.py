@@ -187,7 +187,7 @@ def run(options, report):
                        backward="twice the forward", warm_up_steps=3, repeats=sweep.steps,
                        device=f"{options.device}, a simulated network in a stream" if in_stream else "simulated network")
         points, rows = [], []
-        for name, world, case in cases(options):
+        for name, world, case in harness.progress(list(cases(options)), "cases"):
             of_case = []
             for ratio in options.ratios:
                 point = sweep.point(name, world, case, ratio)

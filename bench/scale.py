@@ -15,6 +15,8 @@ Beside published figures (published.py): of each row the first figure says how f
 on more GPUs, is predicted from that.
 """
 
+from itertools import product
+
 import arguments
 import conductor
 import harness
@@ -188,13 +190,12 @@ def run(options, report):
              "tokens_per_gpu_s", "model_flops_percent", "gathered_gb", "unsharded_gb", "memory_gb", "fits"]
     with conductor.Workers() as workers:
         predictor = Predictor(options, workers)
-        for name in options.models:
-            for world in options.worlds:
-                for scheme in options.schemes:
-                    line = predictor.line(llamas.LLAMAS[name], world, scheme)
-                    if line is not None:
-                        report.case(**line)
-                        rows.append([_shown(line[key]) for key in shown])
+        cases = list(product(options.models, options.worlds, options.schemes))
+        for name, world, scheme in harness.progress(cases, "predictions"):
+            line = predictor.line(llamas.LLAMAS[name], world, scheme)
+            if line is not None:
+                report.case(**line)
+                rows.append([_shown(line[key]) for key in shown])
         if not rows:
             raise SystemExit("scale: nothing to predict: on so few GPUs these schemes are fsdp; take --schemes fsdp, or more "
                              "--worlds")

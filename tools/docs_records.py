@@ -16,6 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"^<!-- record (\S+) \| (.*?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 NAMES = {"fsdp": "libfsdp", "python": "libfsdp in Python", "fsdp2": "FSDP2", "ddp": "DDP",
+         "fsdp_kept": "libfsdp, kept after forward", "python_kept": "libfsdp in Python, kept after forward",
+         "fsdp2_kept": "FSDP2, kept after forward",
+         "raw_read_cold": "raw read, cold", "load_cold": "load, cold",
          "plain": "the plain model in Python, one rank", "plain_cpp": "the plain model in C++, one rank",
          "dcp": "`torch.distributed.checkpoint`", "foreach_adamw": "AdamW, foreach", "fused_adamw": "AdamW, fused",
          "clip_grad_norm_": "`clip_grad_norm_`", "load_unverified": "load, without checksums",

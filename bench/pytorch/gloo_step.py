@@ -17,7 +17,7 @@ class Trainer:
             from torch.distributed.device_mesh import init_device_mesh
 
             mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-            models.shard(self.model, mesh, worker.fully_shard_of(request["impl"]))
+            models.shard(self.model, mesh, worker.fully_shard_of(request["impl"]), reshard_after_forward=not request["kept"])
         elif request["impl"] == "ddp":
             worker.init_gloo()
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)

@@ -1,8 +1,8 @@
 """The start of a model of many small modules: fully_shard on each, then the first step, over a free network.
 
-A request names impls (fsdp2, python), which take turns, modules, world, device (cpu, or meta: filled after
-fully_shard), repeats and label; the reply holds the CPU seconds of each phase. Under callgrind the instructions of
-fully_shard and of the step are dumped under the label, the implementation and the phase; without a label they are not counted.
+A request names impls (fsdp2, python), which take turns, modules, world, device (cpu, or meta: then to_empty comes behind
+fully_shard), repeats and label; the reply holds the CPU seconds of each phase. Under callgrind the instructions of each phase
+are dumped under the label, the implementation and the phase; without a label they are not counted.
 """
 
 import gc
@@ -37,7 +37,7 @@ def measured(function, label):
 
 
 def start(impl, request):
-    """Seconds of fully_shard on every module and the root, and of the first step."""
+    """Seconds of fully_shard on every module and the root, of to_empty, and of the first step."""
     gc.collect()
     mesh = free_network.start_world(request["world"])
     with torch.device(request["device"]):
@@ -55,18 +55,17 @@ def start(impl, request):
     def label(phase):
         return f"{request['label']}-{impl}-{phase}" if "label" in request else None
 
-    sharded = measured(shard, label("fully_shard"))
+    taken = {"fully_shard": measured(shard, label("fully_shard"))}
     if request["device"] == "meta":
-        model.to_empty(device="cpu")
+        taken["to_empty"] = measured(lambda: model.to_empty(device="cpu"), label("to_empty"))
         for layer in model.layers:
             layer.reset_parameters()
-    return {"fully_shard": sharded, "first_step": measured(step, label("first_step"))}
+    return {**taken, "first_step": measured(step, label("first_step"))}
 
 
 def answer(request):
     turns = [{impl: start(impl, request) for impl in request["impls"]} for _ in range(request["repeats"])]
-    return {impl: {phase: [turn[impl][phase] for turn in turns] for phase in ("fully_shard", "first_step")}
-            for impl in request["impls"]}
+    return {impl: {phase: [turn[impl][phase] for turn in turns] for phase in turns[0][impl]} for impl in request["impls"]}
 
 
 if __name__ == "__main__":

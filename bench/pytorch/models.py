@@ -86,10 +86,10 @@ def make(request):
     return kind(request["blocks"], request["dim"], request["hidden"], request["vocabulary"])
 
 
-def shard(model, mesh, fully_shard):
+def shard(model, mesh, fully_shard, reshard_after_forward=True):
     """Shards every block, then the root, which keeps its own parameters between forward and backward."""
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
     return fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
