@@ -97,6 +97,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
+        self._core()  # AssertionError where the state has gone
         replaced = _pre_forward(self, 0, args, kwargs)
         if replaced is not None:
             args, kwargs = replaced

@@ -126,7 +126,7 @@ void define_communication(py::module_& module) {
 /// DTensors compute with the interpreter's lock, and an operator may have to wait for a gather.
 void give_up_interpreter_lock() {
   static const HostLock lock = {
-      .release = [] { return PyGILState_Check() != 0 ? static_cast<void*>(PyEval_SaveThread()) : nullptr; },
+      .release = [] { return has_interpreter_lock() ? static_cast<void*>(PyEval_SaveThread()) : nullptr; },
       .acquire = [](void* thread) { PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); },
   };
   set_host_lock(&lock);

@@ -17,11 +17,17 @@ inline bool is_interpreter_alive() {
 #endif
 }
 
+/// Whether this thread has the interpreter's lock. PyGILState_Check says yes everywhere once there has been a subinterpreter.
+inline bool has_interpreter_lock() {
+  PyThreadState* const current = py::detail::get_thread_state_unchecked();
+  return current != nullptr && current == PyGILState_GetThisThreadState();
+}
+
 /// The interpreter's lock, while it lives. Next to nothing where this thread has it already.
 class InterpreterLock {
  public:
   InterpreterLock() {
-    if (PyGILState_Check() == 0) taken_.emplace();
+    if (!has_interpreter_lock()) taken_.emplace();
   }
   InterpreterLock(const InterpreterLock&) = delete;
   InterpreterLock& operator=(const InterpreterLock&) = delete;

@@ -2,6 +2,7 @@
 own."""
 
 import copy
+import io
 import pickle
 from collections import OrderedDict
 
@@ -264,3 +265,37 @@ def gradients_by_torch_func(rank, ranks):
         for name, expected in of(plain).items():
             torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6, msg=name)
     assert isinstance(sharded.out.weight, DTensor)
+
+
+@check
+def gradients_of_another_dtype_are_copied_and_saved(rank, ranks):
+    """They lie behind one another in one buffer, and look as if each had memory of its own."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6)
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float64
+    model(batches_of(rank)[0].view(-1, 6)).sum().backward()
+    for parameter in model.parameters():
+        copied = copy.deepcopy(parameter.grad)
+        assert copied.dtype == torch.float64
+        torch.testing.assert_close(copied.to_local(), parameter.grad.to_local())
+        torch.save(parameter.grad, io.BytesIO())
+
+
+@check
+def a_parameter_whose_name_has_a_nul(rank, ranks):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("a", nn.Parameter(torch.ones(4)))
+            self.register_parameter("a\0b", nn.Parameter(torch.ones(4)))
+
+        def forward(self, x):
+            return x * self.a + getattr(self, "a\0b")
+
+    model = Odd()
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    model(torch.ones(4)).sum().backward()
+    assert list(model._parameters) == ["a", "a\0b"]
+    assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())

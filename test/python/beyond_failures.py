@@ -150,3 +150,53 @@ def torchs_own_names_may_be_given_to_this_packages(rank, ranks):
         assert [type(model[:2]), type(model[1])] == [nn.Sequential, nn.Sequential]
         assert len(fsdp.optimizer_state_dict(model, torch.optim.SGD(model.parameters()))) > 0
     assert torch.distributed.fsdp.fully_shard.state(model) is model._get_fsdp_state()
+
+
+@check
+def export_of_a_model_that_has_not_run_is_refused(rank, ranks):
+    """Its tensors have no memory, and what was read from there was a crash."""
+    model = net()
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    try:
+        torch.export.export(model, (torch.ones(2, 6),), strict=False)
+    except RuntimeError as error:
+        assert "FakeTensorMode" in str(error), error
+    else:
+        raise AssertionError("it was exported")
+    model(torch.ones(2, 6)).sum().backward()
+
+
+class Work:
+    """It goes when the library lets go of it, which may be where nobody has the interpreter's lock."""
+
+    gone = 0
+
+    def __init__(self, work):
+        self._work = work
+
+    def wait(self):
+        self._work.wait()
+
+    def __del__(self):
+        Work.gone += 1
+
+
+class Gather:
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        return Work(torch.distributed.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=True))
+
+
+@check
+def what_a_custom_gather_returns_is_let_go(rank, ranks):
+    model = net()
+    for layer in (model[0], model[2], model):
+        fsdp.fully_shard(layer, mesh=init_device_mesh("cpu", (ranks,)))
+        layer.set_custom_all_gather(Gather())
+    before = Work.gone
+    for _ in range(3):
+        with torch.no_grad():
+            model(torch.ones(2, 6))
+    assert Work.gone > before

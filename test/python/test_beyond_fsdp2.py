@@ -13,9 +13,19 @@ from closing_line import main
 
 RANKS = 2
 ON_FOUR_RANKS = "materialized_values_are_the_same_on_one_and_more_ranks_and_unsharded"
+AFTER_A_SUBINTERPRETER = "what_a_custom_gather_returns_is_let_go"
 
 
-def run_on_a_rank(folder):
+def after_a_subinterpreter():
+    """From then on PyGILState_Check says yes everywhere."""
+    try:
+        import _interpreters as subinterpreters
+    except ImportError:
+        import _xxsubinterpreters as subinterpreters
+    subinterpreters.destroy(subinterpreters.create())
+
+
+def run_on_a_rank(folder, names=None):
     import torch.distributed as dist
 
     import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
@@ -27,7 +37,7 @@ def run_on_a_rank(folder):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     results = {}
     for name, check in beyond_fsdp2.CHECKS.items():
-        if dist.get_world_size() != RANKS and name != ON_FOUR_RANKS:
+        if dist.get_world_size() != RANKS and name != ON_FOUR_RANKS or names and name not in names:
             continue
         try:
             check(dist.get_rank(), dist.get_world_size())
@@ -39,13 +49,13 @@ def run_on_a_rank(folder):
 
 
 @functools.lru_cache
-def results(ranks=RANKS):
-    return rank_results.run_on(ranks, __file__, "--rank", timeout_s=400)
+def results(ranks=RANKS, mode="--rank"):
+    return rank_results.run_on(ranks, __file__, mode, timeout_s=400)
 
 
 class BeyondFsdp2(unittest.TestCase):
-    def expect(self, name, ranks=RANKS):
-        found, ended = results(ranks)
+    def expect(self, name, ranks=RANKS, mode="--rank"):
+        found, ended = results(ranks, mode)
         for rank, of_rank in enumerate(found):
             self.assertIn(name, of_rank, f"rank {rank} did not get here: {ended}")
             self.assertTrue(of_rank[name] == "", f"rank {rank}: {of_rank[name]}")
@@ -53,6 +63,9 @@ class BeyondFsdp2(unittest.TestCase):
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--rank"]:
     run_on_a_rank(sys.argv[2])
+elif __name__ == "__main__" and sys.argv[1:2] == ["--after-a-subinterpreter"]:
+    after_a_subinterpreter()
+    run_on_a_rank(sys.argv[2], [AFTER_A_SUBINTERPRETER])
 elif __name__ == "__main__":
     import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
     import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
@@ -63,4 +76,6 @@ elif __name__ == "__main__":
     for _name in beyond_fsdp2.CHECKS:
         setattr(BeyondFsdp2, f"test_{_name}", functools.partialmethod(BeyondFsdp2.expect, _name))
     BeyondFsdp2.test_on_four_ranks = functools.partialmethod(BeyondFsdp2.expect, ON_FOUR_RANKS, 4)
+    BeyondFsdp2.test_after_a_subinterpreter = functools.partialmethod(
+        BeyondFsdp2.expect, AFTER_A_SUBINTERPRETER, mode="--after-a-subinterpreter")
     main()

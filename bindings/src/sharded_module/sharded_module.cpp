@@ -1,6 +1,7 @@
 #include "sharded_module/sharded_module.hpp"
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -24,6 +25,14 @@ auto& by_state() {
 }
 
 bool shows_full(const std::shared_ptr<ShownParam>& param) { return param->forms().is_full(); }
+
+/// They have no memory that parameters could be gathered into.
+void refuse_fake_tensors() {
+  using c10::impl::TorchDispatchModeTLS;
+  if (TorchDispatchModeTLS::any_modes_set() && TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE))
+    throw StateError("forward: a sharded module was called under FakeTensorMode (torch.export), whose tensors have no memory to "
+                     "gather its parameters into; export the module before fully_shard");
+}
 
 /// While it lives, what the core does is not part of a transform of torch.func that a forward runs under.
 struct OutsideTransforms {
@@ -168,6 +177,7 @@ void ShardedModule::before_apply() {
 
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
   if (index >= modules_.size()) throw py::index_error("pre_forward: no module has this index");
+  refuse_fake_tensors();
   follow_root();
   if (context().step().is_pinned() && run_with_full_parameters(args)) return py::none();
   if (post_optim_event_.is_set()) post_optim_event_.wait(context(), handles::state(controls_).request().mesh_info.mesh.device());

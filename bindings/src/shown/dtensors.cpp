@@ -16,6 +16,12 @@ PyObject* spec_name() {
   return name;
 }
 
+/// Of the same sizes, strides and dtype in the same memory.
+at::Tensor plain_at_the_start(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return at::empty({0}, tensor.options()).set_(tensor.storage(), 0, tensor.sizes(), tensor.strides());
+}
+
 py::object construct(const DTensorMaker& maker, py::handle local, py::handle spec) {
   PyObject* const arguments[] = {maker.dtensor.ptr(), local.ptr(), spec.ptr(), Py_False};
   auto made = py::reinterpret_steal<py::object>(
@@ -28,11 +34,13 @@ py::object construct(const DTensorMaker& maker, py::handle local, py::handle spe
 
 py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::handle like, py::handle spec) {
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(local));
-  if (local.storage_offset() == 0 || tensor_of(like).scalar_type() != local.scalar_type())
-    return construct(maker, object, spec);
+  if (local.storage_offset() == 0) return construct(maker, object, spec);
   // A DTensor made over a tensor with an offset has it, too: it looks as if it had memory of its own, which deepcopy
   // then tries to copy.
-  auto made = construct(maker, py::getattr(like, local_tensor_name()), spec);
+  auto at_the_start = py::reinterpret_borrow<py::object>(py::getattr(like, local_tensor_name()));
+  if (tensor_of(at_the_start).scalar_type() != local.scalar_type() || tensor_of(at_the_start).storage_offset() != 0)
+    at_the_start = py::cast(plain_at_the_start(local));
+  auto made = construct(maker, at_the_start, spec);
   check_status(PyObject_SetAttr(made.ptr(), local_tensor_name(), object.ptr()));
   return made;
 }

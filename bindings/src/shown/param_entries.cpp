@@ -4,9 +4,10 @@ namespace fsdp::python {
 
 void ParamEntries::add(const Place& place, const PyRef& parameter) {
   // Interned, as the table's own keys: a lookup then compares addresses.
-  auto key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(place.name.c_str()));
-  if (!key) throw py::error_already_set();
-  entries_.push_back({place, PyRef(py::reinterpret_borrow<py::object>(place.table)), PyRef(std::move(key))});
+  PyObject* key = py::str(place.name).release().ptr();
+  PyUnicode_InternInPlace(&key);
+  entries_.push_back({place, PyRef(py::reinterpret_borrow<py::object>(place.table)),
+                      PyRef(py::reinterpret_steal<py::object>(key))});
   put_at(entries_.back(), parameter);
 }
 
