@@ -42,7 +42,7 @@ def llama(options):
 
 
 def host(options, report):
-    """Aim: at most 250 k + 20 k x P instructions a group, and at most a ninth of FSDP2's at P = 9."""
+    """Aim: at most 60 k + 10 k x P instructions a group, and at most a ninth of FSDP2's at P = 9."""
     blocks = [] if options.quick else ["--blocks", "4,16"]
     part = harness.options_of(host_overhead, ["--repeats", str(options.repeats), *blocks], options.quick)
     part.no_callgrind = not options.callgrind

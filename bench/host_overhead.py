@@ -16,8 +16,8 @@ import harness
 
 IMPLS = ("fsdp", "python", "fsdp2")  # the library, its Python extension, torch's
 QUICK = {"blocks": [1, 2], "params": [2], "worlds": [8], "warmup": 1, "steps": 1, "repeats": 1}
-# For orientation, instructions a block: FSDP2 of torch 2.11 was found to add 1.72 M + 0.254 M x P; the aim here is
-# 60 k + 8 k x P in C++, and 250 k + 20 k x P in Python.
+# For orientation, instructions a block: FSDP2 of torch 2.15 was found to add 2.37 M + 0.233 M x P; the aim here is 30 k + 6 k x P in
+# C++, and 60 k + 10 k x P in Python.
 
 
 def add_options(parser):
