@@ -16,7 +16,6 @@ class Row:
     predicted_on: int
     published: float
     backward: float  # of a layer, in forwards: with what is computed again
-    source: str = SOURCE
 
 
 # Llama 3.1 8B, bfloat16, two sequences of 8,192 a GPU, selective activation checkpointing, which computes about half of a

@@ -227,7 +227,7 @@ def compare(predictor, report):
         predicted = tokens_per_s(row.predicted_on, achieved)
         by_fsdp2 = tokens_per_s(row.predicted_on, achieved, by_fsdp2=True) if predictor.schedulers else None
         error = 100 * ((by_fsdp2 or predicted) / row.published - 1)
-        report.case(comparison=row.name, model=row.model, source=row.source, found_on=row.found_on, found=row.found,
+        report.case(comparison=row.name, model=row.model, source=published.SOURCE, found_on=row.found_on, found=row.found,
                     achieved_percent=round(100 * achieved, 1), world=row.predicted_on, published=row.published,
                     predicted=round(predicted), predicted_by_fsdp2=by_fsdp2 and round(by_fsdp2),
                     error_percent=round(error, 1))

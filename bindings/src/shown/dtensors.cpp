@@ -37,8 +37,9 @@ py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::
   if (local.storage_offset() == 0) return construct(maker, object, spec);
   // A DTensor made over a tensor with an offset has it, too: it looks as if it had memory of its own, which deepcopy
   // then tries to copy.
-  auto at_the_start = py::reinterpret_borrow<py::object>(py::getattr(like, local_tensor_name()));
-  if (tensor_of(at_the_start).scalar_type() != local.scalar_type() || tensor_of(at_the_start).storage_offset() != 0)
+  py::object at_the_start = py::getattr(like, local_tensor_name());
+  const auto of_like = tensor_of(at_the_start);
+  if (of_like.scalar_type() != local.scalar_type() || of_like.storage_offset() != 0)
     at_the_start = py::cast(plain_at_the_start(local));
   auto made = construct(maker, at_the_start, spec);
   check_status(PyObject_SetAttr(made.ptr(), local_tensor_name(), object.ptr()));
