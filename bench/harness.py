@@ -12,8 +12,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import numpy
-
 HERE = Path(__file__).parent
 EXTENSION = "bench/fsdp_bench_extension" + sysconfig.get_config_var("EXT_SUFFIX")
 SIMULATED_DEVICE = "bench/fsdp_bench_simulated_device" + sysconfig.get_config_var("EXT_SUFFIX")
@@ -65,6 +63,8 @@ def targets_for(impls):
 
 def percentile(samples, fraction):
     """Linear between the two nearest samples."""
+    import numpy  # here, as a benchmark tells its options where only Python's own modules are
+
     return float(numpy.quantile(samples, fraction))
 
 

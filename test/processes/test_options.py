@@ -1,6 +1,8 @@
 """What the trainer says to a wrong command line: one line, and exit code 2."""
 
 import os
+import re
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -113,6 +115,15 @@ class Options(unittest.TestCase):
         result = launch.run([launch.ROOT / "tools" / "bench", "memory", "--help"])
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         self.assertIn("--blocks", result.stdout)
+        # Whoever has set nothing up has Python's own modules alone, as this has with -S.
+        bench = [sys.executable, "-S", launch.ROOT / "bench" / "run.py"]
+        names = re.findall(r"^  (\w+) ", launch.run(bench).stdout, re.MULTILINE)
+        self.assertGreater(len(names), 8)
+        for name in names:
+            with self.subTest(benchmark=name):
+                result = launch.run([*bench, name, "--help"])
+                self.assertEqual((result.returncode, result.stderr), (0, ""))
+                self.assertIn("--quick", result.stdout)
 
     def test_the_help_that_the_script_shows_is_the_programs(self):
         shown = (launch.ROOT / "tools" / "llama" / "help.txt").read_text()
