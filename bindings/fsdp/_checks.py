@@ -5,8 +5,6 @@ The types are those of FSDP2's exceptions where it checks itself. Where it fails
 IndexError), or takes no notice, a wrong type is a TypeError here and a wrong value a ValueError.
 """
 
-import contextlib
-
 import torch
 import torch.nn as nn
 from torch.distributed._composable.contract import REGISTRY_KEY
@@ -164,18 +162,29 @@ def _set_of(value, subject, kind, what):
     return dict.fromkeys(found)
 
 
-@contextlib.contextmanager
-def naming(modules, param):
-    """In what is raised inside, "a parameter" becomes this one's path below the modules of the call."""
-    try:
-        yield
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        paths = (path for module in modules for path, found in module.named_parameters(remove_duplicate=False)
-                 if found is param)
+class ParameterNames:
+    """A context that goes through parameters: in what is raised inside, "a parameter" becomes the path, below the modules of
+    the call, of the one that it is at."""
+
+    def __init__(self, modules):
+        self._modules = modules
+        self._at = None
+
+    def each(self, params):
+        for self._at in params:
+            yield self._at
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if not isinstance(error, (AssertionError, RuntimeError, TypeError, ValueError)):
+            return
+        paths = (path for module in self._modules for path, found in module.named_parameters(remove_duplicate=False)
+                 if found is self._at)
         path = next(paths, None)
         if path is not None and error.args and isinstance(error.args[0], str):
             error.args = (error.args[0].replace("a parameter", f"parameter {path!r}", 1), *error.args[1:])
-        raise
 
 
 def params(named, caller):

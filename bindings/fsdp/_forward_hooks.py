@@ -14,16 +14,20 @@ from ._states import FSDPState, _core_of, state_of
 
 
 def register_hooks(modules, undo):
+    handles = []
+    undo.callback(_remove, handles)
     for index, module in enumerate(modules):
         pre, post = _hooks(index)
-        for register, hook, options in (
-            (module.register_forward_pre_hook, pre, {"prepend": True, "with_kwargs": True}),
-            (module.register_forward_hook, post, {"prepend": False, "always_call": True}),
-            (module.register_state_dict_pre_hook, _reshard, {}),
-            (module._register_load_state_dict_pre_hook, _reshard, {"with_module": True}),
-            (module.register_load_state_dict_post_hook, _take_over_loaded, {}),
-        ):
-            undo.callback(register(hook, **options).remove)
+        handles.append(module.register_forward_pre_hook(pre, prepend=True, with_kwargs=True))
+        handles.append(module.register_forward_hook(post, always_call=True))
+        handles.append(module.register_state_dict_pre_hook(_reshard))
+        handles.append(module._register_load_state_dict_pre_hook(_reshard, with_module=True))
+        handles.append(module.register_load_state_dict_post_hook(_take_over_loaded))
+
+
+def _remove(handles):
+    for handle in handles:
+        handle.remove()
 
 
 # Hooks ask the module for its core, and so serve a copy of the module, too.

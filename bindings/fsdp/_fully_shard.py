@@ -41,6 +41,8 @@ def _check_not_sharded(kind, module):
 
 def _outermost(modules):
     """Without those inside another of them, and each once."""
+    if len(modules) == 1:
+        return modules
     inside = {below for module in modules for below in module.modules() if below is not module}
     return [module for module in dict.fromkeys(modules) if module not in inside]
 
@@ -91,13 +93,13 @@ def _managed_modules(kind, modules):
 def _own_params(managed, ignored):
     """(name, parameter) of every entry, in the order of the modules, which is the same on all ranks."""
     return [(name, param) for module in managed for name, param in module._parameters.items()
-            if param is not None and param not in ignored]
+            if param is not None and not (ignored and param in ignored)]
 
 
 def _check_params(kind, named, modules):
     _checks.params(named, kind.name)
-    for _, param in named:
-        with _checks.naming(modules, param):
+    with _checks.ParameterNames(modules) as names:
+        for param in names.each(param for _, param in named):
             _check_gatherable(kind, param)
 
 
@@ -143,7 +145,7 @@ def _replicated(call, params):
     asked = set(_checks.parameter_set(call.replicated_params, "fully_shard: replicated_params"))
     for module in _checks.module_set(call.replicated_modules, "fully_shard: replicated_modules"):
         asked.update(module.parameters())
-    return [param for param in params if param.dim() == 0 or param in asked]
+    return [param for param in params if param.dim() == 0 or asked and param in asked]
 
 
 @dataclass
@@ -186,19 +188,21 @@ def _apply(kind, module, call, over=_over):
     ignored = _checks.parameter_set(call.ignored_params, f"{kind.name}: ignored_params")
     ignored_modules = _checks.module_set(call.ignored_modules, f"{kind.name}: ignored_modules")
     left_alone = {below for module in ignored_modules for below in module.modules()}
-    managed = [module for module in _managed_modules(kind, modules) if module not in left_alone]
+    managed = _managed_modules(kind, modules)
+    if left_alone:
+        managed = [module for module in managed if module not in left_alone]
     named = _own_params(managed, ignored)
     _check_params(kind, named, modules)
     params = list(dict.fromkeys(param for _, param in named))
     _checks.function(call.shard_placement_fn, "shard_placement_fn")
     _checks.instance(call.sanitizer, SanitizerOptions, f"{kind.name}: sanitizer")
     over = make_over()
-    for param in filter(_hooked.has_hooks, params):
-        with _checks.naming(modules, param):
+    with _checks.ParameterNames(modules) as names:
+        for param in names.each(filter(_hooked.has_hooks, params)):
             _hooked.check_released(param, call.reshard_after_forward)
     users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}
     placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out, lambda param, form: _hooked.HookedParameter(
-        param, form, *users[id(param)], mp_policy, offload_policy), naming=lambda param: _checks.naming(modules, param))
+        param, form, *users[id(param)], mp_policy, offload_policy), names=_checks.ParameterNames(modules))
     annotated = [(module, name, annotation) for module in managed for name, param in module._parameters.items()
                  if (annotation := placer.annotation(param)) is not None]
     for each in modules:

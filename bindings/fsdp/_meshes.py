@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from . import _C
 # By process group, which may be made anew under the same name.
 _groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _meshes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# (the core's, its process groups) by the id of torch's mesh: two that are equal may have groups of their own.
+_last_of_mesh: dict[int, tuple[Any, list[dist.ProcessGroup]]] = {}
 _made: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _post_forward_meshes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -65,24 +68,39 @@ def process_group_over(ranks):
     return _made[tuple(ranks)]
 
 
-def core_mesh(mesh: DeviceMesh, beside: dict = {}):
-    """The core's mesh of a torch mesh of one or two dimensions, followed by `beside`: name -> process group."""
+def _made_core_mesh(mesh, beside):
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)] + list(beside.values())
     names = [*(mesh.mesh_dim_names or (("dp",) if beside else ())), *beside]
     key = (mesh.device_type, tuple(names), tuple(id(group) for group in groups))
     known = _meshes.setdefault(groups[0], {})
     if key not in known:
         known[key] = _C.mesh_of_groups([_communicator(group, mesh.device_type) for group in groups], names)
-    return known[key]
+    return known[key], groups
+
+
+def core_mesh(mesh: DeviceMesh, beside: dict = {}):
+    """The core's mesh of a torch mesh of one or two dimensions, followed by `beside`: name -> process group."""
+    if beside:
+        return _made_core_mesh(mesh, beside)[0]
+    # What a mesh of torch's answers takes long, and every call of fully_shard asks.
+    known = _last_of_mesh.get(id(mesh))
+    if known is not None and all(group in dist.distributed_c10d._world.pg_map for group in known[1]):
+        return known[0]
+    made = _made_core_mesh(mesh, beside)
+    if known is None:
+        weakref.finalize(mesh, _last_of_mesh.pop, id(mesh)).atexit = False
+    _last_of_mesh[id(mesh)] = made
+    return made[0]
 
 
 def post_forward_mesh(mesh: DeviceMesh, reshard_after_forward):
     """(mesh, rank, ranks): groups of as many ranks as an int `reshard_after_forward` asks for; (None, 0, 0) where it
     asks for none. A collective call the first time."""
-    is_number = isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool)
+    if not isinstance(reshard_after_forward, int) or isinstance(reshard_after_forward, bool):
+        return None, 0, 0
     shards = mesh.size(mesh.ndim - 1)
     # torch makes such a mesh together with all ranks of the world. One that does not divide is the core's to refuse.
-    if (not is_number or not 1 < reshard_after_forward < shards or shards % reshard_after_forward
+    if (not 1 < reshard_after_forward < shards or shards % reshard_after_forward
             or mesh.size() < dist.get_world_size()):
         return None, 0, 0
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]

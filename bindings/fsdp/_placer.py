@@ -1,6 +1,6 @@
 """Where each parameter of one call of fully_shard goes: which mesh, which placements, which DTensor shows it."""
 
-import contextlib
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,11 @@ class DataParallel:
         return (Replicate(),) * (self.mesh.ndim - 1) + (last,)
 
 
+# What equal plain parameters of equal modules ask for again and again, as long as a tensor has it: by (the mesh's id, which the
+# spec keeps alive, whether it replicates only, dim, sizes, strides, dtype).
+_plain_specs: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
 def data_parallel(mesh, dp_mesh_dims):
     """What fully_shard's arguments mean. A collective call where several names become one dimension."""
     if dp_mesh_dims is None:
@@ -56,9 +61,14 @@ class Form:
         self.asked = asked  # Shard, or None: by shard_placement_fn
         self.beside = {}  # mesh dimensions of tensor parallelism: name -> process group
 
-    def spec(self, dim, meta):
-        """Of the sharded parameter, cut along `dim`; None: replicated."""
-        return spec_of(self.over.mesh, self.over.placements(Replicate() if dim is None else Shard(dim)), meta)
+    def spec(self, dim, sizes, strides, dtype):
+        """Of the sharded parameter, cut along `dim`; None: replicated. sizes, strides: of what the module held."""
+        key = (id(self.over.mesh), self.over.replicates_only, dim, sizes, strides, dtype)
+        spec = _plain_specs.get(key)
+        if spec is None:
+            placements = self.over.placements(Replicate() if dim is None else Shard(dim))
+            spec = _plain_specs[key] = spec_of(self.over.mesh, placements, TensorMeta(torch.Size(sizes), strides, dtype))
+        return spec
 
     def tensor_parallel(self):
         """(placements, sizes, names of the mesh's dimensions) of what the module holds; None: it is whole."""
@@ -88,7 +98,7 @@ class TensorParallelForm(Form):
         self.gradient_placements = held.placements
         _check_placements(held.placements)
 
-    def spec(self, dim, meta):
+    def spec(self, dim, *_):
         held = self.parameter._spec
         shard = Replicate() if dim is None else _placed(dim, held.num_shards_map[dim])
         return spec_of(self.mesh, (*self.over.placements(shard), *held.placements), held.tensor_meta)
@@ -136,7 +146,7 @@ class SpmdForm(Form):
     def _other_placements(self):
         return tuple(self.held.placements[dim] for dim in self.others)
 
-    def spec(self, dim, meta):
+    def spec(self, dim, *_):
         held, over = self.held, self.over
         names = held.mesh.mesh_dim_names
         placements = list(held.placements)
@@ -201,27 +211,26 @@ class Placer:
     """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
 
     def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None,
-                 naming=lambda parameter: contextlib.nullcontext()):
-        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter. naming: a context in which
-        an error is given the parameter's name."""
+                 names=_checks.ParameterNames(())):
+        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter. names: for errors."""
         self._over = over
         self.is_left_out = is_left_out  # (module) -> bool: another composable API owns it
-        self._forms = {}
-        for parameter in params:
-            asked = shard_placement_fn(parameter) if shard_placement_fn else None
-            with naming(parameter):
-                self._forms[id(parameter)] = self._form(parameter, asked)
+        asked = [shard_placement_fn(parameter) if shard_placement_fn else None for parameter in params]
+        with names:
+            self._forms = {id(parameter): self._form(parameter, its) for parameter, its in zip(names.each(params), asked)}
         self._cores: dict[DeviceMesh, Any] = {}
         forms = [form for form in self._forms.values() if form.beside]
         self.core_mesh = self._core_part(over, forms)
         for form in self._forms.values():
-            self._core_part(form.over, forms)
+            if form.over is not over:
+                self._core_part(form.over, forms)
         self.replicates_only = over.replicates_only
         self.placement_fn = self._placement if shard_placement_fn is not None else None
         self.tensor_parallel_fn = self._tensor_parallel if forms else None
         self._hooked = {id(parameter): hooked_as(parameter, self._forms[id(parameter)]) for parameter in params
                         if has_hooks(parameter)}
         self.has_hooked = bool(self._hooked)
+        self.computes_with_plain = not self.has_hooked and all(type(form) is Form for form in self._forms.values())
 
     def forget(self):
         """The call is over: the parameters may go."""
@@ -274,13 +283,12 @@ class Placer:
         dims, sizes, names = held
         return dims, sizes, self._cores[form.over.mesh].submesh(names)
 
-    def sharded(self, local, parameter, dim, geometry, requires_grad):
-        """The DTensor parameter over a sharded parameter's memory. geometry: (sizes, strides) of what the module
-        held; dim: None: replicated."""
-        sizes, strides = geometry
+    def sharded(self, local, parameter, dim, sizes, strides, requires_grad):
+        """The DTensor parameter over a sharded parameter's memory. sizes, strides: tuples, of what the module held; dim: None:
+        replicated."""
         if (hooked := self.hooked(parameter)) is not None:
             local = hooked.local
-        spec = self._forms[id(parameter)].spec(dim, TensorMeta(torch.Size(sizes), tuple(strides), local.dtype))
+        spec = self._forms[id(parameter)].spec(dim, sizes, strides, local.dtype)
         made = make_parameter(local, spec, requires_grad)
         if hooked is not None:
             hooked.parameter = made

@@ -103,9 +103,11 @@ def _mark_as_managed(module):
 
 def _undone_by(undo, managed):
     """What `_remember_state` and `_mark_as_managed` do to these modules, `undo` undoes."""
-    def restore(module, attributes):
-        module.__dict__.clear()
-        module.__dict__.update(attributes)
+    before = [(module.__dict__, dict(module.__dict__)) for module in managed]
 
-    for module in managed:
-        undo.callback(restore, module, dict(module.__dict__))
+    def restore():
+        for now, attributes in before:
+            now.clear()
+            now.update(attributes)
+
+    undo.callback(restore)

@@ -22,26 +22,44 @@ std::shared_ptr<Originals> originals_of(const std::vector<PlainEntry>& entries) 
   return originals;
 }
 
-std::shared_ptr<ShownParam> make_shown(const ParamGroup& group, const FSDPParam& param, const py::object& original,
-                                       const py::object& placer) {
+/// The placer of a call, and what of it each parameter asks for.
+struct Placer {
+  explicit Placer(py::object object)
+      : object(std::move(object)),
+        sharded(this->object.attr("sharded")),
+        computes_with_plain(this->object.attr("computes_with_plain").cast<bool>()) {}
+
+  py::object object, sharded;
+  bool computes_with_plain;
+};
+
+/// What modules compute with instead of the unsharded parameter itself; null: that.
+std::unique_ptr<ComputeHandle> handle_of(const FSDPParam& param, const py::object& original, const Placer& placer) {
+  if (placer.computes_with_plain) return nullptr;
   const auto& maker = python_side().dtensors;
+  const py::object& object = placer.object;
+  if (const py::object hooked = object.attr("hooked")(original); !hooked.is_none())
+    return std::make_unique<HookedHandle>(param.unsharded_param(), hooked, maker);
+  const py::object like = object.attr("computed_like")(original);
+  if (like.is_none()) return nullptr;
+  return std::make_unique<DTensorHandle>(param.unsharded_param(), like, object.attr("gradient_placements")(original), maker);
+}
+
+std::shared_ptr<ShownParam> make_shown(const ParamGroup& group, const FSDPParam& param, const py::object& original,
+                                       const Placer& placer) {
   const bool is_cut = group.identity().mesh_info.use == MeshUse::kShard;
-  const auto sharded = placer.attr("sharded")(
-      plain_view(param.sharded_param()), original, is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
-      py::make_tuple(c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides())), param.requires_grad());
-  std::unique_ptr<ComputeHandle> handle;
-  if (const py::object like = placer.attr("computed_like")(original); !like.is_none())
-    handle = std::make_unique<DTensorHandle>(param.unsharded_param(), like, placer.attr("gradient_placements")(original),
-                                             maker);
-  if (const py::object hooked = placer.attr("hooked")(original); !hooked.is_none())
-    handle = std::make_unique<HookedHandle>(param.unsharded_param(), hooked, maker);
+  const auto sharded = placer.sharded(plain_view(param.sharded_param()), original,
+                                      is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
+                                      c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides()),
+                                      param.requires_grad());
+  auto handle = handle_of(param, original, placer);
   const auto unsharded = handle ? py::cast(param.unsharded_param()) : original;
-  return ShownParam::make(param.sharded_param(), sharded, unsharded, std::move(handle), maker);
+  return ShownParam::make(param.sharded_param(), sharded, unsharded, std::move(handle), python_side().dtensors);
 }
 
 /// The parameters of a group as Python is to show them, by unsharded parameter. Those that came from another group keep
 /// what shows them.
-void show_group(const ParamGroup& group, const Originals& originals, const py::object& placer, Params& params) {
+void show_group(const ParamGroup& group, const Originals& originals, const Placer& placer, Params& params) {
   for (const auto& param : group.params()) {
     auto shown = shown_registry().find(param.sharded_param());
     const auto* handle = param.unsharded_param().unsafeGetTensorImpl();
@@ -84,7 +102,8 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
     group->gradients().dtypes.plan();
   }
   Params params;
-  for (const auto& group : handles::state(controls).live_groups()) show_group(*group, *originals, placer, params);
+  const Placer shows(placer);
+  for (const auto& group : handles::state(controls).live_groups()) show_group(*group, *originals, shows, params);
   take_places(entries, params);
   originals->clear();
   auto sharded = std::make_shared<ShardedModule>(
