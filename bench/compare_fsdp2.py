@@ -83,7 +83,7 @@ def optimizer(options, report):
                 report_optimizer(what, {**shape, "local_numel": local_numel}, times, per_param, report)
 
 
-KINDS = ("plain", "fsdp2", "python", "local_shards")
+KINDS = ("plain_tensors", "fsdp2", "python", "local_shards")
 WHATS = {"fused": "fused AdamW", "foreach": "foreach AdamW", "clip": "clip_grad_norm_"}
 
 
@@ -92,7 +92,7 @@ def report_optimizer(what, shape, times, instructions, report):
     rows = []
     params = shape["groups"] * shape["params"]
     for kind, samples in times.items():
-        base = {"python": "fsdp2", "local_shards": "plain"}.get(kind)
+        base = {"python": "fsdp2", "local_shards": "plain_tensors"}.get(kind)
         ratio = harness.paired_ratio(samples, times[base]) if base else {}
         mine = instructions.get(f"{what}-{kind}")
         of_base = mine / instructions[f"{what}-{base}"] if mine and base else None
@@ -122,7 +122,9 @@ def peak_memory(options, report):
     for impl in PAIR:
         sharded = memory.measure(impl, None, part)
         peaks[impl], between[impl] = max(sharded["peak_bytes"]), sharded["between_steps_bytes"]
-        report.case(impl=impl, peak_bytes=peaks[impl], between_steps_bytes=between[impl])
+    for impl in PAIR:
+        report.case(impl=impl, peak_bytes=peaks[impl], peak_of_fsdp2=peaks[impl] / peaks["fsdp2"],
+                    between_steps_bytes=between[impl], between_steps_of_fsdp2=between[impl] / between["fsdp2"])
     report.note("\nbytes of live tensors: the peak of a step, and between steps, gradients dropped")
     report.table(["impl", "peak", "of FSDP2", "between steps", "of FSDP2"],
                  [[impl, peak, peak / peaks["fsdp2"], between[impl], between[impl] / between["fsdp2"]]
@@ -159,8 +161,8 @@ def report_start(device, modules, times, report):
     for impl in PAIR:
         spreads = {phase: harness.spread(samples, "ms", 1e3)
                    for phase, samples in {**times[impl], "together": whole[impl]}.items()}
-        report.case(impl=impl, device=device, modules=modules, times_faster=ratio if impl == "python" else None,
-                    **spreads)
+        report.case(measured="time", impl=impl, device=device, modules=modules,
+                    times_faster=ratio if impl == "python" else None, **spreads)
         rows.append([impl, *(value for phase in spreads.values() for value in phase.values())])
     report.note(f"\n{modules} modules, {device}: milliseconds; FSDP2 takes {ratio['median_ratio']:.2f} times as long "
                 f"(p10 {ratio['p10_ratio']:.2f}, p90 {ratio['p90_ratio']:.2f})")
@@ -177,7 +179,7 @@ def report_start_counts(sizes, counts, report):
                             if (label := f"{size}-{device}-{impl}-{phase}") in counts}
                 whole[impl] = sum(of_phase.values())
                 times_ours = whole[impl] / whole["python"]
-                report.case(impl=impl, device=device, modules=size, times_ours=round(times_ours, 3),
+                report.case(measured="instructions", impl=impl, device=device, modules=size, times_ours=round(times_ours, 3),
                             **{f"{phase}_instructions_per_module": round(count) for phase, count in of_phase.items()})
                 rows.append([impl, device, size, *(of_phase.get(phase, "-") for phase in PHASES), times_ours])
     report.note("\ninstructions a module")

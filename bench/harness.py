@@ -125,10 +125,12 @@ def torch_version():
 
 
 def commit():
-    """Of the tree that is measured; with a + where files differ from it."""
-    said = subprocess.run(["git", "-C", HERE, "describe", "--always", "--exclude=*", "--dirty=+"], text=True,
-                          capture_output=True)
-    return said.stdout.strip() or "unknown"
+    """Of the tree that is measured; with a + where files differ from it, but for records and pages, which a run writes."""
+    git = ["git", "-C", HERE]
+    said = subprocess.run([*git, "rev-parse", "--short", "HEAD"], text=True, capture_output=True).stdout.strip()
+    measured = [":/", *(f":(exclude,top){path}" for path in ("bench/results", "docs", "*.md"))]
+    differs = said and subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *measured], capture_output=True).returncode != 0
+    return said + "+" * bool(differs) or "unknown"
 
 
 def machine():

@@ -124,14 +124,19 @@ def report_impl(impl, options, report, instructions, times):
     return rows
 
 
-def ratios(rows):
-    """Rows for people: how many times more FSDP2 adds."""
+def report_ratios(rows, report):
+    """How many times more FSDP2 adds. Returns the rows for people."""
     theirs = {(row[1], row[2]): row for row in rows if row[0] == "fsdp2"}
-    for mine in rows:
-        row = theirs.get((mine[1], mine[2]))
-        if mine[0] != "fsdp2" and row:
-            times = ["-" if "-" in (row[3], mine[3]) else row[3] / mine[3], row[5] / mine[5]]
-            yield [f"fsdp2 / {mine[0]}", row[1], row[2], times[0], "", times[1], ""]
+    shown = []
+    for impl, params, world, instructions, _, us, _ in rows:
+        fsdp2 = theirs.get((params, world))
+        if impl == "fsdp2" or not fsdp2:
+            continue
+        of_instructions = None if "-" in (fsdp2[3], instructions) else fsdp2[3] / instructions
+        report.case(impl=impl, params_per_block=params, world=world, times_fsdp2_instructions=of_instructions,
+                    times_fsdp2_us=fsdp2[5] / us)
+        shown.append([f"fsdp2 / {impl}", params, world, of_instructions or "-", "", fsdp2[5] / us, ""])
+    return shown
 
 
 def run(options, report):
@@ -160,6 +165,6 @@ def measure(impls, options, report):
     rows = []
     for impl in impls:
         rows += report_impl(impl, options, report, counts.get(impl), times[impl])
-    rows += list(ratios(rows))
+    rows += report_ratios(rows, report)
     report.note("\nadded a step: per block (slope) and once (intercept)")
     report.table(["impl", "params", "world", "instructions/block", "instructions once", "us/block", "us once"], rows)

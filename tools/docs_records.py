@@ -3,8 +3,8 @@
     <!-- record gloo_step-20261121-081732 | impl: | median_s: s | where ranks=2 -->
     <!-- end -->
 
-with a column for each field, under the heading behind it. Without arguments it renews all pages of docs/; with --check it
-fails if one would change.
+with a column for each field, under the heading behind it; a.b is field b of what field a holds. Without arguments it renews all
+pages of docs/; with --check it fails if one would change.
 """
 
 import argparse
@@ -21,7 +21,9 @@ NAMES = {"fsdp": "libfsdp", "python": "libfsdp in Python", "fsdp2": "FSDP2", "dd
          "raw_read_cold": "raw read, cold", "load_cold": "load, cold",
          "plain": "the plain model in Python, one rank", "plain_cpp": "the plain model in C++, one rank",
          "dcp": "`torch.distributed.checkpoint`", "foreach_adamw": "AdamW, foreach", "fused_adamw": "AdamW, fused",
-         "clip_grad_norm_": "`clip_grad_norm_`", "load_unverified": "load, without checksums",
+         "clip_grad_norm_": "`clip_grad_norm_`", "clip": "`clip_grad_norm_`", "fused": "AdamW, fused",
+         "foreach": "AdamW, foreach", "plain_tensors": "plain tensors", "local_shards": "local shards",
+         "load_unverified": "load, without checksums",
          "raw_write": "raw write", "raw_read": "raw read", "start_save": "start of a save in the background"}
 
 
@@ -39,16 +41,28 @@ def shown(value):
     return NAMES.get(value, str(value))
 
 
+def field_of(line, path):
+    """None: it is not there."""
+    for name in path.split("."):
+        line = line.get(name) if isinstance(line, dict) else None
+    return line
+
+
+def is_one_of(value, values):
+    """values: as behind "where": a/b, or * for any."""
+    return value is not None if values == "*" else str(value) in values.split("/")
+
+
 def table(name, spec):
-    """The lines of a record as a table. Lines without a field of the first kind, and equal ones, are left out."""
+    """The lines of a record as a table; of equal ones one."""
     head, *lines = (ROOT / "bench" / "results" / f"{name}.jsonl").read_text().splitlines()
     columns, _, where = spec.partition(" | where ")
     fields = [(field.strip(), heading.strip()) for field, _, heading in (each.partition(":") for each in columns.split(" | "))]
     wanted = [condition.split("=") for condition in where.split(", ")] if where else []
     rows = []
     for line in map(json.loads, lines):
-        if all(str(line.get(field)) in values.split("/") for field, values in wanted):
-            cells = [shown(line.get(field)) for field, _ in fields]
+        if all(is_one_of(field_of(line, field), values) for field, values in wanted):
+            cells = [shown(field_of(line, field)) for field, _ in fields]
             if cells not in rows:
                 rows.append(cells)
     about = json.loads(head)

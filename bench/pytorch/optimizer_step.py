@@ -1,7 +1,7 @@
 """The optimizer's step and the clipping of gradients: on DTensor parameters of FSDP2 and of the extension, on the
 extension's local shards, or on plain tensors of the same local sizes, over collectives that move nothing.
 
-`setup` names the kind (plain, fsdp2, python, local_shards), groups, params (a group), local_numel (elements that a rank
+`setup` names the kind (plain_tensors, fsdp2, python, local_shards), groups, params (a group), local_numel (elements that a rank
 holds of each) and world. `time` names what (fused, foreach, clip); the reply holds the CPU seconds of one call. `count`
 runs one for callgrind, whose count is dumped under label.
 """
@@ -41,7 +41,7 @@ class Kind:
     """One kind of parameters with gradients, and what is measured on them."""
 
     def __init__(self, kind, request):
-        sharded = kind != "plain"
+        sharded = kind != "plain_tensors"
         world = request["world"] if sharded else 1
         self.model = Model(request["groups"], request["params"], world * request["local_numel"])
         if sharded:
