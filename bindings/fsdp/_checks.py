@@ -163,16 +163,22 @@ def _set_of(value, subject, kind, what):
 
 
 class ParameterNames:
-    """A context that goes through parameters: in what is raised inside, "a parameter" becomes the path, below the modules of
-    the call, of the one that it is at."""
+    """A context: in what is raised inside, "a parameter" becomes the path, below the modules of the call, of the one that it is
+    at."""
 
     def __init__(self, modules):
         self._modules = modules
         self._at = None
 
+    def at(self, param):
+        self._at = param
+        return self
+
     def each(self, params):
+        """Goes through them."""
         for self._at in params:
             yield self._at
+        self._at = None
 
     def __enter__(self):
         return self

@@ -88,7 +88,7 @@ def core_mesh(mesh: DeviceMesh, beside: dict = {}):
         return known[0]
     made = _made_core_mesh(mesh, beside)
     if known is None:
-        weakref.finalize(mesh, _last_of_mesh.pop, id(mesh)).atexit = False
+        weakref.finalize(mesh, _last_of_mesh.pop, id(mesh), None).atexit = False
     _last_of_mesh[id(mesh)] = made
     return made[0]
 

@@ -210,14 +210,18 @@ def _dims(placements):
 class Placer:
     """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
 
-    def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None,
-                 names=_checks.ParameterNames(())):
-        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter. names: for errors."""
+    def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None, names=None):
+        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter. names: for errors, those of
+        the call."""
         self._over = over
         self.is_left_out = is_left_out  # (module) -> bool: another composable API owns it
-        asked = [shard_placement_fn(parameter) if shard_placement_fn else None for parameter in params]
-        with names:
-            self._forms = {id(parameter): self._form(parameter, its) for parameter, its in zip(names.each(params), asked)}
+        names = names or _checks.ParameterNames(())
+        self._forms = {}
+        for parameter in params:
+            # Read before the next is asked for: a function may return the same object again, changed.
+            asked = shard_placement_fn(parameter) if shard_placement_fn else None
+            with names.at(parameter):
+                self._forms[id(parameter)] = self._form(parameter, asked)
         self._cores: dict[DeviceMesh, Any] = {}
         forms = [form for form in self._forms.values() if form.beside]
         self.core_mesh = self._core_part(over, forms)

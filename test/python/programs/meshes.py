@@ -269,6 +269,20 @@ class Experts(nn.Module):
         return x + self.expert(torch.relu(self.router(x)))
 
 
+@program(ranks=(2,) if ShardPlacementResult else ())
+def one_result_changed_for_each_parameter(api, ranks):
+    mesh = shared_mesh(ranks, names=("dp",))
+    result = ShardPlacementResult(None, FSDPMeshInfo(mesh, shard_mesh_dim=0))
+
+    def place(parameter):
+        result.placement = Shard(parameter.dim() - 1)
+        return result
+
+    model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
+    api.fully_shard(model, mesh=mesh, shard_placement_fn=place)
+    return {"before": kinds(model), "trained": train(model, torch.optim.SGD(model.parameters(), lr=0.1), rows(3))}
+
+
 @program(ranks=(4,) if ShardPlacementResult else (), variants=[("sharded",), ("replicated",)])
 def parameters_on_another_mesh(api, ranks, experts):
     whole = shared_mesh(ranks, names=("dp",))

@@ -54,7 +54,8 @@ OPTIONS = {
            "is_a_list": lambda p: [Shard(0)], "is_replicate": lambda p: Replicate(), "is_partial": lambda p: Partial(),
            "is_too_large": lambda p: Shard(7), "is_huge": lambda p: Shard(10**30), "is_too_small": lambda p: Shard(-7),
            "takes_nothing": lambda: None, "divides_by_zero": lambda p: 1 // 0, "exits": lambda p: sys.exit(3),
-           "raises": raise_it, "raises_late": lambda p: Shard(0) if p.dim() == 2 else raise_it()}.items()},
+           "raises": raise_it, "raises_late": lambda p: Shard(0) if p.dim() == 2 else raise_it(),
+           "is_wrong_before_it_raises": lambda p: 0 if p.dim() == 2 else raise_it()}.items()},
     "no_placement_function": lambda api, ranks: {"shard_placement_fn": 3},
     **{f"policy_{name}": lambda api, ranks, value=value: {"mp_policy": value}
        for name, value in {"none": None, "number": 3, "text": "x"}.items()},
@@ -73,7 +74,8 @@ OPTIONS = {
 IS_2_15 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
 CHECKED_FROM_2_15 = {
     "another_policy", *(f"policy_{name}" for name in ("none", "number", "text")),
-    *(f"placement_is_{name}" for name in ("a_number", "a_text", "true", "a_list", "replicate", "partial"))}
+    *(f"placement_is_{name}" for name in ("a_number", "a_text", "true", "a_list", "replicate", "partial",
+                                        "wrong_before_it_raises"))}
 
 
 def is_checked(option):
