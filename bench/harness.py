@@ -125,7 +125,7 @@ def torch_version():
 
 
 def commit():
-    """Of the tree that is measured; with a + where files differ from it, but for records and pages, which a run writes."""
+    """Of the tree that is measured; with a + where tracked files differ, but for records and pages, which a run writes."""
     git = ["git", "-C", HERE]
     said = subprocess.run([*git, "rev-parse", "--short", "HEAD"], text=True, capture_output=True).stdout.strip()
     measured = [":/", *(f":(exclude,top){path}" for path in ("bench/results", "docs", "*.md"))]

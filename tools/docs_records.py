@@ -3,8 +3,8 @@
     <!-- record gloo_step-20261121-081732 | impl: | median_s: s | where ranks=2 -->
     <!-- end -->
 
-with a column for each field, under the heading behind it; a.b is field b of what field a holds. Without arguments it renews all
-pages of docs/; with --check it fails if one would change.
+with a column for each field, under the heading behind it. Without arguments it renews all pages of docs/; with --check it
+fails if one would change.
 """
 
 import argparse
@@ -41,13 +41,6 @@ def shown(value):
     return NAMES.get(value, str(value))
 
 
-def field_of(line, path):
-    """None: it is not there."""
-    for name in path.split("."):
-        line = line.get(name) if isinstance(line, dict) else None
-    return line
-
-
 def is_one_of(value, values):
     """values: as behind "where": a/b, or * for any."""
     return value is not None if values == "*" else str(value) in values.split("/")
@@ -61,8 +54,8 @@ def table(name, spec):
     wanted = [condition.split("=") for condition in where.split(", ")] if where else []
     rows = []
     for line in map(json.loads, lines):
-        if all(is_one_of(field_of(line, field), values) for field, values in wanted):
-            cells = [shown(field_of(line, field)) for field, _ in fields]
+        if all(is_one_of(line.get(field), values) for field, values in wanted):
+            cells = [shown(line.get(field)) for field, _ in fields]
             if cells not in rows:
                 rows.append(cells)
     about = json.loads(head)
