@@ -122,13 +122,15 @@ def peak_memory(options, report):
     for impl in PAIR:
         sharded = memory.measure(impl, None, part)
         peaks[impl], between[impl] = max(sharded["peak_bytes"]), sharded["between_steps_bytes"]
+    rows = []
     for impl in PAIR:
-        report.case(impl=impl, peak_bytes=peaks[impl], peak_of_fsdp2=peaks[impl] / peaks["fsdp2"],
-                    between_steps_bytes=between[impl], between_steps_of_fsdp2=between[impl] / between["fsdp2"])
+        bytes_and_ratios = {"peak_bytes": peaks[impl], "peak_of_fsdp2": peaks[impl] / peaks["fsdp2"],
+                            "between_steps_bytes": between[impl],
+                            "between_steps_of_fsdp2": between[impl] / between["fsdp2"]}
+        report.case(impl=impl, **bytes_and_ratios)
+        rows.append([impl, *bytes_and_ratios.values()])
     report.note("\nbytes of live tensors: the peak of a step, and between steps, gradients dropped")
-    report.table(["impl", "peak", "of FSDP2", "between steps", "of FSDP2"],
-                 [[impl, peak, peak / peaks["fsdp2"], between[impl], between[impl] / between["fsdp2"]]
-                  for impl, peak in peaks.items()])
+    report.table(["impl", "peak", "of FSDP2", "between steps", "of FSDP2"], rows)
 
 
 def start(options, report):
