@@ -64,10 +64,10 @@ def optimizer(options, report):
         # A process for each: DTensor's caches take what one has put there for the other's, at some cost.
         setups = {kind: {"do": "setup", "kind": kind, "local_numel": local_numel, **shape} for kind in KINDS}
         counts = {}
-        for kind, setup in setups.items():
-            if options.callgrind:
-                asked = [{"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS]
-                counts |= callgrind.count(f"{kind} under callgrind", command, [{**setup, **counted}, *asked])
+        if options.callgrind:
+            counts = callgrind.count_each(command, {
+                kind: [{**setup, **counted}, *({"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS)]
+                for kind, setup in setups.items()})
         per_param = {label: count / (counted["groups"] * counted["params"]) for label, count in counts.items()}
         report.setting(part="optimizer", **shape, elements_a_rank=local_numel, dtype="float32", device="CPU, 1 thread",
                        time="process CPU clock", repeats=turns)
@@ -150,10 +150,12 @@ def start(options, report):
         return
     sizes = (2,) if options.quick else sorted({max(1, modules // 20), modules})  # a cost a module that grows would show
     # What is imported at the first use is not counted: that takes minutes.
-    warm = [{**request, "modules": 3, "device": device} for device in ("cpu", "meta")]
-    counted = [{**request, "modules": size, "device": device, "label": f"{size}-{device}"}
+    warm = [{"modules": 3, "device": device} for device in ("cpu", "meta")]
+    counted = [{"modules": size, "device": device, "label": f"{size}-{device}"}
                for size in sizes for device in ("cpu", "meta")]
-    report_start_counts(sizes, callgrind.count("start under callgrind", command, [*warm, *counted]), report)
+    counts = callgrind.count_each(command, {
+        impl: [{**request, "impls": [impl], **each} for each in (*warm, *counted)] for impl in PAIR})
+    report_start_counts(sizes, counts, report)
 
 
 def report_start(device, modules, times, report):
