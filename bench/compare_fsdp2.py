@@ -57,30 +57,36 @@ def host(options, report):
 def optimizer(options, report):
     """Aim: DTensors at most 1.0 of FSDP2's; local shards at most 1.1 of plain tensors."""
     shape = {"groups": 2 if options.quick else 50, "params": 9, "world": 8}
-    counted = {**shape, "groups": 4}  # callgrind takes its time
+    sizes = (64,) if options.quick else (64, 8192)
     turns = options.repeats if options.quick else 10 * options.repeats
     command = conductor.pytorch_command("optimizer_step.py")
-    for local_numel in (64,) if options.quick else (64, 8192):
-        # A process for each: DTensor's caches take what one has put there for the other's, at some cost.
-        setups = {kind: {"do": "setup", "kind": kind, "local_numel": local_numel, **shape} for kind in KINDS}
-        counts = {}
-        if options.callgrind:
-            counts = callgrind.count_each(command, {
-                kind: [{**setup, **counted}, *({"do": "count", "what": what, "label": f"{what}-{kind}"} for what in WHATS)]
-                for kind, setup in setups.items()})
-        per_param = {label: count / (counted["groups"] * counted["params"]) for label, count in counts.items()}
+    per_param = count_optimizer(command, sizes, {**shape, "groups": 4}) if options.callgrind else {}
+    for local_numel in sizes:
         report.setting(part="optimizer", **shape, elements_a_rank=local_numel, dtype="float32", device="CPU, 1 thread",
                        time="process CPU clock", repeats=turns)
         with conductor.Workers() as workers:
+            # A process for each: DTensor's caches take what one has put there for the other's, at some cost.
             started = {kind: workers.start(kind, command) for kind in KINDS}
             for kind, worker in started.items():
-                worker.ask(setups[kind])
+                worker.ask({"do": "setup", "kind": kind, "local_numel": local_numel, **shape})
             for what in WHATS:
                 times = {kind: [] for kind in KINDS}
                 for _ in range(turns):
                     for kind, worker in started.items():
                         times[kind].append(worker.ask({"do": "time", "what": what})["cpu_seconds"])
                 report_optimizer(what, {**shape, "local_numel": local_numel}, times, per_param, report)
+
+
+def count_optimizer(command, sizes, shape):
+    """{label: instructions a parameter}."""
+    def requests(kind):
+        for size in sizes:
+            yield {"do": "setup", "kind": kind, "local_numel": size, **shape}
+            for what in WHATS:
+                yield {"do": "count", "what": what, "label": f"{what}-{kind}-{size}"}
+
+    counts = callgrind.count_each(command, {kind: requests(kind) for kind in KINDS})
+    return {label: count / (shape["groups"] * shape["params"]) for label, count in counts.items()}
 
 
 KINDS = ("plain_tensors", "fsdp2", "python", "local_shards")
@@ -90,18 +96,18 @@ WHATS = {"fused": "fused AdamW", "foreach": "foreach AdamW", "clip": "clip_grad_
 def report_optimizer(what, shape, times, instructions, report):
     """instructions: a parameter, by label."""
     rows = []
-    params = shape["groups"] * shape["params"]
+    params, size = shape["groups"] * shape["params"], shape["local_numel"]
     for kind, samples in times.items():
         base = {"python": "fsdp2", "local_shards": "plain_tensors"}.get(kind)
         ratio = harness.paired_ratio(samples, times[base]) if base else {}
-        mine = instructions.get(f"{what}-{kind}")
-        of_base = mine / instructions[f"{what}-{base}"] if mine and base else None
+        mine = instructions.get(f"{what}-{kind}-{size}")
+        of_base = mine / instructions[f"{what}-{base}-{size}"] if mine and base else None
         us = harness.spread(samples, "us_per_parameter", 1e6 / params)
-        report.case(what=what, kind=kind, elements_a_rank=shape["local_numel"], parameters=params, compared_with=base,
+        report.case(what=what, kind=kind, elements_a_rank=size, parameters=params, compared_with=base,
                     **ratio, instructions_per_parameter=mine and round(mine),
                     instructions_ratio=of_base and round(of_base, 4), **us)
         rows.append([kind, *us.values(), mine or "-", base or "", *(ratio.values() or [""] * 3), of_base or ""])
-    report.note(f"\n{WHATS[what]}, microseconds a parameter of {shape['local_numel']} elements a rank")
+    report.note(f"\n{WHATS[what]}, microseconds a parameter of {size} elements a rank")
     report.table(["on", "median", "p10", "p90", "instructions", "against", "ratio", "p10", "p90", "of instructions"],
                  rows)
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import docs_records
@@ -53,9 +54,11 @@ def measure(record):
     command = [word for word in words if word != "--no-build"]
     before = set(RESULTS.glob("*.jsonl"))
     print(f"=== {shlex.join(command)}", flush=True)
+    begin = time.monotonic()
     ended = subprocess.run([sys.executable, ROOT / "bench" / "run.py", *command])
     if ended.returncode != 0:
         sys.exit(f"tools/figures: {shlex.join(command)} ended with exit code {ended.returncode}; its table stays as it was")
+    print(f"=== {time.monotonic() - begin:.0f} s for {command[0]}", flush=True)
     (made,) = set(RESULTS.glob("*.jsonl")) - before
     return made.stem
 
