@@ -3,8 +3,12 @@
     <!-- record gloo_step-20261121-081732 | impl: | median_s: s | where ranks=2 -->
     <!-- end -->
 
-with a column for each field, under the heading behind it. Without arguments it renews all pages of docs/; with --check it
-fails if one would change.
+with a column for each field, under the heading behind it. Into README.md it writes the table of tools/readme-figures.md, where
+
+    {gloo_step median_s where impl=ddp}
+
+stands for a field of the one such line in the record that a page has a table of. Without arguments it renews README.md and all pages of
+docs/; with --check it fails if one would change.
 """
 
 import argparse
@@ -14,6 +18,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+README = ROOT / "README.md"
+FIGURES = ROOT / "tools" / "readme-figures.md"
+README_MARKED = re.compile(r"^<!-- figures -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"\{(\w+) (\w+) where (.*?)\}")
 MARKED = re.compile(r"^<!-- record (\S+) \| (.*?) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 NAMES = {"fsdp": "libfsdp", "python": "libfsdp in Python", "fsdp2": "FSDP2", "ddp": "DDP",
          "fsdp_kept": "libfsdp, kept after forward", "python_kept": "libfsdp in Python, kept after forward",
@@ -46,19 +55,27 @@ def is_one_of(value, values):
     return value is not None if values == "*" else str(value) in values.split("/")
 
 
+def record(name):
+    """What it says of itself, and its lines that meet all conditions, such as "ranks=2, impl=fsdp/ddp"."""
+    head, *lines = map(json.loads, (RESULTS / f"{name}.jsonl").read_text().splitlines())
+
+    def where(conditions):
+        wanted = [condition.split("=") for condition in conditions.split(", ")] if conditions else []
+        return [line for line in lines if all(is_one_of(line.get(field), values) for field, values in wanted)]
+
+    return head, where
+
+
 def table(name, spec):
     """The lines of a record as a table; of equal ones one."""
-    head, *lines = (ROOT / "bench" / "results" / f"{name}.jsonl").read_text().splitlines()
+    about, where_of = record(name)
     columns, _, where = spec.partition(" | where ")
     fields = [(field.strip(), heading.strip()) for field, _, heading in (each.partition(":") for each in columns.split(" | "))]
-    wanted = [condition.split("=") for condition in where.split(", ")] if where else []
     rows = []
-    for line in map(json.loads, lines):
-        if all(is_one_of(line.get(field), values) for field, values in wanted):
-            cells = [shown(line.get(field)) for field, _ in fields]
-            if cells not in rows:
-                rows.append(cells)
-    about = json.loads(head)
+    for line in where_of(where):
+        cells = [shown(line.get(field)) for field, _ in fields]
+        if cells not in rows:
+            rows.append(cells)
     return "\n".join([
         f"Command: `{about['command'].replace(' --no-build', '').replace(' --save', '')}`; record: `{name}.jsonl`.", "",
         "| " + " | ".join(heading for _, heading in fields) + " |", "|" + "---|" * len(fields),
@@ -70,17 +87,39 @@ def renewed(text):
         lambda found: f"<!-- record {found[1]} | {found[2]} -->\n{table(found[1], found[2])}\n\n<!-- end -->", text)
 
 
+def shown_records():
+    """The records that tables are made of, in the order of the pages."""
+    markers = [found for page in pages() for found in MARKED.findall(page.read_text())]
+    return list(dict.fromkeys(name for name, _ in markers))
+
+
+def figure(found):
+    """One of README.md's."""
+    benchmark, field, where = found.groups()
+    name = max((name for name in shown_records() if name.startswith(f"{benchmark}-")), default=None)
+    values = {line.get(field) for line in record(name)[1](where)} if name else {}
+    if len(values) != 1 or None in values:
+        sys.exit(f"{FIGURES.relative_to(ROOT)}: {found[0]} is to be one figure; {name or 'a page with a table of the benchmark'} "
+                 f"has {', '.join(map(str, values)) or 'none'}")
+    return shown(*values)
+
+
+def renewed_readme(text):
+    return README_MARKED.sub(lambda _: f"<!-- figures -->\n{FIGURE.sub(figure, FIGURES.read_text())}\n<!-- end -->", text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    for page in pages():
+    for page in [README, *pages()]:
         text = page.read_text()
-        if renewed(text) != text:
+        after = (renewed_readme if page == README else renewed)(text)
+        if after != text:
             stale.append(str(page.relative_to(ROOT)))
             if not check:
-                page.write_text(renewed(text))
+                page.write_text(after)
     if check and stale:
         sys.exit(f"not what the records say: {', '.join(stale)}; run python3 tools/docs_records.py")
 

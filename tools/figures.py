@@ -12,25 +12,18 @@ from pathlib import Path
 import docs_records
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
 # What every benchmark measures, beside its own files.
 MEASURED = ["lib", "include", "bindings"]
 
 
 def head_of(record):
-    with (RESULTS / f"{record}.jsonl").open() as lines:
+    with (docs_records.RESULTS / f"{record}.jsonl").open() as lines:
         return json.loads(next(lines))
-
-
-def shown_records():
-    """The records that tables are made of, in the order of the pages."""
-    markers = [found for page in docs_records.pages() for found in docs_records.MARKED.findall(page.read_text())]
-    return list(dict.fromkeys(name for name, _ in markers))
 
 
 def last_change(benchmark):
     """(when, the commit) of what the benchmark measures and of its own files."""
-    own = [str(path.relative_to(ROOT)) for path in (ROOT / "bench").rglob(f"*{benchmark}.*") if RESULTS not in path.parents]
+    own = [str(path.relative_to(ROOT)) for path in (ROOT / "bench").rglob(f"*{benchmark}.*") if docs_records.RESULTS not in path.parents]
     line = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%cI %h", "--", *MEASURED, *own], check=True, text=True,
                           stdout=subprocess.PIPE).stdout
     when, commit = line.split()
@@ -52,14 +45,14 @@ def measure(record):
     """Runs a record's command again; the name of the new one."""
     words = shlex.split(head_of(record)["command"])[1:]
     command = [word for word in words if word != "--no-build"]
-    before = set(RESULTS.glob("*.jsonl"))
+    before = set(docs_records.RESULTS.glob("*.jsonl"))
     print(f"=== {shlex.join(command)}", flush=True)
     begin = time.monotonic()
     ended = subprocess.run([sys.executable, ROOT / "bench" / "run.py", *command])
     if ended.returncode != 0:
         sys.exit(f"tools/figures: {shlex.join(command)} ended with exit code {ended.returncode}; its table stays as it was")
     print(f"=== {time.monotonic() - begin:.0f} s for {command[0]}", flush=True)
-    (made,) = set(RESULTS.glob("*.jsonl")) - before
+    (made,) = set(docs_records.RESULTS.glob("*.jsonl")) - before
     return made.stem
 
 
@@ -69,7 +62,8 @@ def show(old, new):
         text = page.read_text()
         if old in text:
             page.write_text(docs_records.renewed(text.replace(old, new)))
-    (RESULTS / f"{old}.jsonl").unlink()
+    (docs_records.RESULTS / f"{old}.jsonl").unlink()
+    docs_records.README.write_text(docs_records.renewed_readme(docs_records.README.read_text()))
 
 
 def main():
@@ -77,7 +71,7 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--stale", action="store_true")
     options = parser.parse_args()
-    records = shown_records()
+    records = docs_records.shown_records()
     benchmarks = {head_of(record)["benchmark"] for record in records}
     unknown = set(options.names) - benchmarks
     if unknown:
@@ -87,7 +81,7 @@ def main():
         sys.exit(1 if list_stale(chosen) else 0)
     for record in chosen:
         show(record, measure(record))
-    print("README.md has figures of its own: compare them with docs/internals/benchmarks.md")
+    print("Sentences beside the tables have figures, too: read docs/internals/benchmarks.md and docs/internals/overlap.md")
 
 
 if __name__ == "__main__":

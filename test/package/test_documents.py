@@ -100,7 +100,25 @@ class Records(unittest.TestCase):
                 self.assertTrue((ROOT / "bench" / "results" / record).exists(), f"{name}: {record}")
 
 
+    def test_what_sentences_say_of_the_sweep_on_simulated_networks_is_what_its_record_says(self):
+        sweeps = [docs_records.record(name)[1]("defaults=True") for name in docs_records.shown_records()]
+        (steps,) = filter(None, sweeps)
+        rounding_us = 0.01  # as bench/overlap_simulated.py grades
+        close = sum(step["exposed_us"] <= 1.1 * (step["bound_us"] - step["compute_us"]) + rounding_us for step in steps)
+        at_most_fsdp2 = sum(step["exposed_us"] <= step["fsdp2_exposed_us"] + rounding_us for step in steps)
+        self.assertIn(f"With the defaults the exposed communication of {close} of {len(steps)} steps is within 10%",
+                      pages()["internals/overlap.md"])
+        self.assertIn(f"Of {len(steps)} steps on simulated networks, with the defaults, the exposed communication of "
+                      f"{at_most_fsdp2} is at most FSDP2's, and that of {close} within",
+                      (ROOT / "README.md").read_text())
+
+
 class Readme(unittest.TestCase):
+    def test_its_figures_are_those_of_the_records_that_the_pages_show(self):
+        text = (ROOT / "README.md").read_text()
+        self.assertTrue(docs_records.README_MARKED.search(text))
+        self.assertTrue(docs_records.renewed_readme(text) == text, "run python3 tools/docs_records.py")
+
     def test_it_is_short_enough_to_be_read_and_its_links_lead_somewhere(self):
         text = (ROOT / "README.md").read_text()
         self.assertLessEqual(len(text.splitlines()), 150)
