@@ -65,7 +65,6 @@ def optimizer(options, report):
         report.setting(part="optimizer", **shape, elements_a_rank=local_numel, dtype="float32", device="CPU, 1 thread",
                        time="process CPU clock", repeats=turns)
         with conductor.Workers() as workers:
-            # A process for each: DTensor's caches take what one has put there for the other's, at some cost.
             started = {kind: workers.start(kind, command) for kind in KINDS}
             for kind, worker in started.items():
                 worker.ask({"do": "setup", "kind": kind, "local_numel": local_numel, **shape})
@@ -79,13 +78,13 @@ def optimizer(options, report):
 
 def count_optimizer(command, sizes, shape):
     """{label: instructions a parameter}."""
-    def requests(kind):
-        for size in sizes:
-            yield {"do": "setup", "kind": kind, "local_numel": size, **shape}
-            for what in WHATS:
-                yield {"do": "count", "what": what, "label": f"{what}-{kind}-{size}"}
+    def requests(kind, size):
+        yield {"do": "setup", "kind": kind, "local_numel": size, **shape}
+        for what in WHATS:
+            yield {"do": "count", "what": what, "label": f"{what}-{kind}-{size}"}
 
-    counts = callgrind.count_each(command, {kind: requests(kind) for kind in KINDS})
+    # A process for each: DTensor's caches take what one has put there for the other's, and compare meshes then.
+    counts = callgrind.count_each(command, {f"{kind}, {size}": requests(kind, size) for kind in KINDS for size in sizes})
     return {label: count / (shape["groups"] * shape["params"]) for label, count in counts.items()}
 
 

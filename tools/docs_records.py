@@ -96,16 +96,19 @@ def shown_records():
 def figure(found):
     """One of README.md's."""
     benchmark, field, where = found.groups()
-    name = max((name for name in shown_records() if name.startswith(f"{benchmark}-")), default=None)
-    values = {line.get(field) for line in record(name)[1](where)} if name else {}
-    if len(values) != 1 or None in values:
-        sys.exit(f"{FIGURES.relative_to(ROOT)}: {found[0]} is to be one figure; {name or 'a page with a table of the benchmark'} "
-                 f"has {', '.join(map(str, values)) or 'none'}")
-    return shown(*values)
+    names = [name for name in shown_records() if name.startswith(f"{benchmark}-")]
+    values = {str(line.get(field)): line.get(field) for name in names for line in record(name)[1](where)}
+    if len(values) != 1 or not isinstance(*values.values(), int | float):
+        sys.exit(f"{FIGURES.relative_to(ROOT)}: {found[0]} is to be one number; "
+                 f"{', '.join(names) or 'no table of a page'} has {', '.join(values) or 'none'}")
+    return shown(*values.values())
 
 
 def renewed_readme(text):
-    return README_MARKED.sub(lambda _: f"<!-- figures -->\n{FIGURE.sub(figure, FIGURES.read_text())}\n<!-- end -->", text)
+    figures = FIGURE.sub(figure, FIGURES.read_text())
+    if "{" in figures:
+        sys.exit(f"{FIGURES.relative_to(ROOT)}: expected {{BENCHMARK FIELD where CONDITIONS}}, found {figures[figures.index('{'):][:40]}")
+    return README_MARKED.sub(lambda _: f"<!-- figures -->\n{figures}\n<!-- end -->", text)
 
 
 def main():

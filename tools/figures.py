@@ -62,8 +62,8 @@ def show(old, new):
         text = page.read_text()
         if old in text:
             page.write_text(docs_records.renewed(text.replace(old, new)))
-    (docs_records.RESULTS / f"{old}.jsonl").unlink()
     docs_records.README.write_text(docs_records.renewed_readme(docs_records.README.read_text()))
+    (docs_records.RESULTS / f"{old}.jsonl").unlink()
 
 
 def main():
@@ -81,7 +81,7 @@ def main():
         sys.exit(1 if list_stale(chosen) else 0)
     for record in chosen:
         show(record, measure(record))
-    print("Sentences beside the tables have figures, too: read docs/internals/benchmarks.md and docs/internals/overlap.md")
+    print("Sentences beside the tables have figures, too: read README.md, docs/internals/benchmarks.md and docs/internals/overlap.md")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ Bytes draw_bytes(Draw& draw, int64_t count) {
   return bytes;
 }
 
+constexpr int64_t kBefore = 17;  // bytes in front of the first piece, which is aligned to nothing then
+
 /// What `to` is to hold, byte by byte; slot: bytes of a piece with its zeros.
 Bytes expected_of(Bytes to, const Bytes& from, const PieceCopy& pieces, int64_t slot) {
   for (int64_t i = 0; i < pieces.count; ++i)
     for (int64_t byte = 0; byte < slot; ++byte)
-      to[static_cast<size_t>(i * pieces.to_step + byte)] =
+      to[static_cast<size_t>(kBefore + i * pieces.to_step + byte)] =
           byte < pieces.bytes ? from[static_cast<size_t>(i * pieces.from_step + byte)] : uint8_t{0};
   return to;
 }
@@ -33,9 +35,9 @@ TEST_CASE("pieces of every size are copied, and no byte beside them", "[collecti
     pieces.from_step = pieces.bytes + draw.between(0, 2) * draw.between(0, 20);
     CAPTURE(seed, pieces.count, pieces.bytes, pieces.to_step, pieces.from_step);
     const auto from = draw_bytes(draw, pieces.count * pieces.from_step + 64);
-    auto to = draw_bytes(draw, pieces.count * pieces.to_step + 64);
+    auto to = draw_bytes(draw, kBefore + pieces.count * pieces.to_step + 64);
     const auto expected = expected_of(to, from, pieces, pieces.bytes);
-    copy_pieces(to.data(), from.data(), pieces);
+    copy_pieces(to.data() + kBefore, from.data(), pieces);
     CHECK(to == expected);
   }
 }
@@ -49,9 +51,9 @@ TEST_CASE("zeros fill a piece's slot, and no byte beside it", "[collectives][cop
     pieces.from_step = pieces.bytes + draw.between(0, 2) * draw.between(0, 20);
     CAPTURE(seed, pieces.count, pieces.bytes, pieces.to_step, pieces.from_step);
     const auto from = draw_bytes(draw, pieces.count * pieces.from_step + 64);
-    auto to = draw_bytes(draw, pieces.count * pieces.to_step + 64);
+    auto to = draw_bytes(draw, kBefore + pieces.count * pieces.to_step + 64);
     const auto expected = expected_of(to, from, pieces, slot);
-    copy_padded_pieces(to.data(), from.data(), pieces, slot);
+    copy_padded_pieces(to.data() + kBefore, from.data(), pieces, slot);
     CHECK(to == expected);
   }
 }
