@@ -7,8 +7,8 @@ with a column for each field, under the heading behind it. Into README.md it wri
 
     {gloo_step median_s where impl=ddp}
 
-stands for a field of the one such line in the record that a page has a table of. Without arguments it renews README.md and all pages of
-docs/; with --check it fails if one would change.
+stands for a field of the one such line in the record that a page has a table of. Without arguments it renews README.md and
+all pages of docs/; with --check it fails if one would change.
 """
 
 import argparse
@@ -107,7 +107,8 @@ def figure(found):
 def renewed_readme(text):
     figures = FIGURE.sub(figure, FIGURES.read_text())
     if "{" in figures:
-        sys.exit(f"{FIGURES.relative_to(ROOT)}: expected {{BENCHMARK FIELD where CONDITIONS}}, found {figures[figures.index('{'):][:40]}")
+        sys.exit(f"{FIGURES.relative_to(ROOT)}: expected {{BENCHMARK FIELD where CONDITIONS}}, "
+                 f"found {figures[figures.index('{'):][:40]}")
     return README_MARKED.sub(lambda _: f"<!-- figures -->\n{figures}\n<!-- end -->", text)
 
 

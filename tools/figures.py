@@ -23,7 +23,8 @@ def head_of(record):
 
 def last_change(benchmark):
     """(when, the commit) of what the benchmark measures and of its own files."""
-    own = [str(path.relative_to(ROOT)) for path in (ROOT / "bench").rglob(f"*{benchmark}.*") if docs_records.RESULTS not in path.parents]
+    own = [str(path.relative_to(ROOT)) for path in (ROOT / "bench").rglob(f"*{benchmark}.*")
+           if docs_records.RESULTS not in path.parents]
     line = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%cI %h", "--", *MEASURED, *own], check=True, text=True,
                           stdout=subprocess.PIPE).stdout
     when, commit = line.split()
@@ -81,7 +82,7 @@ def main():
         sys.exit(1 if list_stale(chosen) else 0)
     for record in chosen:
         show(record, measure(record))
-    print("Sentences beside the tables have figures, too: read README.md, docs/internals/benchmarks.md and docs/internals/overlap.md")
+    print("Sentences beside tables have figures, too: read README.md, docs/internals/benchmarks.md and overlap.md")
 
 
 if __name__ == "__main__":
