@@ -55,29 +55,30 @@ def is_one_of(value, values):
     return value is not None if values == "*" else str(value) in values.split("/")
 
 
-def record(name):
-    """What it says of itself, and its lines that meet all conditions, such as "ranks=2, impl=fsdp/ddp"."""
-    head, *lines = map(json.loads, (RESULTS / f"{name}.jsonl").read_text().splitlines())
+def head_of(record):
+    """What a record says of itself."""
+    with (RESULTS / f"{record}.jsonl").open() as lines:
+        return json.loads(next(lines))
 
-    def where(conditions):
-        wanted = [condition.split("=") for condition in conditions.split(", ")] if conditions else []
-        return [line for line in lines if all(is_one_of(line.get(field), values) for field, values in wanted)]
 
-    return head, where
+def lines_of(record, where):
+    """Its lines that meet all conditions, such as "ranks=2, impl=fsdp/ddp"."""
+    wanted = [condition.split("=") for condition in where.split(", ")] if where else []
+    _, *lines = map(json.loads, (RESULTS / f"{record}.jsonl").read_text().splitlines())
+    return [line for line in lines if all(is_one_of(line.get(field), values) for field, values in wanted)]
 
 
 def table(name, spec):
     """The lines of a record as a table; of equal ones one."""
-    about, where_of = record(name)
     columns, _, where = spec.partition(" | where ")
     fields = [(field.strip(), heading.strip()) for field, _, heading in (each.partition(":") for each in columns.split(" | "))]
     rows = []
-    for line in where_of(where):
+    for line in lines_of(name, where):
         cells = [shown(line.get(field)) for field, _ in fields]
         if cells not in rows:
             rows.append(cells)
     return "\n".join([
-        f"Command: `{about['command'].replace(' --no-build', '').replace(' --save', '')}`; record: `{name}.jsonl`.", "",
+        f"Command: `{head_of(name)['command'].replace(' --no-build', '').replace(' --save', '')}`; record: `{name}.jsonl`.", "",
         "| " + " | ".join(heading for _, heading in fields) + " |", "|" + "---|" * len(fields),
         *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -97,7 +98,7 @@ def figure(found):
     """One of README.md's."""
     benchmark, field, where = found.groups()
     names = [name for name in shown_records() if name.startswith(f"{benchmark}-")]
-    values = {str(line.get(field)): line.get(field) for name in names for line in record(name)[1](where)}
+    values = {str(line.get(field)): line.get(field) for name in names for line in lines_of(name, where)}
     if len(values) != 1 or not isinstance(*values.values(), int | float):
         sys.exit(f"{FIGURES.relative_to(ROOT)}: {found[0]} is to be one number; "
                  f"{', '.join(names) or 'no table of a page'} has {', '.join(values) or 'none'}")

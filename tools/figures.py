@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import json
 import shlex
 import subprocess
 import sys
@@ -14,11 +13,6 @@ import docs_records
 ROOT = Path(__file__).resolve().parents[1]
 # What every benchmark measures, beside its own files.
 MEASURED = ["lib", "include", "bindings"]
-
-
-def head_of(record):
-    with (docs_records.RESULTS / f"{record}.jsonl").open() as lines:
-        return json.loads(next(lines))
 
 
 def last_change(benchmark):
@@ -34,7 +28,7 @@ def last_change(benchmark):
 def list_stale(records):
     stale = []
     for record in records:
-        head = head_of(record)
+        head = docs_records.head_of(record)
         changed, commit = last_change(head["benchmark"])
         if datetime.datetime.fromisoformat(head["date"]) < changed:
             stale.append(record)
@@ -44,7 +38,7 @@ def list_stale(records):
 
 def measure(record):
     """Runs a record's command again; the name of the new one."""
-    words = shlex.split(head_of(record)["command"])[1:]
+    words = shlex.split(docs_records.head_of(record)["command"])[1:]
     command = [word for word in words if word != "--no-build"]
     before = set(docs_records.RESULTS.glob("*.jsonl"))
     print(f"=== {shlex.join(command)}", flush=True)
@@ -73,11 +67,11 @@ def main():
     parser.add_argument("--stale", action="store_true")
     options = parser.parse_args()
     records = docs_records.shown_records()
-    benchmarks = {head_of(record)["benchmark"] for record in records}
+    benchmarks = {docs_records.head_of(record)["benchmark"] for record in records}
     unknown = set(options.names) - benchmarks
     if unknown:
         sys.exit(f"tools/figures: no table is of {', '.join(sorted(unknown))}; there are {', '.join(sorted(benchmarks))}")
-    chosen = [record for record in records if not options.names or head_of(record)["benchmark"] in options.names]
+    chosen = [record for record in records if not options.names or docs_records.head_of(record)["benchmark"] in options.names]
     if options.stale:
         sys.exit(1 if list_stale(chosen) else 0)
     for record in chosen:

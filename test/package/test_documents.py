@@ -101,7 +101,7 @@ class Records(unittest.TestCase):
 
 
     def test_what_sentences_say_of_the_sweep_on_simulated_networks_is_what_its_record_says(self):
-        sweeps = [docs_records.record(name)[1]("defaults=True") for name in docs_records.shown_records()]
+        sweeps = [docs_records.lines_of(name, "defaults=True") for name in docs_records.shown_records()]
         (steps,) = filter(None, sweeps)
         rounding_us = 0.01  # as bench/overlap_simulated.py grades
         close = sum(step["exposed_us"] <= 1.1 * (step["bound_us"] - step["compute_us"]) + rounding_us for step in steps)
