@@ -107,7 +107,7 @@ def sanitize(tests, library, preload):
     chosen = [test for test in tests if suite_of(test) in SANITIZED_SUITES and
               Path(test["cmd"][0]).name.startswith("fsdp_test") and "FSDP_SANITIZE" not in test["env"]]
     for test in chosen:
-        test["env"] = {**test["env"], "LD_LIBRARY_PATH": str(library), "LD_PRELOAD": preload}
+        test["env"] = {**test["env"], "LD_LIBRARY_PATH": str(library), "LD_PRELOAD": preload, "FSDP_TEST_SANITIZED": "1"}
         if "FSDP_DRAWS" not in os.environ:
             test["env"]["FSDP_DRAWS"] = str(SANITIZED_DRAWS)
         test["timeout"] *= 3

@@ -10,11 +10,16 @@ from types import SimpleNamespace
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "processes")]
 
+import callgrind
+import conductor
 import harness
+import launch
 from closing_line import main
 from run import BENCHMARKS
 
 NEEDS_A_GPU = ("cuda_step",)
+# test_overlap.py, of the usual tests, runs these with --quick and reads their lines.
+RUN_BY_THE_USUAL_TESTS = ("all_gather_overlap", "scale")
 
 
 class Benchmarks(unittest.TestCase):
@@ -33,10 +38,22 @@ class Benchmarks(unittest.TestCase):
         self.assertEqual(ran.returncode, 0, ran.stdout)
 
     def test_instructions_of_python_are_counted(self):
-        self.expect_to_run("compare_fsdp2", "--callgrind", "--parts", "start")
+        if launch.is_thorough():
+            self.expect_to_run("compare_fsdp2", "--callgrind", "--parts", "start")
+            return
+        # Under callgrind a Python with torch takes a minute of a processor to start: one of the two is enough.
+        harness.build(SimpleNamespace(no_build=False), harness.targets_for(("python",)))
+        request = {"impls": ["python"], "world": 8, "repeats": 1, "device": "cpu"}
+        counts = callgrind.count("start", conductor.pytorch_command("many_modules.py"),
+                                 [{**request, "modules": 2}, {**request, "modules": 4, "label": "4-cpu"}])
+        self.assertEqual(set(counts), {"4-cpu-python-fully_shard", "4-cpu-python-first_step"})
+        for label, count in counts.items():
+            self.assertGreater(count, 10_000, label)
 
 
 for _name in BENCHMARKS:
+    if _name in RUN_BY_THE_USUAL_TESTS and not launch.is_thorough():
+        continue
     setattr(Benchmarks, f"test_{_name}_runs", functools.partialmethod(Benchmarks.expect_to_run, _name))
 
 if __name__ == "__main__":

@@ -98,8 +98,9 @@ TEST_CASE("every operator gives on DTensors what it gives on whole tensors", "[d
   Coverage coverage;
   std::set<std::string> missing;
   INFO("FSDP_TEST_SEED=" << seed);
+  Sample sample(1);
   for (const auto& op : operators_with_tensors()) {
-    if (!is_chosen(op)) continue;
+    if (!is_chosen(op) || !sample.takes_next()) continue;
     missing.insert(base_name(op));
     if (says_names) std::cerr << op.operator_name() << std::endl;
     // Of its own for each operator, so that one alone can be repeated.
@@ -118,6 +119,7 @@ TEST_CASE("every operator gives on DTensors what it gives on whole tensors", "[d
     if (is_public(name)) names += name + " ";
   INFO("not compared: " << names);
   if (!variable("FSDP_TEST_OPERATOR").empty()) return;
+  if (Sample::is_sanitized()) return;  // that is a part of them
   CHECK(names == "");
   CHECK(coverage.compared.size() >= 500);
   CHECK(coverage.by_another_rule.size() >= 150);

@@ -6,6 +6,7 @@
 
 #include "late_pinned.hpp"
 #include "late_training.hpp"
+#include "support/sample.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -19,8 +20,10 @@ HostStreams::Options delays(uint64_t seed) {
 }
 
 void check_training(LateTraining training, const std::vector<int>& worlds = {2, 3}) {
+  Sample sample(1);
   for (const int world_size : worlds)
     for (const uint64_t seed : {1, 2, 3}) {
+      if (!sample.takes_next()) continue;
       training.width = seed == 2 ? kWide : kNarrow;
       INFO(world_size << " ranks, seed " << seed);
       CHECK(wrong_on_late(training, {.world_size = world_size, .streams = delays(seed)}) == kNothing);
@@ -59,7 +62,9 @@ TEST_CASE("without one wait it does not, whichever that is", "[late][training]")
   training.after_step = {};
   // Once the first steps have shown the order: launches behind what was computed, uses behind collectives.
   std::vector<int> unnoticed;
+  Sample sample(1);
   for (int wait = waits[1] + 1; wait <= waits[2]; ++wait) {
+    if (!sample.takes_next()) continue;
     bool is_noticed = false;
     for (uint64_t seed = 1; seed <= 8 && !is_noticed; ++seed) {
       HostStreams::Options streams{.seed = seed, .max_delay = 300us, .has_own_paces = true};

@@ -18,8 +18,10 @@ SEES_PACKAGE = os.pathsep.join([str(PACKAGE), *PATH])  # PYTHONPATH of what star
 
 def names_on(ranks, programs, again_one_in=None):
     """Of the parity suite's programs, by name, those that a run takes on so many ranks: each on the fewest that it can do with;
-    on more, too, one in so many of them, or none. A thorough run takes all.
+    on more, too, one in so many of them, or none. A thorough run takes all, and those that are long.
     """
+    if not launch.is_thorough():
+        programs = {name: program for name, program in programs.items() if not program.is_long}
     again = [name for name, program in programs.items() if ranks in program.ranks[1:]]
     if not launch.is_thorough():
         again = again[::again_one_in] if again_one_in else []

@@ -2,6 +2,7 @@
 
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
+#include "support/sample.hpp"
 
 // One parameter that modules of several groups register.
 namespace fsdp::test {
@@ -76,21 +77,22 @@ constexpr auto kUnits = {Units::kBlocks, Units::kOutputFirst, Units::kInputAndRo
                          Units::kOneList};
 
 TEST_CASE("a parameter tied across groups trains like the plain one", "[runtime][ties]") {
+  Sample sample(2);
   for (const auto units : kUnits)
     for (const int world : {1, 2, 3, 4})
-      CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .max_norm = 0.7}));
+      if (sample.takes_next()) CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .max_norm = 0.7}));
 }
 
 TEST_CASE("ties across groups hold on hybrid meshes, with accumulation and integer reshard", "[runtime][ties]") {
-  for (const auto units : kUnits) {
-    const auto make = [=] { return tied_workload(units); };
-    CHECK(trains_like_plain(make, {.world_size = 4, .replicas = 2, .micro_batches = 2,
-                                   .accumulation = Accumulation::kAllReduceLast}));
-    CHECK(trains_like_plain(make, {.world_size = 4, .micro_batches = 2, .accumulation = Accumulation::kSyncAtLast,
-                                   .reshard_after_forward = 2}));
-    CHECK(trains_like_plain(make, {.world_size = 2, .replicate_only = true}));
-    CHECK(trains_like_plain(make, {.world_size = 3, .dtype = at::kDouble, .budget_factor = 1.5}));
-  }
+  const std::vector<Training> ways = {
+      {.world_size = 4, .replicas = 2, .micro_batches = 2, .accumulation = Accumulation::kAllReduceLast},
+      {.world_size = 4, .micro_batches = 2, .accumulation = Accumulation::kSyncAtLast, .reshard_after_forward = 2},
+      {.world_size = 2, .replicate_only = true},
+      {.world_size = 3, .dtype = at::kDouble, .budget_factor = 1.5}};
+  Sample sample(2);
+  for (const auto units : kUnits)
+    for (const auto& way : ways)
+      if (sample.takes_next()) CHECK(trains_like_plain([=] { return tied_workload(units); }, way));
 }
 
 TEST_CASE("ties across groups hold in every layout", "[runtime][ties]") {
@@ -106,10 +108,11 @@ TEST_CASE("ties across groups hold in every layout", "[runtime][ties]") {
       return Shard{name == "tied" ? parameter.dim() - 1 : 0};
     };
   };
+  Sample sample(2);
   for (const auto units : kUnits)
     for (const auto& adjust : std::vector<std::function<void(FullyShardOptions&)>>{flat, columns, by_name})
       for (const int world : {1, 2, 3})
-        CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .adjust = adjust}));
+        if (sample.takes_next()) CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .adjust = adjust}));
 }
 
 TEST_CASE("a tied parameter may come from a group of another layout", "[runtime][ties]") {

@@ -6,10 +6,11 @@
 namespace fsdp::test {
 
 /// Which of many combinations a usual run takes: one in `one_in`, spread evenly over all of them, and the same ones every
-/// time. With FSDP_TEST_THOROUGH (tools/test --thorough) all.
+/// time. Over a library with sanitizers (FSDP_TEST_SANITIZED, of tools/run_tests.py) a third of these: what sanitizers look for
+/// hardly depends on a combination, and each takes three times as long. With FSDP_TEST_THOROUGH (tools/test --thorough) all.
 class Sample {
  public:
-  explicit Sample(int one_in) : one_in_(is_thorough() ? 1 : one_in) {}
+  explicit Sample(int one_in) : one_in_(is_thorough() ? 1 : is_sanitized() ? 3 * one_in : one_in) {}
 
   /// Asked once for each combination, in their order.
   bool takes_next() {
@@ -20,14 +21,17 @@ class Sample {
   }
 
   /// Of `count` random draws those of a usual run, which draws others than the run before.
-  static int draws(int count) { return is_thorough() ? count : (count + 2) / 3; }
+  static int draws(int count) { return is_thorough() ? count : is_sanitized() ? (count + 8) / 9 : (count + 2) / 3; }
 
-  static bool is_thorough() {
-    const char* value = std::getenv("FSDP_TEST_THOROUGH");
+  static bool is_thorough() { return is_set("FSDP_TEST_THOROUGH"); }
+  static bool is_sanitized() { return is_set("FSDP_TEST_SANITIZED"); }
+
+ private:
+  static bool is_set(const char* variable) {
+    const char* value = std::getenv(variable);
     return value != nullptr && std::string_view(value) == "1";
   }
 
- private:
   int one_in_;
   int count_ = 0;
 };

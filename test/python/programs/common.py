@@ -14,11 +14,11 @@ WIDTH, INPUTS, OUTPUTS = 9, 7, 3
 
 
 class Program:
-    """needs: packages without which it does not run."""
+    """needs: packages without which it does not run. is_long: for a thorough run alone."""
 
-    def __init__(self, function, arguments, ranks, tolerance, needs):
+    def __init__(self, function, arguments, ranks, tolerance, needs, is_long=False):
         self.function, self.arguments, self.ranks, self.tolerance = function, arguments, ranks, tolerance
-        self.needs = needs
+        self.needs, self.is_long = needs, is_long
 
     def run(self, api, ranks):
         torch.manual_seed(0)
@@ -31,16 +31,18 @@ class Program:
 def registering(table):
     """The decorator that puts programs into `table`."""
 
-    def program(function=None, *, ranks=(2, 4), variants=((),), tolerance=0.0, needs=()):
+    def program(function=None, *, ranks=(2, 4), variants=((),), long_variants=(), tolerance=0.0, needs=()):
         """Registers a program, once for each tuple of arguments behind (api, ranks).
 
-        tolerance: relative, where FSDP2 adds the same numbers up in another order.
+        long_variants: those of the variants that a thorough run alone takes. tolerance: relative, where FSDP2 adds the same
+        numbers up in another order.
         """
         if function is None:
-            return functools.partial(program, ranks=ranks, variants=variants, tolerance=tolerance, needs=needs)
+            return functools.partial(program, ranks=ranks, variants=variants, long_variants=long_variants, tolerance=tolerance,
+                                     needs=needs)
         for arguments in variants:
             name = function.__name__ + "".join(f"_{argument}" for argument in arguments)
-            table[name.replace(" ", "_")] = Program(function, arguments, ranks, tolerance, needs)
+            table[name.replace(" ", "_")] = Program(function, arguments, ranks, tolerance, needs, arguments in long_variants)
         return function
 
     return program
@@ -147,8 +149,9 @@ def fill_parameter(parameter):
 EPS = 1e-2
 
 
-def adam(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=EPS)
+def adam(model, fused=True):
+    """fused: one operator a step, where a loop has a dozen for each parameter; not for DTensors beside tensors."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=EPS, fused=fused)
 
 
 def sgd(model):
