@@ -16,7 +16,7 @@ WORKER = Path(__file__).with_name("parity_worker.py")
 
 @functools.cache
 def chosen(package, ranks):
-    return rank_results.names_on(ranks, importlib.import_module(package).PROGRAMS, again_one_in=6)
+    return rank_results.names_on(ranks, importlib.import_module(package).PROGRAMS, again_one_in=9)
 
 
 @functools.lru_cache
