@@ -1,4 +1,5 @@
-"""Every benchmark builds and runs through, on few cases; what it says of speed is not looked at."""
+"""Every benchmark builds and runs through, on few cases; what it says of speed is not looked at. Of two test_overlap.py, of the
+usual tests, reads the lines."""
 
 import functools
 import subprocess
@@ -18,7 +19,7 @@ from closing_line import main
 from run import BENCHMARKS
 
 NEEDS_A_GPU = ("cuda_step",)
-# test_overlap.py, of the usual tests, runs these with --quick and reads their lines.
+# By test_overlap.py, with --quick.
 RUN_BY_THE_USUAL_TESTS = ("all_gather_overlap", "scale")
 
 

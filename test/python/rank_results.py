@@ -20,12 +20,13 @@ def names_on(ranks, programs, again_one_in=None):
     """Of the parity suite's programs, by name, those that a run takes on so many ranks: each on the fewest that it can do with;
     on more, too, one in so many of them, or none. A thorough run takes all, and those that are long.
     """
-    if not launch.is_thorough():
-        programs = {name: program for name, program in programs.items() if not program.is_long}
+    if launch.is_thorough():
+        return [name for name, program in programs.items() if ranks in program.ranks]
+    programs = {name: program for name, program in programs.items() if not program.is_long}
     again = [name for name, program in programs.items() if ranks in program.ranks[1:]]
-    if not launch.is_thorough():
-        again = again[::again_one_in] if again_one_in else []
-    return [name for name, program in programs.items() if ranks == program.ranks[0] or name in again]
+    again = again[::again_one_in] if again_one_in else []
+    # A program has no ranks where torch lacks what it is about.
+    return [name for name, program in programs.items() if ranks in program.ranks[:1] or name in again]
 
 
 def run_on(ranks, program, *arguments, timeout_s):

@@ -16,7 +16,7 @@ WIDTH, INPUTS, OUTPUTS = 9, 7, 3
 class Program:
     """needs: packages without which it does not run. is_long: for a thorough run alone."""
 
-    def __init__(self, function, arguments, ranks, tolerance, needs, is_long=False):
+    def __init__(self, function, arguments, ranks, tolerance, needs, is_long):
         self.function, self.arguments, self.ranks, self.tolerance = function, arguments, ranks, tolerance
         self.needs, self.is_long = needs, is_long
 

@@ -102,7 +102,8 @@ WHOLE = {
 
 
 # On five dimensions DTensor weighs an operator's placements for seconds.
-@program(ranks=(2, 4) if HAS_DIMS else (), variants=[(name,) for name in WHOLE], long_variants=[("four_beside",)], tolerance=1e-6)
+@program(ranks=(2, 4) if HAS_DIMS else (), variants=[(name,) for name in WHOLE], long_variants=[("four_beside",)],
+         tolerance=1e-6)
 def placed_on_the_whole_mesh(api, ranks, row):
     names, placements = WHOLE[row]
     left = {"dp": 2}
