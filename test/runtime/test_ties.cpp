@@ -80,7 +80,8 @@ TEST_CASE("a parameter tied across groups trains like the plain one", "[runtime]
   Sample sample(2);
   for (const auto units : kUnits)
     for (const int world : {1, 2, 3, 4})
-      if (sample.takes_next()) CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .max_norm = 0.7}));
+      if (sample.takes_next())
+        CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .max_norm = 0.7}));
 }
 
 TEST_CASE("ties across groups hold on hybrid meshes, with accumulation and integer reshard", "[runtime][ties]") {
@@ -112,7 +113,8 @@ TEST_CASE("ties across groups hold in every layout", "[runtime][ties]") {
   for (const auto units : kUnits)
     for (const auto& adjust : std::vector<std::function<void(FullyShardOptions&)>>{flat, columns, by_name})
       for (const int world : {1, 2, 3})
-        if (sample.takes_next()) CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .adjust = adjust}));
+        if (sample.takes_next())
+          CHECK(trains_like_plain([=] { return tied_workload(units); }, {.world_size = world, .adjust = adjust}));
 }
 
 TEST_CASE("a tied parameter may come from a group of another layout", "[runtime][ties]") {

@@ -10,7 +10,10 @@ namespace fsdp::test {
 /// hardly depends on a combination, and each takes three times as long. With FSDP_TEST_THOROUGH (tools/test --thorough) all.
 class Sample {
  public:
-  explicit Sample(int one_in) : one_in_(is_thorough() ? 1 : is_sanitized() ? 3 * one_in : one_in) {}
+  explicit Sample(int one_in)
+      : one_in_(is_thorough() ? 1 : is_set("FSDP_TEST_SANITIZED") ? 3 * one_in : one_in) {}
+
+  bool takes_all() const { return one_in_ == 1; }
 
   /// Asked once for each combination, in their order.
   bool takes_next() {
@@ -21,10 +24,12 @@ class Sample {
   }
 
   /// Of `count` random draws those of a usual run, which draws others than the run before.
-  static int draws(int count) { return is_thorough() ? count : is_sanitized() ? (count + 8) / 9 : (count + 2) / 3; }
+  static int draws(int count) {
+    const int one_in = Sample(3).one_in_;
+    return (count + one_in - 1) / one_in;
+  }
 
   static bool is_thorough() { return is_set("FSDP_TEST_THOROUGH"); }
-  static bool is_sanitized() { return is_set("FSDP_TEST_SANITIZED"); }
 
  private:
   static bool is_set(const char* variable) {
