@@ -6,6 +6,7 @@
 
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
+#include "fsdp/fully_shard.hpp"
 #include "module/state/module_state.hpp"
 #include "tensor/broadcast_whole.hpp"
 
