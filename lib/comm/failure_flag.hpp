@@ -12,12 +12,13 @@ namespace fsdp {
 /// Why a group was aborted, if it was. Thread-safe; asking costs one load while nothing is wrong.
 class FailureFlag {
  public:
-  /// The first reason stays.
-  void set(const std::string& reason) {
+  /// The first reason stays. True if this is the first.
+  bool set(const std::string& reason) {
     std::lock_guard lock(mutex_);
-    if (is_set_.load(std::memory_order_relaxed)) return;
+    if (is_set_.load(std::memory_order_relaxed)) return false;
     reason_ = reason;
     is_set_.store(true, std::memory_order_release);
+    return true;
   }
 
   bool is_set() const { return is_set_.load(std::memory_order_acquire); }

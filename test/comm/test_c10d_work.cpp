@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "comm/c10d/c10d_work.hpp"
+#include "comm/peer_connections.hpp"
 #include "comm/single_rank.hpp"
 #include "fsdp/error.hpp"
 
@@ -38,8 +39,17 @@ class BrokenWork final : public c10d::Work {
   }
 };
 
+/// What happened to connections.
+class CountedConnections final : public HasPeerConnections {
+ public:
+  void disconnect() noexcept override { ++disconnects; }
+  void fail_stuck_waits() noexcept override { ++asked; }
+  int disconnects = 0, asked = 0;
+};
+
 struct WorkOfGroup {
-  std::shared_ptr<FailureFlag> failure = std::make_shared<FailureFlag>();
+  std::shared_ptr<CountedConnections> connections = std::make_shared<CountedConnections>();
+  std::shared_ptr<C10dFailure> failure = std::make_shared<C10dFailure>(connections.get());
   std::shared_ptr<fsdp::Work> made(c10::intrusive_ptr<c10d::Work> work, HostWait how) const {
     const auto group = single_rank_on(c10::DeviceType::CPU);
     return c10d_work(std::move(work), failure, CollectiveInfo("all_gather", "layer0", *group, 8), how);
@@ -49,8 +59,8 @@ struct WorkOfGroup {
 }  // namespace
 
 TEST_CASE("a host that waits in slices waits until the work is done, and one that does not asks once", "[comm][c10d_work]") {
-  const WorkOfGroup group;
   for (const auto how : {HostWait::kInSlices, HostWait::kAtOnce}) {
+    const WorkOfGroup group;
     const auto slow = c10::make_intrusive<SlowWork>(2);
     const auto work = group.made(slow, how);
     CHECK_FALSE(work->is_completed());
@@ -58,6 +68,7 @@ TEST_CASE("a host that waits in slices waits until the work is done, and one tha
     CHECK(work->is_completed());
     CHECK(slow.use_count() == 1);  // its tensors go with it
     CHECK(slow->was_sliced == (how == HostWait::kInSlices));
+    CHECK((group.connections->asked > 0) == slow->was_sliced);
     work->wait();
   }
 }
@@ -69,6 +80,7 @@ TEST_CASE("an abort ends the wait after a slice, and says why", "[comm][c10d_wor
   CHECK_THROWS_WITH(work->wait(), Contains("all_gather of 'layer0'") && Contains("failed: the user gave up"));
   CHECK_THROWS_WITH(work->wait(), Contains("failed: the user gave up"));
   CHECK(work->is_completed());
+  CHECK(group.connections->disconnects == 0);  // whoever aborts does that
 }
 
 TEST_CASE("a work that fails fails its group, with the first line of what c10d says", "[comm][c10d_work]") {
@@ -78,6 +90,8 @@ TEST_CASE("a work that fails fails its group, with the first line of what c10d s
     CHECK_THROWS_AS(work->wait(), CommError);
     REQUIRE(group.failure->is_set());
     CHECK(group.failure->reason() == "the peer is gone");
+    CHECK_THROWS_AS(group.made(c10::make_intrusive<BrokenWork>(), how)->wait(), CommError);
+    CHECK(group.connections->disconnects == 1);
   }
 }
 

@@ -12,6 +12,25 @@ namespace fsdp::test {
 using Catch::Contains;
 using Clock = std::chrono::steady_clock;
 
+namespace {
+
+const std::vector<std::function<std::shared_ptr<Work>(Communicator&)>> kStarts = {
+    [](Communicator& world) {
+      return world.start_all_gather(at::zeros({8}), at::ones({4}), "c");
+    },
+    [](Communicator& world) {
+      return world.start_reduce_scatter(at::zeros({4}), at::ones({8}), ReduceOp::kSum, "c");
+    },
+    [](Communicator& world) {
+      return world.start_all_reduce(at::ones({8}), ReduceOp::kSum, "c");
+    },
+    [](Communicator& world) {
+      return world.start_broadcast(at::ones({8}), 1, "c");
+    },
+};
+
+}  // namespace
+
 TEST_CASE("a peer that leaves ends the wait of the others in an error that names it all",
           "[comm][gloo]") {
   const auto begin = Clock::now();
@@ -79,19 +98,78 @@ TEST_CASE("a failed group fails at once from then on, with the first reason", "[
   CHECK_THAT(later, Contains("all_reduce of 'later'"));
 }
 
+TEST_CASE("a rank whose collective failed is not waited for, though it lives", "[comm][gloo]") {
+  const auto begin = Clock::now();
+  std::promise<void> failed;
+  auto has_failed = failed.get_future();
+  const auto errors = errors_on_gloo(
+      3,
+      [&](Communicator& world) {
+        all_reduce(world, at::ones({1}));
+        if (world.rank() == 0) return;
+        if (world.rank() == 2) {
+          try {
+            broadcast(world, at::ones({8}), 1, "of rank 1 alone");
+          } catch (const CommError&) {
+            failed.set_value();
+            throw;
+          }
+          return;
+        }
+        try {
+          all_gather(world, at::zeros({12}), at::ones({4}), "of all");  // waits for rank 0 first
+        } catch (const CommError&) {
+          has_failed.wait_for(beyond_patience());
+          throw;
+        }
+      },
+      beyond_patience());
+  CHECK(Clock::now() - begin < patience());
+  CHECK_THAT(errors[2], Contains("broadcast of 'of rank 1 alone'"));
+  CHECK_THAT(errors[1], Contains("all_gather of 'of all'"));
+  CHECK(errors[0].empty());
+}
+
+TEST_CASE("a connection that ends in the middle of a message ends the wait for it", "[comm][gloo]") {
+  constexpr int64_t kNumel = 32 << 20;
+  const auto begin = Clock::now();
+  const auto errors = errors_on_gloo(
+      2,
+      [&](Communicator& world) {
+        auto all = at::zeros({2 * kNumel});
+        const auto work = world.start_all_gather(all, at::ones({kNumel}), "of both");
+        if (world.rank() == 0) return work->wait();
+        const volatile float* first = all.const_data_ptr<float>();
+        while (*first == 0 && !work->is_completed()) std::this_thread::yield();
+        throw UsageError("an error of the program");
+      },
+      beyond_patience());
+  CHECK(Clock::now() - begin < patience());
+  CHECK(errors[1] == "an error of the program");
+  // Where rank 1 came late, everything has arrived.
+  if (!errors[0].empty()) CHECK_THAT(errors[0], Contains("all_gather of 'of both'") && Contains("from rank 1"));
+}
+
+TEST_CASE("a rank that leaves in an error does not wait for what it has started", "[comm][gloo]") {
+  for (const auto& start : kStarts) {
+    const auto begin = Clock::now();
+    const auto errors = errors_on_gloo(
+        2,
+        [&](Communicator& world) {
+          all_reduce(world, at::ones({1}));
+          if (world.rank() == 1) return all_gather(world, at::zeros({4}), at::ones({2}), "of both");
+          const auto work = start(world);
+          throw UsageError("an error of the program");
+        },
+        beyond_patience());
+    CHECK(Clock::now() - begin < patience());
+    CHECK(errors[0] == "an error of the program");
+    CHECK_THAT(errors[1], Contains("all_gather of 'of both'"));
+  }
+}
+
 TEST_CASE("abort ends a wait from another thread, whatever the collective", "[comm][gloo]") {
-  const std::vector<std::function<std::shared_ptr<Work>(Communicator&)>> starts = {
-      [](Communicator& world) {
-        return world.start_all_gather(at::zeros({8}), at::ones({4}), "c");
-      },
-      [](Communicator& world) {
-        return world.start_reduce_scatter(at::zeros({4}), at::ones({8}), ReduceOp::kSum, "c");
-      },
-      [](Communicator& world) {
-        return world.start_all_reduce(at::ones({8}), ReduceOp::kSum, "c");
-      },
-  };
-  for (const auto& start : starts) {
+  for (const auto& start : kStarts) {
     const auto begin = Clock::now();
     std::promise<void> failed;
     auto has_failed = failed.get_future();
@@ -117,6 +195,30 @@ TEST_CASE("abort ends a wait from another thread, whatever the collective", "[co
     CHECK(Clock::now() - begin < patience());
     CHECK_THAT(errors[0], Contains("in group 'world' on rank 0 of 2 failed: enough"));
   }
+}
+
+TEST_CASE("an abort fails what the other ranks wait for, though the rank lives", "[comm][gloo]") {
+  const auto begin = Clock::now();
+  std::promise<void> failed;
+  auto has_failed = failed.get_future();
+  const auto errors = errors_on_gloo(
+      2,
+      [&](Communicator& world) {
+        all_reduce(world, at::ones({1}));
+        if (world.rank() == 1) {
+          world.abort("enough");
+          return (void)has_failed.wait_for(beyond_patience());
+        }
+        try {
+          all_gather(world, at::zeros({8}), at::ones({4}), "of both");
+        } catch (const CommError&) {
+          failed.set_value();
+          throw;
+        }
+      },
+      beyond_patience());
+  CHECK(Clock::now() - begin < patience());
+  CHECK_THAT(errors[0], Contains("all_gather of 'of both'"));
 }
 
 }  // namespace fsdp::test

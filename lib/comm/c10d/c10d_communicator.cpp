@@ -11,10 +11,10 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "comm/c10d/c10d_arguments.hpp"
+#include "comm/c10d/c10d_failure.hpp"
 #include "comm/c10d/c10d_work.hpp"
 #include "comm/checks.hpp"
 #include "comm/comm_memory.hpp"
-#include "comm/failure_flag.hpp"
 #include "comm/scaled_sum.hpp"
 #include "comm/total_bytes.hpp"
 #include "comm/work.hpp"
@@ -37,22 +37,15 @@ class C10dCommunicator final : public Communicator,
         store_(std::move(group.store)),
         make_backend_(std::move(group.make_backend)),
         is_borrowed_(group.is_borrowed),
-        notices_(std::move(group.notices)) {
+        notices_(std::move(group.notices)),
+        failure_(std::make_shared<C10dFailure>(
+            is_borrowed_ ? nullptr : dynamic_cast<HasPeerConnections*>(backend_.get()))) {
     if (!notices_ && store_) notices_ = store_notice_board(store_);
   }
 
   ~C10dCommunicator() override {
-    if (is_borrowed_ && !failure_->is_set()) return;
-    try {
-      // A backend finishes what is pending before it goes. Where the group has failed, or an
-      // exception ends this rank, the peers may never do their part.
-      if (failure_->is_set() || std::uncaught_exceptions() > 0)
-        backend_->abort();
-      else if (backend_name_ == "nccl")
-        backend_->shutdown();
-    } catch (const std::exception& error) {
-      log().warn("closing group '{}' failed: {}", name(), first_line(error.what()));
-    }
+    leave();
+    failure_->forget_connections();
   }
 
   c10::DeviceType device_type() const override { return device_type_; }
@@ -146,9 +139,26 @@ class C10dCommunicator final : public Communicator,
     } catch (const std::exception& error) {
       log().warn("aborting group '{}' failed: {}", this->name(), first_line(error.what()));
     }
+    failure_->disconnect();
   }
 
  private:
+  void leave() {
+    if (is_borrowed_ && !failure_->is_set()) return;
+    try {
+      // A backend finishes what is pending before it goes. Where the group has failed, or an
+      // exception ends this rank, the peers may never do their part.
+      if (failure_->is_set() || std::uncaught_exceptions() > 0) {
+        backend_->abort();
+        failure_->disconnect();
+      } else if (backend_name_ == "nccl") {
+        backend_->shutdown();
+      }
+    } catch (const std::exception& error) {
+      log().warn("closing group '{}' failed: {}", name(), first_line(error.what()));
+    }
+  }
+
   std::shared_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
                                        std::string_view subject) {
     checks::reduce_scatter(*this, output, input, subject);
@@ -203,7 +213,7 @@ class C10dCommunicator final : public Communicator,
       const bool waits_in_slices = full.front().is_cpu() && !is_borrowed_;
       return c10d_work(launch(), failure_, std::move(info), waits_in_slices ? HostWait::kInSlices : HostWait::kAtOnce);
     } catch (const std::exception& error) {
-      failure_->set(first_line(error.what()));
+      failure_->fail(first_line(error.what()));
       CollectiveInfo(operation, subject, *this, bytes).fail(first_line(error.what()));
     }
   }
@@ -223,7 +233,7 @@ class C10dCommunicator final : public Communicator,
   BackendFactory make_backend_;
   bool is_borrowed_;
   std::shared_ptr<NoticeBoard> notices_;
-  std::shared_ptr<FailureFlag> failure_ = std::make_shared<FailureFlag>();
+  std::shared_ptr<C10dFailure> failure_;
   int splits_ = 0;
 };
 

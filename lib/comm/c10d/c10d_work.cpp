@@ -15,7 +15,7 @@ constexpr auto kAbortPoll = std::chrono::milliseconds(200);
 
 class C10dWork final : public Work {
  public:
-  C10dWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<FailureFlag> failure, CollectiveInfo info, HostWait how)
+  C10dWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<C10dFailure> failure, CollectiveInfo info, HostWait how)
       : work_(std::move(work)), failure_(std::move(failure)), info_(std::move(info)), how_(how) {}
 
   void wait() override {
@@ -29,7 +29,7 @@ class C10dWork final : public Work {
     } catch (const std::exception& error) {
       // An abort ends the wait with whatever the backend says then; its reason says more.
       error_ = failure_->is_set() ? failure_->reason() : first_line(error.what());
-      failure_->set(error_);
+      failure_->fail(error_);
       info_.fail(error_);
     }
     // Lets go of the tensors, which the backend's work holds.
@@ -53,13 +53,14 @@ class C10dWork final : public Work {
         if (work_->isCompleted()) break;
         const bool slice_is_over = std::chrono::steady_clock::now() - begin >= kAbortPoll;
         if (failure_->is_set() || !slice_is_over) throw;
+        failure_->fail_stuck_waits();
       }
     }
     work_->wait();
   }
 
   c10::intrusive_ptr<c10d::Work> work_;
-  std::shared_ptr<FailureFlag> failure_;
+  std::shared_ptr<C10dFailure> failure_;
   CollectiveInfo info_;
   HostWait how_;
   std::string error_;
@@ -67,7 +68,7 @@ class C10dWork final : public Work {
 
 }  // namespace
 
-std::shared_ptr<Work> c10d_work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<FailureFlag> failure,
+std::shared_ptr<Work> c10d_work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<C10dFailure> failure,
                                 CollectiveInfo info, HostWait how) {
   return std::make_shared<C10dWork>(std::move(work), std::move(failure), std::move(info), how);
 }

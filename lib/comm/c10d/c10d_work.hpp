@@ -3,7 +3,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "comm/failure_flag.hpp"
+#include "comm/c10d/c10d_failure.hpp"
 #include "comm/work.hpp"
 
 namespace fsdp {
@@ -15,8 +15,8 @@ enum class HostWait {
 };
 
 /// A collective of c10d's under way, as ours. It fails with the group's reason if `failure` has one by then; else
-/// `failure` is set to its own.
-std::shared_ptr<Work> c10d_work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<FailureFlag> failure,
+/// the group fails with its own.
+std::shared_ptr<Work> c10d_work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<C10dFailure> failure,
                                 CollectiveInfo info, HostWait how);
 
 }  // namespace fsdp

@@ -3,30 +3,33 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/environment.hpp"
 #include "base/stable_hash.hpp"
 #include "comm/gloo/gloo_works.hpp"
+#include "comm/peer_connections.hpp"
 
 namespace fsdp {
 namespace {
 
 using c10d::ProcessGroupGloo;
 
-class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
+class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks, public HasPeerConnections {
  public:
   PairwiseGloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-               c10::intrusive_ptr<Options> options)
-      : ProcessGroupGloo(store, rank, size, std::move(options)) {}
+               c10::intrusive_ptr<Options> options, bool connects_late)
+      : ProcessGroupGloo(store, rank, size, std::move(options)), connects_late_(connects_late) {}
 
   /// The base waits for its workers, but only when this part of the object is gone, which their
   /// works use; so they are waited for here.
   ~PairwiseGloo() override {
     std::unique_lock lock(mutex_);
-    is_idle_.wait(lock, [this] { return running_.empty(); });
+    while (!is_idle_.wait_for(lock, kMoment, [this] { return running_.empty(); })) stop_stuck();
   }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -65,6 +68,26 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
     for (auto* work : running_) work->stop();
   }
 
+  // Note [How gloo lets go of its peers]
+  // Gloo's closeConnections wakes nobody on this rank. But a receive that times out ends all connections of its context, and
+  // wakes whoever waits for a message on one of them. A peer that has gone already fails the receive itself, so each is tried.
+  void disconnect() noexcept override {
+    if (connects_late_) return;  // it would first connect to ranks that it has never talked to
+    for (size_t context = 0; context < contexts_.size(); ++context)
+      for (int step = 1; step < getSize(); ++step) {
+        try {
+          receive_nothing((getRank() + step) % getSize(), static_cast<int>(context))->wait(std::chrono::milliseconds(1));
+        } catch (const std::exception&) {
+          // as intended
+        }
+      }
+  }
+
+  void fail_stuck_waits() noexcept override {
+    std::lock_guard lock(mutex_);
+    stop_stuck();
+  }
+
   void note_finished(GlooExchange& work) noexcept override {
     std::lock_guard lock(mutex_);
     std::erase(running_, &work);
@@ -85,7 +108,7 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
   WorkPlace next_place(std::chrono::milliseconds timeout, int fingerprint) {
     // Tags of point-to-point messages live apart from those of gloo's own collectives.
     const int tag = (next_tag_ << 15) | fingerprint;
-    next_tag_ = (next_tag_ + 1) & 0xFFFF;
+    next_tag_ = (next_tag_ + 1) % kTags;
     return {.context = getContext(tag),
             .rank = getRank(),
             .size = getSize(),
@@ -117,9 +140,41 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks {
     return recv(one, peer, tag);
   }
 
+  static constexpr auto kMoment = std::chrono::milliseconds(200);
+  // The second, and those after it, are never given by `next_place`.
+  static constexpr int kTags = 0xFFFF, kTagOfNoMessage = kTags << 15;
+
+  c10::intrusive_ptr<c10d::Work> receive_nothing(int peer, int context) {
+    std::vector<at::Tensor> nothing_sent = {at::empty({1}, at::kByte)};
+    return recv(nothing_sent, peer, kTagOfNoMessage + context);
+  }
+
+  /// Under the lock.
+  void stop_stuck() noexcept {
+    for (auto* work : running_) work->stop_if_stuck([this](int peer, int tag) { return is_gone(peer, tag); });
+  }
+
+  /// A receive that has been aborted waits no moment. It throws if the connection has ended.
+  bool is_gone(int peer, int tag) {
+    const int contexts = static_cast<int>(contexts_.size());
+    try {
+      int context = 0;  // the one of the tag: gloo takes them in turns
+      while ((kTagOfNoMessage + context) % contexts != tag % contexts) ++context;
+      auto& probe = probes_[{peer, context}];
+      if (!probe) probe = receive_nothing(peer, context);
+      probe->abort();
+      probe->wait();
+      return false;
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
+
+  const bool connects_late_;
   std::mutex mutex_;
   std::condition_variable is_idle_;
   std::vector<GlooExchange*> running_;  ///< queued or under way: gloo's queue keeps them alive
+  std::map<std::pair<int, int>, c10::intrusive_ptr<c10d::Work>> probes_;  ///< by peer and context; wait for nothing
   bool is_aborted_ = false;
   int next_tag_ = 0;
 };
@@ -159,7 +214,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
     gloo->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1", lazy));
   else
     gloo->devices.push_back(ProcessGroupGloo::createDefaultDevice(lazy));
-  auto backend = c10::make_intrusive<PairwiseGloo>(store, rank, size, std::move(gloo));
+  auto backend = c10::make_intrusive<PairwiseGloo>(store, rank, size, std::move(gloo), lazy);
   // A rank that is connected may go on, and soon let go of the group. To one that is still connecting that looks as if the
   // other had crashed. A peer that stops between the two is waited for as long as one that never connects.
   if (!lazy && size > 1) backend->barrier()->wait();

@@ -68,8 +68,16 @@ GlooExchange::Message GlooExchange::receive(const at::Tensor& tensor, int from) 
 }
 
 void GlooExchange::wait_for(const Message& message, const char* direction) {
-  // False: `stop` was called.
-  if (!naming_peer(direction, message.peer, [&] { return message.work->wait(place_.timeout); })) throw CommError("aborted");
+  {
+    std::lock_guard lock(mutex_);
+    waits_for_.begin(*message.work, message.peer);
+  }
+  naming_peer(direction, message.peer, [&] {
+    const bool is_done = message.work->wait(place_.timeout);
+    std::lock_guard lock(mutex_);
+    if (waits_for_.end()) throw CommError("the connection ended in the middle of a message");
+    if (!is_done) throw CommError("aborted");
+  });
 }
 
 void GlooExchange::wait_for_sends() {
@@ -95,11 +103,21 @@ void GlooExchange::run() {
   exchange();
 }
 
+bool GlooExchange::wait(std::chrono::milliseconds timeout) {
+  try {
+    return AsyncWork::wait(timeout);
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    throw;
+  }
+}
+
 void GlooExchange::drop_tensors() {
   outputs_.clear();
   inputs_.clear();
   sends_.clear();
   std::lock_guard lock(mutex_);
+  waits_for_.end();
   started_.clear();
 }
 
@@ -107,6 +125,11 @@ void GlooExchange::stop() {
   std::lock_guard lock(mutex_);
   stopped_ = true;
   for (const auto& message : started_) message->abort();
+}
+
+void GlooExchange::stop_if_stuck(const std::function<bool(int peer, int tag)>& is_gone) {
+  std::lock_guard lock(mutex_);
+  waits_for_.abort_if_stuck([&](int peer) { return is_gone(peer, place_.tag); });
 }
 
 GlooAllGather::GlooAllGather(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,

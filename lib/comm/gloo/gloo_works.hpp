@@ -1,10 +1,12 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
+#include "comm/gloo/waited_message.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -55,11 +57,14 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
   /// Starts the messages.
   void start();
   void run() final;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) final;
   /// Only for c10d's flight recorder, which may ask when they are gone.
   const std::vector<at::Tensor> getInputTensors() override { return {}; }
   const std::vector<at::Tensor> getOutputTensors() override { return {}; }
   /// Wakes `run`, which then throws.
   void stop();
+  /// The same if it waits for a message that no longer comes or goes: see Note [Messages cut in two].
+  void stop_if_stuck(const std::function<bool(int peer, int tag)>& is_gone);
 
  protected:
   using Tensors = std::vector<at::Tensor>;
@@ -91,11 +96,12 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
  private:
   PeerLinks& links_;  // the group, which waits for its workers before it goes
   std::vector<Message> sends_;
-  // Also held once by whoever takes the work over from another thread: c10d's queue has locks of its
-  // own, but ThreadSanitizer does not see them.
+  // Also held once by whoever takes the work or its error over from another thread: c10d has locks of
+  // its own for that, but ThreadSanitizer does not see them.
   std::mutex mutex_;
   std::vector<c10::intrusive_ptr<c10d::Work>> started_;  ///< to be aborted by `stop`
   bool stopped_ = false;
+  WaitedMessage waits_for_;
 };
 
 class GlooAllGather final : public GlooExchange {
