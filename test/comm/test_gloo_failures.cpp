@@ -14,6 +14,25 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
+/// By which a rank that lives on waits until another one has failed.
+class OneFailure {
+ public:
+  /// Tells, if a collective of `body` fails, and passes the error on.
+  void tell_of(const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const CommError&) {
+      told_.set_value();
+      throw;
+    }
+  }
+  void await(std::chrono::milliseconds timeout) { is_told_.wait_for(timeout); }
+
+ private:
+  std::promise<void> told_;
+  std::future<void> is_told_ = told_.get_future();
+};
+
 const std::vector<std::function<std::shared_ptr<Work>(Communicator&)>> kStarts = {
     [](Communicator& world) {
       return world.start_all_gather(at::zeros({8}), at::ones({4}), "c");
@@ -52,18 +71,13 @@ TEST_CASE("a peer that leaves ends the wait of the others in an error that names
 TEST_CASE("a peer that does not come ends in an error after the timeout", "[comm][gloo]") {
   const auto begin = Clock::now();
   const auto timeout = on_this_machine(std::chrono::seconds(1));
-  std::promise<void> failed;
-  auto has_failed = failed.get_future();
+  OneFailure failure;
   const auto errors = errors_on_gloo(
       2,
       [&](Communicator& world) {
-        if (world.rank() == 1) return (void)has_failed.wait_for(patience());
-        try {
-          reduce_scatter(world, at::zeros({4}), at::ones({8}), ReduceOp::kSum, "blocks.3");
-        } catch (const CommError&) {
-          failed.set_value();
-          throw;
-        }
+        if (world.rank() == 1) return failure.await(patience());
+        failure.tell_of(
+            [&] { reduce_scatter(world, at::zeros({4}), at::ones({8}), ReduceOp::kSum, "blocks.3"); });
       },
       timeout);
   CHECK(Clock::now() - begin < patience());
@@ -100,26 +114,18 @@ TEST_CASE("a failed group fails at once from then on, with the first reason", "[
 
 TEST_CASE("a rank whose collective failed is not waited for, though it lives", "[comm][gloo]") {
   const auto begin = Clock::now();
-  std::promise<void> failed;
-  auto has_failed = failed.get_future();
+  OneFailure failure;
   const auto errors = errors_on_gloo(
       3,
       [&](Communicator& world) {
         all_reduce(world, at::ones({1}));
         if (world.rank() == 0) return;
-        if (world.rank() == 2) {
-          try {
-            broadcast(world, at::ones({8}), 1, "of rank 1 alone");
-          } catch (const CommError&) {
-            failed.set_value();
-            throw;
-          }
-          return;
-        }
+        if (world.rank() == 2)
+          return failure.tell_of([&] { broadcast(world, at::ones({8}), 1, "of rank 1 alone"); });
         try {
           all_gather(world, at::zeros({12}), at::ones({4}), "of all");  // waits for rank 0 first
         } catch (const CommError&) {
-          has_failed.wait_for(beyond_patience());
+          failure.await(beyond_patience());
           throw;
         }
       },
@@ -171,25 +177,17 @@ TEST_CASE("a rank that leaves in an error does not wait for what it has started"
 TEST_CASE("abort ends a wait from another thread, whatever the collective", "[comm][gloo]") {
   for (const auto& start : kStarts) {
     const auto begin = Clock::now();
-    std::promise<void> failed;
-    auto has_failed = failed.get_future();
+    OneFailure failure;
     const auto errors = errors_on_gloo(
         2,
         [&](Communicator& world) {
-          if (world.rank() == 1) return (void)has_failed.wait_for(patience());
+          if (world.rank() == 1) return failure.await(patience());
           const auto work = start(world);
-          std::thread other([&] {
+          const auto other = std::async(std::launch::async, [&] {
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
             world.abort("enough");
           });
-          try {
-            work->wait();
-          } catch (const CommError&) {
-            other.join();
-            failed.set_value();
-            throw;
-          }
-          other.join();
+          failure.tell_of([&] { work->wait(); });
         },
         beyond_patience());
     CHECK(Clock::now() - begin < patience());
@@ -199,22 +197,16 @@ TEST_CASE("abort ends a wait from another thread, whatever the collective", "[co
 
 TEST_CASE("an abort fails what the other ranks wait for, though the rank lives", "[comm][gloo]") {
   const auto begin = Clock::now();
-  std::promise<void> failed;
-  auto has_failed = failed.get_future();
+  OneFailure failure;
   const auto errors = errors_on_gloo(
       2,
       [&](Communicator& world) {
         all_reduce(world, at::ones({1}));
         if (world.rank() == 1) {
           world.abort("enough");
-          return (void)has_failed.wait_for(beyond_patience());
+          return failure.await(beyond_patience());
         }
-        try {
-          all_gather(world, at::zeros({8}), at::ones({4}), "of both");
-        } catch (const CommError&) {
-          failed.set_value();
-          throw;
-        }
+        failure.tell_of([&] { all_gather(world, at::zeros({8}), at::ones({4}), "of both"); });
       },
       beyond_patience());
   CHECK(Clock::now() - begin < patience());
