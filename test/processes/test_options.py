@@ -1,5 +1,6 @@
 """What the trainer says to a wrong command line: one line, and exit code 2."""
 
+import functools
 import os
 import re
 import sys
@@ -93,6 +94,10 @@ class Options(unittest.TestCase):
                                 program=launch.ROOT / "tools" / script)
             self.expect_refusal(["--torch", "1.0"], "torch is a version", program=launch.ROOT / "tools" / script)
 
+    @functools.cached_property
+    def version(self):
+        return launch.run([launch.TRAIN, "--version"]).stdout
+
     def expect_help_and_version(self, *command):
         for option in ("-h", "--help"):
             result = launch.run([*command, option])
@@ -100,7 +105,7 @@ class Options(unittest.TestCase):
             self.assertIn("--version", result.stdout, command)
         result = launch.run([*command, "--version"])
         self.assertEqual((result.returncode, result.stderr), (0, ""), command)
-        self.assertEqual(result.stdout, launch.run([launch.TRAIN, "--version"]).stdout, command)
+        self.assertEqual(result.stdout, self.version, command)
 
     def test_each_script_and_program_tells_its_options_and_the_version_before_any_set_up(self):
         scripts = [path for path in (launch.ROOT / "tools").iterdir() if path.is_file() and os.access(path, os.X_OK)]
