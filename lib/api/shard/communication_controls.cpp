@@ -1,3 +1,5 @@
+#include "fsdp/fully_shard.hpp"
+
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
 #include "comm/comm_memory.hpp"
