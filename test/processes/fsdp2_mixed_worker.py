@@ -5,6 +5,7 @@ import os
 import sys
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -44,6 +45,13 @@ def policy_of(row, block):
     return policy
 
 
+def whole(tensors):
+    """DTensors cut along dimension 0: whole, flattened, one behind another. full_tensor takes a collective for each."""
+    of_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, [tensor.to_local() for tensor in tensors])
+    return torch.cat([torch.cat(shards).flatten() for shards in zip(*of_ranks)]).tolist()
+
+
 def train(row, mesh, weights, inputs):
     if row.get("keep_scale") and not hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn"):
         return {"skipped": f"FSDP2 of torch {torch.__version__} has no dtype for one parameter"}
@@ -68,10 +76,9 @@ def train(row, mesh, weights, inputs):
             loss = model(batches[micro].to(dtype_of(row, "input") or torch.float32)).float().square().mean()
             loss.backward()
             losses.append(loss.item())
-        gradients.append(torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()]).tolist())
+        gradients.append(whole([parameter.grad for parameter in model.parameters()]))
         optimizer.step()
-    final = torch.cat([parameter.detach().full_tensor().flatten() for parameter in model.parameters()])
-    return {"losses": losses, "gradients": gradients, "weights": final.tolist()}
+    return {"losses": losses, "gradients": gradients, "weights": whole([each.detach() for each in model.parameters()])}
 
 
 class GroupOf:

@@ -22,7 +22,9 @@ def chosen(package, ranks):
 @functools.lru_cache
 def results_of(package, ranks, timeout_s):
     """For each rank what differs, by program, and how the run ended."""
-    return rank_results.run_on(ranks, WORKER, "--programs", package, *chosen(package, ranks), timeout_s=timeout_s)
+    imports = getattr(importlib.import_module(package), "IMPORTS", ())
+    return rank_results.run_on(ranks, WORKER, "--programs", package, *chosen(package, ranks), timeout_s=timeout_s,
+                               imports=imports)
 
 
 class ParityCase(unittest.TestCase):

@@ -1,5 +1,7 @@
 """Runs a Python program that uses the package on ranks, and reads what each rank has written."""
 
+import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -29,13 +31,16 @@ def names_on(ranks, programs, again_one_in=None):
     return [name for name, program in programs.items() if ranks in program.ranks[:1] or name in again]
 
 
-def run_on(ranks, program, *arguments, timeout_s):
+def run_on(ranks, program, *arguments, timeout_s, imports=()):
     """Each rank's results, {} of one that wrote none, and how the run ended.
 
-    The program gets a folder behind its arguments, where rank r writes r.json after each result.
+    The program gets a folder behind its arguments, where rank r writes r.json after each result. imports: modules that the
+    ranks use and that take long; they are imported once, as ranks are forks. One that is not installed is left out.
     """
     os.environ["PYTHONPATH"] = SEES_PACKAGE
-    import fsdp  # for all ranks, which are forks
+    for name in ("fsdp", *imports):
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         ran = launch.run_ranks(ranks, Path(program), *arguments, folder, timeout_s=timeout_s, start=forked_ranks.start_rank)
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]

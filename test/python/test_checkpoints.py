@@ -17,6 +17,7 @@ from closing_line import main
 
 # Each saves, and loads what all before it have saved.
 RUNS = (1, 2, 4, 2, 1) if launch.is_thorough() else (1, 4, 2)
+IMPORTS = ("transformers.models.llama.modeling_llama",)
 
 
 def all_checks():
@@ -50,7 +51,8 @@ def run_on_a_rank(shared, folder):
 def results():
     """(ranks, results of each rank, how the run ended) of each run."""
     with tempfile.TemporaryDirectory() as shared:
-        return [(ranks, *rank_results.run_on(ranks, __file__, "--rank", shared, timeout_s=300)) for ranks in RUNS]
+        return [(ranks, *rank_results.run_on(ranks, __file__, "--rank", shared, timeout_s=300, imports=IMPORTS))
+                for ranks in RUNS]
 
 
 class Checkpoints(unittest.TestCase):

@@ -4,4 +4,6 @@ seconds to import or to compile."""
 from . import compiled, inductor, loaders, models, pipelines
 from .table import PROGRAMS
 
-__all__ = ["PROGRAMS", "compiled", "inductor", "loaders", "models", "pipelines"]
+# What the programs import when they run, and torch with them.
+IMPORTS = ("transformers.models.llama.modeling_llama", "peft", "torch._dynamo.backends.common", "torch._inductor.pattern_matcher")
+__all__ = ["IMPORTS", "PROGRAMS", "compiled", "inductor", "loaders", "models", "pipelines"]

@@ -2,12 +2,11 @@
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shared_mesh import shared_mesh
 
 from .common import (WIDTH, Block, Model, adam, batches, full, gradients, mesh_of, program, sgd, shown, train, weights)
-from .meshes import HAS_DIMS, dims_of, kinds, rows, tensor_parallel_over
+from .meshes import HAS_DIMS, batches_over, dims_of, kinds, tensor_parallel_over
 from .wrong_arguments import kind_of
 
 try:
@@ -224,16 +223,15 @@ def replicated_offloaded(api, ranks):
 @program(ranks=(4,) if RANKS else (), variants=[("data",), ("data_and_more",)], tolerance=1e-6)
 def replicated_over_named_dims(api, ranks, which):
     names, shape, dims = {"data": (("data", "tp"), (2, 2), "data"),
-                          "data_and_more": (("data", "more", "tp"), (2, 2, 1), ("data", "more"))}[which]
+                          "data_and_more": (("data", "more"), (2, 2), ("data", "more"))}[which]
     mesh = shared_mesh(*shape, names=names)
-    model = tensor_parallel_over(mesh, names)
+    model = tensor_parallel_over(mesh)
     options = dict(mesh=mesh, dp_mesh_dims=dims_of(api, replicate=dims))
     replicate_of(api)(model[2], **options)
     replicate_of(api)(model, **options)
     seen = []
-    for x in rows(2):
-        torch.distributed.broadcast(x, group=mesh["tp"].get_group(), group_src=0)
-        y = model(DTensor.from_local(x, mesh, [Replicate() if each == "tp" else Shard(0) for each in names]))
+    for x in batches_over(mesh, 2):
+        y = model(x)
         y.square().mean().backward()
         seen.append(y.full_tensor().detach())
     return {"kinds": kinds(model), "seen": seen, "gradients": {key: full(each) for key, each in gradients(model).items()}}
