@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "dispatch/residency.hpp"
 #include "fsdp/dtensor.hpp"
-#include "root/gradient_hook.hpp"
+#include "root/autograd/gradient_hook.hpp"
 #include "root/tied_groups.hpp"
 
 namespace fsdp {

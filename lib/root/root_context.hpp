@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "group/param_group.hpp"
@@ -39,6 +40,9 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   /// One operator is about to use `used` (all of this root): they are readable when this returns.
   void touch(std::span<ParamGroup* const> used, const OperatorUse& use);
   void gradient_arrived(ParamGroup& group, size_t index, const at::Tensor& unsharded_param);
+  /// Inside a backward of one of the root's outputs: it is the root's though it may reach none of its parameters, if a forward
+  /// waits for one, or gradients do for a reduction.
+  void join_backward();
 
   // --- controls
   /// What a user, or the runtime for itself, wants of one group.
@@ -46,8 +50,6 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void reset_iter_state();
   void enter_scope();
   void leave_scope() noexcept;
-  /// Between steps: throws StateError if the sanitizer mode has found something since the last call.
-  void throw_faults();
 
   /// No step may begin while what is returned lives: the unsharded parameters show other memory for a while.
   /// Throws StateError, beginning with `caller`, unless `is_quiescent()`.
@@ -94,6 +96,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void begin_forward();
   void recheck();
   void begin_backward(int64_t task);
+  bool awaits_backward();
   void watch_end_of(int64_t task);
   void end_task(int64_t task);
   void abandon_task(int64_t task) noexcept;
@@ -119,6 +122,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   BackwardReducer reducer_{runner_, options_.reduce_scatter_start};
   Hooks hooks_;
   std::vector<int> held_before_hook_;
+  std::thread::id thread_;  ///< of the last forward
   bool has_started_ = false;
 };
 

@@ -5,9 +5,10 @@
 #include "base/require.hpp"
 #include "comm/work.hpp"
 #include "dispatch/residency.hpp"
-#include "group/group_sanitizer.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
+#include "root/autograd/left_gradients.hpp"
+#include "root/sanitizer_faults.hpp"
 
 // The boundaries of a step, and what happens to gradients at them.
 namespace fsdp {
@@ -86,7 +87,7 @@ void RootContext::prepare_step(StepEvent begins) {
   runner_.apply(runner_.scheduler().release_between_steps());  // what reads have left behind
   tell_of_beginning();
   recheck();
-  throw_faults();
+  throw_faults(*this);
   has_started_ = true;  // a step that is refused has not begun
   runner_.comm_ctx().all_gather_stream.begin_step();
   runner_.scheduler().plan();
@@ -114,6 +115,7 @@ void RootContext::begin_forward() {
   trace.look_for_listener();
   const Range range(trace, [] { return std::string("FSDP::root_pre_forward"); });
   const bool is_first = !has_started_;
+  thread_ = std::this_thread::get_id();
   take_over_modes();
   prepare_step(StepEvent::kForwardBegins);
   enter(StepEvent::kForwardBegins);
@@ -146,6 +148,24 @@ void RootContext::begin_backward(int64_t task) {
   for (auto* group : runner_.groups())
     if (group->unsharder().is_held()) group->changes().sync_versions();
   watch_end_of(task);
+}
+
+/// At its end, when it is known that nothing else has told of it: what autograd saved is looked at in the meantime.
+void RootContext::join_backward() {
+  std::lock_guard lock(mutex_);
+  const int64_t task = torch::autograd::get_current_graph_task_id();
+  if (task == -1 || !awaits_backward()) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), task] {
+    const auto root = weak.lock();
+    if (!root) return;
+    std::lock_guard lock(root->mutex_);
+    if (root->awaits_backward()) root->begin_backward(task);
+  });
+}
+
+bool RootContext::awaits_backward() {
+  if (step_.task_count() > 0 || step_.is_in_scope()) return false;
+  return is_forward(step_.state()) || left_gradients_of(*this) == LeftGradients::kToReduce;
 }
 
 void RootContext::watch_end_of(int64_t task) {
@@ -212,20 +232,8 @@ void RootContext::end_backward() {
     runner_.reductions().finish();
     end_step();
   }
-  throw_faults();
-}
-
-void RootContext::throw_faults() {
-  std::lock_guard lock(mutex_);
-  // Not in a step: other ranks wait for what this one still has to launch.
-  if (in_step()) return;
-  std::vector<std::string> faults;
-  for (auto* group : runner_.groups()) {
-    if (group->parts().sanitizer == nullptr) continue;
-    for (auto& fault : group->parts().sanitizer->take_faults()) faults.push_back(std::move(fault));
-  }
-  require_state(faults.empty(), "the sanitizer found {} fault(s) on this rank:\n  {}", faults.size(),
-                fmt::join(faults, "\n  "));
+  note_left_gradients(*this, thread_);
+  throw_faults(*this);
 }
 
 void RootContext::end_step() {

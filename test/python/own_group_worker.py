@@ -26,6 +26,7 @@ FEWER = {
     "registered_over_fewer_ranks": "the same",
     "hybrid_1": "nothing is sent among one replica",
     "chunked_loss": "a group in use is gathered and reduced once for all chunks",
+    "accumulation_whose_last_backward_needs_no_parameter": "a backward that needs none of the parameters gathers none",
 }
 MORE = {
     "manual_finalization": "every backward that synchronizes reduces; FSDP2 leaves groups whose inputs need no "

@@ -210,14 +210,15 @@ py::object ShardedModule::post_forward(py::object output) {
   return cast_all(casts_, std::move(output), *casts_.outputs);
 }
 
-/// A part of the forward that runs again in backward (activation checkpointing) may do so without this
-/// module's hooks, and is to find the parameters.
+/// The backward is the root's also where it needs none of the unsharded parameters. A part of the forward that runs again in
+/// it (activation checkpointing) may do so without this module's hooks, and is to find the parameters.
 void ShardedModule::watch_backward(const py::object& output) {
   for_tensors(casts_, output, [this](const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.requires_grad()) return;
     tensor.register_hook([weak = weak_from_this()](const at::Tensor&) {
       const auto self = weak.lock();
       if (!self) return;
+      self->context().join_backward();
       py::gil_scoped_acquire gil;
       if (self->params_.form() == Form::kUnsharded) return;
       if (self->params_.have_hooks()) self->gather_in_backward();

@@ -2,6 +2,7 @@
 #include "base/require.hpp"
 #include "module/handles.hpp"
 #include "root/group_port.hpp"
+#include "root/sanitizer_faults.hpp"
 
 // The controls of a sharded module. Without parameters to shard every one of them does nothing.
 namespace fsdp {
@@ -46,7 +47,7 @@ UnshardHandle FSDPModule::unshard_async() {
 
 void FSDPModule::reshard() {
   for_own(*state_, [&](ParamGroup& group) { state_->context()->control(group, GroupEvent::kUserReshards); });
-  state_->context()->throw_faults();
+  fsdp::throw_faults(*state_->context());
 }
 
 void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {

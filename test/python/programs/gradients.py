@@ -5,7 +5,7 @@ import torch.distributed.fsdp
 
 from shared_mesh import shared_mesh
 
-from .common import Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
+from .common import INPUTS, Model, adam, batches, gradients, mesh_of, program, shard, shown, train, weights
 
 
 @program
@@ -25,6 +25,34 @@ def accumulation_without_sync(api, ranks):
 
 def gradients_copy(model):
     return {name: None if p.grad is None else p.grad.full_tensor().clone() for name, p in model.named_parameters()}
+
+
+class Branches(torch.nn.Module):
+    """`kept` is ignored by fully_shard; `drawn` is used in some batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.nn.Parameter(torch.randn(INPUTS))
+        self.drawn = torch.nn.Parameter(torch.randn(INPUTS))
+
+    def forward(self, x, is_drawn):
+        return x * self.kept + (x * self.drawn if is_drawn else 0)
+
+
+@program(variants=[(control, reshard) for control in ("set_requires_gradient_sync", "set_is_last_backward")
+                   for reshard in (None, True)])
+def accumulation_whose_last_backward_needs_no_parameter(api, ranks, control, reshard):
+    """The outputs tell of it alone: what it is computed with is not sharded."""
+    model, seen = Branches(), []
+    api.fully_shard(model, mesh=mesh_of(ranks), ignored_params={model.kept}, reshard_after_forward=reshard)
+    for used in ([True, False], [False, True], [True, True], [False, False], [True, True, False]):
+        for micro, (x, is_drawn) in enumerate(zip(batches(3), used)):
+            getattr(model, control)(micro + 1 == len(used))
+            model(x, is_drawn).square().mean().backward()
+            seen.append(shown(model))
+        seen.append(None if model.drawn.grad is None else model.drawn.grad.to_local().clone())
+        model.zero_grad()
+    return seen
 
 
 @program

@@ -8,9 +8,10 @@
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
 #include "param/grad_dtype.hpp"
-#include "root/captured_gradient.hpp"
+#include "root/autograd/captured_gradient.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
+#include "root/autograd/left_gradients.hpp"
 
 // Note [Methods of tensors that are no operators]
 // `set_data`, `output_nr` and a few more pass no dispatcher, so the residency fallback does not see them. LibTorch
@@ -127,6 +128,7 @@ class Hooks final : public Interface {
   bool retains_grad(const TensorBase& tensor) const override { return next_.retains_grad(tensor); }
   void _backward(const at::Tensor& tensor, at::TensorList inputs, const std::optional<at::Tensor>& gradient,
                  std::optional<bool> keep_graph, bool create_graph) const override {
+    const JoinedRoots joined(tensor);
     next_._backward(tensor, inputs, gradient, keep_graph, create_graph);
   }
   void requires_grad_(const TensorBase& tensor, bool value) const override { next_.requires_grad_(tensor, value); }

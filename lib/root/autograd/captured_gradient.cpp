@@ -1,4 +1,4 @@
-#include "root/captured_gradient.hpp"
+#include "root/autograd/captured_gradient.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -1,4 +1,4 @@
-#include "root/gradient_hook.hpp"
+#include "root/autograd/gradient_hook.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function_hook.h>
