@@ -49,7 +49,7 @@ class FSDP_API FSDPModule {
 
   /// False: backward adds unsharded gradients up on this rank, without communication; the next backward with true reduces the
   /// sum. That is the next `Tensor::backward` of the thread, also one that needs none of the parameters, or is another model's:
-  /// what comes later is reduced then, and added. Default true.
+  /// so all ranks have to run it. What comes later is reduced then, and added. Default true.
   void set_requires_gradient_sync(bool value, Recurse recurse = Recurse::kYes);
   /// HSDP. False: backward reduce-scatters within the shard group and adds the results up; the next backward with true
   /// all-reduces the sum across replicas. Default true.

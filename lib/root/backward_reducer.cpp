@@ -25,6 +25,11 @@ bool has_all_gradients(const ParamGroup& group) {
   return !gradients.config.reduces_unused_params && gradients.store.is_complete(gradients.trainable_count);
 }
 
+bool owes_zeros(const ParamGroup& group) {
+  const auto& gradients = group.gradients();
+  return gradients.config.requires_gradient_sync && gradients.config.reduces_unused_params && gradients.trainable_count > 0;
+}
+
 void BackwardReducer::on_last_gradient(ParamGroup& group) {
   {
     const Range range(runner_.comm_ctx().trace, "FSDP::post_backward_reshard", group.identity());
@@ -96,11 +101,7 @@ void end_backward(ParamGroup& group) {
 
 void BackwardReducer::flush() {
   for (auto* group : runner_.groups()) {
-    const auto& gradients = group->gradients();
-    const auto& config = gradients.config;
-    const bool owes_zeros = config.requires_gradient_sync && config.reduces_unused_params &&
-                            !gradients.store.is_reduced() && gradients.trainable_count > 0;
-    if (owes_zeros || has_gradients_to_reduce(*group)) {
+    if ((owes_zeros(*group) && !group->gradients().store.is_reduced()) || has_gradients_to_reduce(*group)) {
       runner_.tell(GroupEvent::kLastGradient, *group);
       runner_.reductions().launch(pack(*group));
     }

@@ -31,5 +31,7 @@ class BackwardReducer {
 
 /// All gradients that a reduction in this backward takes have arrived.
 bool has_all_gradients(const ParamGroup& group);
+/// A backward reduces the group whatever gradients this rank has, as others may have some (set_reduce_scatter_unused_params).
+bool owes_zeros(const ParamGroup& group);
 
 }  // namespace fsdp

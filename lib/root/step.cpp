@@ -164,8 +164,10 @@ void RootContext::join_backward() {
 }
 
 bool RootContext::awaits_backward() {
-  if (step_.task_count() > 0 || step_.is_in_scope()) return false;
-  return is_forward(step_.state()) || left_gradients_of(*this) == LeftGradients::kToReduce;
+  if (step_.task_count() > 0 || step_.is_pinned()) return false;
+  if (left_gradients_of(*this) == LeftGradients::kToReduce) return true;
+  if (!step_.is_manual() && std::ranges::any_of(runner_.groups(), [](auto* group) { return owes_zeros(*group); })) return true;
+  return is_forward(step_.state()) && !step_.is_in_scope();  // within one, more of the forward follows
 }
 
 void RootContext::watch_end_of(int64_t task) {

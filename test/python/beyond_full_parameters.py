@@ -56,6 +56,32 @@ def expect_equal(found, expected):
         assert torch.equal(whole(found[name].detach()), value.detach()), name
 
 
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept, self.drawn = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x, is_drawn):
+        return x * self.kept + (x * self.drawn if is_drawn else 0)
+
+
+@check
+def a_backward_in_full_parameters_that_needs_none_leaves_what_is_to_be_reduced_for_the_next_one(rank, ranks):
+    model, x = Branch(), torch.full((2, 3), 1.0 + rank)
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), ignored_params={model.kept}, mp_policy=policy)
+    model.set_requires_gradient_sync(False)
+    model(x, True).sum().backward()
+    loss = model(x, False).sum()
+    loss.backward(retain_graph=True)
+    model.set_requires_gradient_sync(True)
+    with fsdp.FullParameters(model):
+        loss.backward()
+    assert model.drawn.grad is None
+    model(x, False).sum().backward()
+    assert torch.equal(whole(model.drawn.grad), torch.full((3,), sum(2.0 + 2 * each for each in range(ranks)) / ranks))
+
+
 @check
 def in_full_parameters_the_module_is_the_plain_one_and_afterwards_the_sharded_one(rank, ranks):
     plain, sharded = twins(ranks)

@@ -27,6 +27,7 @@ FEWER = {
     "hybrid_1": "nothing is sent among one replica",
     "chunked_loss": "a group in use is gathered and reduced once for all chunks",
     "accumulation_whose_last_backward_needs_no_parameter": "a backward that needs none of the parameters gathers none",
+    "backwards_that_need_a_parameter_on_some_ranks": "the same",
 }
 MORE = {
     "manual_finalization": "every backward that synchronizes reduces; FSDP2 leaves groups whose inputs need no "

@@ -30,9 +30,10 @@ Registry& registry() {
 void note(std::weak_ptr<RootContext> root, std::thread::id thread) {
   auto& all = registry();
   std::lock_guard lock(all.mutex);
-  const bool is_known = std::ranges::any_of(
-      all.left, [&](const Left& left) { return !left.root.owner_before(root) && !root.owner_before(left.root); });
-  if (!is_known) all.left.push_back({std::move(root), thread});
+  std::erase_if(all.left, [&](const Left& left) {
+    return left.root.expired() || (!left.root.owner_before(root) && !root.owner_before(left.root));
+  });
+  all.left.push_back({std::move(root), thread});
   all.count = all.left.size();
 }
 
@@ -43,10 +44,8 @@ std::vector<std::shared_ptr<RootContext>> take_roots() {
   std::vector<std::shared_ptr<RootContext>> found;
   std::lock_guard lock(all.mutex);
   std::erase_if(all.left, [&](const Left& left) {
-    auto root = left.root.lock();
-    if (!root) return true;
     if (left.thread != std::this_thread::get_id()) return false;
-    found.push_back(std::move(root));
+    if (auto root = left.root.lock()) found.push_back(std::move(root));
     return true;
   });
   all.count = all.left.size();

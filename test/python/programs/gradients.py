@@ -55,6 +55,25 @@ def accumulation_whose_last_backward_needs_no_parameter(api, ranks, control, res
     return seen
 
 
+@program(ranks=(2, 4) if hasattr(torch.distributed.fsdp.FSDPModule, "set_reduce_scatter_unused_params") else ())
+def backwards_that_need_a_parameter_on_some_ranks(api, ranks):
+    """Also where two forwards are behind: the second backward comes when the first has ended the step."""
+    rank, x = torch.distributed.get_rank(), batches(1)[0]
+    model, seen = Branches(), []
+    api.fully_shard(model, mesh=mesh_of(ranks), ignored_params={model.kept})
+    model.set_reduce_scatter_unused_params(True)
+    for used in (rank == 0, rank > 0, False, True):
+        for is_retained in (False, True):
+            first, second = model(x, True).square().mean(), model(x, used).square().mean()
+            first.backward()
+            second.backward(retain_graph=is_retained)
+            if is_retained:
+                second.backward()
+            seen.append(model.drawn.grad.to_local().clone())
+            model.zero_grad()
+    return seen
+
+
 @program
 def accumulation_with_sync(api, ranks):
     model = shard(api, Model(), mesh=mesh_of(ranks))
