@@ -5,9 +5,9 @@
 #include "base/require.hpp"
 #include "comm/work.hpp"
 #include "dispatch/residency.hpp"
+#include "root/autograd/left_gradients.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
-#include "root/autograd/left_gradients.hpp"
 #include "root/sanitizer_faults.hpp"
 
 // The boundaries of a step, and what happens to gradients at them.
@@ -165,9 +165,9 @@ void RootContext::join_backward() {
 
 bool RootContext::awaits_backward() {
   if (step_.task_count() > 0 || step_.is_pinned()) return false;
-  if (left_gradients_of(*this) == LeftGradients::kToReduce) return true;
+  if (is_forward(step_.state()) && !step_.is_in_scope()) return true;  // within one, more of the forward follows
   if (!step_.is_manual() && std::ranges::any_of(runner_.groups(), [](auto* group) { return owes_zeros(*group); })) return true;
-  return is_forward(step_.state()) && !step_.is_in_scope();  // within one, more of the forward follows
+  return left_gradients_of(*this) == LeftGradients::kToReduce;
 }
 
 void RootContext::watch_end_of(int64_t task) {
