@@ -7,8 +7,8 @@
 #include "dispatch/residency.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "root/find_param.hpp"
 #include "root/autograd/gradient_hook.hpp"
+#include "root/find_param.hpp"
 
 namespace fsdp {
 

@@ -11,6 +11,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 import fsdp
 from beyond_fsdp2 import batches_of, check, raises, whole
 from beyond_options import Net
+from programs.common import INPUTS
+from programs.gradients import Branches
 
 
 class Around(nn.Module):
@@ -56,18 +58,9 @@ def expect_equal(found, expected):
         assert torch.equal(whole(found[name].detach()), value.detach()), name
 
 
-class Branch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.kept, self.drawn = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-
-    def forward(self, x, is_drawn):
-        return x * self.kept + (x * self.drawn if is_drawn else 0)
-
-
 @check
 def a_backward_in_full_parameters_that_needs_none_leaves_what_is_to_be_reduced_for_the_next_one(rank, ranks):
-    model, x = Branch(), torch.full((2, 3), 1.0 + rank)
+    model, x = Branches(), torch.full((2, INPUTS), 1.0 + rank)
     policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), ignored_params={model.kept}, mp_policy=policy)
     model.set_requires_gradient_sync(False)
@@ -79,7 +72,7 @@ def a_backward_in_full_parameters_that_needs_none_leaves_what_is_to_be_reduced_f
         loss.backward()
     assert model.drawn.grad is None
     model(x, False).sum().backward()
-    assert torch.equal(whole(model.drawn.grad), torch.full((3,), sum(2.0 + 2 * each for each in range(ranks)) / ranks))
+    assert torch.equal(whole(model.drawn.grad), torch.full((INPUTS,), sum(2.0 + 2 * each for each in range(ranks)) / ranks))
 
 
 @check

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include "group/reduce/reduce_call.hpp"
 #include "root/root_context.hpp"

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 // Note [Backwards that reach no parameter]

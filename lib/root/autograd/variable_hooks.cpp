@@ -9,9 +9,9 @@
 #include "dtensor/dtensor_impl.hpp"
 #include "param/grad_dtype.hpp"
 #include "root/autograd/captured_gradient.hpp"
+#include "root/autograd/left_gradients.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
-#include "root/autograd/left_gradients.hpp"
 
 // Note [Methods of tensors that are no operators]
 // `set_data`, `output_nr` and a few more pass no dispatcher, so the residency fallback does not see them. LibTorch

@@ -220,10 +220,12 @@ def replicated_offloaded(api, ranks):
     return train(model, adam(model), batches(3), max_norm=0.1)
 
 
-@program(ranks=(4,) if RANKS else (), variants=[("data",), ("data_and_more",)], tolerance=1e-6)
+@program(ranks=(4,) if RANKS else (), variants=[("data",), ("data_and_more",), ("data_and_more_beside_tp",)],
+         long_variants=[("data_and_more_beside_tp",)], tolerance=1e-6)
 def replicated_over_named_dims(api, ranks, which):
     names, shape, dims = {"data": (("data", "tp"), (2, 2), "data"),
-                          "data_and_more": (("data", "more"), (2, 2), ("data", "more"))}[which]
+                          "data_and_more": (("data", "more"), (2, 2), ("data", "more")),
+                          "data_and_more_beside_tp": (("data", "more", "tp"), (2, 2, 1), ("data", "more"))}[which]
     mesh = shared_mesh(*shape, names=names)
     model = tensor_parallel_over(mesh)
     options = dict(mesh=mesh, dp_mesh_dims=dims_of(api, replicate=dims))
