@@ -19,7 +19,7 @@ namespace {
 using Entries = std::span<const ReduceEntry>;
 
 bool lies_as_layout(const ReduceEntry& entry) {
-  return entry.gradient.strides() == c10::IntArrayRef(entry.layout->strides());
+  return lay_out_alike(entry.gradient.sizes(), entry.gradient.strides(), entry.layout->strides());
 }
 
 bool is_cast(const ReduceEntry& entry, caffe2::TypeMeta to) {

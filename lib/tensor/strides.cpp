@@ -35,9 +35,16 @@ bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return true;
 }
 
+bool lay_out_alike(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef others) {
+  if (strides == others) return true;
+  for (size_t dim = 0; dim < sizes.size(); ++dim)
+    if (sizes[dim] != 1 && strides[dim] != others[dim]) return false;
+  return true;
+}
+
 at::Tensor in_memory_order(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto ordered = tensor;
-  if (tensor.strides() != strides)
+  if (!lay_out_alike(tensor.sizes(), tensor.strides(), strides))
     ordered = at::empty_strided(tensor.sizes(), strides, tensor.options().requires_grad(false)).copy_(tensor);
   return ordered.as_strided({tensor.numel()}, {1});
 }

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include "dense_tensor.hpp"
 #include "draw.hpp"
 #include "fsdp/error.hpp"
 #include "split_log.hpp"
@@ -116,18 +117,6 @@ TEST_CASE("a layout of no ranks, negative sizes and a rank outside of the world 
 }
 
 namespace {
-
-/// Sizes with dimensions in a random order in memory.
-at::Tensor draw_dense(Draw& draw) {
-  auto sizes = draw.sizes(0, 4, 6);
-  std::vector<int64_t> order(sizes.size());
-  for (size_t d = 0; d < order.size(); ++d) order[d] = static_cast<int64_t>(d);
-  for (size_t d = order.size(); d > 1; --d) std::swap(order[d - 1], order[draw.between(0, static_cast<int64_t>(d) - 1)]);
-  const auto whole = at::arange(c10::multiply_integers(sizes), at::kLong).view(sizes);
-  std::vector<int64_t> back(order.size());
-  for (size_t d = 0; d < order.size(); ++d) back[order[d]] = static_cast<int64_t>(d);
-  return sizes.empty() ? whole : whole.permute(order).contiguous().permute(back);
-}
 
 /// What the ranges name, in their order.
 at::Tensor elements_in(const std::vector<ElementRange>& ranges) {
