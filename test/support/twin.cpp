@@ -218,6 +218,12 @@ double distance(const NamedTensors& from, const NamedTensors& to) {
   return most;
 }
 
+NamedTensors tensors_of(const std::vector<TrainingCode::Kept>& kept) {
+  NamedTensors tensors;
+  for (const auto& each : kept) tensors.emplace_back(each.name, each.tensor);
+  return tensors;
+}
+
 PlainRecord train_plain(const MakeWorkload& make, const Training& training, bool starts_rounded) {
   auto workload = make_seeded(make, training);
   auto parameters = unique_parameters(*workload.module);
@@ -242,7 +248,7 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training, bool
   for (int step = 0; step < training.steps; ++step) {
     code->zero_grad();
     auto& now = record.steps.emplace_back();
-    now.tolerance = training.tolerance();
+    now.tolerance = now.kept_tolerance = training.tolerance();
     if (workload.before_step) workload.before_step(step);
     if (low) low->begin_step(step, parameters);
     backward_of_all_ranks(computes, *penalises, low ? &*low : nullptr, training, record.buffers, step, now);
@@ -271,6 +277,8 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training) {
     const double grown = std::max(distance(step.gradients, moved.steps[i].gradients),
                                   distance(step.weights, moved.steps[i].weights));
     step.tolerance = std::max(step.tolerance, std::min(kMore * grown, kMost));
+    const double kept_grown = distance(tensors_of(step.kept), tensors_of(moved.steps[i].kept));
+    step.kept_tolerance = std::max(step.tolerance, std::min(kMore * kept_grown, kMost));
   }
   return record;
 }

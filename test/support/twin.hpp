@@ -121,6 +121,7 @@ struct PlainRecord {
     NamedTensors weights;  ///< after the optimizer
     std::vector<TrainingCode::Kept> kept;
     double tolerance = 0;
+    double kept_tolerance = 0;  ///< of what the optimizer keeps: it may divide by the roots of small squares
   };
   NamedTensors first_weights;
   std::vector<Step> steps;

@@ -120,7 +120,7 @@ void compare_kept(const Rank& rank, const Workload& workload, const NamedTensors
     rank.check_equal(std::pair(found[i].name, found[i].parameter), std::pair(name, index), what);
     const bool is_whole = found[i].tensor.defined() && is_dtensor(parameter) && !is_dtensor(found[i].tensor);
     const auto part = is_whole && full.defined() ? full.reshape({-1}) : part_of(rank, workload, parameter, full);
-    check_part(rank, expected.tolerance, found[i].tensor, part, full, what);
+    check_part(rank, expected.kept_tolerance, found[i].tensor, part, full, what);
   }
 }
 
@@ -130,7 +130,7 @@ void compare_whole(const Rank& rank, const std::vector<TrainingCode::Kept>& foun
     const auto& full = expected.kept[i].tensor;
     if (!is_dtensor(tensor) || !full.defined() || tensor.sizes() != full.sizes()) continue;
     rank.check_close(full_tensor(tensor), full, fmt::format("whole {} of parameter {}", found[i].name, found[i].parameter),
-                     expected.tolerance);
+                     expected.kept_tolerance);
   }
 }
 
