@@ -141,14 +141,19 @@ def main():
         test["timeout"] *= max(more_draws, more_combinations) * BESIDE_OTHERS
     if options.sanitized_library:
         tests = sanitize(tests, options.sanitized_library, options.preload)
-    outcomes = Run(choose(tests, options)).run()
+    chosen = choose(tests, options)
+    left_out = [test["name"] for test, _ in chosen if test_selection.of_benchmarks(test)]
+    if left_out and options.changed:
+        print(f"left out: {', '.join(left_out)}, which `tools/test --suite benchmarks` builds and runs")
+    outcomes = Run([one for one in chosen if not test_selection.of_benchmarks(one[0])]).run()
     say_what_failed(outcomes, options.build)
     test_selection.write_failed(options.build, {test["name"]: outcome.failed_cases
                                                 for test, outcome in outcomes if outcome.failed})
     passed, failed, skipped = counts(outcomes)
     if passed + failed + skipped == 0:
         print("nothing to run: " + ("nothing failed the last time" if options.failed else
-                                    "no test is reached" if options.changed else "no test case has that name"),
+                                    "no test is reached" if options.changed else
+                                    "no test case has that name; `tools/test --suite benchmarks` has more"),
               file=sys.stderr)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     nothing_is_well = options.failed or options.changed

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from test_programs import Cases, suite_of
 
+# What tests the benchmarks is built and run beside them, by test/bench/run.
+BENCHMARKS = "bench"
 # The suites that see each layer, from the first one on. What is behind them sees it too.
 LAYERS = [
     ({"base", "comm"}, {"comm"}),
     ({"mesh", "tensor", "collectives"}, {"tensor"}),
     ({"dtensor"}, {"dtensor"}),
     ({"schedule", "dispatch", "param", "trace", "group", "root"}, {"group", "late_device"}),
-    ({"module", "api"}, {"runtime", "property", "bench", "processes", "package", "python", "gpu"}),
+    ({"module", "api"}, {"runtime", "property", BENCHMARKS, "processes", "package", "python", "gpu"}),
     ({"checkpoint"}, {"checkpoint", "processes", "python"}),
 ]
 # Folders of test/ whose files are part of another one's program.
@@ -28,6 +30,10 @@ READERS = {"README.md": {"test_documents.py", "test_wheel.py"},
            "docs": {"test_documents.py", "test_examples.py", "test_quickstarts.py", "test_variables.py"},
            "examples": {"test_documents.py", "test_examples.py", "test_quickstarts.py"}}
 FAILED = "failed-tests.json"
+
+
+def of_benchmarks(test):
+    return suite_of(test) == BENCHMARKS
 
 
 def everything(tests):
@@ -90,7 +96,7 @@ def reached_by(tests, files):
         elif parts[0] == "bindings":
             found = {"bindings", "python", "gpu", "package", "processes"}
         elif parts[0] == "bench":
-            found = {"bench"}
+            found = {BENCHMARKS}
         elif parts[0] == "tools" and parts[1] == "llama":
             found = {"processes"}
         elif parts[:2] == ("test", "property"):

@@ -1,5 +1,8 @@
-"""Runs the cases of test_benchmarks.py side by side, as tools/run_tests.py runs its tests, and closes with their counts."""
+"""Runs the cases of test_benchmarks.py and the tests of what the benchmarks compute side by side, as tools/run_tests.py runs
+its tests, and closes with their counts.
+"""
 
+import json
 import os
 import sys
 import unittest
@@ -10,6 +13,7 @@ sys.path[:0] = [str(ROOT / "tools")]
 
 import run_tests
 import test_benchmarks
+import test_selection
 from test_programs import Cases
 
 # What takes longest begins first: under callgrind.
@@ -25,9 +29,12 @@ def case(name):
 
 
 def main():
+    build = Path(os.environ["FSDP_BUILD_DIR"])
     names = unittest.defaultTestLoader.getTestCaseNames(test_benchmarks.Benchmarks)
-    outcomes = run_tests.Run([case(name) for name in names]).run()
-    run_tests.say_what_failed(outcomes, Path(os.environ["FSDP_BUILD_DIR"]))
+    tests = json.loads((build / "meson-info" / "intro-tests.json").read_text())
+    computed = test_selection.everything(filter(test_selection.of_benchmarks, tests))
+    outcomes = run_tests.Run([*map(case, names), *computed]).run()
+    run_tests.say_what_failed(outcomes, build)
     passed, failed, skipped = run_tests.counts(outcomes)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return int(failed > 0)

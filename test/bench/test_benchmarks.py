@@ -1,5 +1,5 @@
-"""Every benchmark builds and runs through, on few cases; what it says of speed is not looked at. Of two test_overlap.py, of the
-usual tests, reads the lines."""
+"""Every benchmark builds and runs through, on few cases; what it says of speed is not looked at. Of two test_overlap.py reads
+the lines."""
 
 import functools
 import subprocess
@@ -20,7 +20,7 @@ from run import BENCHMARKS
 
 NEEDS_A_GPU = ("cuda_step",)
 # By test_overlap.py, with --quick.
-RUN_BY_THE_USUAL_TESTS = ("all_gather_overlap", "scale")
+RUN_BY_TEST_OVERLAP = ("all_gather_overlap", "scale")
 
 
 class Benchmarks(unittest.TestCase):
@@ -53,7 +53,7 @@ class Benchmarks(unittest.TestCase):
 
 
 for _name in BENCHMARKS:
-    if _name in RUN_BY_THE_USUAL_TESTS and not launch.is_thorough():
+    if _name in RUN_BY_TEST_OVERLAP and not launch.is_thorough():
         continue
     setattr(Benchmarks, f"test_{_name}_runs", functools.partialmethod(Benchmarks.expect_to_run, _name))
 

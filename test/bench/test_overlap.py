@@ -258,6 +258,15 @@ class Programs(unittest.TestCase):
                 self.assertIn(option, said)
                 self.assertIn(why, said)
 
+    def test_each_program_tells_its_options_and_the_version(self):
+        for name in ("fsdp_bench_overlap", "fsdp_bench_cuda_step"):
+            for options, expected in ((("-h", "--help"), "--version"), (("--version",), r"^libfsdp \d+\.\d+\.\d+\n$")):
+                for option in options:
+                    with self.subTest(program=name, option=option):
+                        told = launch.run([launch.BUILD / "bench" / name, option])
+                        self.assertEqual((told.returncode, told.stderr), (0, ""))
+                        self.assertRegex(told.stdout, expected)
+
     @unittest.skipIf(torch.cuda.is_available(), "there is a CUDA device")
     def test_cuda_step_says_that_it_needs_a_device(self):
         code, said = refusal("cuda_step", "--quick")

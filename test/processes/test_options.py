@@ -110,9 +110,7 @@ class Options(unittest.TestCase):
     def test_each_script_and_program_tells_its_options_and_the_version_before_any_set_up(self):
         scripts = [path for path in (launch.ROOT / "tools").iterdir() if path.is_file() and os.access(path, os.X_OK)]
         self.assertGreater(len(scripts), 8)
-        bench = launch.BUILD / "bench"
-        programs = [program for program in (bench / "fsdp_bench_overlap", bench / "fsdp_bench_cuda_step") if program.exists()]
-        for command in [*scripts, launch.TRAIN, *programs]:
+        for command in [*scripts, launch.TRAIN]:
             with self.subTest(command=command.name):
                 self.expect_help_and_version(command)
 
