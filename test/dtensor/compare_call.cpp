@@ -60,6 +60,7 @@ void check(const Rank& rank, bool condition, const std::function<std::string()>&
 
 struct OnRank {
   std::vector<at::Tensor> tensors, bases;
+  std::vector<int64_t> versions;  ///< of the bases, before the call
 
   OnRank(const SpreadCall& call, const DeviceMesh& mesh) {
     for (const auto& operand : call.operands) {
@@ -70,6 +71,15 @@ struct OnRank {
       bases.push_back(operand.is_dtensor ? distributed(operand, mesh) : operand.base.clone());
       tensors.push_back(operand.viewed(bases.back()));
     }
+    for (const auto& base : bases) versions.push_back(static_cast<int64_t>(base._version()));
+  }
+
+  /// A bit for each operand.
+  int64_t written() const {
+    int64_t bits = 0;
+    for (size_t i = 0; i < bases.size(); ++i)
+      if (static_cast<int64_t>(bases[i]._version()) != versions[i]) bits |= int64_t{1} << i;
+    return bits;
   }
 };
 
@@ -120,6 +130,10 @@ bool compare_call(const Rank& rank, const DeviceMesh& mesh, const SpreadCall& ca
         [&] { return fmt::format("{}: {} ranks refused: {}", call.text(), refused, refusal); });
   check(rank, (refused > 0) == call.refuses,
         [&] { return call.text() + (refused > 0 ? ": refused: " + refusal : ": is not refused"); });
+  // A group gathers a parameter anew that has another version: all ranks, or none.
+  const int64_t written = refused == 0 ? on.written() : 0;
+  check(rank, agree(rank, written) == written * rank.size(),
+        [&] { return fmt::format("{}: other ranks see other operands as written", call.text()); });
   if (refused == 0 && !call.refuses) compare_results(rank, call, on, results);
   return is_by_rule;
 }

@@ -8,15 +8,17 @@ namespace fsdp::test {
 namespace {
 
 TEST_CASE("an optimizer step between forward and backward raises LibTorch's version error", "[runtime][stale_weights]") {
-  on_ranks(2, [](Rank& rank) {
-    auto plain = plain_chain();
-    ShardedChain chain(rank.mesh());
+  // Of one row each, the second rank has none.
+  const int64_t width = GENERATE(6, 1);
+  on_ranks(2, [width](Rank& rank) {
+    auto plain = plain_chain(3, width);
+    ShardedChain chain(rank.mesh(), 3, width);
     // LibTorch's SGD writes through data(), which hides from autograd in the plain model too; AdamW does not.
     torch::optim::AdamW adam(chain.model->parameters()), plain_adam(plain->parameters());
     averaged_gradients(plain, 2);
     chain.loss(rank.index(), 0).backward();
     Inputs inputs(rank.index(), 0);
-    auto plain_loss = plain->forward(inputs.normal({4, 6})).sum();
+    auto plain_loss = plain->forward(inputs.normal({4, width})).sum();
     auto loss = chain.loss(rank.index(), 0);
     plain_adam.step();
     adam.step();

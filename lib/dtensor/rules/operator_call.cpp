@@ -30,6 +30,15 @@ torch::jit::Stack OperatorCall::call(Arguments arguments) const {
   return stack;
 }
 
+void OperatorCall::note_writes_of_nothing() const {
+  for (size_t i = 0; form_.writes != 0 && i < count_; ++i)
+    if (is_written(i))
+      for_tensors(operand(i), [](const at::Tensor& tensor, int64_t) {
+        const auto* dtensor = DTensorImpl::of(tensor);
+        if (dtensor != nullptr && dtensor->has_piece() && dtensor->local().numel() == 0) dtensor->local().zero_();
+      });
+}
+
 void OperatorCall::give(c10::IValue result) const {
   stack_->resize(stack_->size() - count_);
   stack_->push_back(std::move(result));

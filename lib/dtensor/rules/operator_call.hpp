@@ -78,6 +78,9 @@ class OperatorCall {
   /// The operator itself, which comes back here with each of its parts.
   void run_parts() const { op_.redispatchBoxed(below_, stack_); }
 
+  /// What was written has a new version on this rank too, if it has none of its elements (Note [Ranks without elements]).
+  void note_writes_of_nothing() const;
+
   /// The operands are replaced by what the caller gets.
   void give(c10::IValue result) const;
   /// By the results of a call on other operands: what was written is what the caller knows, other tensors become

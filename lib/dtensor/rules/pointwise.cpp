@@ -169,6 +169,7 @@ bool run_pointwise(const OperatorCall& call) {
   const Pieces pieces(call, leaders, !call.operand(*leading).isTensor());
   if (!pieces.fit() || may_divide_by_zero(call)) return false;
   auto results = call.call(pieces.make());
+  call.note_writes_of_nothing();
   call.give_results(std::move(results), [&](const at::Tensor& result, int64_t position) {
     const auto& leader = *leaders[static_cast<size_t>(std::max<int64_t>(position, 0))];
     const auto piece = lacks_elements(leader) ? result.new_empty(leader.spec().piece().sizes) : result;

@@ -33,7 +33,8 @@ std::map<std::string, int64_t> general_rule_counts();
 
 /// Note [Ranks without elements]
 /// A rank that has none of a tensor's elements runs the operator all the same, on some that nobody sees: so that it refuses what the
-/// others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar.
+/// others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar. What the operator writes is
+/// written on it, too: a parameter with a new version is gathered anew, by all ranks or by none.
 ///
 /// Some for such a piece. is_scalar: of a tensor without dimensions.
 at::Tensor with_elements(const at::Tensor& piece, bool is_scalar);
