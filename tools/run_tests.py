@@ -114,6 +114,16 @@ def sanitize(tests, library, preload):
     return chosen
 
 
+def tests_of(build):
+    """All that Meson knows, with limits for a run side by side."""
+    tests = json.loads((build / "meson-info" / "intro-tests.json").read_text())
+    more_draws = max(1, int(os.environ.get("FSDP_DRAWS", USUAL_DRAWS)) / USUAL_DRAWS)
+    more_combinations = 3 if os.environ.get("FSDP_TEST_THOROUGH") else 1
+    for test in tests:
+        test["timeout"] *= max(more_draws, more_combinations) * BESIDE_OTHERS
+    return tests
+
+
 def choose(tests, options):
     if options.failed:
         return test_selection.failed_before(tests, options.build)
@@ -134,11 +144,7 @@ def main():
     parser.add_argument("--preload", metavar="LIBRARY", help="before the sanitized library")
     options = parser.parse_args()
 
-    tests = json.loads((options.build / "meson-info" / "intro-tests.json").read_text())
-    more_draws = max(1, int(os.environ.get("FSDP_DRAWS", USUAL_DRAWS)) / USUAL_DRAWS)
-    more_combinations = 3 if os.environ.get("FSDP_TEST_THOROUGH") else 1
-    for test in tests:
-        test["timeout"] *= max(more_draws, more_combinations) * BESIDE_OTHERS
+    tests = tests_of(options.build)
     if options.sanitized_library:
         tests = sanitize(tests, options.sanitized_library, options.preload)
     chosen = choose(tests, options)

@@ -2,7 +2,6 @@
 its tests, and closes with their counts.
 """
 
-import json
 import os
 import sys
 import unittest
@@ -31,8 +30,7 @@ def case(name):
 def main():
     build = Path(os.environ["FSDP_BUILD_DIR"])
     names = unittest.defaultTestLoader.getTestCaseNames(test_benchmarks.Benchmarks)
-    tests = json.loads((build / "meson-info" / "intro-tests.json").read_text())
-    computed = test_selection.everything(filter(test_selection.of_benchmarks, tests))
+    computed = test_selection.everything(filter(test_selection.of_benchmarks, run_tests.tests_of(build)))
     outcomes = run_tests.Run([*map(case, names), *computed]).run()
     run_tests.say_what_failed(outcomes, build)
     passed, failed, skipped = run_tests.counts(outcomes)
