@@ -2,6 +2,7 @@
 its tests, and closes with their counts.
 """
 
+import argparse
 import os
 import sys
 import unittest
@@ -28,14 +29,21 @@ def case(name):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-k", dest="text", default="", help="only the cases with this in their name")
+    text = parser.parse_args().text
+
     build = Path(os.environ["FSDP_BUILD_DIR"])
-    names = unittest.defaultTestLoader.getTestCaseNames(test_benchmarks.Benchmarks)
-    computed = test_selection.everything(filter(test_selection.of_benchmarks, run_tests.tests_of(build)))
+    names = [name for name in unittest.defaultTestLoader.getTestCaseNames(test_benchmarks.Benchmarks) if text in name]
+    tests = list(filter(test_selection.of_benchmarks, run_tests.tests_of(build)))
+    computed = test_selection.with_text(tests, text) if text else test_selection.everything(tests)
     outcomes = run_tests.Run([*map(case, names), *computed]).run()
     run_tests.say_what_failed(outcomes, build)
     passed, failed, skipped = run_tests.counts(outcomes)
+    if passed + failed + skipped == 0:
+        print("nothing to run: no case of the benchmarks has that name", file=sys.stderr)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return int(failed > 0)
+    return int(failed > 0 or passed + skipped == 0)
 
 
 if __name__ == "__main__":

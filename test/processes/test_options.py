@@ -94,6 +94,12 @@ class Options(unittest.TestCase):
                                 program=launch.ROOT / "tools" / script)
             self.expect_refusal(["--torch", "1.0"], "torch is a version", program=launch.ROOT / "tools" / script)
 
+    def test_a_suite_refuses_options_that_it_would_leave_unheard(self):
+        for suite in ("trainers", "benchmarks", "documentation"):
+            for option in (["--failed"], ["--changed"], ["--sanitize", "thread"], ["--cuda", "disabled"], ["--draws", "3"]):
+                self.expect_refusal(["--suite", suite, *option], "--suite goes with --torch, --filter and --thorough",
+                                    program=launch.ROOT / "tools" / "test")
+
     @functools.cached_property
     def version(self):
         return launch.run([launch.TRAIN, "--version"]).stdout
