@@ -47,6 +47,7 @@ const std::vector<Group> kGroups = {
     {"shows a sharded tensor's memory as another dtype, which a DTensor refuses", "real imag view_as_real view_as_complex"},
     {"reads beyond its operand's sizes", "slice_inverse"},
     {"reads a file", "from_file"},
+    {"is for tensors with named dimensions, in torch 2.11 only", "align_to refine_names"},
     {"is only for tensors that autograd records", "requires_grad retain_grad"},
 };
 

@@ -25,7 +25,8 @@ DTensorSpec::Ptr OperatorCall::in_format(const DTensorSpec::Ptr& spec) const {
 }
 
 torch::jit::Stack OperatorCall::call(Arguments arguments) const {
-  torch::jit::Stack stack(std::make_move_iterator(arguments.begin()), std::make_move_iterator(arguments.end()));
+  // Copied, not moved: torch 2.11 drops the operands before it reads the references to them that the operator returned.
+  torch::jit::Stack stack(arguments.begin(), arguments.end());
   op_.callBoxed(&stack);
   return stack;
 }

@@ -57,6 +57,15 @@ bool reads_memory(const c10::OperatorHandle& op, std::string_view name) {
   return names.contains(name) || std::any_of(arguments.begin(), arguments.end(), [](const auto& one) { return one.is_out(); });
 }
 
+/// torch 2.11 still has operators that take a dimension, or a list of them, by name. A DTensor's dimensions have no names.
+bool names_dims(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+    const auto list = argument.type()->cast<c10::ListType>();
+    const auto& type = list ? list->getElementType() : argument.type();
+    return (argument.name() == "dim" || argument.name() == "dims") && type->kind() == c10::TypeKind::StringType;
+  });
+}
+
 /// Views by a bit, which neither a piece nor a window of a DTensor has: they get a copy.
 bool negates_lazily(std::string_view name) { return name == "_conj" || name == "_neg_view"; }
 
@@ -78,6 +87,7 @@ Family family_of(const c10::OperatorHandle& op, std::string_view name, uint64_t 
   if (name == "set_" && schema.overload_name() == "source_Tensor") return kSetData;
   if (op.hasTag(at::Tag::inplace_view) || name == "set_" || name == "resize_" || name == "resize_as_") return kRefused;
   if (draws_in_place(name)) return kDraw;
+  if (names_dims(schema)) return kGeneral;
   // `equal` answers for the whole, and `positive` is its operand.
   if ((op.hasTag(at::Tag::pointwise) || is_pointwise(name)) && returns_only_tensors && !returns_view)
     return is_seeded ? kGeneral : kPointwise;
