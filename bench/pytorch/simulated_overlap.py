@@ -1,14 +1,12 @@
 """all_gather_overlap on the simulated device: the library's package, FSDP2 or DDP, each with its own scheduler.
 
 A request names impl (fsdp, fsdp2, ddp), world, network (as the extension's make_backend takes it), scale (of the tensors'
-bytes, which stand in for more), layers as bench/stack.py has them, `separate` for reductions over a group of their own, and
-`mixed` for parameters that are gathered in bfloat16 and reduced in float32. It may name `one_stream`, for a device with a
-single stream, where nothing overlaps.
+bytes, which stand in for more), layers as bench/stack.py has them, `separate` for reductions over a group of their own (FSDP2
+of torch 2.11 has none, and goes without), and `mixed` for parameters that are gathered in bfloat16 and reduced in float32. It
+may name `one_stream`, for a device with a single stream, where nothing overlaps.
 """
 
-import contextlib
 import gc
-import unittest.mock
 
 import torch
 import torch.distributed as dist
@@ -30,19 +28,16 @@ def sharded(layers, fully_shard, mesh, request):
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(layers, mesh=mesh, mp_policy=policy)
-    if request["separate"]:
+    if request["separate"] and hasattr(layers, "set_separate_reduce_scatter_group"):
         layers.set_separate_reduce_scatter_group()
     return layers
 
 
 def replicated(layers, scale):
-    """With DDP's own sizes of buckets, of bytes that stand in for more."""
-    defaults = ((dist, "_DEFAULT_FIRST_BUCKET_BYTES", dist._DEFAULT_FIRST_BUCKET_BYTES // scale),
-                (ddp, "_DEFAULT_BUCKET_CAP_MB", ddp._DEFAULT_BUCKET_CAP_MB / scale))
-    with contextlib.ExitStack() as stack:
-        for default in defaults:
-            stack.enter_context(unittest.mock.patch.object(*default))
-        return ddp.DistributedDataParallel(layers)
+    """With DDP's own sizes of buckets, the first of which is smaller, of bytes that stand in for more."""
+    default_mb = getattr(ddp, "_DEFAULT_BUCKET_CAP_MB", 25)  # torch 2.11 has it in a constructor
+    first_mb = dist._DEFAULT_FIRST_BUCKET_BYTES / 2**20
+    return ddp.DistributedDataParallel(layers, bucket_cap_mb_list=[first_mb / scale, default_mb / scale])
 
 
 class Overlap:
