@@ -28,8 +28,8 @@ COMPUTE = LAYERS * (FORWARD + BACKWARD)
 
 def fsdp2_has(method):
     """Asks the source: to import torch takes longer than these tests."""
-    (torch,) = importlib.util.find_spec("torch").submodule_search_locations
-    return f"def {method}(" in Path(torch, "distributed/fsdp/_fully_shard/_fully_shard.py").read_text()
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    return f"def {method}(" in (torch / "distributed/fsdp/_fully_shard/_fully_shard.py").read_text()
 
 
 def three_layers(network=NETWORK):

@@ -78,7 +78,7 @@ bool run_along_dim(const OperatorCall& call) {
   auto arguments = call.arguments();
   arguments[0] = shown_piece(dtensor->local());
   const bool lacks_elements = dtensor->local().numel() == 0;
-  auto results = call.call(std::move(arguments));
+  auto results = call.call(arguments);
   call.note_writes_of_nothing();
   call.give_results(std::move(results), [&](const at::Tensor& result, int64_t) {
     const auto placed = spec_of_result(spec, result.sizes(), dims[0]);

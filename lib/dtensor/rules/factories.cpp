@@ -30,7 +30,7 @@ void run_like(const OperatorCall& call, bool draws) {
     arguments[0] = at::empty_strided(dtensor->sizes(), dtensor->strides(), options_of(*dtensor));
   else
     arguments[0] = dtensor->local();
-  const auto made = call.call_for_tensor(std::move(arguments));
+  const auto made = call.call_for_tensor(arguments);
   if (!has_piece) return call.give(made);
   const auto piece = draws ? own_part_of(dtensor->spec(), made) : made;
   call.give(make_copy(piece, call.in_format(dtensor->value().spec)));
@@ -52,7 +52,7 @@ void run_new(const OperatorCall& call) {
     arguments[1] = dtensor->local().sizes();
     if (has_strides) arguments[2] = dtensor->local().strides();  // of a flat layout: of its one dimension
   }
-  const auto made = call.call_for_tensor(std::move(arguments));
+  const auto made = call.call_for_tensor(arguments);
   if (!is_alike) return call.give(made);
   // Row-major, whatever the operand is: random numbers are drawn in the order in which a tensor lies in memory.
   const auto& spec = dtensor->value().spec;
@@ -70,7 +70,7 @@ bool run_draw(const OperatorCall& call) {
       return DTensorImpl::of(other) != nullptr ? whole_of(other, call.name()) : at::Tensor();
     });
   arguments[0] = at::empty_strided(dtensor->sizes(), dtensor->strides(), options_of(*dtensor));
-  const auto drawn = call.call_for_tensor(std::move(arguments));
+  const auto drawn = call.call_for_tensor(arguments);
   dtensor->local().copy_(part_of(dtensor->spec(), drawn));
   call.give(tensor);
   return true;

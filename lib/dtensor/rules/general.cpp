@@ -69,7 +69,7 @@ void run_general(const OperatorCall& call) {
       if (dtensor == nullptr) return at::Tensor();
       return call.is_written(i) ? writable(tensor, call, writes) : dtensor->whole(call.name());
     });
-  auto results = call.call(std::move(arguments));
+  auto results = call.call(arguments);
   for (const auto& write : writes) {
     auto* target = DTensorImpl::of(write.target);
     require(write.whole.sizes() == target->sizes(),

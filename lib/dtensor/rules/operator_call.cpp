@@ -24,9 +24,8 @@ DTensorSpec::Ptr OperatorCall::in_format(const DTensorSpec::Ptr& spec) const {
   return spec_like(*spec, spec->sizes(), spec->placements(), strides);
 }
 
-torch::jit::Stack OperatorCall::call(Arguments arguments) const {
-  // Copied, not moved: torch 2.11 drops the operands before it reads the references to them that the operator returned.
-  torch::jit::Stack stack(arguments.begin(), arguments.end());
+torch::jit::Stack OperatorCall::call(const Arguments& arguments) const {
+  torch::jit::Stack stack = arguments;
   op_.callBoxed(&stack);
   return stack;
 }

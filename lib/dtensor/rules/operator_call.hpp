@@ -71,10 +71,11 @@ class OperatorCall {
   /// elements lie in the one order in which they are cut, in another.
   DTensorSpec::Ptr in_format(const DTensorSpec::Ptr& spec) const;
 
-  /// The operator anew, on other operands; whatever it returns.
-  torch::jit::Stack call(Arguments arguments) const;
+  /// The operator anew, on other operands; whatever it returns. The caller holds them meanwhile: torch 2.11 drops those on its
+  /// stack before it reads the references to them that the operator returned.
+  torch::jit::Stack call(const Arguments& arguments) const;
   /// The same of one that returns a tensor.
-  at::Tensor call_for_tensor(Arguments arguments) const { return call(std::move(arguments)).back().toTensor(); }
+  at::Tensor call_for_tensor(const Arguments& arguments) const { return call(arguments).back().toTensor(); }
   /// The operator itself, which comes back here with each of its parts.
   void run_parts() const { op_.redispatchBoxed(below_, stack_); }
 

@@ -58,18 +58,15 @@ bool reads_memory(const c10::OperatorHandle& op, std::string_view name) {
 }
 
 /// torch 2.11 still has operators that take a dimension, or a list of them, by name. A DTensor's dimensions have no names.
-bool names_dims(const c10::FunctionSchema& schema) {
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
-    const auto list = argument.type()->cast<c10::ListType>();
-    const auto& type = list ? list->getElementType() : argument.type();
-    return (argument.name() == "dim" || argument.name() == "dims") && type->kind() == c10::TypeKind::StringType;
-  });
+bool is_name(const c10::TypePtr& type) {
+  const auto list = type->cast<c10::ListType>();
+  return (list ? list->getElementType() : type)->kind() == c10::TypeKind::StringType;
 }
 
 /// Views by a bit, which neither a piece nor a window of a DTensor has: they get a copy.
 bool negates_lazily(std::string_view name) { return name == "_conj" || name == "_neg_view"; }
 
-Family family_of(const c10::OperatorHandle& op, std::string_view name, uint64_t writes) {
+Family family_of(const c10::OperatorHandle& op, std::string_view name, const OperatorForm& form) {
   const auto& schema = op.schema();
   const auto& returns = schema.returns();
   const bool is_seeded = op.hasTag(at::Tag::nondeterministic_seeded);
@@ -87,12 +84,12 @@ Family family_of(const c10::OperatorHandle& op, std::string_view name, uint64_t 
   if (name == "set_" && schema.overload_name() == "source_Tensor") return kSetData;
   if (op.hasTag(at::Tag::inplace_view) || name == "set_" || name == "resize_" || name == "resize_as_") return kRefused;
   if (draws_in_place(name)) return kDraw;
-  if (names_dims(schema)) return kGeneral;
+  if (form.dim >= 0 && is_name(schema.arguments()[static_cast<size_t>(form.dim)].type())) return kGeneral;
   // `equal` answers for the whole, and `positive` is its operand.
   if ((op.hasTag(at::Tag::pointwise) || is_pointwise(name)) && returns_only_tensors && !returns_view)
     return is_seeded ? kGeneral : kPointwise;
   if (name == "detach" || name == "alias") return kAlias;
-  if (writes == 0) {
+  if (form.writes == 0) {
     if (returns_tensor && is_reduction(name) && op.hasTag(at::Tag::reduction)) return kReduce;
     if (name == "dot" || name == "vdot") return kDot;
     if (name == "_foreach_norm") return kForeachNorm;
@@ -126,7 +123,7 @@ OperatorForm read(const c10::OperatorHandle& op) {
   }
   if (is_aten && is_unconnected(name)) form.is_differentiable = false;
   if (name == "record_stream") form.writes = 0;
-  form.family = is_aten ? family_of(op, name, form.writes) : Family::kGeneral;
+  form.family = is_aten ? family_of(op, name, form) : Family::kGeneral;
   return form;
 }
 
