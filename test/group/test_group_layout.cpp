@@ -35,7 +35,7 @@ class PackingRank final : public ForwardingCommunicator {
 };
 
 /// One group as all of its ranks see it.
-struct Drawn {
+struct DrawnGroup {
   std::vector<LayoutParam> params;
   std::vector<std::shared_ptr<PackingRank>> ranks;
   std::vector<GroupLayout> layouts;  // by rank
@@ -53,9 +53,9 @@ struct Drawn {
   }
 };
 
-Drawn draw_group(std::mt19937_64& draw, ParamLayout kind) {
+DrawnGroup draw_group(std::mt19937_64& draw, ParamLayout kind) {
   const auto below = [&](uint64_t bound) { return static_cast<int64_t>(draw() % bound); };
-  Drawn group;
+  DrawnGroup group;
   const int64_t count = 1 + below(6);
   for (int64_t i = 0; i < count; ++i) {
     std::vector<int64_t> sizes;
@@ -77,10 +77,10 @@ Drawn draw_group(std::mt19937_64& draw, ParamLayout kind) {
   return group;
 }
 
-int64_t itemsize(const Drawn& group) { return static_cast<int64_t>(c10::elementSize(group.dtype)); }
+int64_t itemsize(const DrawnGroup& group) { return static_cast<int64_t>(c10::elementSize(group.dtype)); }
 
 /// What rank r keeps; no two of its parameters share a byte.
-at::Tensor shard_of(const Drawn& group, const std::vector<at::Tensor>& wholes, size_t rank) {
+at::Tensor shard_of(const DrawnGroup& group, const std::vector<at::Tensor>& wholes, size_t rank) {
   const auto& layout = group.layouts[rank];
   const int64_t bytes = itemsize(group);
   const auto shard = at::zeros({layout.stored().rank_bytes() / bytes}, group.dtype);
@@ -96,7 +96,7 @@ at::Tensor shard_of(const Drawn& group, const std::vector<at::Tensor>& wholes, s
 }
 
 /// The shards' pieces side by side, unit by unit.
-at::Tensor gathered(const Drawn& group, const std::vector<at::Tensor>& shards) {
+at::Tensor gathered(const DrawnGroup& group, const std::vector<at::Tensor>& shards) {
   const int64_t bytes = itemsize(group);
   const auto& to = group.layouts[0].gathered();
   const auto unsharded = at::zeros({to.total_bytes() / bytes}, group.dtype);
@@ -110,7 +110,7 @@ at::Tensor gathered(const Drawn& group, const std::vector<at::Tensor>& shards) {
   return unsharded;
 }
 
-void check_whole(const Drawn& group, const std::vector<size_t>& but = {}) {
+void check_whole(const DrawnGroup& group, const std::vector<size_t>& but = {}) {
   const auto wholes = group.wholes();
   std::vector<at::Tensor> shards;
   for (size_t rank = 0; rank < group.layouts.size(); ++rank) shards.push_back(shard_of(group, wholes, rank));
