@@ -6,7 +6,7 @@ DEFAULT_TORCH=2.15.0
 
 # Debian's ccache needs this to keep files that use a precompiled header.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
-export CCACHE_PCH_EXTSUM=1  # meson.build's `precompile` writes the checksums
+export CCACHE_PCH_EXTSUM=1  # test/support/pch writes the checksum
 # What one clone has compiled, another one in another folder takes, too; meson.build leaves the folder out of objects.
 export CCACHE_BASEDIR=$ROOT
 
