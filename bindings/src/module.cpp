@@ -20,6 +20,7 @@
 #include "module/handles.hpp"
 #include "python_words.hpp"
 #include "sharded_module/controls.hpp"
+#include "shown/set_data.hpp"
 #include "whole/full_parameters.hpp"
 
 // What the package's Python files use. They hold the public names, signatures and docstrings.
@@ -200,6 +201,7 @@ void set_python_side(const py::dict& side) {
                    .mirrors = side["mirrors"],
                    .local_tensors = side["local_tensors"],
                    .stand_in = side["stand_in"]};
+  take_over_set_data();
 }
 
 }  // namespace

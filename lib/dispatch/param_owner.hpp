@@ -53,6 +53,8 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   /// An operator has just written to sharded parameter `index`, perhaps through `data()`, which
   /// has a version counter of its own.
   virtual void note_write(size_t index) = 0;
+  /// The same by way of `.data` where what autograd has saved is to stay valid, as with an ordinary tensor.
+  virtual void note_data_write(size_t index) = 0;
 
   /// The dtype of what operators on parameter `index` return, where it is not their own choice.
   /// Asked only where `casts_operands()`.

@@ -1,5 +1,6 @@
 #include "dispatch/param_storage.hpp"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 namespace fsdp {
@@ -96,5 +97,14 @@ ShardStorage::ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* d
                    at::DataPtr(data, new c10::Storage(std::move(memory)),
                                [](void* kept) { delete static_cast<c10::Storage*>(kept); },
                                device)) {}
+
+void ShardStorage::leave_to_aliases() {
+  leave_owner();
+  if (nbytes() == 0 || mutable_data() == nullptr) return;
+  const auto bytes = static_cast<int64_t>(nbytes());
+  auto* kept = new at::Tensor(at::from_blob(mutable_data(), {bytes}, at::TensorOptions(at::kByte).device(device())).clone());
+  set_data_ptr_noswap(at::DataPtr(kept->mutable_data_ptr(), kept, [](void* tensor) { delete static_cast<at::Tensor*>(tensor); },
+                                  device()));
+}
 
 }  // namespace fsdp

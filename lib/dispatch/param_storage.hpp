@@ -23,6 +23,8 @@ class ParamStorage : public c10::StorageImpl {
   size_t index() const { return index_; }
   /// Null once a sharded parameter has outlived its group.
   ParamOwner* owner() const { return *owner_; }
+  /// Its tensors are nobody's from now on.
+  void leave_owner() { owner_ = std::make_shared<ParamOwner*>(nullptr); }
 
   /// `tensor`'s storage if it is one of ours, else null. Cheap: compares the allocator's address.
   static ParamStorage* of(const c10::TensorImpl* tensor);
@@ -73,6 +75,9 @@ class ShardStorage final : public ParamStorage {
  public:
   ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* data, c10::Storage memory,
                     c10::Device device);
+  /// The sharded parameter has another storage now. What else shows this one (`backup = parameter.data`) keeps the values of now,
+  /// in memory of its own, and is an ordinary tensor.
+  void leave_to_aliases();
 };
 
 }  // namespace fsdp

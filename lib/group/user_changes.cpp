@@ -24,6 +24,13 @@ void UserChanges::bump_versions(size_t index) {
     for (const size_t member : parts_.local_shards->members(index - params.size())) params[member].sharded.bump_version();
 }
 
+void UserChanges::note_data_write(size_t index) {
+  notes_.optimizer().note_write();
+  is_outdated_ = !parts_.is_never_released();
+  if (parts_.sanitizer) [[unlikely]]
+    parts_.sanitizer->note_shard_write(index);
+}
+
 void UserChanges::sync_versions() {
   if (!parts_.has_writes()) return;
   notes_.optimizer().note_write();

@@ -68,6 +68,11 @@ void GroupPort::note_write(size_t index) {
   mark_not_ready();  // the next touch is to see it
 }
 
+void GroupPort::note_data_write(size_t index) {
+  group_.changes().note_data_write(index);
+  mark_not_ready();
+}
+
 void GroupPort::carry_write(size_t index) {
   const auto root = root_;
   std::lock_guard lock(root->mutex());

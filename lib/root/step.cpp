@@ -139,14 +139,16 @@ void RootContext::begin_backward(int64_t task) {
   enter(StepEvent::kBackwardBegins);
   runner_.comm_ctx().trace.begin_phase(CollectiveTrace::Phase::kBackward);
   runner_.reductions().begin_backward();
-  for (const int id : runner_.scheduler().begin_backward(is_of_forward))
-    if (auto* group = runner_.find(id); group != nullptr && group->changes().is_stale())
-      runner_.tell(GroupEvent::kWritten, *group);
+  runner_.scheduler().begin_backward(is_of_forward);
   for (const int id : runner_.scheduler().current())
     if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();
-  // Written between forward and backward: what autograd saved is out of date, and is to say so.
-  for (auto* group : runner_.groups())
-    if (group->unsharder().is_held()) group->changes().sync_versions();
+  // Written between forward and backward: what autograd saved is out of date, and is to say so. Written by way of `.data` it is
+  // not, and what is here is gathered again.
+  for (auto* group : runner_.groups()) {
+    if (!group->unsharder().is_held()) continue;
+    group->changes().sync_versions();
+    if (group->changes().is_outdated()) runner_.tell(GroupEvent::kWritten, *group);
+  }
   watch_end_of(task);
 }
 

@@ -32,6 +32,7 @@ class Owner final : public ParamOwner {
   void carry_write(size_t) override {}
   bool is_in_scope() const override { return false; }
   void note_write(size_t index) override { group_.changes().bump_versions(index); }
+  void note_data_write(size_t index) override { group_.changes().note_data_write(index); }
   std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.parts().output_dtype(index); }
   const std::string& param_name(size_t index) const override { return group_.params()[index].name(); }
   at::Tensor unsharded_param(size_t index) const override { return group_.params()[index].unsharded_param(); }

@@ -28,7 +28,8 @@ def after_a_subinterpreter():
 def run_on_a_rank(folder, names=None):
     import torch.distributed as dist
 
-    import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
+    import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
+    import beyond_full_parameters, beyond_functions  # noqa: E401, F401
     import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
@@ -67,7 +68,8 @@ elif __name__ == "__main__" and sys.argv[1:2] == ["--after-a-subinterpreter"]:
     after_a_subinterpreter()
     run_on_a_rank(sys.argv[2], [AFTER_A_SUBINTERPRETER])
 elif __name__ == "__main__":
-    import beyond_copies, beyond_extensions, beyond_failures, beyond_full_parameters  # noqa: E401, F401 (they add to CHECKS)
+    import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
+    import beyond_full_parameters, beyond_functions  # noqa: E401, F401
     import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2

@@ -25,15 +25,21 @@ class ParamStandIn final : public StandIn {
     shown->sharded().follow_requires_grad();
     return THPVariable_Unpack(shown->forms().unsharded().get());
   }
+  at::Tensor leaf() override {
+    py::gil_scoped_acquire gil;
+    const auto shown = shown_.lock();
+    return shown ? THPVariable_Unpack(shown->forms().unsharded().get()) : at::Tensor();
+  }
   int64_t version() const override {
     const auto shown = shown_.lock();
     return shown ? static_cast<int64_t>(shown->sharded().sharded_param()._version()) : 0;
   }
   bool is_of_scalar() const override { return is_scalar_ && !shown_.expired(); }
   void note_write() override {
-    const auto shown = shown_.lock();
-    const auto* storage = shown ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
-    if (storage != nullptr && storage->owner() != nullptr) storage->owner()->note_write(storage->index());
+    if (const auto* storage = written()) storage->owner()->note_write(storage->index());
+  }
+  void note_data_write() override {
+    if (const auto* storage = written()) storage->owner()->note_data_write(storage->index());
   }
   bool casts_operands() const override {
     const auto shown = shown_.lock();
@@ -52,6 +58,13 @@ class ParamStandIn final : public StandIn {
   }
 
  private:
+  /// Null where nobody is to be told.
+  const ParamStorage* written() const {
+    const auto shown = shown_.lock();
+    const auto* storage = shown ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
+    return storage != nullptr && storage->owner() != nullptr ? storage : nullptr;
+  }
+
   std::weak_ptr<ShownParam> shown_;
   bool is_scalar_;
 };

@@ -25,6 +25,7 @@ class ShownGradient::End final : public torch::autograd::FunctionPreHook {
     shown->forget();
   }
   bool is_told(const ShownGradient& shown) const { return shown_.lock().get() == &shown; }
+  std::shared_ptr<ShownGradient> told() const { return shown_.lock(); }
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
     return gradients;
   }
@@ -124,6 +125,32 @@ py::handle ShownGradient::spec_for(at::ScalarType dtype) {
   if (of.ptr() != last_.of.get() || last_.dtype != dtype)
     last_ = {PyRef(of), PyRef(maker_.in_dtype(of, py::cast(dtype))), dtype};
   return last_.spec.get();
+}
+
+std::shared_ptr<ShownGradient> ShownGradient::of(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta == nullptr) return nullptr;
+  for (const auto& hook : meta->hooks_)
+    if (const auto* end = dynamic_cast<const End*>(hook.get())) {
+      auto shown = end->told();
+      if (shown && shown->dtensor_ == tensor.unsafeGetTensorImpl()) return shown;
+    }
+  return nullptr;
+}
+
+void ShownGradient::set_data(const at::Tensor& data) {
+  const auto& gradient = param_.tensor().grad();
+  const auto shown = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(data));
+  const auto is_same = [&](const char* what) { return object.attr(what).equal(shown.attr(what)); };
+  TORCH_CHECK_TYPE(is_dtensor(object) && is_same("placements") && is_same("device_mesh") && is_same("shape") && is_same("dtype"),
+                   "parameter '", entries_.name(), "': its gradient's .data was set to another kind of tensor; expected a DTensor with "
+                   "the gradient's mesh, placements, sizes and dtype. Put another gradient on the parameter (.grad = ...), or write "
+                   "with copy_");
+  const auto local = local_tensor_of(object).detach();
+  set_local_tensor(shown, local);
+  param_.sharded_param().mutable_grad() = local;
+  local_ = local.unsafeGetTensorImpl();
 }
 
 void ShownGradient::leave_to_apply() {

@@ -28,6 +28,11 @@ class ShownGradient {
   /// True if the DTensor has the sharded parameter's.
   bool is_shown() const;
 
+  /// The one whose gradient `tensor` shows; null if it is none's.
+  static std::shared_ptr<ShownGradient> of(const at::Tensor& tensor);
+  /// `.data = data` of the DTensor that shows it. data: a DTensor placed as the gradient is. TypeError for any other.
+  void set_data(const at::Tensor& data);
+
   /// Before `nn.Module._apply`: the gradient that it puts in the place of the shown one ends that, and is not the user's doing.
   void leave_to_apply();
   /// The sharded parameter lies in other memory: the gradient goes with it, unless the user has dropped it since it was shown.

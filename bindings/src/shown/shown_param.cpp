@@ -1,5 +1,7 @@
 #include "shown/shown_param.hpp"
 
+#include <c10/util/ScopeExit.h>
+
 #include "root/find_param.hpp"
 #include "shown/gradient_hooks.hpp"
 #include "shown/param_stand_in.hpp"
@@ -54,6 +56,14 @@ void ShownParam::replace_sharded(py::object dtensor) {
   sharded_.replace(std::move(dtensor));
   if (const auto other = shown_registry().shown_as(sharded_.tensor(), *this)) is_tied_ = other->is_tied_ = true;
   forms_.entries().put(sharded_.parameter());
+}
+
+void ShownParam::set_data(const at::Tensor& data) {
+  const auto values = sharded_.values_in(data, forms_.entries().name());
+  if (values.is_alias_of(sharded_.sharded_param())) return;
+  sharded_.show_values(values);  // not the old memory, which nobody else may know
+  const auto home = c10::make_scope_exit([this] { point_home(); });
+  at::Tensor(sharded_.sharded_param()).set_data(values);
 }
 
 void ShownParam::take_over() {

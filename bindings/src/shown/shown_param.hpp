@@ -43,6 +43,10 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   /// Another DTensor stands for it from now on, wherever one does: if it is another parameter's, both have its values.
   void replace_sharded(py::object dtensor);
 
+  /// `.data = data` of the DTensor: the parameter has these values from now on, and other tensors over its memory keep the old
+  /// ones. data: a DTensor placed as the parameter is, or the whole as an ordinary tensor. TypeError for any other.
+  void set_data(const at::Tensor& data);
+
   /// Takes over what the user has changed on the DTensor since the last call: requires_grad, grad_dtype, a gradient
   /// that was dropped or replaced, and values that were written into the memory of the parameter it is tied with.
   void take_over();

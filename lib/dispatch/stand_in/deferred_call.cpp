@@ -56,6 +56,10 @@ void DeferredCall::note_write() const {
   for (const auto& operand : operands_) operand.stand_in->note_write();
 }
 
+void DeferredCall::note_data_write() const {
+  for (const auto& operand : operands_) operand.stand_in->note_data_write();
+}
+
 bool DeferredCall::is_of_scalar() const {
   return std::any_of(operands_.begin(), operands_.end(),
                      [](const auto& operand) { return operand.stand_in->is_of_scalar(); });
@@ -93,6 +97,9 @@ class Result final : public StandIn {
   bool is_of_scalar() const override { return call_->is_of_scalar(); }
   void note_write() override {
     if (!made_at_) call_->note_write();  // a view
+  }
+  void note_data_write() override {
+    if (!made_at_) call_->note_data_write();
   }
   bool casts_operands() const override { return call_->casts_operands(); }
   bool is_refusal(const std::exception& error) const override { return call_->is_refusal(error); }

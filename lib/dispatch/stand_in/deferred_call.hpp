@@ -22,6 +22,7 @@ class DeferredCall {
   /// The sum of the operands'.
   int64_t version() const;
   void note_write() const;
+  void note_data_write() const;
   bool is_of_scalar() const;
   bool casts_operands() const;
   bool is_refusal(const std::exception& error) const { return operands_.front().stand_in->is_refusal(error); }

@@ -3,8 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <exception>
+#include <memory>
 
 namespace fsdp {
+
+struct OwnAccumulator;
 
 /// Note [Stand-ins]
 /// A tensor of another kind, Python's DTensor, that shows a sharded parameter outside forward. It computes with its
@@ -25,8 +28,13 @@ class StandIn : public c10::BackendMeta {
   /// What it is made of has a parameter without dimensions. The kind would take scalars beside it, and lose the
   /// reduction of its gradient over the ranks.
   virtual bool is_of_scalar() const = 0;
+  /// The ordinary parameter, where the tensor is a parameter itself: autograd's leaf, to which gradients of ordinary tensors
+  /// belong. Undefined: it is none (any more). Gathers nothing.
+  virtual at::Tensor leaf() { return {}; }
   /// An operator of the kind has written to the tensor.
   virtual void note_write() = 0;
+  /// The same by way of `.data`, whose writes autograd does not see.
+  virtual void note_data_write() = 0;
   /// True if other floating-point operands are to come in its ordinary tensor's dtype.
   virtual bool casts_operands() const = 0;
   /// The kind could not run the operator, as far as this error of it tells (not an interrupt, say).
@@ -34,10 +42,13 @@ class StandIn : public c10::BackendMeta {
 
   /// Metadata is copied along with keys: it is that of the tensor it was made for alone.
   bool is_of(const c10::TensorImpl* tensor) const { return tensor_ == tensor; }
+  /// Of the tensor, while autograd knows a fork in its place: see Note [Gradients of stand-ins].
+  std::shared_ptr<OwnAccumulator>& own_accumulator() { return own_accumulator_; }
   void set_tensor(const c10::TensorImpl* tensor) { tensor_ = tensor; }
 
  private:
   const c10::TensorImpl* tensor_ = nullptr;  // only compared
+  std::shared_ptr<OwnAccumulator> own_accumulator_;
 };
 
 void make_stand_in(const at::Tensor& tensor, c10::intrusive_ptr<StandIn> stand_in);

@@ -1,10 +1,12 @@
 #include "dispatch/stand_in/stand_in_call.hpp"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <span>
 
 #include "dispatch/stand_in/deferred_call.hpp"
+#include "dispatch/stand_in/gradient_fork.hpp"
 #include "dispatch/operator_traits.hpp"
 #include "dispatch/recomputation.hpp"
 #include "dispatch/residency.hpp"
@@ -150,7 +152,10 @@ class Substitution {
     if (!stand_in) return true;
     auto ordinary = stand_in->ordinary();
     if (!ordinary.defined()) return false;
-    if (is_written) written_.emplace_back(ordinary, tensor);
+    if (is_written)
+      written_.emplace_back(ordinary, tensor);
+    else if (at::GradMode::is_enabled() && tensor.requires_grad() && !ordinary.requires_grad() && !stand_in->leaf().defined())
+      ordinary = with_history_of(tensor, ordinary);
     if (!cast_to_ && stand_in->casts_operands() && at::isFloatingType(ordinary.scalar_type()))
       cast_to_ = ordinary.scalar_type();
     value = std::move(ordinary);
@@ -171,6 +176,7 @@ class Substitution {
 
 void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& traits = traits_of(op);
+  const auto end = c10::make_scope_exit(&end_leading);
   const size_t count = op.schema().arguments().size(), results = op.schema().returns().size();
   const Arguments arguments(stack->data() + (stack->size() - count), count);
   const auto company = company_of(arguments);

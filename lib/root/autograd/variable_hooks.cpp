@@ -6,10 +6,13 @@
 #include "base/require.hpp"
 #include "dispatch/host_lock.hpp"
 #include "dispatch/residency.hpp"
+#include "dispatch/stand_in/data_alias.hpp"
+#include "dispatch/stand_in/gradient_fork.hpp"
 #include "dtensor/dtensor_impl.hpp"
 #include "param/grad_dtype.hpp"
 #include "root/autograd/captured_gradient.hpp"
 #include "root/autograd/left_gradients.hpp"
+#include "root/autograd/set_data.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 
@@ -66,18 +69,34 @@ bool join_accumulators(const FoundParam& found) {
   return true;
 }
 
+bool is_of_kind(const TensorBase& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+}
+
+/// before: the storage of a sharded parameter that has been given another one.
+void leave_to_aliases(const c10::Storage& before) {
+  auto* storage = dynamic_cast<ShardStorage*>(before.unsafeGetStorageImpl());
+  if (storage != nullptr && before.use_count() > 1) storage->leave_to_aliases();
+}
+
+SetDataOfKind set_data_of_kind = nullptr;
+
 class Hooks final : public Interface {
  public:
   explicit Hooks(const Interface& next) : next_(next) {}
 
   /// What replaces a sharded parameter's tensor is a write, from now on and not from the next step on.
   void set_data(const TensorBase& tensor, const TensorBase& data) const override {
+    if (is_of_kind(tensor) && set_data_of_kind != nullptr && set_data_of_kind(at::Tensor(tensor), at::Tensor(data))) return;
     const auto found = find_sharded(tensor);
     if (!found) return next_.set_data(tensor, data);
     // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the unsharded parameter.
     if (data.is_same(tensor) || data.is_same(found->param().unsharded_param())) return;
     const torch::NoGradGuard no_grad;
+    const auto sharded_param = found->param().sharded_param();
+    const c10::Storage before = sharded_param.storage();
     next_.set_data(tensor, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
+    leave_to_aliases(before);
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
     std::lock_guard lock(port.root()->mutex());
@@ -90,6 +109,8 @@ class Hooks final : public Interface {
   /// Of a leaf only autograd asks that, and that for where a gradient is to be led to, or to save it for backward.
   int64_t output_nr(const TensorBase& tensor) const override {
     const auto found = next_.grad_fn(tensor) ? std::nullopt : find_any(tensor);
+    if (is_of_kind(tensor))
+      if (const auto stand_in = stand_in_of(at::Tensor(tensor))) lead_edge_to_leaf(at::Tensor(tensor), *stand_in);
     const bool is_joined = found && join_accumulators(*found);
     if (is_joined && found->param().requires_grad())
       install_capture_hook(found->param().unsharded_param(),
@@ -108,11 +129,19 @@ class Hooks final : public Interface {
       const TensorBase& tensor) const override {
     if (tensor.defined() && DTensorImpl::of(tensor.unsafeGetTensorImpl()) != nullptr) [[unlikely]]
       if (const auto found = find_sharded(tensor)) join_accumulators(*found);
-    return next_.grad_fn(tensor);
+    const auto& function = next_.grad_fn(tensor);
+    // It is a leaf, then: see Note [Gradients of stand-ins].
+    if (!function && is_of_kind(tensor)) [[unlikely]]
+      if (const auto stand_in = stand_in_of(at::Tensor(tensor))) lead_edge_to_fork(at::Tensor(tensor), *stand_in);
+    return function;
   }
 
   TensorBase tensor_data(const TensorBase& tensor) const override { return next_.tensor_data(tensor); }
-  TensorBase variable_data(const TensorBase& tensor) const override { return next_.variable_data(tensor); }
+  TensorBase variable_data(const TensorBase& tensor) const override {
+    auto data = next_.variable_data(tensor);
+    watch_writes_to_data(at::Tensor(tensor), at::Tensor(data));
+    return data;
+  }
   unsigned _register_hook(const TensorBase& tensor, std::function<TensorBase(const TensorBase&)> hook) const override {
     const c10::impl::ExcludeDispatchKeyGuard below(kResidencyKey);  // it asks for output_nr, too
     return next_._register_hook(tensor, std::move(hook));
@@ -155,5 +184,7 @@ class Hooks final : public Interface {
 }();
 
 }  // namespace
+
+void set_data_of_kind_is_done_by(SetDataOfKind function) { set_data_of_kind = function; }
 
 }  // namespace fsdp
