@@ -2,11 +2,14 @@
 
     torchrun --nproc-per-node 2 -m fsdp train_accelerate.py
 
-accelerate shards on accelerators alone. On CPUs it takes DistributedDataParallel, whatever its plugin says.
+It needs an accelerator: on CPUs accelerate shards nothing, whatever its plugin says. The program says so then, and
+ends with exit code 1.
 """
 
+import accelerate
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import FSDPModule
 from transformers import LlamaConfig, LlamaForCausalLM
 
 STEPS = 20
@@ -23,6 +26,11 @@ def main():
     rows = torch.arange(32).repeat(64, 1) + torch.randint(0, 32, (64, 1))  # counts upwards from somewhere
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if not isinstance(model, FSDPModule):
+        raise SystemExit(f"train_accelerate.py: accelerate {accelerate.__version__} has not sharded the model. It made a "
+                         f"{type(model).__name__} on {accelerator.device} (distributed type {accelerator.distributed_type.value}) and "
+                         "took no notice of its FSDP plugin, as it does without an accelerator; run this on GPUs, or shard the "
+                         "model by fsdp.fully_shard as examples/train_hf.py does")
 
     losses = []
     while len(losses) < STEPS:

@@ -76,6 +76,13 @@ class Quickstarts(unittest.TestCase):
         self.expect_falling(output)
         self.assertIn("sharded by ['fsdp._module']", output)
 
+    @needs("accelerate", "transformers")
+    def test_the_program_for_accelerate_says_that_nothing_is_sharded_on_cpus_and_fails(self):
+        ran = launch.run_ranks(2, EXAMPLES / "train_accelerate.py", timeout_s=120, start=forked_ranks.start_rank)
+        self.assertEqual(ran.returncode, 1, ran.stdout + ran.stderr[-3000:])
+        self.assertRegex(ran.stderr, r"has not sharded the model. It made a \w+ on cpu")
+        self.assertIn("train_hf.py", ran.stderr)
+
 
 if __name__ == "__main__":
     main()
