@@ -1,65 +1,24 @@
-"""Which modules of a tree become units of their own: FSDP1's wrap policies for `fully_shard`, with a dry run."""
+"""What a wrap policy makes of a tree: a dry run of calls of `fully_shard`, and the calls."""
 
+import inspect
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
 import torch.nn as nn
 
 from . import _checks
+from ._fsdp1_policies import AnyPolicy, policy_of
 from ._fully_shard import fully_shard
 from ._logs import logger
 from ._module import FSDPModule
+from ._wrap_policy import WrapCandidate
 
 
-@dataclass(frozen=True)
-class WrapCandidate:
-    """A module that a policy is asked about. numel: elements of its parameters, without those of units below it."""
-
-    module: nn.Module
-    name: str  # path from the root
-    numel: int
-    is_root: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrapPolicy:
-    """wraps: (candidate, the default options) -> the keyword arguments of fully_shard for a module that is to be a unit, asked
-    after everything below it; None: it stays with its parent. enters: (candidate, with all its elements) -> whether to look
-    below it; None: always. The root is always a unit."""
-
-    wraps: Callable[[WrapCandidate, dict[str, Any]], dict[str, Any] | None]
-    enters: Callable[[WrapCandidate], bool] | None = None
-
-
-def wrap_if(predicate: Callable[[WrapCandidate], bool]) -> WrapPolicy:
-    """Modules for which `predicate` is true, with the default options."""
-    return WrapPolicy(wraps=lambda candidate, defaults: defaults if predicate(candidate) else None)
-
-
-def wrap_class(*classes: type[nn.Module]) -> WrapPolicy:
-    """Modules of these classes, or of classes below them. TypeError for what is no class."""
-    for each in classes:
-        if not isinstance(each, type):
-            raise TypeError(f"wrap_class: expected classes of modules, found {each!r}")
-    return wrap_if(lambda candidate: isinstance(candidate.module, classes))
-
-
-def wrap_by_size(
-    *,
-    min_numel: int = 100_000_000,
-    is_leaf: Callable[[nn.Module], bool] = lambda module: isinstance(module, nn.MultiheadAttention),
-    is_excluded: Callable[[nn.Module], bool] = lambda module: isinstance(module, (nn.ModuleList, nn.ModuleDict)),
-) -> WrapPolicy:
-    """FSDP1's size_based_auto_wrap_policy: a unit has at least `min_numel` elements that no unit below it has taken.
-    is_leaf: not looked into. is_excluded: never a unit. ValueError for a min_numel that is not above 0."""
-    if _checks.whole_number(min_numel, "wrap_by_size: min_numel", 2**63 - 1) <= 0:
-        raise ValueError(f"wrap_by_size: expected a min_numel above 0, found {min_numel}")
-
-    def wraps(candidate, defaults):
-        return defaults if candidate.numel >= min_numel and not is_excluded(candidate.module) else None
-
-    return WrapPolicy(wraps=wraps, enters=lambda candidate: candidate.numel >= min_numel and not is_leaf(candidate.module))
+# Of fully_shard's keyword arguments, with the default that means none.
+_OPTIONS = {name for name, each in inspect.signature(fully_shard).parameters.items() if each.kind is each.KEYWORD_ONLY}
+_SETS = {"ignored_params": _checks.parameter_set, "ignored_modules": _checks.module_set,
+         "replicated_params": _checks.parameter_set, "replicated_modules": _checks.module_set}
 
 
 @dataclass
@@ -109,17 +68,37 @@ def _registrations(module):
     return Counter(param for below in module.modules() for param in below._parameters.values() if param is not None)
 
 
+def _checked_options(options, subject):
+    """A copy, in which what may be read only once is a list."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"{subject}: fully_shard has no argument {name!r}; expected some of {', '.join(sorted(_OPTIONS))}")
+    return {name: list(_SETS[name](value, f"{subject}: {name}")) if name in _SETS and value is not None else value
+            for name, value in options.items()}
+
+
+def _ignored_by(options):
+    return {*(options.get("ignored_params") or ()),
+            *(param for module in options.get("ignored_modules") or () for param in module.parameters())}
+
+
 class _Planner:
-    def __init__(self, policy, options):
-        self.policy, self.options, self.units, self.seen = policy, options, [], set()
+    def __init__(self, root, policy, options):
+        self.options, self.units, self.seen = _checked_options(options, "plan_wrapping"), [], set()
         self.claims = {}  # parameter -> unit
-        self.ignored = set(_checks.parameter_set(options.get("ignored_params"), "plan_wrapping: ignored_params"))
-        for module in _checks.module_set(options.get("ignored_modules"), "plan_wrapping: ignored_modules"):
-            self.ignored.update(module.parameters())
+        self.ignored = _ignored_by(self.options)
+        self.left_alone = set()  # ignored modules, with all below them
+        inside = set(root.modules())
+        for module in self.options.get("ignored_modules") or ():
+            if module is root or module not in inside:
+                where = "the root, of which nothing would be left" if module is root else "not in the tree of the root"
+                raise ValueError(f"plan_wrapping: ignored_modules: {type(module).__name__} is {where}")
+            self.left_alone.update(module.modules())
+        self.policy = policy_of(policy, root, self.left_alone, self.options, "plan_wrapping")
 
     def visit(self, module, name):
         """Plans the units of a subtree; returns how many elements they took."""
-        if module in self.seen:
+        if module in self.seen or module in self.left_alone:
             return 0
         self.seen.add(module)
         params = [param for param in module.parameters() if param not in self.ignored]
@@ -127,14 +106,36 @@ class _Planner:
         if self.policy.enters is None or self.policy.enters(WrapCandidate(module, name, numel, not name)):
             for key, child in module.named_children():
                 taken += self.visit(child, f"{name}.{key}" if name else key)
-        options = self.policy.wraps(WrapCandidate(module, name, numel - taken), self.options) if name else self.options
+        options = self.options_of(WrapCandidate(module, name, numel - taken, not name))
         if options is None:
             return taken
-        _checks.modules(module, f"plan_wrapping: fully_shard of {name!r}")
-        self.units.append(PlannedUnit(module, name, dict(options)))
+        self.units.append(PlannedUnit(module, name, options))
+        self.ignored.update(_ignored_by(options))  # as the units around it will do
         for param in params:
-            self.claims.setdefault(param, self.units[-1])
+            if param not in self.ignored:
+                self.claims.setdefault(param, self.units[-1])
         return numel
+
+    def options_of(self, candidate):
+        """Of a module that is to be a unit; None: it is none."""
+        if candidate.is_root:
+            return self.options
+        options = self.policy.wraps(candidate, self.options)
+        if options is None:
+            return None
+        subject = f"plan_wrapping: fully_shard of {candidate.name!r}"
+        _checks.modules(candidate.module, subject)
+        return self.within(candidate.module, _checked_options(options, subject))
+
+    def within(self, module, options):
+        """Of what the root's call ignores, a unit's call may name what is in the unit alone. A parameter of it that the unit has,
+        too, is ignored there by itself."""
+        if not options.get("ignored_modules"):
+            return dict(options)
+        inside = set(module.modules())
+        return {**options,
+                "ignored_modules": [each for each in options["ignored_modules"] if each in inside or each not in self.left_alone],
+                "ignored_params": [param for param in module.parameters() if param in self.ignored.union(_ignored_by(options))]}
 
     def assign(self, root):
         """Each parameter to its unit, or to the nearest one around all places where it is registered."""
@@ -152,21 +153,27 @@ class _Planner:
                 unit.frozen_parameters.append(names[param])
 
 
-def plan_wrapping(root: nn.Module, policy: WrapPolicy, **options: Any) -> WrapPlan:
+def plan_wrapping(root: nn.Module, policy: AnyPolicy, **options: Any) -> WrapPlan:
     """The dry run: changes nothing, communicates nothing. options: fully_shard's keyword arguments for the root, and the
-    policy's defaults. A parameter that several units share is listed with the nearest one around them.
+    policy's defaults. ignored_modules: no units are made of them, or below them. A parameter that several units share is listed
+    with the nearest one around them.
 
-    Raises ValueError if the tree has a sharded module already, or if the policy chooses a container without a forward;
-    TypeError for what is no module or policy.
+    policy: a WrapPolicy, or one of torch.distributed.fsdp.wrap: ModuleWrapPolicy; CustomPolicy, whose function may give
+    arguments of fully_shard or FSDP1's sharding_strategy, mixed_precision and cpu_offload; or a function (module, recurse,
+    nonwrapped_numel), such as functools.partial(size_based_auto_wrap_policy, min_num_params=...), which is not asked about modules
+    without a forward of their own.
+
+    Raises ValueError if the tree has a sharded module already, if the policy chooses a container without a forward, or if an
+    ignored module is the root or not in the tree; TypeError for what is no module, policy or argument of fully_shard.
     """
     _checks.modules(root, "plan_wrapping")
-    if not isinstance(root, nn.Module) or not isinstance(policy, WrapPolicy):
-        raise TypeError(f"plan_wrapping: expected a module and a WrapPolicy, found {type(root)} and {policy!r}")
+    if not isinstance(root, nn.Module):
+        raise TypeError(f"plan_wrapping: expected a module, found {type(root)}")
     for name, module in root.named_modules():
         if isinstance(module, FSDPModule):
             raise ValueError(f"plan_wrapping: {name or 'the root'} is sharded already; a policy needs a tree without sharded "
                              "modules")
-    planner = _Planner(policy, options)
+    planner = _Planner(root, policy, options)
     planner.visit(root, "")
     planner.assign(root)
     return WrapPlan(planner.units)

@@ -20,7 +20,7 @@ struct FSDP_API WrapCandidate {
 };
 
 /// Which modules of a tree become units, each with its own call of `fully_shard`: FSDP1's wrap policies. The root is always a
-/// unit.
+/// unit. A policy is not asked about ignored modules and those below them.
 struct FSDP_API WrapPolicy {
   /// Whether to look for units below a module; `numel` counts all its parameters then. Default: always.
   std::function<bool(const WrapCandidate& candidate)> enters = {};
@@ -45,9 +45,9 @@ WrapPolicy wrap_class() {
 struct FSDP_API WrapBySizeOptions {
   /// The least number of elements of a unit, without those of units below it.
   int64_t min_numel = 100'000'000;
-  /// Modules below which no units are made; they may be units themselves. Default: MultiheadAttention.
+  /// Modules that stay with their parent as a whole: neither they nor those below them are units. Default: MultiheadAttention.
   std::function<bool(const torch::nn::Module&)> is_leaf = {};
-  /// Modules that are never units. Default: ModuleList and ModuleDict.
+  /// Modules that are never units, but looked into. Containers without a forward (ModuleList, ParameterDict...) never are.
   std::function<bool(const torch::nn::Module&)> is_excluded = {};
 };
 /// FSDP1's size_based_auto_wrap_policy.
@@ -73,11 +73,12 @@ struct FSDP_API WrapPlan {
   std::string to_string() const;
 };
 
-/// Chooses the units and changes nothing. `options` are those of the root, and the policy's defaults. A parameter that several
-/// units share is listed with the nearest unit that contains them. No communication.
+/// Chooses the units and changes nothing. `options` are those of the root, and the policy's defaults; of `ignored_modules` each
+/// unit has those in it. A parameter that several units share is listed with the nearest unit that contains them. No
+/// communication.
 ///
-/// Throws UsageError if the tree has a sharded module already, which the error names, or if the policy chooses a container
-/// without a forward.
+/// Throws UsageError if the tree has a sharded module already, which the error names, if the policy chooses a container
+/// without a forward, or if an ignored module is the root or not in the tree.
 FSDP_API WrapPlan plan_wrapping(torch::nn::Module& root, const WrapPolicy& policy,
                                 const FullyShardOptions& options = {});
 

@@ -58,7 +58,9 @@ class Walker {
   ModuleWalk walk_;
 };
 
-void collect_tree(Module& module, std::unordered_set<const Module*>& tree) {
+}  // namespace
+
+void collect_tree(const Module& module, std::unordered_set<const Module*>& tree) {
   if (!tree.insert(&module).second) return;
   for (const auto& child : module.named_children())
     if (child.value()) collect_tree(*child.value(), tree);
@@ -83,8 +85,6 @@ void check_ignored_modules(const std::vector<Module*>& roots,
             "ignored_modules: {} is sharded already; a sharded unit cannot be ignored", name);
   }
 }
-
-}  // namespace
 
 ModuleWalk walk_modules(const std::vector<Module*>& roots,
                         const std::vector<at::Tensor>& ignored_params,

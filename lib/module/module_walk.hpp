@@ -33,9 +33,16 @@ struct ModuleWalk {
 
 /// Walks the trees of `roots`. Does not enter units that are sharded already, nor modules that the
 /// ignore lists take out. A module in `roots` never stops the walk of another. Changes nothing.
-/// Throws UsageError if `ignored_modules` names a root, a sharded unit, or something outside the trees.
+/// Throws what check_ignored_modules throws.
 ModuleWalk walk_modules(const std::vector<torch::nn::Module*>& roots,
                         const std::vector<at::Tensor>& ignored_params,
                         const std::vector<std::shared_ptr<torch::nn::Module>>& ignored_modules);
+
+/// Throws UsageError if `ignored_modules` names a root, a sharded unit, or something outside the trees.
+void check_ignored_modules(const std::vector<torch::nn::Module*>& roots,
+                           const std::vector<std::shared_ptr<torch::nn::Module>>& ignored_modules);
+
+/// Adds the module and all below it.
+void collect_tree(const torch::nn::Module& module, std::unordered_set<const torch::nn::Module*>& tree);
 
 }  // namespace fsdp

@@ -11,12 +11,14 @@
 
 namespace fsdp {
 
-void refuse_container(const torch::nn::Module& module) {
+bool is_container(const torch::nn::Module& module) {
   const auto& type = typeid(module);
-  const bool is_container =
-      type == typeid(torch::nn::ModuleListImpl) || type == typeid(torch::nn::ModuleDictImpl) ||
-      type == typeid(torch::nn::ParameterListImpl) || type == typeid(torch::nn::ParameterDictImpl);
-  require(!is_container,
+  return type == typeid(torch::nn::ModuleListImpl) || type == typeid(torch::nn::ModuleDictImpl) ||
+         type == typeid(torch::nn::ParameterListImpl) || type == typeid(torch::nn::ParameterDictImpl);
+}
+
+void refuse_container(const torch::nn::Module& module) {
+  require(!is_container(module),
           "fully_shard: {} is a container without a forward of its own; call fully_shard on its "
           "elements, on the list of them, or on the module around it",
           module.name());

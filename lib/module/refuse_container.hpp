@@ -4,7 +4,10 @@
 
 namespace fsdp {
 
-/// Throws UsageError if the module is a list or dict of others, without a forward of its own.
+/// Exactly one of LibTorch's lists and dicts of modules or parameters, which have no forward of their own.
+bool is_container(const torch::nn::Module& module);
+
+/// Throws UsageError if the module is a container.
 void refuse_container(const torch::nn::Module& module);
 
 }  // namespace fsdp

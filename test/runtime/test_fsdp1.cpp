@@ -137,6 +137,13 @@ TEST_CASE("param_init_fn is called for what is on the meta device, before it is 
     rank.check(seen == std::vector<torch::nn::Module*>{two.first.get()}, "called for the one on meta");
     rank.check_identical(dtensor_of(two.first->weight).full_tensor(), torch::full({4}, 3.0), "its values");
 
+    Two ignoring;
+    seen.clear();
+    fully_shard_fsdp1(ignoring, policy, {.mesh = rank.mesh(), .param_init_fn = init},
+                      [&](FullyShardOptions& options) { options.ignored_modules = {ignoring.first}; });
+    rank.check(seen.empty() && ignoring.first->weight.is_meta(), "not called for what is ignored");
+    rank.check(!find_fsdp_module(*ignoring.first) && find_fsdp_module(*ignoring.second), "which is not sharded either");
+
     Two left;
     rank.check_throws<UsageError>(
         [&] { fully_shard_fsdp1(left, policy, {.mesh = rank.mesh(), .param_init_fn = [](torch::nn::Module&) {}}); },

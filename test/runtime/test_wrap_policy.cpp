@@ -68,16 +68,96 @@ TEST_CASE("a predicate sees names, and elements that no inner unit has", "[wrap_
   CHECK(numel["blocks.0"] == 4 * (8 * 8 + 8) + 16 * 8 + 8);
 }
 
-TEST_CASE("by size: large enough, leaves not entered, lists never", "[wrap_policy]") {
+TEST_CASE("by size: large enough, leaves stay with their parent as FSDP1's do, lists are never units", "[wrap_policy]") {
   auto net = make_net();
   // An encoder has 568 elements, its attention 288.
   CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 568}))) == Names{"blocks.0", "blocks.1", ""});
-  CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 200}))) ==
-        Names{"blocks.0.attention", "blocks.0", "blocks.1.attention", "blocks.1", ""});
+  CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 200}))) == Names{"blocks.0", "blocks.1", ""});
   CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 60}))) ==
-        Names{"blocks.0.attention", "blocks.0.up", "blocks.0.down", "blocks.1.attention", "blocks.1.up",
-              "blocks.1.down", ""});
+        Names{"blocks.0.up", "blocks.0.down", "blocks.0", "blocks.1.up", "blocks.1.down", "blocks.1", ""});
+  CHECK(names_of(plan_wrapping(*net, wrap_by_size({.min_numel = 60, .is_leaf = [](const nn::Module& module) {
+                                                     return dynamic_cast<const EncoderImpl*>(&module) != nullptr;
+                                                   }}))) == Names{""});
   CHECK(names_of(plan_wrapping(*net, wrap_by_size())) == Names{""});
+}
+
+TEST_CASE("by size: a container without a forward is never a unit, whatever is excluded", "[wrap_policy]") {
+  struct HoldsParameters : nn::Module {
+    nn::ParameterList rows = register_module("rows", nn::ParameterList());
+    nn::ParameterDict named = register_module("named", nn::ParameterDict());
+    nn::Linear head = register_module("head", nn::Linear(8, 8));
+    HoldsParameters() {
+      rows->append(torch::ones({8, 8}));
+      named->insert("a", torch::ones({8, 8}));
+    }
+  };
+  HoldsParameters holder;
+  CHECK(names_of(plan_wrapping(holder, wrap_by_size({.min_numel = 60}))) == Names{"head", ""});
+  CHECK(names_of(plan_wrapping(holder, wrap_by_size({.min_numel = 60, .is_excluded = [](const nn::Module&) {
+                                                       return false;
+                                                     }}))) == Names{"head", ""});
+}
+
+TEST_CASE("what the root's call ignores is no unit, and each unit's call leaves its own part of it", "[wrap_policy]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto trained = [&](const std::function<std::vector<std::shared_ptr<nn::Module>>(PolicyNet&)>& ignored, const Names& units,
+                       const Names& left) {
+      auto net = make_net();
+      const FullyShardOptions options{.mesh = rank.mesh(), .ignored_modules = ignored(net)};
+      const auto plan = plan_wrapping(*net, wrap_class<EncoderImpl, nn::LinearImpl>(), options);
+      rank.check_equal(names_of(plan), units, "units");
+      std::vector<std::string> listed, sharded, kept;
+      for (const auto& unit : plan.units) listed.insert(listed.end(), unit.parameters.begin(), unit.parameters.end());
+      apply_wrapping(plan);
+      for (const auto& entry : net->named_parameters()) {
+        const bool is_left = std::any_of(left.begin(), left.end(), [&](const auto& name) { return entry.key().starts_with(name + "."); });
+        rank.check_equal(is_fsdp_parameter(entry.value()), !is_left, entry.key());
+        if (!is_left) sharded.push_back(entry.key());
+      }
+      std::sort(listed.begin(), listed.end());
+      std::sort(sharded.begin(), sharded.end());
+      rank.check_equal(listed, sharded, "the plan lists what is sharded");
+      Inputs in(rank.index(), 0);
+      net->forward(in.normal({4, 2, 8})).square().mean().backward();
+    };
+    const Names all{"blocks.0.attention.out_proj", "blocks.0.up", "blocks.0.down", "blocks.0",
+                    "blocks.1.attention.out_proj", "blocks.1.up", "blocks.1.down", "blocks.1", "head", ""};
+    auto without = [&](const std::string& prefix) {
+      Names names = all;
+      std::erase_if(names, [&](const auto& name) { return name == prefix || name.starts_with(prefix + "."); });
+      return names;
+    };
+    trained([](PolicyNet& net) { return std::vector{net->head.ptr()->shared_from_this()}; }, without("head"), {"head"});
+    trained([](PolicyNet& net) { return std::vector{net->blocks->ptr(0)}; }, without("blocks.0"), {"blocks.0"});
+    trained([](PolicyNet& net) { return std::vector{net->blocks[1]->as<Encoder>()->up.ptr()->shared_from_this(), net->blocks->ptr(0)}; },
+            [&] {
+              auto names = without("blocks.0");
+              std::erase(names, "blocks.1.up");
+              return names;
+            }(),
+            {"blocks.1.up", "blocks.0"});
+  }));
+}
+
+TEST_CASE("a weight that an ignored module shares with a unit is ignored there too", "[wrap_policy]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    struct Holder : nn::Module {
+      at::Tensor weight;
+      explicit Holder(at::Tensor value) { weight = register_parameter("weight", std::move(value)); }
+    };
+    struct Tied : nn::Module {
+      at::Tensor weight = torch::ones({4, 4});
+      std::shared_ptr<Holder> a = register_module("a", std::make_shared<Holder>(weight));
+      std::shared_ptr<Holder> b = register_module("b", std::make_shared<Holder>(weight));
+      std::shared_ptr<Holder> c = register_module("c", std::make_shared<Holder>(torch::ones({2, 2})));
+    };
+    Tied tied;
+    const auto plan = plan_wrapping(tied, wrap_class<Holder>(), {.mesh = rank.mesh(), .ignored_modules = {tied.b}});
+    rank.check_equal(names_of(plan), Names{"a", "c", ""}, "units");
+    rank.check(plan.units[0].parameters.empty(), "ignored in a, too");
+    apply_wrapping(plan);
+    rank.check(!is_fsdp_parameter(tied.a->parameters()[0]) && is_fsdp_parameter(tied.c->parameters()[0]), "sharded");
+  }));
 }
 
 TEST_CASE("a custom function gives options", "[wrap_policy]") {
@@ -155,6 +235,16 @@ TEST_CASE("what a policy cannot do is said before anything changes", "[wrap_poli
     rank.check_equal(plan.units[2].parameters, std::vector<std::string>{"a.weight"}, "but that of the one around them");
     rank.check_equal(plan.units[2].bytes, int64_t{64}, "with its bytes");
     rank.check(!is_fsdp_parameter(tied.weight) && !find_fsdp_module(*tied.a), "nothing has changed");
+    auto ignoring = [&](std::shared_ptr<nn::Module> module) {
+      return [&net, module, options] {
+        auto ignores = options;
+        ignores.ignored_modules = {module};
+        plan_wrapping(*net, wrap_class<EncoderImpl>(), ignores);
+      };
+    };
+    rank.check_throws<UsageError>(ignoring(net.ptr()), {"ignored_modules", "was called on"}, "the root is ignored");
+    rank.check_throws<UsageError>(ignoring(make_net().ptr()), {"ignored_modules", "not in the tree"}, "another tree's");
+    rank.check_throws<UsageError>(ignoring(nullptr), {"ignored_modules", "null"}, "no module");
     fully_shard(*net->blocks[1], options);
     rank.check_throws<UsageError>([&] { fully_shard(net, wrap_class<EncoderImpl>(), options); }, {"'blocks.1'", "sharded already"},
                                   "a sharded module in the tree");

@@ -64,13 +64,16 @@ bool has_meta(const torch::nn::Module& module) {
          std::any_of(buffers.begin(), buffers.end(), is_meta);
 }
 
-/// `visit` for the module and all below it, outer ones first, each once.
-void for_modules(torch::nn::Module& module, const std::string& path,
+using Ignored = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+/// `visit` for the module and all below it, outer ones first, without those that are ignored and all below them.
+void for_modules(torch::nn::Module& module, const std::string& path, const Ignored& ignored,
                  const std::function<void(torch::nn::Module&, const std::string&)>& visit) {
+  if (std::any_of(ignored.begin(), ignored.end(), [&](const auto& each) { return each.get() == &module; })) return;
   visit(module, path);
   for (const auto& child : module.named_children())
     if (child.value())
-      for_modules(*child.value(), join_path(path, child.key()), visit);
+      for_modules(*child.value(), join_path(path, child.key()), ignored, visit);
 }
 
 }  // namespace
@@ -98,7 +101,7 @@ Fsdp1Translation from_fsdp1(const Fsdp1Options& options) {
 
 void Fsdp1Translation::before(torch::nn::Module& root) const {
   if (!param_init_fn) return;
-  for_modules(root, "", [&](torch::nn::Module& module, const std::string& path) {
+  for_modules(root, "", options.ignored_modules, [&](torch::nn::Module& module, const std::string& path) {
     if (!has_meta(module)) return;
     param_init_fn(module);
     require(!has_meta(module),

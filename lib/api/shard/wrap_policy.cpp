@@ -12,6 +12,7 @@
 #include "group/notes/frozen_mixture.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
+#include "module/module_walk.hpp"
 #include "module/refuse_container.hpp"
 
 namespace fsdp {
@@ -32,14 +33,13 @@ const PlannedUnit* parent_of(const WrapPlan& plan, const PlannedUnit& unit) {
 class WrapPlanner {
  public:
   WrapPlanner(const WrapPolicy& policy, const FullyShardOptions& options)
-      : policy_(policy), options_(options) {
-    for (const auto& param : options.ignored_params) ignored_.insert(param.unsafeGetTensorImpl());
-    for (const auto& module : options.ignored_modules)
-      for (const auto& param : module->parameters()) ignored_.insert(param.unsafeGetTensorImpl());
-  }
+      : policy_(policy), options_(options) {}
 
   WrapPlan run(Module& root) {
     require_unsharded(root, "");
+    check_ignored_modules({&root}, options_.ignored_modules);
+    ignore(options_);
+    for (const auto& module : options_.ignored_modules) collect_tree(*module, left_alone_);
     visit(root, "", /*is_root=*/true);
     assign(root);
     return std::move(plan_);
@@ -56,25 +56,53 @@ class WrapPlanner {
 
   /// Plans the units of the module's subtree; returns how many elements they took.
   int64_t visit(Module& module, const std::string& path, bool is_root) {
-    if (!seen_.insert(&module).second) return 0;
+    if (left_alone_.contains(&module) || !seen_.insert(&module).second) return 0;
     const int64_t numel = numel_of(module);
-    const WrapCandidate whole{module, path, numel, is_root};
     int64_t taken = 0;
-    if (!policy_.enters || policy_.enters(whole))
+    if (!policy_.enters || policy_.enters(WrapCandidate{module, path, numel, is_root}))
       for (const auto& child : module.named_children())
         if (child.value()) taken += visit(*child.value(), join_path(path, child.key()), false);
-    const WrapCandidate rest{module, path, numel - taken, is_root};
-    auto options = is_root ? std::optional(options_)
-                   : policy_.wraps ? policy_.wraps(rest, options_)
-                                   : std::nullopt;
+    auto options = options_of(WrapCandidate{module, path, numel - taken, is_root});
     if (!options) return taken;
     if (!is_root) refuse_container(module);
+    add_unit(module, path, std::move(*options));
+    return numel;
+  }
+
+  /// Of a module that is to be a unit.
+  std::optional<FullyShardOptions> options_of(const WrapCandidate& candidate) const {
+    if (candidate.is_root) return options_;
+    auto options = policy_.wraps ? policy_.wraps(candidate, options_) : std::nullopt;
+    if (!options) return std::nullopt;
+    return options_within(candidate.module, std::move(*options));
+  }
+
+  void add_unit(Module& module, const std::string& path, FullyShardOptions options) {
     auto& unit = plan_.units.emplace_back();
     unit.module = &module;
     unit.name = path;
-    unit.options = std::move(*options);
+    unit.options = std::move(options);
+    ignore(unit.options);  // as the units around it will do
     claim(module, path);
-    return numel;
+  }
+
+  void ignore(const FullyShardOptions& options) {
+    for (const auto& param : options.ignored_params) ignored_.insert(param.unsafeGetTensorImpl());
+    for (const auto& module : options.ignored_modules)
+      for (const auto& param : module ? module->parameters() : std::vector<at::Tensor>{}) ignored_.insert(param.unsafeGetTensorImpl());
+  }
+
+  /// Of what the root's call ignores, a unit's call may name what is in the unit alone. A parameter of it that the unit has,
+  /// too, is ignored there by itself.
+  FullyShardOptions options_within(const Module& module, FullyShardOptions options) const {
+    std::unordered_set<const Module*> inside;
+    collect_tree(module, inside);
+    std::erase_if(options.ignored_modules, [&](const auto& ignored) {
+      return left_alone_.contains(ignored.get()) && !inside.contains(ignored.get());
+    });
+    for (const auto& param : module.parameters())
+      if (ignored_.contains(param.unsafeGetTensorImpl())) options.ignored_params.push_back(param);
+    return options;
   }
 
   int64_t numel_of(Module& module) const {
@@ -141,7 +169,7 @@ class WrapPlanner {
 
   const WrapPolicy& policy_;
   const FullyShardOptions& options_;
-  std::unordered_set<const Module*> seen_;
+  std::unordered_set<const Module*> seen_, left_alone_;  // ignored modules, with all below them
   struct Claim {
     at::Tensor param;
     std::string name;
@@ -199,12 +227,13 @@ WrapPolicy wrap_by_size(const WrapBySizeOptions& options) {
           options.min_numel);
   const auto is_leaf = options.is_leaf ? options.is_leaf : &is_attention;
   const auto is_excluded = options.is_excluded ? options.is_excluded : &is_list_or_dict;
-  auto policy = wrap_if([least = options.min_numel, is_excluded](const WrapCandidate& candidate) {
-    return candidate.numel >= least && !is_excluded(candidate.module);
-  });
-  policy.enters = [least = options.min_numel, is_leaf](const WrapCandidate& candidate) {
+  const auto enters = [least = options.min_numel, is_leaf](const WrapCandidate& candidate) {
     return candidate.numel >= least && !is_leaf(candidate.module);
   };
+  auto policy = wrap_if([enters, is_excluded](const WrapCandidate& candidate) {
+    return enters(candidate) && !is_container(candidate.module) && !is_excluded(candidate.module);
+  });
+  policy.enters = enters;
   return policy;
 }
 
