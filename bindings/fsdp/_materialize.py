@@ -61,6 +61,21 @@ def _own_initializer(module):
     return None
 
 
+def _class_name(module):
+    own = type(module) if state_of(module) is None else type(module).__bases__[1]  # behind FSDPModule
+    return own.__name__
+
+
+def _name_module(error, subject, path):
+    """In what the exception says, unless it has the path already, in a message or else in a note."""
+    if path and f"'{path}" in str(error):
+        return
+    if error.args and isinstance(error.args[0], str):
+        error.args = (f"{subject}: {error.args[0]}", *error.args[1:])
+    if subject not in str(error) and hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(subject)
+
+
 class _Run:
     def __init__(self, module, seed, initializers):
         self.initializers = initializers
@@ -74,8 +89,7 @@ class _Run:
 
     def describe(self, module, entry):
         path = self.names.get(module, "")
-        own = type(module) if state_of(module) is None else type(module).__bases__[1]  # behind FSDPModule
-        return f"'{path}.{entry}' ({own.__name__})" if path else f"'{entry}' ({own.__name__})"
+        return f"'{path}.{entry}' ({_class_name(module)})" if path else f"'{entry}' ({_class_name(module)})"
 
     def initialize(self, module, run):
         function = next((each.function for each in self.initializers if isinstance(module, each.kind)), None)
@@ -84,8 +98,14 @@ class _Run:
         own = _own_initializer(module) if function is None else None
         if function is None and own is None:
             return
-        with stand_ins_in(module, run, self.describe), torch.no_grad(), core_draws():
-            own() if own is not None else function(module, Initializer())
+        try:
+            with stand_ins_in(module, run, self.describe), torch.no_grad(), core_draws():
+                own() if own is not None else function(module, Initializer())
+        except Exception as error:
+            path = self.names.get(module)
+            what = "the initializer" if own is None else f"{own.__name__}()"
+            _name_module(error, f"materialize: {what} of {f'{path!r}' if path else 'the module'} ({_class_name(module)})", path)
+            raise
 
 
 def _tensors_below(module):
@@ -131,7 +151,8 @@ def materialize(module: nn.Module, *, seed: int = 0, initializers: Iterable[Modu
 
     Nothing is communicated; all ranks make the same call. Extra memory: one parameter, this rank's part or, for orthogonal_,
     sparse_ and whole_, the whole. ValueError, with nothing changed, that lists every module with a parameter or buffer that no
-    initialiser covers, or names one whose initialiser does what cannot be done element by element, and the way out.
+    initialiser covers, or names one whose initialiser does what cannot be done element by element, and the way out. What an
+    initialiser raises itself arrives with its module's name in front.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"materialize: expected an nn.Module, found {module!r} ({type(module).__name__})")

@@ -36,7 +36,8 @@ struct FSDP_API InitOptions {
 ///
 /// No communication, but all ranks make the same call. Extra memory: this rank's part of one parameter; for orthogonal_,
 /// sparse_ and whole_, one whole parameter. Throws UsageError, with nothing changed, for parameters or buffers that no
-/// initializer covers, all of which it lists, and for a part of a group.
+/// initializer covers, all of which it lists, and for a part of a group. What an initializer of the program throws arrives as a
+/// UsageError that names its module, with the other exception nested in it, or as LibTorch's own exception with the name added.
 FSDP_API void materialize(torch::nn::Module& module, const InitOptions& options = {});
 
 /// Gives memory only: tensors on meta become zeros, for values that are loaded afterwards. device: of tensors that are not

@@ -151,6 +151,40 @@ class Silent(nn.Module):
 
 
 @check
+def what_an_initialiser_raises_names_its_module(rank, ranks):
+    class Own(Exception):
+        pass
+
+    class Mute(Exception):
+        def __str__(self):
+            return "nothing of what it was given"
+
+    class Breaks(nn.Linear):
+        def reset_parameters(self):
+            if self.raises:
+                raise RuntimeError("cannot")
+
+        raises = False
+
+    def fails(error):
+        def function(module, init):
+            raise error
+        return [fsdp.initializer(nn.Linear, function)]
+
+    for error, text in ((Own("no"), ": no"), (KeyError("k"), ": k"), (ValueError(), ""), (OSError(2, "gone"), "gone"),
+                        (Mute("x"), "")):
+        model = built(ranks, lambda: nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(3, 3))), ("1",))
+        found = raises(type(error), text, lambda: fsdp.materialize(model, initializers=fails(error)))
+        said = "\n".join([str(found), *getattr(found, "__notes__", ())])
+        assert found is error and "the initializer of '1.0' (Linear)" in said, said
+        assert all(parameter.is_meta for parameter in model.parameters())
+    with torch.device("meta"):
+        model = nn.Sequential(Breaks(3, 3))
+    model[0].raises = True
+    raises(RuntimeError, "reset_parameters() of '0' (Breaks): cannot", lambda: fsdp.materialize(model))
+
+
+@check
 def what_cannot_be_initialised_is_named_with_the_way_out_and_nothing_changes(rank, ranks):
     def expect_untouched(model):
         assert all(isinstance(each, DTensor) and each.is_meta for each in model.parameters())

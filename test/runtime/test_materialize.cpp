@@ -255,6 +255,32 @@ TEST_CASE("modules that nothing covers are listed together, before anything has 
   });
 }
 
+TEST_CASE("what an initializer throws names its module, and keeps its kind where that can be", "[runtime][materialize]") {
+  struct OwnError : std::logic_error {
+    using std::logic_error::logic_error;
+  };
+  CHECK(on_ranks(2, [](Rank& rank) {
+    struct OuterImpl : nn::Module {
+      nn::Sequential inner = register_module("inner", nn::Sequential(nn::Tanh(), nn::Linear(3, 3)));
+    };
+    auto model = on_meta([] { return std::make_shared<OuterImpl>(); });
+    fully_shard(*model, {.mesh = rank.mesh()});
+    auto run = [&](std::function<void(nn::LinearImpl&, Initializer&)> function) {
+      return [&model, function] { materialize(*model, {.initializers = {initializer<nn::Linear>(function)}}); };
+    };
+    const std::string module = "the initializer of 'inner.1' (torch::nn::LinearImpl)";
+    rank.check_throws<UsageError>(run([](auto&, auto&) { throw OwnError("no"); }), {module, ": no"}, "the program's own");
+    rank.check_throws<UsageError>(run([](auto& linear, auto& init) { init.eye_(linear.bias); }), {module, "eye_ needs a matrix"}, "ours");
+    rank.check_throws<c10::Error>(run([](auto&, auto&) { TORCH_CHECK(false, "out of range"); }), {module, "out of range"}, "LibTorch's");
+    try {
+      run([](auto&, auto&) { throw OwnError("no"); })();
+    } catch (const UsageError& error) {
+      rank.check_throws<OwnError>([&] { std::rethrow_if_nested(error); }, {"no"}, "nested");
+    }
+    rank.check(model->parameters()[0].is_meta(), "nothing has changed");
+  }));
+}
+
 TEST_CASE("an optimizer built before materialisation trains the model like any other", "[runtime][materialize]") {
   for (int world_size : {1, 2, 3})
     on_ranks(world_size, [](Rank& rank) {

@@ -1,6 +1,10 @@
 #include "fsdp/materialize.hpp"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <unordered_map>
 
 #include "api/init/init_run.hpp"
 #include "api/state_dict/named_states.hpp"
@@ -33,11 +37,40 @@ void allocate(const ModuleTree& tree, std::optional<c10::Device> device) {
   for (const auto& entry : tree.buffers) allocate_plain(entry.tensor, *device);
 }
 
+/// Calls what a program has given for a module; what it throws says which module that was, and keeps its type where that can be.
+bool apply_named(const ModuleInitializer& given, torch::nn::Module& module, Initializer& init, const std::string& subject) {
+  try {
+    return given.apply(module, init);
+  } catch (c10::Error& error) {
+    error.add_context(subject);
+    throw;
+  } catch (const UsageError& error) {
+    throw UsageError(subject + ": " + error.what());
+  } catch (const std::exception& error) {
+    std::throw_with_nested(UsageError(subject + ": " + error.what()));
+  }
+}
+
+/// The same, with initializers whose exceptions name the module.
+InitOptions naming_modules(const InitOptions& options, const ModuleTree& tree, const char* caller) {
+  auto names = std::make_shared<std::unordered_map<const torch::nn::Module*, std::string>>();
+  for (const auto& [module, path] : tree.modules)
+    names->emplace(module, fmt::format("{}: the initializer of {} ({})", caller,
+                                       path.empty() ? "the module" : "'" + path + "'", module->name()));
+  InitOptions named{.seed = options.seed};
+  for (const auto& given : options.initializers)
+    named.initializers.push_back({[given, names](torch::nn::Module& module, Initializer& init) {
+      return apply_named(given, module, init, names->at(&module));
+    }});
+  return named;
+}
+
 }  // namespace
 
 void materialize(torch::nn::Module& module, const InitOptions& options) {
-  InitRun run(walk_tree(module, "fsdp::materialize"), options, InitRun::Targets::kMeta,
-              "fsdp::materialize");
+  auto tree = walk_tree(module, "fsdp::materialize");
+  const auto named = naming_modules(options, tree, "fsdp::materialize");
+  InitRun run(std::move(tree), named, InitRun::Targets::kMeta, "fsdp::materialize");
   run.rehearse();
   allocate(run.tree(), std::nullopt);
   run.run();
@@ -56,7 +89,8 @@ void init_parameters(torch::nn::Module& module, const InitOptions& options) {
             "fsdp::materialize, or "
             "call fsdp::to_empty first",
             entry.name);
-  InitRun run(std::move(tree), options, InitRun::Targets::kAll, "fsdp::init_parameters");
+  const auto named = naming_modules(options, tree, "fsdp::init_parameters");
+  InitRun run(std::move(tree), named, InitRun::Targets::kAll, "fsdp::init_parameters");
   run.rehearse();
   run.run();
 }
