@@ -30,7 +30,8 @@ from ._fully_shard import fully_shard, share_comm_ctx
 from ._local_shards import LocalShardPart, clip_grad_norm_, local_shards
 from ._logs import install as _install_logs
 from ._materialize import Initializer, ModuleInitializer, initializer, materialize
-from ._module import FSDPModule, GradientReductionHandle, UnshardHandle
+from ._meshes import hybrid_mesh
+from ._module import FSDPModule, GradientReductionHandle, UnshardHandle, roots
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from ._replicate import ReplicateModule, replicate
 from ._replace_torch import TorchReplacement, replace_torch, restore_torch
@@ -101,6 +102,7 @@ __all__ = [
     "apply_wrapping",
     "clip_grad_norm_",
     "fully_shard",
+    "hybrid_mesh",
     "initializer",
     "int8_all_gather",
     "latest_checkpoint",
@@ -115,6 +117,7 @@ __all__ = [
     "replicate",
     "report",
     "restore_torch",
+    "roots",
     "save_checkpoint",
     "set_schedule_check",
     "share_comm_ctx",

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from . import _C
 from ._module import FSDPModule
+from ._module import roots as outermost_sharded
 
 
 @dataclass(frozen=True)
@@ -19,22 +20,6 @@ class LocalShardPart:
     parameter: nn.Parameter  # the DTensor
     offset: int  # of its first element
     numel: int  # that this rank holds
-
-
-def outermost_sharded(module):
-    """The sharded modules in the tree that no other one contains; of one call of fully_shard the first."""
-    found, cores = [], set()
-
-    def visit(below):
-        if not isinstance(below, FSDPModule):
-            for child in below.children():
-                visit(child)
-        elif below._core() not in cores:
-            cores.add(below._core())
-            found.append(below)
-
-    visit(module)
-    return found
 
 
 def local_shards(

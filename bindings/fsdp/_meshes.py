@@ -27,6 +27,18 @@ def default_mesh(names=None):
     return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=names)
 
 
+def hybrid_mesh() -> DeviceMesh:
+    """A ("replicate", "shard") mesh over all ranks that shards within a node and replicates across nodes, as FSDP1's
+    HYBRID_SHARD does, where the launcher says which ranks a node has (LOCAL_WORLD_SIZE, LOCAL_RANK). A collective call; makes the
+    default process group if there is none.
+
+    Raises ValueError on every rank if nodes have different numbers of ranks, or ranks that are not consecutive.
+    """
+    device_type = default_mesh().device_type
+    per_node = _C.ranks_per_node(communicator_of(dist.group.WORLD))
+    return init_device_mesh(device_type, (dist.get_world_size() // per_node, per_node), mesh_dim_names=("replicate", "shard"))
+
+
 def _timeout_s(group, device_type):
     try:
         return group._get_backend(torch.device(device_type)).options._timeout.total_seconds()

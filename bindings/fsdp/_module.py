@@ -5,6 +5,7 @@ import math
 from typing import Any, Callable, Literal, overload
 
 import torch
+import torch.nn as nn
 from typing_extensions import deprecated
 
 from . import _C, _api, _checks, _torch_names
@@ -354,6 +355,16 @@ class FSDPModule(_torch_names.FSDPModule):
                 raise wrong[0] from None
             raise
 
+    def is_root(self) -> bool:
+        """Whether no sharded module is around it."""
+        return self._core().is_root()
+
+    def sharded_modules(self) -> list["FSDPModule"]:
+        """This module and every sharded module below it that has the same root, in depth-first order, each module once."""
+        own = self._core().root_id()
+        below = self.modules()  # type: ignore[attr-defined]
+        return [module for module in below if isinstance(module, FSDPModule) and module._core().root_id() == own]
+
     def report(self) -> str:
         """The tree of groups with their bytes, the learned order and what the last step did, as a table in text;
         `fsdp.report` gives it as an object and a page. FSDP2 has no such function."""
@@ -419,6 +430,23 @@ for _name in vars(_torch_names.FSDPModule):
     if not _name.startswith("__") and callable(getattr(_torch_names.FSDPModule, _name)):
         if _name not in vars(FSDPModule):
             setattr(FSDPModule, _name, _refuse(_name))
+
+
+def roots(module: nn.Module) -> list[FSDPModule]:
+    """The sharded modules at or below `module` that no other one contains, of one call of fully_shard the first. `module` itself
+    need not be sharded."""
+    found, cores = [], set()
+
+    def visit(below):
+        if not isinstance(below, FSDPModule):
+            for child in below.children():
+                visit(child)
+        elif below._core() not in cores:
+            cores.add(below._core())
+            found.append(below)
+
+    visit(module)
+    return found
 
 
 def _cores_of(modules):

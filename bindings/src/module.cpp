@@ -122,6 +122,11 @@ void define_communication(py::module_& module) {
   not_made_by_python(mesh).def("submesh", &DeviceMesh::submesh).def("__repr__", &DeviceMesh::to_string);
   module.def("borrowed_group", &borrow);
   module.def("mesh_of_groups", &mesh_of, NoLock());
+  module.def("ranks_per_node",
+             [](const std::shared_ptr<Communicator>& world) {
+               return ranks_per_node(*present(world, "a communicator"), launch_environment());
+             },
+             NoLock());
 }
 
 /// DTensors compute with the interpreter's lock, and an operator may have to wait for a gather.

@@ -177,19 +177,18 @@ DeviceMesh DeviceMesh::from_group(const std::vector<std::shared_ptr<Communicator
                         dim_names.empty() ? std::vector<std::string>{"replicate", "shard"} : dim_names);
 }
 
-DeviceMesh hybrid_mesh_for(std::shared_ptr<Communicator> world, const LaunchEnvironment& launch) {
-  require(world != nullptr, "hybrid mesh: expected a world, got null; make one with init_process_group");
+int64_t ranks_per_node(Communicator& world, const LaunchEnvironment& launch) {
   const at::Tensor own = at::tensor({int64_t{launch.local_world_size}, int64_t{launch.local_rank}})
-                             .to(device_of_rank(world->device_type()));
-  const at::Tensor all = at::empty({world->size(), 2}, own.options());
-  world->start_all_gather(all, own, "hybrid mesh")->wait();
+                             .to(device_of_rank(world.device_type()));
+  const at::Tensor all = at::empty({world.size(), 2}, own.options());
+  world.start_all_gather(all, own, "hybrid mesh")->wait();
 
   const at::Tensor on_host = all.to(c10::kCPU);
   const int64_t* rows = on_host.const_data_ptr<int64_t>();
   const int64_t per_node = rows[0];
   std::vector<int64_t> node_sizes, local_ranks;
-  bool is_equal = world->size() % per_node == 0, is_contiguous = true;
-  for (int64_t rank = 0; rank < world->size(); ++rank) {
+  bool is_equal = world.size() % per_node == 0, is_contiguous = true;
+  for (int64_t rank = 0; rank < world.size(); ++rank) {
     node_sizes.push_back(rows[2 * rank]);
     local_ranks.push_back(rows[2 * rank + 1]);
     is_equal &= node_sizes.back() == per_node;
@@ -198,11 +197,17 @@ DeviceMesh hybrid_mesh_for(std::shared_ptr<Communicator> world, const LaunchEnvi
   require(is_equal,
           "hybrid mesh: every node needs the same number of ranks, but the local world sizes of ranks 0 to "
           "{} are {}; start equal nodes or arrange the ranks with init_device_mesh",
-          world->size() - 1, fmt::join(node_sizes, ", "));
+          world.size() - 1, fmt::join(node_sizes, ", "));
   require(is_contiguous,
           "hybrid mesh: ranks must be numbered node by node, but the local ranks of ranks 0 to {} are {}; "
           "let the launcher fill node after node or arrange the ranks with init_device_mesh",
-          world->size() - 1, fmt::join(local_ranks, ", "));
+          world.size() - 1, fmt::join(local_ranks, ", "));
+  return per_node;
+}
+
+DeviceMesh hybrid_mesh_for(std::shared_ptr<Communicator> world, const LaunchEnvironment& launch) {
+  require(world != nullptr, "hybrid mesh: expected a world, got null; make one with init_process_group");
+  const int64_t per_node = ranks_per_node(*world, launch);
   const int64_t nodes = world->size() / per_node;
   return init_device_mesh(std::move(world), {nodes, per_node}, {"replicate", "shard"});
 }

@@ -1,7 +1,9 @@
 """Checks of test_beyond_fsdp2.py: what fully_shard takes beyond FSDP2's arguments."""
 
 import copy
+import os
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -190,3 +192,34 @@ def errors_of_the_core_name_what_python_has(rank, ranks):
     raises(fsdp.Error, "a forward without backward belongs under torch.no_grad()",
            lambda: fsdp.FullParameters(model[0]).__enter__())
     loss.backward()
+
+
+@check
+def roots_and_sharded_modules_are_told(rank, ranks):
+    mesh = init_device_mesh("cpu", (ranks,))
+    model, other = nn.Sequential(Net(), Net(), nn.Linear(3, 3)), Net()
+    fsdp.fully_shard([model[0].first, model[0].middle], mesh=mesh)
+    fsdp.fully_shard(model[0], mesh=mesh)
+    fsdp.fully_shard(model[1].last, mesh=mesh)
+    assert fsdp.roots(model) == [model[0], model[1].last]
+    assert model[0].is_root() and not model[0].first.is_root() and model[1].last.is_root()
+    assert model[0].sharded_modules() == [model[0], model[0].first, model[0].middle]
+    fsdp.fully_shard(model, mesh=mesh)
+    fsdp.replicate(other, mesh=mesh)
+    assert fsdp.roots(nn.ModuleList([model, other])) == [model, other] and fsdp.roots(nn.Linear(2, 2)) == []
+    assert model.is_root() and not model[0].is_root()
+    assert model.sharded_modules() == [model, model[0], model[0].first, model[0].middle, model[1].last]
+    assert model[0].middle.sharded_modules() == [model[0].middle]
+
+
+@check
+def a_hybrid_mesh_shards_within_a_node(rank, ranks):
+    mesh = fsdp.hybrid_mesh()
+    assert mesh.mesh_dim_names == ("replicate", "shard") and tuple(mesh.mesh.shape) == (1, ranks), mesh
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
+        mesh = fsdp.hybrid_mesh()
+    assert tuple(mesh.mesh.shape) == (ranks, 1), mesh
+    model = fsdp.fully_shard(Net(), mesh=mesh)
+    assert model.first.weight.placements == (Replicate(), Shard(0))
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(1 + rank), "LOCAL_RANK": "0"}):
+        raises(ValueError, "same number of ranks", fsdp.hybrid_mesh)

@@ -52,6 +52,11 @@ ReduceScatterStart start_named(const std::string& name) {
 /// Before the first forward FSDP2 has nothing to finalize, whatever module and mode it is asked for.
 bool has_begun(Controlled& self) { return handles::state(self.controls()).context()->has_started(); }
 
+/// Where a module stands among others.
+void define_places(PySharded& module) {
+  module.def("is_root", [](Controlled& self) { return self.controls().is_root(); });
+}
+
 /// When parameters are gathered, and how long they stay.
 void define_residency_controls(PySharded& module) {
   module.def("set_reshard_after_backward", recursive(&FSDPModule::set_reshard_after_backward), WithoutLock())
@@ -145,6 +150,7 @@ std::vector<FSDPModule> controls_of(const Modules& modules) {
 }
 
 void define_controls(PySharded& module) {
+  define_places(module);
   define_residency_controls(module);
   define_backward_controls(module);
   define_reduction_controls(module);
