@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
@@ -56,6 +57,7 @@ class Training(unittest.TestCase):
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             result = launch.run_training(2, self.data, "--steps", 6, "--timeline", file.name, "--report")
             events = json.loads(Path(file.name).read_text())["traceEvents"]
+            self.expect_no_loss_in_perfetto(file.name)
         self.assertEqual({event["pid"] for event in events}, {0, 1})
         forwards = [event for event in events if event["name"] == "forward" and event["pid"] == 1]
         self.assertEqual(len(forwards), 3, "three steps are recorded")
@@ -63,6 +65,15 @@ class Training(unittest.TestCase):
         self.assertEqual(gathered, {"root", "blocks.0", "blocks.1"})
         for words in ("blocks.1", "order of use: forward", "under a byte budget"):
             self.assertIn(words, result.stdout)
+
+    def expect_no_loss_in_perfetto(self, file):
+        """Perfetto's trace processor, where there is one, takes every slice."""
+        program = shutil.which("trace_processor_shell") or shutil.which("trace_processor")
+        if program is None:
+            return
+        query = "select name, value from stats where severity in ('error', 'data_loss') and value > 0;"
+        result = subprocess.run([program, "-Q", query, file], capture_output=True, text=True, check=True)
+        self.assertEqual(result.stdout.split(), ['"name","value"'])
 
     def test_four_ranks_train_as_the_plain_model(self):
         self.expect_equal(launch.train(4, self.data, "--steps", STEPS), self.plain)

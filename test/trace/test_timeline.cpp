@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -177,6 +178,71 @@ TEST_CASE("the trace is JSON that says the same, one process for each rank, what
     CHECK(bytes == expected);
     CHECK(bytes > 0);
   }
+}
+
+namespace {
+
+int64_t nanoseconds(const Json& event, const char* field) { return std::llround(event.at(field).get<double>() * 1000); }
+
+/// Slices of one track that a viewer would not drop: each ends before the one around it.
+bool is_nested(const Json& events, int rank) {
+  std::vector<int64_t> open;  // ends
+  for (const auto& event : events) {
+    if (event.at("ph") != "X" || event.at("pid") != rank) continue;
+    const int64_t begin = nanoseconds(event, "ts"), end = begin + nanoseconds(event, "dur");
+    while (!open.empty() && open.back() <= begin) open.pop_back();
+    if (!open.empty() && end > open.back()) return false;
+    open.push_back(end);
+  }
+  return true;
+}
+
+/// Slices that follow each other within a phase, at a time of this century.
+Timeline close_slices(int rank, int64_t begin_ns) {
+  Timeline timeline{.rank = rank, .events = {}};
+  timeline.events.push_back({.kind = Kind::kPhase, .name = "forward", .begin_ns = begin_ns, .end_ns = begin_ns + 997});
+  for (int64_t i = 0; i < 200; ++i) {
+    const int64_t at = begin_ns + 4 * i;
+    timeline.events.push_back({.kind = Kind::kUse, .name = "layer", .begin_ns = at, .end_ns = at + 4});
+    timeline.events.push_back({.kind = Kind::kRuntime, .name = "work", .begin_ns = at + 1, .end_ns = at + 4});
+  }
+  timeline.bytes.push_back({.time_ns = begin_ns + 5, .unsharded = 1});
+  return timeline;
+}
+
+constexpr int64_t kThisCentury = 1'795'865'874'123'456'789;
+
+}  // namespace
+
+TEST_CASE("to who reads times as doubles a trace says them to the nanosecond, and its slices nest", "[group][timeline]") {
+  const auto timeline = close_slices(0, kThisCentury);
+  const auto trace = Json::parse(timeline.json());
+  const int64_t base = trace.value("baseTimeNanoseconds", int64_t{0});
+  CHECK(is_nested(trace.at("traceEvents"), 0));
+  size_t slice = 0, wrong = 0;
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("ph") != "X") continue;
+    const auto& [kind, name, begin_ns, end_ns, subject, group, ranks, bytes, is_given_up] = timeline.events.at(slice++);
+    wrong += base + nanoseconds(event, "ts") != begin_ns || nanoseconds(event, "dur") != end_ns - begin_ns;
+  }
+  CHECK(slice == timeline.events.size());
+  CHECK(wrong == 0);
+  CHECK(on_ranks(2, [](Rank& rank) {
+    const auto events = Json::parse(record(rank, rank.mesh()).timeline.json()).at("traceEvents");
+    rank.check(is_nested(events, rank.index()), "two steps");
+  }));
+}
+
+TEST_CASE("merged files keep their times to each other", "[group][timeline]") {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("fsdp_timeline_times_{}", ::getpid());
+  std::filesystem::create_directory(folder);
+  const auto path = [&](const std::string& name) { return (folder / name).string(); };
+  const std::vector<Timeline> ranks = {close_slices(0, kThisCentury + 12'345'678'901), close_slices(1, kThisCentury)};
+  for (const auto& timeline : ranks) timeline.write(path(fmt::format("rank{}.json", timeline.rank)));
+  merge_timelines({path("rank0.json"), path("rank1.json")}, path("all.json"));
+  std::ifstream file(path("all.json"));
+  CHECK(Json::parse(file) == Json::parse(timeline_json(ranks)));
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("the ranks' files are merged into one", "[group][timeline]") {
