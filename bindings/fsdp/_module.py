@@ -305,7 +305,13 @@ class FSDPModule(_torch_names.FSDPModule):
     def set_unsharded_byte_budget(self, bytes: int | None) -> None:
         """On the root: the bytes that unsharded parameters may take; None: no limit. FSDP2 has no such setting.
 
-        Raises ValueError, or RuntimeError when the step is planned, for less than what must be there at once.
+        From the second step on, groups whose `reshard_after_forward` is unset stay so that a step gathers the fewest bytes; a
+        larger limit never gathers more. It holds in every step, evaluation and read, and goes before prefetch lists; without
+        a known order, before `reshard_after_forward=False`. Parameters that one operator reads together, a hook's reads beside
+        its operator and `unshard()` go before it.
+
+        Raises ValueError for less than the largest group. The next forward raises RuntimeError, before it begins and on all
+        ranks, where the groups that stay by their options leave too little for the others.
         """
         if bytes is not None:
             bytes = _checks.byte_count(bytes, "set_unsharded_byte_budget")

@@ -88,11 +88,12 @@ class FSDP_API FSDPModule {
   /// default: no limit.
   ///
   /// Within the limit, groups whose reshard_after_forward is unset stay unsharded between two uses, chosen so that a step
-  /// gathers the fewest bytes. This starts with the second step, which knows the order of use. Groups whose parameters one
-  /// operator reads together are unsharded together, whatever the limit.
+  /// gathers the fewest bytes; a larger limit never gathers more. This starts with the second step, which knows the order of
+  /// use. The limit goes before prefetch lists and, where the order is not known, before reshard_after_forward = false. What
+  /// one operator reads together, a user's hook beside its operator, or `unshard()` gathers is there whatever the limit.
   ///
-  /// Throws UsageError for less than the largest group. The next step throws StateError if the groups that have to stay leave
-  /// too little for the others.
+  /// Throws UsageError for less than the largest group. The next forward throws StateError, before it begins, if the groups
+  /// that have to stay by their options leave too little for the others.
   void set_unsharded_byte_budget(std::optional<int64_t> bytes);
   /// Gradients are divided by this factor. Default: the data-parallel size.
   void set_gradient_divide_factor(double factor);

@@ -29,7 +29,9 @@ struct FSDP_API GroupReport {
   int64_t extra_gradient_bytes = 0;
 };
 
-/// What a step would gather under a byte budget, with the present order and settings.
+/// What a step would gather under a byte budget, with the present order and settings: its forward and its backward, in bytes
+/// of unsharded parameters. With set_reshard_after_backward(false) parameters that are written between steps are gathered once
+/// more.
 struct FSDP_API BudgetOutlook {
   int64_t budget_bytes = 0;
   int64_t gathered_bytes = 0;
@@ -45,7 +47,8 @@ struct FSDP_API Report {
   StepStatistics last_step;  ///< of the last complete step
   int64_t last_step_peak_bytes = 0;     ///< the most unsharded bytes at one time in it
   std::optional<int64_t> budget_bytes;  ///< set_unsharded_byte_budget
-  int64_t planned_peak_bytes = 0;       ///< under that budget; 0 without one
+  /// Under that budget; 0 without one. Gathers that run further ahead take room that is left, no more than the budget.
+  int64_t planned_peak_bytes = 0;
   int64_t planned_gathered_bytes = 0;
   /// From the smallest budget that a step needs to the one with which each group is gathered once.
   std::vector<BudgetOutlook> outlook;

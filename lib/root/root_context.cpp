@@ -55,7 +55,7 @@ void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& us
   trace.note_use(nullptr);
   if (at::in_parallel_region()) {
     // A worker in the middle of somebody's operator: its order is chance, so it decides nothing.
-    return runner_.apply(runner_.scheduler().read_beside(ids_of(used), {}));
+    return runner_.apply(runner_.scheduler().read_beside(ids_of(used), {}, Scheduler::Reader::kThread));
   }
   if (user_hooks > 0) return in_step() ? read_beside(used) : read(used, use);  // else it is another root's hook
   enter_phase(torch::autograd::get_current_graph_task_id(), use);

@@ -90,7 +90,7 @@ void RootContext::prepare_step(StepEvent begins) {
   throw_faults(*this);
   has_started_ = true;  // a step that is refused has not begun
   runner_.comm_ctx().all_gather_stream.begin_step();
-  runner_.scheduler().plan();
+  runner_.scheduler().plan(begins);
 }
 
 void RootContext::recheck() {

@@ -8,6 +8,7 @@ void ExecOrder::begin_pass() {
   if (in_pass_) end_pass();
   in_pass_ = true;
   uses_.clear();
+  beside_.clear();
   position_ = 0;
   follows_ = !learned_.empty();
   std::fill(last_seen_.begin(), last_seen_.end(), std::nullopt);
@@ -19,7 +20,7 @@ void ExecOrder::end_pass() {
   // Kept to the learned order, to its end or not: a shorter pass (a loop that left early) is not a
   // new order yet, but one that never reaches the end should be.
   const bool complete = follows_ && position_ == learned_.size();
-  if (!complete && !uses_.empty() && !recording_overflowed()) learn(uses_);
+  if (!complete && !uses_.empty() && !recording_overflowed()) learn(uses_, beside_);
   if (recording_overflowed()) clear();
   follows_ = false;
 }
@@ -28,16 +29,22 @@ void ExecOrder::abandon_pass() {
   in_pass_ = false;
   follows_ = false;
   uses_.clear();
+  beside_.clear();
 }
 
 void ExecOrder::clear() {
   abandon_pass();
-  learn({});
+  learn({}, {});
 }
 
-ExecOrder::Progress ExecOrder::use(int group) {
+ExecOrder::Progress ExecOrder::use(int group, std::span<const int> operands) {
   if (!in_pass_ || (!uses_.empty() && uses_.back() == group)) return Progress::kGoesOn;
-  if (!recording_overflowed()) uses_.push_back(group);
+  if (!recording_overflowed()) {
+    uses_.push_back(group);
+    if (operands.size() > 1)
+      for (const int other : operands)
+        if (other != group) beside_.push_back({uses_.size() - 1, other});
+  }
   if (!follows_) return Progress::kGoesOn;
   auto progress = Progress::kGoesOn;
   if (position_ == learned_.size() && learned_.front() == group) {
@@ -76,8 +83,9 @@ const std::vector<int>& ExecOrder::upcoming(size_t count) const {
   return groups;
 }
 
-void ExecOrder::learn(std::vector<int> uses) {
+void ExecOrder::learn(std::vector<int> uses, std::vector<Beside> beside) {
   learned_ = std::move(uses);
+  learned_beside_ = std::move(beside);
   ++lessons_;
   const int groups = learned_.empty() ? 0 : *std::max_element(learned_.begin(), learned_.end()) + 1;
   first_.assign(groups, std::nullopt);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace fsdp {
@@ -24,9 +25,9 @@ class ExecOrder {
   void clear();
 
   enum class Progress { kGoesOn, kStartedOver };
-  /// The next use in this pass. Uses of the same group in a row count once. Says when the learned
-  /// pass is over and begins again.
-  Progress use(int group);
+  /// The next use in this pass. Uses of the same group in a row count once. operands: all groups that its operator uses at
+  /// once; none: it alone. Says when the learned pass is over and begins again.
+  Progress use(int group, std::span<const int> operands = {});
 
   /// True if there is a learned order and this pass has kept to it so far.
   bool follows() const { return follows_; }
@@ -42,21 +43,30 @@ class ExecOrder {
   std::optional<size_t> last_use(int group) const;
 
   const std::vector<int>& learned() const { return learned_; }
+  /// Which groups operators use beside the one of a learned use.
+  struct Beside {
+    size_t use = 0;  ///< position in `learned()`
+    int group = 0;
+    bool operator==(const Beside&) const = default;
+  };
+  const std::vector<Beside>& learned_beside() const { return learned_beside_; }
   /// How many times an order has been learned: another number, another order.
   int generation() const { return lessons_; }
 
  private:
-  void learn(std::vector<int> uses);
+  void learn(std::vector<int> uses, std::vector<Beside> beside);
   bool recording_overflowed() const { return uses_.size() > kLongestPass; }
 
   // A loop that runs forward for ever and never backward must not fill the memory.
   static constexpr size_t kLongestPass = 1 << 20;
 
   std::vector<int> learned_;
+  std::vector<Beside> learned_beside_;
   std::vector<size_t> next_same_;            // position of the same group's next use; size() if none
   std::vector<std::optional<size_t>> first_;  // by group: its first position
   std::vector<std::optional<size_t>> last_seen_;  // by group: its latest position in this pass
   std::vector<int> uses_;                    // this pass, as it went
+  std::vector<Beside> beside_;
   mutable std::vector<int> upcoming_;        // the last answer: asked several times a group and step
   size_t position_ = 0;                      // uses so far, within the learned pass
   int lessons_ = 0;

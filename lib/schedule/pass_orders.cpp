@@ -34,8 +34,8 @@ void PassOrders::abandon() {
   pass_ = Pass::kNone;
 }
 
-bool PassOrders::use(int group) {
-  const bool starts_over = order_->use(group) == ExecOrder::Progress::kStartedOver;
+bool PassOrders::use(int group, std::span<const int> operands) {
+  const bool starts_over = order_->use(group, operands) == ExecOrder::Progress::kStartedOver;
   if (is_forward()) forwards_ += starts_over;
   return starts_over;
 }

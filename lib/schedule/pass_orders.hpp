@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "schedule/exec_order.hpp"
 
@@ -20,8 +21,9 @@ class PassOrders {
   void end();
   /// The pass under way did not come to its end.
   void abandon();
-  /// The next use. Returns whether the learned pass is over and begins again: as a second forward before the backward does.
-  bool use(int group);
+  /// The next use, as ExecOrder::use. Returns whether the learned pass is over and begins again: as a second forward before
+  /// the backward does.
+  bool use(int group, std::span<const int> operands = {});
 
   bool is_forward() const { return pass_ == Pass::kForward || pass_ == Pass::kInference; }
   bool is_inference() const { return pass_ == Pass::kInference; }

@@ -10,13 +10,26 @@ namespace fsdp {
 
 namespace {
 
-/// What has no choice, for the message.
-std::string kept_groups(const ResidencyProblem& problem, std::span<const GroupFacts> groups) {
+/// For the message: what they are, and each with its bytes; "" where there are none.
+template <class Picks>
+std::string list_of(const char* what, std::span<const GroupFacts> groups, Picks picks) {
   std::string text;
   for (size_t i = 0; i < groups.size(); ++i)
-    if (problem.rules[i] == KeepRule::kKept)
-      text += fmt::format("{}'{}' ({} bytes)", text.empty() ? "" : ", ", groups[i].name, problem.bytes[i]);
-  return text.empty() ? "none" : text;
+    if (picks(i)) text += fmt::format("{}'{}' ({} bytes)", text.empty() ? "" : ", ", groups[i].name, groups[i].unsharded_bytes);
+  return text.empty() ? "" : fmt::format("; {} ({})", what, text);
+}
+
+std::string refusal(const ResidencyProblem& problem, const ResidencyPlan& plan, int64_t budget,
+                    std::span<const GroupFacts> groups) {
+  const auto& used = groups[static_cast<size_t>(problem.uses[plan.fullest_use])];
+  const auto kept = list_of("groups that stay by their reshard_after_forward = false", groups,
+                            [&](size_t i) { return problem.rules[i] == KeepRule::kKept && problem.resident[i] == 0; });
+  const auto resident = list_of("groups that stay by their reshard_after_backward = false", groups,
+                                [&](size_t i) { return problem.resident[i] > 0; });
+  return fmt::format(
+      "unsharded byte budget: {} bytes are {} too few when '{}' ({} bytes) is used beside what stays unsharded{}{}; raise the "
+      "budget, or leave their reshard_after_forward unset and their reshard_after_backward true",
+      budget, plan.missing_bytes, used.name, used.unsharded_bytes, kept, resident);
 }
 
 KeepRule rule_of(const GroupFacts& group) {
@@ -35,11 +48,15 @@ ResidencyProblem residency_problem(const ResidencyBudget::Options& options, cons
                            .budget = *options.bytes,
                            .prefetch_distance = options.prefetch_distance};
   problem.uses.insert(problem.uses.end(), backward.learned().begin(), backward.learned().end());
+  problem.beside = forward.learned_beside();
+  for (const auto& [use, group] : backward.learned_beside()) problem.beside.push_back({problem.forward_uses + use, group});
   for (const auto& group : groups) {
     const int64_t bytes = group.is_never_released ? 0 : group.unsharded_bytes;
     // Kept between steps as well: its room is taken for good, and it is gathered when somebody writes.
-    if (!group.reshards_after_backward) problem.budget -= bytes;
-    problem.bytes.push_back(group.reshards_after_backward ? bytes : 0);
+    const int64_t resident = group.reshards_after_backward ? 0 : bytes;
+    problem.budget -= resident;
+    problem.resident.push_back(resident);
+    problem.bytes.push_back(bytes - resident);
     problem.rules.push_back(rule_of(group));
   }
   return problem;
@@ -52,28 +69,35 @@ bool ResidencyBudget::is_current(const Options& options, const ExecOrder& forwar
 
 void ResidencyBudget::update(const Options& options, const ExecOrder& forward, const ExecOrder& backward,
                              std::span<const GroupFacts> groups) {
+  if (const auto refusal = try_update(options, forward, backward, groups)) [[unlikely]]
+    throw StateError(*refusal);
+}
+
+std::optional<std::string> ResidencyBudget::try_update(const Options& options, const ExecOrder& forward,
+                                                       const ExecOrder& backward, std::span<const GroupFacts> groups) {
   options_ = options;
   forward_lessons_ = forward.generation();
   backward_lessons_ = backward.generation();
   is_current_ = true;
   plan_.reset();
-  if (!options.bytes || forward.learned().empty() || backward.learned().empty()) return;
+  if (!options.bytes || forward.learned().empty() || backward.learned().empty()) return std::nullopt;
   const auto problem = residency_problem(options, forward, backward, groups);
   auto plan = plan_residency(problem);
   if (plan.missing_bytes > 0) [[unlikely]] {
     is_current_ = false;  // every step is to say so
-    throw StateError(fmt::format(
-        "unsharded byte budget: {} bytes are {} too few for the group in use and the groups that stay unsharded by their "
-        "reshard_after_forward = false ({}); raise the budget, or leave their reshard_after_forward unset",
-        *options.bytes, plan.missing_bytes, kept_groups(problem, groups)));
+    return refusal(problem, plan, *options.bytes, groups);
   }
   if (!plan.prefetch_fits)
-    info_once("unsharded byte budget: no room to prefetch; all-gathers do not overlap with compute");
+    info_once("unsharded byte budget: there is not always room to prefetch; some all-gathers do not overlap with compute");
   if (!plan.is_optimal())
     log().info("unsharded byte budget: the plan gathers {} bytes a step; no plan gathers less than {}",
                plan.gathered_bytes, plan.bound);
   forward_uses_ = problem.forward_uses;
+  keeps_into_backward_.assign(groups.size(), false);
+  for (size_t use = 0; use < forward_uses_; ++use)
+    keeps_into_backward_[static_cast<size_t>(problem.uses[use])] = plan.keeps[use];
   plan_ = std::move(plan);
+  return std::nullopt;
 }
 
 }  // namespace fsdp

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "schedule/group_facts.hpp"
@@ -28,6 +29,9 @@ class ResidencyBudget {
   /// must be there.
   void update(const Options& options, const ExecOrder& forward, const ExecOrder& backward,
               std::span<const GroupFacts> groups);
+  /// As `update`, but says so: then there is no plan.
+  [[nodiscard]] std::optional<std::string> try_update(const Options& options, const ExecOrder& forward,
+                                                      const ExecOrder& backward, std::span<const GroupFacts> groups);
   /// The groups' facts have changed.
   void invalidate() { is_current_ = false; }
 
@@ -35,9 +39,15 @@ class ResidencyBudget {
   const ResidencyPlan& plan() const { return *plan_; }
   bool keeps_after_forward_use(size_t use) const { return plan_->keeps[use]; }
   bool keeps_after_backward_use(size_t use) const { return plan_->keeps[forward_uses_ + use]; }
+  /// Behind its last use in forward. True for a group that the plan does not know.
+  bool keeps_into_backward(int group) const {
+    const auto index = static_cast<size_t>(group);
+    return index >= keeps_into_backward_.size() || keeps_into_backward_[index];
+  }
 
  private:
   std::optional<ResidencyPlan> plan_;
+  std::vector<bool> keeps_into_backward_;  // by group
   Options options_;
   size_t forward_uses_ = 0;
   int forward_lessons_ = -1, backward_lessons_ = -1;

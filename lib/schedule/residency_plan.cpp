@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace fsdp {
 
@@ -14,13 +15,26 @@ struct Interval {
   int64_t bytes = 0;          // its room, and what is saved by keeping it
 };
 
-/// The groups that must be unsharded at each use: the one used, and those gathered ahead of the rest of
-/// their pass.
-std::vector<std::vector<int>> must_be_there(const ResidencyProblem& problem, int ahead) {
-  std::vector<std::vector<int>> groups(problem.uses.size());
+int64_t bytes_between_steps(const ResidencyProblem& problem) {
+  return std::accumulate(problem.resident.begin(), problem.resident.end(), int64_t{0});
+}
+
+using GroupsByUse = std::vector<std::vector<int>>;
+
+/// The groups that the operator of each use reads.
+GroupsByUse operands_of(const ResidencyProblem& problem) {
+  GroupsByUse groups;
+  for (const int group : problem.uses) groups.push_back({group});
+  for (const auto& [use, group] : problem.beside) groups[use].push_back(group);
+  return groups;
+}
+
+/// Those that must be unsharded: these, and what is gathered ahead of the rest of their pass.
+GroupsByUse must_be_there(const ResidencyProblem& problem, GroupsByUse groups, int ahead) {
   for (size_t t = 0; t < groups.size(); ++t) {
     const size_t end = t < problem.forward_uses ? problem.forward_uses : groups.size();
-    for (size_t next = t; next < end && groups[t].size() <= static_cast<size_t>(ahead); ++next)
+    const size_t most = groups[t].size() + static_cast<size_t>(ahead);
+    for (size_t next = t + 1; next < end && groups[t].size() < most; ++next)
       if (std::find(groups[t].begin(), groups[t].end(), problem.uses[next]) == groups[t].end())
         groups[t].push_back(problem.uses[next]);
   }
@@ -112,22 +126,26 @@ class Search {
 
 class Planner {
  public:
-  Planner(const ResidencyProblem& problem, int ahead)
-      : problem_(problem), there_(must_be_there(problem, ahead)), slack_(problem.uses.size(), problem.budget) {
+  /// budget: in place of the problem's.
+  Planner(const ResidencyProblem& problem, int ahead, int64_t budget) : problem_(problem), budget_(budget) {
+    const auto operands = operands_of(problem);
+    there_ = must_be_there(problem, operands, ahead);
+    if (problem.forward_uses > 0) last_of_forward_ = operands[problem.forward_uses - 1];
     plan_.keeps.assign(problem.uses.size(), false);
-    for (size_t t = 0; t < there_.size(); ++t)
-      for (const int group : there_[t]) slack_[t] -= bytes_of(group);
+    for (size_t t = 0; t < there_.size(); ++t) {
+      at_once_.push_back(operands[t].size() > 1 ? bytes_at_once(operands[t]) : 0);
+      slack_.push_back(std::max(budget, at_once_[t]) - bytes_of(there_[t]));
+    }
     find_intervals();
+    find_room();
   }
 
-  /// Negative if what must be there does not fit.
-  int64_t least_slack() const {
-    return slack_.empty() ? problem_.budget : *std::min_element(slack_.begin(), slack_.end());
-  }
+  /// The smallest budget that has room for what must be there.
+  int64_t room() const { return room_; }
 
   ResidencyPlan solve(int64_t search_limit) {
     int64_t bound_saved = 0;
-    if (least_slack() >= 0) {
+    if (room_ <= budget_) {
       // Large ones first, inner ones before those around them.
       std::stable_sort(candidates_.begin(), candidates_.end(), [](const Interval& a, const Interval& b) {
         return a.bytes != b.bytes ? a.bytes > b.bytes : a.costs.size() < b.costs.size();
@@ -138,8 +156,9 @@ class Planner {
         if (search.choice()[i]) keep(candidates_[i]);
       bound_saved = search.bound() - search.saved();
     }
-    plan_.missing_bytes = std::max<int64_t>(0, -least_slack());
-    plan_.peak_bytes = problem_.budget - least_slack();
+    plan_.missing_bytes = std::max<int64_t>(0, room_ - budget_);
+    for (size_t t = 0; t < slack_.size(); ++t) plan_.peak_bytes = std::max(plan_.peak_bytes, bytes_at(t));
+    plan_.peak_bytes += bytes_between_steps(problem_);
     count_gathers();
     plan_.bound = plan_.gathered_bytes - bound_saved;
     return std::move(plan_);
@@ -147,6 +166,35 @@ class Planner {
 
  private:
   int64_t bytes_of(int group) const { return problem_.bytes[static_cast<size_t>(group)]; }
+  int64_t bytes_of(const std::vector<int>& groups) const {
+    int64_t bytes = 0;
+    for (const int group : groups) bytes += bytes_of(group);
+    return bytes;
+  }
+  /// Of a whole budget, the rest of what stays between steps takes its room from one operator's as well.
+  int64_t bytes_at_once(const std::vector<int>& groups) const {
+    int64_t bytes = bytes_of(groups);
+    for (size_t group = 0; group < problem_.resident.size(); ++group)
+      if (std::find(groups.begin(), groups.end(), static_cast<int>(group)) == groups.end()) bytes -= resident_bytes(group);
+    return bytes;
+  }
+  /// Behind a use. What stays between steps is not released in backward, so not behind the last use of forward either.
+  KeepRule rule_behind(size_t use, int group) const {
+    const bool is_last = std::find(last_of_forward_.begin(), last_of_forward_.end(), group) != last_of_forward_.end();
+    const bool stays = resident_bytes(static_cast<size_t>(group)) > 0 && (is_last || use >= problem_.forward_uses);
+    return stays ? KeepRule::kKept : problem_.rules[static_cast<size_t>(group)];
+  }
+
+  /// Of what has no choice so far.
+  int64_t bytes_at(size_t use) const { return std::max(budget_, at_once_[use]) - slack_[use]; }
+
+  void find_room() {
+    for (size_t t = 0; t < slack_.size(); ++t) {
+      if (bytes_at(t) <= std::max(room_, at_once_[t])) continue;
+      room_ = bytes_at(t);
+      plan_.fullest_use = t;
+    }
+  }
 
   void find_intervals() {
     std::vector<size_t> last(problem_.bytes.size(), kNever);
@@ -156,10 +204,10 @@ class Planner {
       if (before != kNever) add_interval(before, t, group);
       before = t;
     }
-    // Told to stay and not used in backward (a first layer's weight): it stays until its gradient is there.
+    // Told to stay, and not used in backward (a first layer's weight).
     for (size_t group = 0; group < last.size(); ++group)
       if (problem_.rules[group] == KeepRule::kKept && last[group] < problem_.forward_uses)
-        keep(interval_of(last[group], problem_.uses.size(), static_cast<int>(group)));
+        keep(interval_of(last[group], problem_.forward_uses, static_cast<int>(group)));
   }
 
   Interval interval_of(size_t from, size_t to, int group) const {
@@ -172,10 +220,14 @@ class Planner {
   void add_interval(size_t from, size_t to, int group) {
     auto interval = interval_of(from, to, group);
     const bool crosses = from < problem_.forward_uses && to >= problem_.forward_uses;
-    const auto rule = crosses ? problem_.rules[static_cast<size_t>(group)] : KeepRule::kPlanned;
+    const auto rule = rule_behind(from, group);
     if (rule == KeepRule::kKept || interval.costs.empty())
       keep(interval);
-    else if (rule == KeepRule::kPlanned)
+    else if (crosses && rule == KeepRule::kReleased)
+      return;
+    else if (interval.bytes == 0)
+      keep(interval);
+    else
       candidates_.push_back(std::move(interval));
   }
 
@@ -184,12 +236,28 @@ class Planner {
     for (const size_t t : interval.costs) slack_[t] -= interval.bytes;
   }
 
-  void count_gathers() {
-    std::vector<bool> is_there(problem_.bytes.size(), false);
+  int64_t resident_bytes(size_t group) const { return problem_.resident.empty() ? 0 : problem_.resident[group]; }
+
+  /// What stays between steps is there when one begins, unless a forward releases it for good.
+  std::vector<bool> held_at_first() const {
+    std::vector<bool> is_there(problem_.bytes.size(), false), is_known(problem_.bytes.size(), false);
     for (size_t t = 0; t < problem_.uses.size(); ++t) {
       const auto group = static_cast<size_t>(problem_.uses[t]);
-      if (!is_there[group]) {
-        plan_.gathered_bytes += problem_.bytes[group];
+      const bool goes = t < problem_.forward_uses ? rule_behind(t, problem_.uses[t]) == KeepRule::kReleased
+                                                  : !is_known[group] && problem_.rules[group] == KeepRule::kReleased;
+      is_there[group] = resident_bytes(group) > 0 && !goes;
+      is_known[group] = is_known[group] || t < problem_.forward_uses;
+    }
+    return is_there;
+  }
+
+  void count_gathers() {
+    auto is_there = held_at_first();
+    for (size_t t = 0; t < problem_.uses.size(); ++t) {
+      const auto group = static_cast<size_t>(problem_.uses[t]);
+      const int64_t bytes = problem_.bytes[group] + resident_bytes(group);
+      if (!is_there[group] && bytes > 0) {
+        plan_.gathered_bytes += bytes;
         ++plan_.all_gathers;
       }
       is_there[group] = plan_.keeps[t];
@@ -199,20 +267,33 @@ class Planner {
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
   const ResidencyProblem& problem_;
-  std::vector<std::vector<int>> there_;
+  const int64_t budget_;
+  GroupsByUse there_;
+  std::vector<int> last_of_forward_;
+  std::vector<int64_t> at_once_;  // by use: bytes that one operator of several groups reads
   std::vector<int64_t> slack_;
   std::vector<Interval> candidates_;
+  int64_t room_ = 0;
   ResidencyPlan plan_;
 };
 
 }  // namespace
 
 ResidencyPlan plan_residency(const ResidencyProblem& problem, int64_t search_limit) {
-  Planner planner(problem, problem.prefetch_distance);
-  if (planner.least_slack() >= 0 || problem.prefetch_distance == 0) return planner.solve(search_limit);
-  auto plan = Planner(problem, /*ahead=*/0).solve(search_limit);
-  plan.prefetch_fits = false;
-  return plan;
+  const auto with_nothing_ahead = [&](int64_t budget) {
+    auto plan = Planner(problem, /*ahead=*/0, budget).solve(search_limit);
+    if (problem.prefetch_distance == 0) return plan;
+    plan.prefetch_fits = false;
+    // What is gathered ahead takes whatever room there is.
+    plan.peak_bytes = std::max(plan.peak_bytes, problem.budget + bytes_between_steps(problem));
+    return plan;
+  };
+  Planner planner(problem, problem.prefetch_distance, problem.budget);
+  if (problem.prefetch_distance == 0 || planner.room() > problem.budget) return with_nothing_ahead(problem.budget);
+  auto plan = planner.solve(search_limit);
+  // The best of all budgets that have no room ahead.
+  auto smaller = with_nothing_ahead(planner.room() - 1);
+  return smaller.missing_bytes == 0 && smaller.gathered_bytes < plan.gathered_bytes ? smaller : plan;
 }
 
 }  // namespace fsdp

@@ -1,6 +1,9 @@
 #include "schedule/scheduler.hpp"
 
 #include <algorithm>
+#include <utility>
+
+#include "base/require.hpp"
 
 namespace fsdp {
 
@@ -23,10 +26,11 @@ Actions Scheduler::release_between_steps() {
   return actions;
 }
 
-void Scheduler::plan() {
+void Scheduler::plan(StepEvent begins) {
   const ResidencyBudget::Options options = {options_.unsharded_byte_budget, options_.prefetch_distance};
-  if (!budget_.is_current(options, orders_.forward(), orders_.backward()))
-    budget_.update(options, orders_.forward(), orders_.backward(), groups_.facts());
+  if (budget_.is_current(options, orders_.forward(), orders_.backward())) return;
+  const auto refusal = budget_.try_update(options, orders_.forward(), orders_.backward(), groups_.facts());
+  require_state(!refusal || begins != StepEvent::kForwardBegins, "{}", refusal.value_or(""));
 }
 
 void Scheduler::begin_forward(bool records_autograd) {
@@ -38,8 +42,12 @@ std::vector<int> Scheduler::begin_backward(bool is_of_forward) {
   orders_.begin_backward(is_of_forward);
   last_used_ = -1;
   std::vector<int> ahead;
+  left_by_forward_.clear();
   for (const int group : groups_.held())
-    if (groups_[group].holds.end(HoldEvent::kBackwardBegins)) ahead.push_back(group);
+    if (groups_[group].holds.end(HoldEvent::kBackwardBegins))
+      ahead.push_back(group);
+    else if (follows_plan() && !budget_.keeps_into_backward(group))
+      left_by_forward_.push_back(group);
   return ahead;
 }
 
@@ -69,6 +77,7 @@ Actions Scheduler::abandon() {
 
 void Scheduler::forget_uses() {
   current_.clear();
+  left_by_forward_.clear();
   last_used_ = -1;
 }
 
@@ -78,7 +87,7 @@ Scheduler::Noted Scheduler::note_use(Groups used) {
   Noted noted;
   for (const int group : used) {
     if (group == last_used_) continue;
-    noted.has_started_over |= orders_.use(group);
+    noted.has_started_over |= orders_.use(group, used);
     if (orders_.is_forward()) release_ahead_of_backward(used, noted.actions);
     last_used_ = group;
   }
@@ -87,7 +96,8 @@ Scheduler::Noted Scheduler::note_use(Groups used) {
 
 Actions Scheduler::use(Groups used, Groups written, bool has_started_over) {
   Actions actions;
-  if (has_started_over) release_for_plan(used, actions);
+  if (has_started_over) release_for_plan(used, groups_.held(), actions);
+  if (!left_by_forward_.empty()) release_for_plan(used, std::exchange(left_by_forward_, {}), actions);
   current_.assign(used.begin(), used.end());
   release_unneeded(used, actions);
   for (const int group : used) {
@@ -97,7 +107,7 @@ Actions Scheduler::use(Groups used, Groups written, bool has_started_over) {
   }
   for (const int group : written) groups_.reshard(group, actions);
   make_room(used, /*candidate=*/-1, actions);
-  keep_budget(used, actions);
+  keep_budget(used, used, actions);
   // A user who allows nothing ahead wants the least memory: then a reduction's buffers do not stay beside the next group's
   // parameters either.
   if (options_.prefetch_distance == 0 && orders_.is_backward()) actions.push_back({ActionKind::kFreeReductionInputs, -1});
@@ -115,12 +125,14 @@ Actions Scheduler::read(Groups used, Groups written) {
       },
       [&](int group) { groups_.reshard(group, actions); });
   for (const int group : used) groups_[group].holds.end(HoldEvent::kUsed);
+  keep_budget(used, used, actions);
   gather(used, written, actions);
   return actions;
 }
 
-Actions Scheduler::read_beside(Groups used, Groups written) {
+Actions Scheduler::read_beside(Groups used, Groups written, Reader reader) {
   Actions actions;
+  if (reader == Reader::kHook) keep_budget(used, beside_current(used), actions);
   gather(used, written, actions);
   return actions;
 }
@@ -146,6 +158,7 @@ Actions Scheduler::on(GroupEvent event, int group) {
   switch (event) {
     case GroupEvent::kUserUnshards:
       state.holds.add(Hold::kByUser);
+      keep_budget({&group, 1}, beside_current({&group, 1}), actions);
       groups_.unshard(group, actions);
       break;
     case GroupEvent::kUserWaits:
@@ -159,7 +172,7 @@ Actions Scheduler::on(GroupEvent event, int group) {
       state.holds.end(HoldEvent::kUserLetsGo);
       break;
     case GroupEvent::kListed:
-      if (state.is_held()) break;
+      if (state.is_held() || !has_room_ahead(group)) break;
       state.holds.add(Hold::kListed);
       groups_.unshard(group, actions);
       break;

@@ -10,6 +10,7 @@
 #include "schedule/group_states.hpp"
 #include "schedule/pass_orders.hpp"
 #include "schedule/residency_budget.hpp"
+#include "schedule/step_state.hpp"
 
 namespace fsdp {
 
@@ -47,8 +48,9 @@ class Scheduler {
   // --- a step
   /// Before it: what reads have left behind goes.
   Actions release_between_steps();
-  /// Behind that, when all facts are up to date. Throws StateError if the byte budget is too small for what must be there.
-  void plan();
+  /// Behind that, when all facts are up to date. Throws StateError if the byte budget is too small for what must be there;
+  /// not before a backward of a retained graph, whose gradients would be lost: the limit holds without a plan, too.
+  void plan(StepEvent begins = StepEvent::kForwardBegins);
   void begin_forward(bool records_autograd);
   /// Of the forward under way; else of a graph that was retained. Returns the groups that were gathered ahead of it.
   std::vector<int> begin_backward(bool is_of_forward);
@@ -75,8 +77,12 @@ class Scheduler {
   Actions use(std::span<const int> used, std::span<const int> written, bool has_started_over);
   /// One reads `used` between steps.
   Actions read(std::span<const int> used, std::span<const int> written);
-  /// One reads `used` whose place in a step says nothing: by a thread beside it, or in a user's hook.
-  Actions read_beside(std::span<const int> used, std::span<const int> written);
+  enum class Reader : uint8_t {
+    kHook,    ///< a user's, in a step
+    kThread,  ///< beside others, at a time that differs between ranks: it decides nothing
+  };
+  /// One reads `used` whose place in a step says nothing.
+  Actions read_beside(std::span<const int> used, std::span<const int> written, Reader reader = Reader::kHook);
   /// A user's hook is over: what it has read goes. before: `groups().held()` then.
   Actions end_user_hook(std::span<const int> before);
   /// Those of the last use.
@@ -94,6 +100,7 @@ class Scheduler {
   void forget_uses();
   bool is_used_again(int group) const;
   bool is_reduced(int group) const { return groups_[group].reduced_in == orders_.backwards(); }
+  bool is_told_to_stay(int group) const;
   bool is_kept_on_purpose(int group) const;
   bool follows_plan() const;
   bool is_kept_by_plan(int group) const;
@@ -101,15 +108,23 @@ class Scheduler {
   void release(int group, Actions& actions);
   void release_unneeded(Groups used, Actions& actions);
   void release_ahead_of_backward(Groups used, Actions& actions);
-  void release_for_plan(Groups used, Actions& actions);
+  void release_for_plan(Groups used, std::vector<int> left, Actions& actions);
   bool make_room(Groups used, int candidate, Actions& actions);
-  void keep_budget(Groups used, Actions& actions);
+  void keep_budget(Groups gathered, Groups used, Actions& actions);
+  bool has_room_ahead(int group) const;
+  Groups beside_current(Groups used);
+  /// Which groups others make room for.
+  enum class Spares : uint8_t {
+    kEnclosing,   ///< kept on purpose, or around what is used
+    kOnPurpose,   ///< kept on purpose
+    kUnsharded,   ///< by the user's `unshard`
+  };
   /// Held ones that may make room, and the one of them that is used last.
   struct Others {
     size_t count = 0, distance = 0;
     int farthest = -1;
   };
-  Others others_than(Groups used, bool counts_enclosing) const;
+  Others others_than(Groups used, Spares spares) const;
   size_t distance_to(int group) const;
   void gather(Groups used, Groups written, Actions& actions);
   void prefetch(Groups used, Actions& actions);
@@ -120,7 +135,8 @@ class Scheduler {
   GroupStates groups_;
   PassOrders orders_;
   ResidencyBudget budget_;
-  std::vector<int> current_;
+  std::vector<int> current_, beside_current_;
+  std::vector<int> left_by_forward_;  // when backward begins, and nothing keeps them
   int last_used_ = -1;
 };
 

@@ -12,13 +12,20 @@ bool Scheduler::is_used_again(int group) const {
   return order.follows() && order.distance_to_next_use(group).has_value();
 }
 
+/// By its options, which the plan knows: a group is there for nothing behind its last use in backward.
+bool Scheduler::is_told_to_stay(int group) const {
+  const auto& facts = groups_[group].facts;
+  if (follows_plan()) {
+    if (!facts.reshards_after_backward)  // its room is taken for good
+      return orders_.is_backward() || facts.is_after_forward_unset || !facts.reshards_after_forward;
+    return !facts.is_after_forward_unset && !facts.reshards_after_forward && (orders_.is_forward() || is_used_again(group));
+  }
+  if (!orders_.is_backward()) return !facts.reshards_after_forward;
+  return !facts.reshards_after_backward || (!facts.reshards_after_forward && !is_reduced(group));
+}
+
 bool Scheduler::is_kept_on_purpose(int group) const {
-  const auto& state = groups_[group];
-  if (state.holds.keep_through(HoldSpan::kMakingRoom)) return true;
-  const bool is_planned = state.facts.is_after_forward_unset && follows_plan();
-  const bool kept_after_forward = !state.facts.reshards_after_forward && !is_planned;
-  if (!orders_.is_backward()) return kept_after_forward;
-  return !state.facts.reshards_after_backward || (kept_after_forward && !is_reduced(group));
+  return groups_[group].holds.keep_through(HoldSpan::kMakingRoom) || is_told_to_stay(group);
 }
 
 bool Scheduler::follows_plan() const {
@@ -61,12 +68,11 @@ void Scheduler::release_ahead_of_backward(Groups used, Actions& actions) {
       [&](int group) { release(group, actions); });
 }
 
-/// A pass begins again. The plan has it begin with nothing here: what stays from before would come on top.
-void Scheduler::release_for_plan(Groups used, Actions& actions) {
+/// A pass begins, or begins again, and `left` are here that the plan does not have then: they would come on top.
+void Scheduler::release_for_plan(Groups used, std::vector<int> left, Actions& actions) {
   if (!follows_plan()) return;
-  groups_.release_held(
-      [&](int group) { return !contains(used, group) && !is_kept_on_purpose(group); },
-      [&](int group) { release(group, actions); });
+  for (const int group : left)
+    if (groups_.is_held(group) && !contains(used, group) && !is_kept_on_purpose(group)) release(group, actions);
 }
 
 /// For what is used now, and for `candidate` (-1: none). False: there is none for that.
@@ -79,7 +85,7 @@ bool Scheduler::make_room(Groups used, int candidate, Actions& actions) {
   const size_t limit = static_cast<size_t>(std::max(2, 1 + options_.prefetch_distance));
   const size_t wanted = candidate != -1 ? 2 : 1;
   while (groups_.held().size() + wanted > limit) {
-    const auto others = others_than(used, /*counts_enclosing=*/false);
+    const auto others = others_than(used, Spares::kEnclosing);
     if (others.count + wanted <= limit || others.count == 0) return true;
     // Belady's rule; the candidate itself may be the one that is used last.
     if (candidate != -1 && distance_to(candidate) >= others.distance) return false;
@@ -88,25 +94,48 @@ bool Scheduler::make_room(Groups used, int candidate, Actions& actions) {
   return true;
 }
 
-/// Whatever else would stay: an operator that uses several groups takes more room than a plan has for one, and without a
-/// known order there is no plan.
-void Scheduler::keep_budget(Groups used, Actions& actions) {
+/// Whatever else would stay. A plan has room for all that its step shows, and no options that have none. But a step may go
+/// another way, and without a known order there is no plan: then what is told to stay is gathered again when it is used.
+void Scheduler::keep_budget(Groups gathered, Groups used, Actions& actions) {
   if (!options_.unsharded_byte_budget) return;
   int64_t more = 0;
-  for (const int group : used)
+  for (const int group : gathered)
     if (!groups_.is_held(group)) more += groups_[group].facts.unsharded_bytes;
-  while (groups_.held_bytes() + more > *options_.unsharded_byte_budget) {
-    const auto others = others_than(used, /*counts_enclosing=*/true);
+  while (more > 0 && groups_.held_bytes() + more > *options_.unsharded_byte_budget) {
+    auto others = others_than(used, Spares::kOnPurpose);
+    if (others.count == 0) others = others_than(used, Spares::kUnsharded);
     if (others.count == 0) return;
     release(others.farthest, actions);
   }
 }
 
-Scheduler::Others Scheduler::others_than(Groups used, bool counts_enclosing) const {
+/// For what a list says: also for all that is used before it, which would have to wait, or to take its room again.
+bool Scheduler::has_room_ahead(int group) const {
+  const auto& budget = options_.unsharded_byte_budget;
+  if (!budget) return true;
+  int64_t bytes = groups_.held_bytes() + groups_[group].facts.unsharded_bytes;
+  const auto& order = orders_.current();
+  if (!order.follows()) return bytes <= *budget;
+  for (const int next : order.upcoming(groups_.size())) {
+    if (next == group) return bytes <= *budget;
+    if (!groups_.is_held(next)) bytes += groups_[next].facts.unsharded_bytes;
+  }
+  return false;  // this pass does not use it
+}
+
+/// Good until it is asked again.
+Scheduler::Groups Scheduler::beside_current(Groups used) {
+  beside_current_ = current_;
+  beside_current_.insert(beside_current_.end(), used.begin(), used.end());
+  return beside_current_;
+}
+
+Scheduler::Others Scheduler::others_than(Groups used, Spares spares) const {
   Others others;
   for (const int group : groups_.held()) {
-    if (contains(used, group) || is_kept_on_purpose(group)) continue;
-    if (!counts_enclosing && groups_.encloses_any(group, used)) continue;
+    if (contains(used, group) || groups_[group].holds.has(Hold::kByUser)) continue;
+    if (spares != Spares::kUnsharded && is_kept_on_purpose(group)) continue;
+    if (spares == Spares::kEnclosing && groups_.encloses_any(group, used)) continue;
     const size_t distance = distance_to(group);
     if (others.count++ == 0 || distance > others.distance) {
       others.farthest = group;

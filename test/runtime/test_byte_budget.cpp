@@ -1,7 +1,10 @@
 #include <catch2/catch.hpp>
 
+#include <random>
+
 #include "support/counting_allocator.hpp"
 #include "support/models.hpp"
+#include "support/sample.hpp"
 
 // A byte budget in place of reshard_after_forward. How a plan is made is tested in test/group.
 
@@ -132,6 +135,61 @@ TEST_CASE("explicit options stay instructions: what is told to go goes, what is 
     const auto gathered = rank.subjects_of("all_gather");
     rank.check_equal(std::count(gathered.begin(), gathered.end(), "layer2"), std::ptrdiff_t{2}, "twice");
     rank.check_equal(gathered.size(), size_t{6}, "the others once");
+  });
+}
+
+TEST_CASE("a group that is told to stay makes room when its last backward is over, and in evaluation",
+          "[runtime][byte_budget]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 2, kBudgetWidth);
+    chain.root[0].set_reshard_after_forward(false, Recurse::kNo);
+    const int64_t head = (kBudgetWidth * 2 + 2) * 4;
+    chain.root[0].set_unsharded_byte_budget(kLayerBytes + head - 1);  // any layer beside the root is too much
+    const auto most = [&] { return chain.root[0].report().last_step_peak_bytes; };
+    for (int step = 0; step < 4; ++step) {
+      chain.step(rank.index(), step);
+      rank.check(most() < kLayerBytes + head, fmt::format("step {}: {} bytes", step, most()));
+    }
+    {
+      const auto scope = forward_scope(chain.root[0]);
+      const torch::NoGradGuard no_grad;
+      for (int batch = 0; batch < 2; ++batch) chain.loss(rank.index(), batch);
+    }
+    rank.check(most() < kLayerBytes + head, fmt::format("evaluation: {} bytes", most()));
+    chain.loss(rank.index(), 0);
+    chain.step(rank.index(), 1);
+    rank.check(most() < kLayerBytes + head, fmt::format("two forwards: {} bytes", most()));
+  });
+}
+
+TEST_CASE("whatever groups are told, each row of the outlook is what is measured under its budget",
+          "[runtime][byte_budget]") {
+  on_ranks(4, [](Rank& rank) {
+    Sample sample(2);
+    for (unsigned seed = 0; seed < 24; ++seed) {
+      if (!sample.takes_next()) continue;
+      std::mt19937 draw(seed);
+      ShardedChain chain(rank.mesh(), 4, kBudgetWidth);
+      auto& root = chain.root[0];
+      const std::vector<ReshardAfterForward> told = {true, false, 2};
+      for (auto* module : {&root, &chain.layers[0], &chain.layers[1], &chain.layers[2], &chain.layers[3]})
+        if (const auto choice = draw() % 6; choice < told.size()) module->set_reshard_after_forward(told[choice], Recurse::kNo);
+      root.set_prefetch_distance(static_cast<int>(draw() % 4));
+      if (draw() % 4 == 0) chain.layers[draw() % 4].set_reshard_after_backward(false);
+      for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
+      int64_t before = INT64_MAX;
+      for (const auto& row : root.report().outlook) {
+        root.set_unsharded_byte_budget(row.budget_bytes);
+        for (int step = 0; step < 2; ++step) chain.step(rank.index(), step);
+        const auto found = root.report();
+        const auto what = fmt::format("seed {}, budget {}", seed, row.budget_bytes);
+        rank.check_equal(found.last_step.all_gathers, row.all_gathers, what + ": gathers");
+        rank.check_equal(found.last_step.gathered_bytes, row.gathered_bytes, what + ": gathered bytes");
+        rank.check(found.last_step_peak_bytes <= row.budget_bytes, fmt::format("{}: {}", what, found.last_step_peak_bytes));
+        rank.check(row.gathered_bytes <= before, what + ": more memory, fewer gathers");
+        before = row.gathered_bytes;
+      }
+    }
   });
 }
 

@@ -205,4 +205,22 @@ TEST_CASE("a loop that never runs backward fills no memory, and leaves no order"
   CHECK(order.learned() == Uses{3, 4});
 }
 
+TEST_CASE("which groups one operator uses at once is learned with its uses", "[group][exec_order]") {
+  ExecOrder order;
+  const Uses both = {1, 2};
+  const std::vector<ExecOrder::Beside> beside = {{.use = 1, .group = 2}, {.use = 2, .group = 1}};
+  for (int pass = 0; pass < 2; ++pass) {
+    order.begin_pass();
+    order.use(0);
+    for (const int group : both) order.use(group, both);
+    order.use(3, Uses{3});
+    order.end_pass();
+    CHECK(order.learned() == Uses{0, 1, 2, 3});
+    CHECK((order.learned_beside() == beside));
+    CHECK(order.generation() == 1);
+  }
+  order.clear();
+  CHECK(order.learned_beside().empty());
+}
+
 }  // namespace fsdp::test

@@ -107,10 +107,18 @@ TEST_CASE("a budget that is too small names what is kept whatever it is, every t
     REQUIRE_FALSE(budget.is_current(options, forward, backward));
     CHECK_THROWS_WITH(budget.update(options, forward, backward, groups),
                       Catch::Contains("40 bytes are 10 too few") && Catch::Contains("'second' (20 bytes)") &&
-                          !Catch::Contains("first"));
+                          Catch::Contains("when 'third' (30 bytes) is used") && !Catch::Contains("first"));
     CHECK_THROWS_AS(budget.update(options, forward, backward, groups), StateError);
     CHECK_FALSE(budget.has_plan());
   }
+  CHECK(budget.try_update(options, forward, backward, groups).has_value());
+  groups[1].is_after_forward_unset = true;
+  groups[1].reshards_after_backward = false;
+  CHECK_THROWS_WITH(budget.update(options, forward, backward, groups),
+                    Catch::Contains("reshard_after_backward = false ('second' (20 bytes))"));
+  groups[1].reshards_after_backward = true;
+  CHECK_FALSE(budget.try_update(options, forward, backward, groups).has_value());
+  CHECK(budget.has_plan());
 }
 
 }  // namespace fsdp::test

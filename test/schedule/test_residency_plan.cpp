@@ -113,7 +113,11 @@ TEST_CASE("on random small traces the plan gathers what the best of all plans do
     for (auto& rule : problem.rules) rule = draw(0, 4) ? KeepRule::kPlanned : KeepRule::kReleased;
     const auto plan = plan_residency(problem);
     auto planned = problem;
-    if (!plan.prefetch_fits) planned.prefetch_distance = 0;
+    if (!plan.prefetch_fits) {  // the best of the budgets that have no room ahead
+      const auto least = replay(problem, std::vector<bool>(problem.uses.size(), false), problem.prefetch_distance).peak;
+      planned.prefetch_distance = 0;
+      planned.budget = std::min(problem.budget, least - 1);
+    }
     const auto best = brute_force(planned);
     CAPTURE(seed, problem.uses, problem.bytes, problem.budget, problem.prefetch_distance);
     if (plan.missing_bytes > 0) {
@@ -125,6 +129,11 @@ TEST_CASE("on random small traces the plan gathers what the best of all plans do
     CHECK(run.peak <= problem.budget);
     CHECK(plan.gathered_bytes == best);
     CHECK(plan.is_optimal());
+    for (int more : {1, 3, 10, 30}) {
+      auto larger = problem;
+      larger.budget += more;
+      CHECK(plan_residency(larger).gathered_bytes <= plan.gathered_bytes);
+    }
   }
 }
 
@@ -157,6 +166,28 @@ TEST_CASE("a budget that what is kept on purpose exceeds says by how much", "[gr
   problem.budget = 30;
   CHECK(plan_residency(problem).missing_bytes == 0);
   CHECK(plan_residency(problem).gathered_bytes == 30);
+}
+
+TEST_CASE("what one operator reads together is there whatever the budget, and nothing beside it that may go",
+          "[group][residency_plan]") {
+  auto problem = problem_of({0, 1, 2}, {2, 1, 0}, {10, 10, 10}, /*budget=*/12);
+  problem.beside = {{.use = 0, .group = 1}, {.use = 1, .group = 0}};  // 0 and 1 at once
+  const auto plan = plan_residency(problem);
+  CHECK(plan.missing_bytes == 0);
+  CHECK(plan.peak_bytes == 20);
+  CHECK(plan.gathered_bytes == 50);  // the last group of forward is the first of backward
+  problem.rules[2] = KeepRule::kKept;
+  CHECK(plan_residency(problem).missing_bytes == 0);
+  problem.rules[0] = KeepRule::kKept;  // beside the last group, which one operator does not read with it
+  CHECK(plan_residency(problem).missing_bytes == 8);
+}
+
+TEST_CASE("what is told to stay stays within a pass, too, until its last use in backward", "[group][residency_plan]") {
+  auto problem = problem_of({0, 1, 0}, {1, 0, 1, 2}, {10, 10, 25}, /*budget=*/25);
+  problem.rules[0] = problem.rules[1] = KeepRule::kKept;
+  const auto plan = plan_residency(problem);
+  CHECK(plan.missing_bytes == 0);  // both have gone when the last group is used
+  CHECK(plan.gathered_bytes == 45);
 }
 
 TEST_CASE("where there is no room ahead, the plan says so and does without", "[group][residency_plan]") {

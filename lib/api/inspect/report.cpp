@@ -87,17 +87,24 @@ std::string note_of(const GroupReport& group) {
 /// Between the smallest budget and the one for everything, as many steps as a table is good for.
 std::vector<BudgetOutlook> outlook_of(ResidencyProblem problem) {
   constexpr int kRows = 8;
+  int64_t always = 0, all = 0, largest = 0;  // a budget is no smaller than one group
+  for (size_t group = 0; group < problem.bytes.size(); ++group) {
+    const int64_t bytes = problem.bytes[group] + problem.resident[group];
+    always += problem.resident[group];
+    all += bytes;
+    largest = std::max(largest, bytes);
+  }
   problem.budget = 0;
-  const int64_t least = plan_residency(problem).missing_bytes;
-  problem.budget = least;
-  for (const int64_t bytes : problem.bytes) problem.budget += bytes;
-  const int64_t most = plan_residency(problem).peak_bytes;
+  const int64_t least = std::max(plan_residency(problem).missing_bytes + always, largest);
+  problem.budget = all;  // beside what is always there: room for anything
+  const int64_t most = std::max(plan_residency(problem).peak_bytes, least);
   std::vector<BudgetOutlook> outlook;
   for (int row = 0; row < kRows; ++row) {
-    problem.budget = least + (most - least) * row / (kRows - 1);
+    const int64_t budget = least + (most - least) * row / (kRows - 1);
+    problem.budget = budget - always;
     const auto plan = plan_residency(problem);
-    const BudgetOutlook next{problem.budget, plan.gathered_bytes, plan.all_gathers};
-    if (outlook.empty() || next.budget_bytes > outlook.back().budget_bytes) outlook.push_back(next);
+    if (outlook.empty() || budget > outlook.back().budget_bytes)
+      outlook.push_back({budget, plan.gathered_bytes, plan.all_gathers});
   }
   return outlook;
 }
