@@ -83,6 +83,7 @@ def clip_grad_norm_(
     """torch.nn.utils.clip_grad_norm_ for local shards, parameters of sharded modules and plain tensors (which every
     rank holds whole) together: by their global norm, which it returns, the same on every rank. A collective call.
 
+    norm_type: as torch takes it; 0 counts the gradients with an element that is not zero, by parameters.
     The norm is a tensor of the default dtype without dimensions, on the mesh's device, and on a GPU nothing waits for it.
     foreach: torch chooses its kernels by it; it changes nothing here.
 

@@ -39,15 +39,19 @@ def optimizer_state_dict(module: nn.Module, optimizer: torch.optim.Optimizer) ->
 
 def load_optimizer_state_dict(module: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """The reverse: state and options of the groups, from `optimizer_state_dict` or get_optimizer_state_dict, whichever
-    of the two kinds the optimizer was that it came from. Values may be DTensors or whole tensors.
+    of the two kinds the optimizer was that it came from; or from a plain optimizer's `state_dict()`, whose keys are positions:
+    in the optimizer's groups, one after another, or, where it holds local shards, among the module's parameters that are
+    theirs. Values may be DTensors or whole tensors.
 
     Parameters of a local shard that have no state in the dict get zeros. Communicates only for DTensors with other
     placements than the parameters have: a collective call then.
     ValueError, with nothing changed, for names that are missing or unknown, and for parameters of one local shard
     (or group of the optimizer) whose steps (options) differ.
     """
-    members = Members(named_tensors(module))
+    named = named_tensors(module)
+    members = Members(named)
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    state_dict = _by_name(state_dict, _names_by_position(named, members, tensors))
     _check_names([members.name(part) for tensor in tensors for part in members.of(tensor)], state_dict)
     state = {}
     for index, tensor in enumerate(tensors):
@@ -130,10 +134,40 @@ def _local_of(value, part, key):
     return value.redistribute(mesh, placements)._local_tensor
 
 
+def _names_by_position(named, members, tensors):
+    held = [members.name(part) for tensor in tensors for part in members.of(tensor)]
+    if not any(_is_shard(tensor) for tensor in tensors):
+        return held
+    return [names[0] for names, _ in named if names[0] in held]
+
+
+def _by_name(state_dict, names):
+    """The dict with names for keys, where they are positions. names: by position."""
+    groups = state_dict["param_groups"]
+    keys = [key for group in groups for key in group["params"]]
+    if all(isinstance(key, str) for key in keys):
+        return state_dict
+    own_names = [name for group in groups for name in group.get("param_names", ())]
+    if len(own_names) == len(keys) and set(own_names) == set(names):
+        names = own_names
+    if len(names) != len(keys):
+        raise ValueError(f"load_optimizer_state_dict: the dict holds {len(keys)} parameters by their positions, the optimizer "
+                         f"{len(names)}; give it a dict by names (get_optimizer_state_dict), or one of an optimizer over the "
+                         "same parameters")
+    name_of = dict(zip(keys, names))
+    unknown = [key for key in state_dict["state"] if key not in name_of]
+    if unknown:
+        raise ValueError(f"load_optimizer_state_dict: the dict has state for {unknown}, which none of its groups lists")
+    position = iter(names)
+    return {"state": {name_of[key]: fields for key, fields in state_dict["state"].items()},
+            "param_groups": [{**group, "params": [next(position) for _ in group["params"]]} for group in groups]}
+
+
 def _options_of(names, saved):
     """Of the saved groups that these parameters are in."""
     found = {index: group for index, group in enumerate(saved) if not set(names).isdisjoint(group["params"])}
-    options = [{key: value for key, value in group.items() if key != "params"} for group in found.values()]
+    options = [{key: value for key, value in group.items() if key not in ("params", "param_names")}
+               for group in found.values()]
     for other in options[1:]:
         if other != options[0]:
             raise ValueError(f"load_optimizer_state_dict: {names[0]!r} and others of its group in the optimizer were "

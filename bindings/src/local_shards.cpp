@@ -90,7 +90,7 @@ at::Tensor clip_grad_norm(const py::iterable& parameters, double max_norm, doubl
     tensors.push_back(shown->second->sharded().sharded_param());
   }
   py::gil_scoped_release no_gil;
-  return clip_grad_norm_on_device(tensors, max_norm, norm_type, error_if_nonfinite);
+  return clip_grad_norm_on_device(tensors, max_norm, norm_type, error_if_nonfinite, ZeroNorm::kNotZero);
 }
 
 }  // namespace fsdp::python

@@ -262,6 +262,56 @@ def refuses(function, kind, *words):
         raise AssertionError(f"no {kind.__name__}")
 
 
+def plain_state(step_count=2, named=False):
+    """A plain optimizer's state_dict() after steps, and its model's parameters."""
+    net = plain_net()
+    trained = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained if named else [parameter for _, parameter in trained], lr=0.02)
+    for _ in range(step_count):
+        net(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+    return dict(trained), optimizer
+
+
+@check
+def a_plain_optimizers_state_by_positions_is_loaded(rank, ranks):
+    for named in (False, True):
+        plain, optimizer = plain_state(named=named)
+        state = optimizer.state_dict()
+        for over in ("parameters", "shards"):
+            net = sharded_net(ranks)
+            held = [p for p in net.parameters() if p.requires_grad] if over == "parameters" else [
+                shard for shard in fsdp.local_shards(net, decays) if shard.requires_grad]
+            loaded = torch.optim.AdamW(held, lr=1.0)
+            fsdp.load_optimizer_state_dict(net, loaded, state)
+            assert all(group["lr"] == 0.02 and "param_names" not in group for group in loaded.param_groups)
+            found = fsdp.optimizer_state_dict(net, loaded)["state"]
+            for name, parameter in plain.items():
+                for key, value in optimizer.state[parameter].items():
+                    assert torch.equal(whole(found[name][key]), value), (name, key)
+        net = sharded_net(ranks)
+        some = torch.optim.AdamW(net.first.parameters())
+        refuses(lambda: fsdp.load_optimizer_state_dict(net, some, state), ValueError, "7 parameters by their positions", "2")
+
+
+@check
+def gradients_are_clipped_by_every_norm_that_torch_takes(rank, ranks):
+    for norm_type in (0, 0.0, -1, -2.5, 0.5, 1, 3, float("inf"), float("-inf"), "inf"):
+        for has_zeros in (False, True):
+            plain, nets = plain_net(), [sharded_net(ranks), sharded_net(ranks)]
+            for net in (plain, *nets):
+                net(torch.linspace(-1, 1, 12).view(2, 6)).sum().backward()
+                if has_zeros:
+                    net.late.weight.grad.zero_()
+            wanted = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01, norm_type)
+            torch.testing.assert_close(fsdp.clip_grad_norm_(fsdp.local_shards(nets[1], decays), 0.01, norm_type), wanted)
+            torch.testing.assert_close(fsdp.clip_grad_norm_(nets[0].parameters(), 0.01, norm_type), wanted)
+            for net in nets:
+                expect_same(gradients(net), gradients(plain), f"norm {norm_type}", 1e-6)
+    refuses(lambda: fsdp.clip_grad_norm_(nets[0].parameters(), 1.0, float("nan")), ValueError, "norm_type")
+    assert fsdp.clip_grad_norm_(sharded_net(ranks).parameters(), 1.0, -1) == 0
+
+
 @check
 def wrong_uses_of_local_shards_are_refused(rank, ranks):
     net = sharded_net(ranks)

@@ -37,6 +37,19 @@ TEST_CASE("clip_grad_norm_ clips by the global norm, every norm type, and return
   });
 }
 
+TEST_CASE("norm types of 0 and below give what LibTorch's norms give", "[runtime][clip_grad_norm]") {
+  on_ranks(3, [](Rank& rank) {
+    for (double type : {0.5, 0.0, -1.0, -2.5, -std::numeric_limits<double>::infinity()}) {
+      auto plain = plain_chain(3, 5);
+      ShardedChain chain(rank.mesh(), 3, 5);
+      const double norm = plain_norm(averaged_gradients(plain, 3), type);
+      chain.loss(rank.index(), 0).backward();
+      const double found = clip_grad_norm_(chain.model->parameters(), 1e9, type);
+      rank.check(near(found, norm), fmt::format("norm {}: expected {}, found {}", type, norm, found));
+    }
+  });
+}
+
 TEST_CASE("clip_grad_norm_async_ clips as clip_grad_norm_ does and returns the norm as a tensor", "[runtime][clip_grad_norm]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh()), other(rank.mesh());
