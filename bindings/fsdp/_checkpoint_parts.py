@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -27,11 +28,15 @@ def entry(name: str, tensor: torch.Tensor, other_names=(), dtype=None, like=None
     """One tensor of a section. `like`: the DTensor whose elements `tensor`, a plain one, holds on this rank; without it
     a DTensor holds its own and a plain tensor is the whole."""
     spread = like if like is not None else tensor
-    if not isinstance(tensor, DTensor) and is_traceable_wrapper_subclass(tensor):
-        raise ValueError(f"checkpoint: '{name}' is a {type(tensor).__name__}; expected a plain tensor or a DTensor. "
-                         "Convert it to a plain one first")
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    if is_traceable_wrapper_subclass(local):
+        over = "DTensor over a " if local is not tensor else ""
+        raise ValueError(f"checkpoint: '{name}' is a {over}{type(local).__name__}; expected a plain tensor or a DTensor over "
+                         "one. Convert it to a plain one first")
     is_sharded = isinstance(spread, DTensor)
-    return {"name": name, "local": tensor._local_tensor if isinstance(tensor, DTensor) else tensor,
+    return {"name": name, "local": local,
             "sizes": list(spread.shape), "ranges": _held_ranges(name, spread) if is_sharded else None,
             "other_names": list(other_names), "dtype": dtype}
 

@@ -6,6 +6,7 @@
 #include "checkpoints.hpp"
 #include "comm/c10d/borrowed_group.hpp"
 #include "copy_sharded.hpp"
+#include "dispatch/host_error.hpp"
 #include "dispatch/host_lock.hpp"
 #include "dispatch/residency.hpp"
 #include "extension/python_extension.hpp"
@@ -136,6 +137,12 @@ void give_up_interpreter_lock() {
       .acquire = [](void* thread) { PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); },
   };
   set_host_lock(&lock);
+  set_keep_host_error([](const std::exception& error) {
+    auto* raised = const_cast<python_error*>(dynamic_cast<const python_error*>(&error));
+    if (raised == nullptr) return;
+    const InterpreterLock held;
+    if (raised->type == nullptr) raised->persist();
+  });
 }
 
 /// Of each parameter: (its DTensor, the unsharded parameter).

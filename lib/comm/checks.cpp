@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/plain_values.hpp"
 #include "base/require.hpp"
 
 namespace fsdp {
@@ -24,6 +25,9 @@ void one(const Communicator& comm, const char* operation, const char* role,
          const at::Tensor& tensor, std::string_view subject, Devices devices) {
   if (!tensor.defined()) [[unlikely]]
     reject(comm, operation, subject, fmt::format("the {} is an undefined tensor", role));
+  if (!is_plain(tensor)) [[unlikely]]
+    reject(comm, operation, subject,
+           fmt::format("the {} is {}, whose memory does not hold its values; pass a plain tensor", role, what_it_is(tensor)));
   if (!tensor.is_contiguous()) [[unlikely]]
     reject(comm, operation, subject,
            fmt::format("the {} must be contiguous, found sizes [{}] with strides [{}]; pass "
@@ -44,8 +48,7 @@ class Fine {
 
   bool operator()(const at::Tensor& whole, const at::Tensor& piece) const {
     const auto *one = whole.unsafeGetTensorImpl(), *other = piece.unsafeGetTensorImpl();
-    const bool is_defined = one != c10::UndefinedTensorImpl::singleton() && other != c10::UndefinedTensorImpl::singleton();
-    return is_defined && one->is_contiguous() && other->is_contiguous() && one->dtype() == other->dtype() &&
+    return is_plain(*one) && is_plain(*other) && one->is_contiguous() && other->is_contiguous() && one->dtype() == other->dtype() &&
            one->numel() == other->numel() * ranks_ &&
            (is_any_ || (one->device_type() == device_type_ && other->device_type() == device_type_));
   }

@@ -2,11 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include "base/plain_values.hpp"
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
 #include "group/gather/prepared_extension.hpp"
 #include "group/group_sanitizer.hpp"
-#include "group/reduce/dense_gradient.hpp"
 #include "group/shard_rows.hpp"
 #include "param/param_placements.hpp"
 #include "tensor/shard_part.hpp"
@@ -53,7 +53,7 @@ void take_over_gradient(FSDPParam& param, int shard_rank) {
   const auto unsharded_param = param.unsharded_param();
   if (!accumulated_grad(unsharded_param).defined()) return;
   BelowResidency below;
-  auto gradient = dense_gradient(accumulated_grad(unsharded_param));
+  auto gradient = plain_values(accumulated_grad(unsharded_param));
   const auto sharded_param = param.sharded_param();
   if (!param.layout().is_whole()) gradient = part_of(param.layout(), gradient, shard_rank).clone();
   sharded_param.mutable_grad() = gradient.to(sharded_param.device());

@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "base/plain_values.hpp"
 #include "base/require.hpp"
 #include "dispatch/param_storage.hpp"
 #include "dispatch/residency.hpp"
@@ -19,8 +20,8 @@ void check_param(const at::Tensor& param, const std::string& name, c10::Device d
           "{}: this parameter belongs to the group of a module around this one already; shard inner modules "
           "before outer ones, or name it in ignored_params",
           name);
-  require(param.layout() == at::kStrided, "{}: expected a dense parameter, found layout {}", name,
-          c10::str(param.layout()));
+  require(is_plain(param), "{}: expected a plain dense parameter, found {}; register its values instead, or name it in "
+          "ignored_params", name, what_it_is(param));
   const bool movable = param.device() == device || param.is_cpu() || param.is_meta();
   require(movable, "{}: is on {}, but the mesh is on {}; move the module or make the mesh there",
           name, param.device().str(), device.str());

@@ -36,6 +36,17 @@ TEST_CASE("tensors that are not contiguous, or undefined, are rejected", "[comm]
   CHECK_THROWS_WITH(world->start_broadcast(at::Tensor(), 0, "b"), Contains("undefined tensor"));
 }
 
+TEST_CASE("tensors whose memory does not hold their values are rejected", "[comm][checks]") {
+  const auto world = single_rank();
+  const auto complex = at::ones({2}, at::kComplexFloat);
+  CHECK_THROWS_WITH(world->start_all_reduce(complex.conj(), ReduceOp::kSum, "b"),
+                    Contains("the tensor is a lazy view of another's memory (conj, neg)") && Contains("pass a plain tensor"));
+  CHECK_THROWS_WITH(world->start_all_gather(at::zeros({2}, at::kComplexFloat), complex.conj(), "b"),
+                    Contains("the input is a lazy view"));
+  CHECK_THROWS_WITH(world->start_broadcast(at::_efficientzerotensor({2}, at::kFloat), 0, "b"), Contains("a zero without memory"));
+  CHECK_THROWS_WITH(world->start_all_reduce(at::eye(2).to_sparse(), ReduceOp::kSum, "b"), Contains("a tensor of layout Sparse"));
+}
+
 TEST_CASE("a root outside the group is rejected", "[comm][checks]") {
   const auto world = simulated_network({.world_size = 2});
   CHECK_THROWS_WITH(world->start_broadcast(at::zeros({1}), 2, "b"),

@@ -74,6 +74,17 @@ TEST_CASE("containers that have no forward are an error, their subclasses are no
   });
 }
 
+TEST_CASE("a parameter whose memory does not hold its values is an error that names it", "[runtime][rejected_calls]") {
+  struct Lazy : nn::Module {
+    Lazy() { weight = register_parameter("weight", torch::ones({4, 2}, at::kComplexFloat).conj()); }
+    Tensor weight;
+  };
+  on_ranks(2, [](Rank& rank) {
+    Lazy lazy;
+    check_rejected(rank, lazy, {.mesh = rank.mesh()}, {"weight", "a lazy view of another's memory"}, "a conjugate");
+  });
+}
+
 TEST_CASE("an error in a list of modules leaves all of them alone", "[runtime][rejected_calls]") {
   on_ranks(2, [](Rank& rank) {
     nn::Linear first(3, 3), second(3, 3);

@@ -4,13 +4,14 @@
 
 #include <algorithm>
 
+#include "base/plain_values.hpp"
+
 namespace fsdp {
 
 namespace {
 
 bool is_direct(const at::Tensor& tensor, at::ScalarType file_dtype) {
-  return tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == file_dtype && !tensor.is_conj() &&
-         !tensor.is_neg();
+  return tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == file_dtype && is_plain(tensor);
 }
 
 int64_t window_count(int64_t window_bytes, int64_t element_bytes) { return std::max<int64_t>(1, window_bytes / element_bytes); }

@@ -6,6 +6,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "base/plain_values.hpp"
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "checkpoint/checkpoint_error.hpp"
@@ -150,6 +151,8 @@ void require_consistent(const CheckpointTensor& tensor) {
   require(!tensor.local.is_meta(), "checkpoint: '{}' is on the meta device and has no values; materialise it first",
           tensor.name);
   require(tensor.local.layout() == at::kStrided, "checkpoint: '{}' is sparse; make it dense first", tensor.name);
+  require(is_plain(tensor.local) || tensor.local.is_conj() || tensor.local.is_neg(),
+          "checkpoint: '{}' is {}; expected a plain tensor. Convert it to one first", tensor.name, what_it_is(tensor.local));
   if (!tensor.is_sharded) {
     require(tensor.local.sizes() == c10::IntArrayRef(tensor.sizes), "checkpoint: '{}' has sizes ({}), expected ({})",
             tensor.name, fmt::join(tensor.local.sizes(), ", "), fmt::join(tensor.sizes, ", "));

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "base/log.hpp"
+#include "base/plain_values.hpp"
+#include "dispatch/host_error.hpp"
 #include "dispatch/residency.hpp"
-#include "group/reduce/dense_gradient.hpp"
 #include "group/reduce/gradient_dtypes.hpp"
 #include "param/fsdp_param.hpp"
 
@@ -44,10 +46,26 @@ bool GradientStore::has_partial_sums() const {
   return std::ranges::any_of(slots_, [](const Slot& slot) { return slot.partial_sum.defined(); });
 }
 
+namespace {
+
+/// Autograd leaves on a parameter what an operator gave: a sparse tensor, or a subclass's where one was beside the parameter.
+at::Tensor take_plain(at::Tensor& gradient, const std::string& name) {
+  try {
+    if (!is_plain(gradient)) gradient = plain_values(gradient);
+  } catch (const std::exception& error) {
+    keep_host_error(error);
+    log().error("{}: its gradient is {}, whose values cannot be copied to a plain tensor", name, what_it_is(gradient));
+    throw;
+  }
+  return std::exchange(gradient, {});
+}
+
+}  // namespace
+
 at::Tensor GradientStore::take(size_t index) {
   auto& accumulated = slots_[index].accumulated;
   auto* unsharded_param = params_[index].unsharded.peek();
-  auto gradient = unsharded_param ? dense_gradient(std::exchange(accumulated_grad(*unsharded_param), {})) : at::Tensor();
+  auto gradient = unsharded_param ? take_plain(accumulated_grad(*unsharded_param), params_[index].name()) : at::Tensor();
   if (!accumulated.defined()) return gradient;
   if (gradient.defined()) accumulated.add_(gradient);
   return std::exchange(accumulated, {});

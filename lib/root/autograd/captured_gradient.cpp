@@ -5,9 +5,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "base/plain_values.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
-#include "group/reduce/dense_gradient.hpp"
 #include "root/group_port.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -40,7 +40,7 @@ at::Tensor reduced(const ParamGroup& group, size_t index, const at::Tensor& grad
         shard->dim = spec.layout.dim();
     }
   const BelowResidency below;
-  auto local = redistribute_piece(dense_gradient(gradient.detach()), way_to(unreduced(group, spec), std::move(placements), "gradient"));
+  auto local = redistribute_piece(plain_values(gradient.detach()), way_to(unreduced(group, spec), std::move(placements), "gradient"));
   if (spec.layout.is_flat()) local = part_of(spec.layout, local, spec.rank);
   local = local / divisor(group);
   return make_dtensor(local.to(spec.dtype), spec.dtensor, WholeStorage::Message::kFull);
@@ -51,7 +51,7 @@ class MeanWithHistory : public torch::autograd::Function<MeanWithHistory> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& gradient, const ParamGroup* group, size_t index) {
     const auto& spec = group->params()[index].spec;
     const std::vector<Placement> everywhere(static_cast<size_t>(group->identity().mesh_info.mesh.ndim()), Replicate{});
-    return redistribute_piece(gradient, way_to(unreduced(*group, spec), everywhere, "gradient")) / divisor(*group);
+    return redistribute_piece(plain_values(gradient), way_to(unreduced(*group, spec), everywhere, "gradient")) / divisor(*group);
   }
   static variable_list backward(torch::autograd::AutogradContext*, variable_list gradients) {
     return {gradients[0], at::Tensor(), at::Tensor()};
