@@ -40,6 +40,7 @@
 #include "fsdp/report.hpp"
 #include "fsdp/reshard_after_forward.hpp"
 #include "fsdp/sanitizer.hpp"
+#include "fsdp/saved_file.hpp"
 #include "fsdp/schedule_check.hpp"
 #include "fsdp/simulated_clock.hpp"
 #include "fsdp/simulated_network.hpp"

@@ -1,7 +1,9 @@
 #include <catch2/catch.hpp>
 
+#include <filesystem>
 #include <random>
 
+#include "checkpoint/temporary_folder.hpp"
 #include "support/counting_allocator.hpp"
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
@@ -361,6 +363,38 @@ TEST_CASE("a broadcast needs a full dict on the first rank, and says so on all",
     FullParameters scope(model);
     rank.check_throws<StateError>([&] { state_dict(model); }, {"full parameters"}, "while shown");
   });
+}
+
+TEST_CASE("ranks that torch::save to one path leave a whole file there", "[runtime][state_dict]") {
+  namespace fs = std::filesystem;
+  const TemporaryFolder folder;
+  const auto path = [&](const std::string& name) { return (fs::path(folder.path()) / name).string(); };
+  on_ranks(3, [&](Rank& rank) {
+    auto chain = plain_chain();
+    fully_shard(chain, {.mesh = rank.mesh()});
+    torch::optim::Adam optimizer(chain->parameters(), 0.01);
+    const std::string model_path = path("model.pt"), optimizer_path = path("optimizer.pt");
+    for (int step = 0; step < 5; ++step) {
+      chain->forward(torch::ones({1, chain->parameters()[0].size(1)})).sum().backward();
+      optimizer.step();
+      torch::save(chain, model_path);
+      torch::save(optimizer, optimizer_path.c_str());
+      torch::load(chain, model_path);
+      torch::load(optimizer, optimizer_path);
+    }
+    rank.check(optimizer.state().size() == chain->parameters().size(), "loaded");
+  });
+  torch::save(torch::ones({2}), path("tensor.pt"));
+  torch::save(std::vector<at::Tensor>{torch::ones({2})}, path("tensors.pt"));
+  {
+    SavedFile given_up(path("tensor.pt"));
+    given_up.stream() << "half of";
+  }
+  at::Tensor tensor;
+  torch::load(tensor, path("tensor.pt"));
+  CHECK(tensor.equal(torch::ones({2})));
+  CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 4);
+  CHECK_THROWS_AS(torch::save(tensor, path("no/folder")), StateError);
 }
 
 }  // namespace
