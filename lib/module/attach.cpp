@@ -1,8 +1,5 @@
 #include "module/attach.hpp"
 
-#include <torch/nn/modules/container/parameterdict.h>
-#include <torch/nn/modules/container/parameterlist.h>
-
 #include "base/log.hpp"
 #include "module/module_access.hpp"
 #include "module/prepare.hpp"
@@ -16,29 +13,16 @@ namespace {
 
 using torch::nn::Module;
 
-/// ParameterList and ParameterDict hand out what their table holds.
-bool reads_its_table(const Module& module) {
-  return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
-}
-
-/// A tied parameter stays listed under its first name alone, so that no optimizer steps it
-/// twice; LibTorch skips undefined entries. The modules' members go on sharing the unsharded parameter.
+/// A tied parameter stays listed in each of its places, as before: LibTorch's programs find it under any of its names, and
+/// its optimizers step it as often. The modules' members go on sharing the unsharded parameter.
 void replace_registrations(const ManagedStates& states, const PreparedGroup& prepared, OwnedGroup& owned) {
   auto& group = *prepared.group;
   for (size_t i = 0; i < prepared.params.size(); ++i) {
     const auto sharded_param = group.params()[i].sharded.hand_over();
-    bool is_first = true;
     for (auto place : states.params[prepared.params[i]].registrations) {
       place.param = i;
-      const bool is_listed = is_first || reads_its_table(*place.module);
-      is_first = false;
-      auto& entry = ModuleAccess::parameters(*place.module)[place.slot].value();
-      entry = is_listed ? sharded_param : at::Tensor();
-      if (is_listed)
-        owned.registrations.push_back(std::move(place));
-      else
-        remember_tied_entry(place, prepared.group);
+      ModuleAccess::parameters(*place.module)[place.slot].value() = sharded_param;
+      owned.registrations.push_back(std::move(place));
     }
   }
 }

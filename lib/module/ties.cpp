@@ -7,7 +7,6 @@
 #include "base/require.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "module/state/module_table.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 
@@ -46,7 +45,7 @@ std::vector<FoundParam> shared_inside(const ManagedStates& states, const ModuleW
 /// Finds every place that registers one of the parameters, sharded modules included.
 class Places {
  public:
-  explicit Places(const std::vector<FoundParam>& params) : params_(params), found_(params.size()) {
+  explicit Places(const std::vector<FoundParam>& params) : found_(params.size()) {
     for (size_t i = 0; i < params.size(); ++i) {
       by_tensor_[params[i].param().unsharded_param().unsafeGetTensorImpl()] = i;
       by_tensor_[params[i].param().sharded.identity()] = i;
@@ -76,17 +75,10 @@ class Places {
  private:
   std::optional<size_t> param_at(const Module& module, size_t slot) const {
     const auto& tensor = ModuleAccess::parameters(module)[slot].value();
-    if (tensor.defined()) {
-      const auto known = by_tensor_.find(tensor.unsafeGetTensorImpl());
-      return known != by_tensor_.end() ? std::optional(known->second) : std::nullopt;
-    }
-    const auto tied = find_tied_entry(module, slot);
-    for (size_t i = 0; tied && i < params_.size(); ++i)
-      if (params_[i].group == tied->group && params_[i].index == tied->param) return i;
-    return std::nullopt;
+    const auto known = tensor.defined() ? by_tensor_.find(tensor.unsafeGetTensorImpl()) : by_tensor_.end();
+    return known != by_tensor_.end() ? std::optional(known->second) : std::nullopt;
   }
 
-  const std::vector<FoundParam>& params_;
   std::vector<std::vector<Place>> found_;
   std::unordered_map<const c10::TensorImpl*, size_t> by_tensor_;
   std::unordered_set<const Module*> seen_;

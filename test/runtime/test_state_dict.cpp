@@ -60,7 +60,7 @@ TEST_CASE("the order of modules and parts of the tree keep their names", "[runti
     shard_odd(model, rank, {});
     check_full(rank, state_dict(model->lin), *plain->lin, "a unit");
     check_full(rank, state_dict(model->norm), *plain->norm, "a module in the root's group");
-    check_full(rank, state_dict(model->head), *plain->head, "a module that lists its tied weight no more");
+    check_full(rank, state_dict(model->head), *plain->head, "a module whose weight is tied");
     auto chain = plain_chain();
     check_full(rank, state_dict(chain), *chain, "a plain module");
   });

@@ -1,5 +1,7 @@
 #include <catch2/catch.hpp>
 
+#include <sstream>
+
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 #include "support/sample.hpp"
@@ -167,7 +169,7 @@ TEST_CASE("the nearest sharded module around all places owns a tied parameter", 
     for (const auto& parameter : around->named_parameters()) names.push_back(parameter.key());
     rank.check_equal(std::count(names.begin(), names.end(), "1.input.table.weight"), std::ptrdiff_t{1},
                      "listed under its first name");
-    rank.check_equal(std::count(names.begin(), names.end(), "1.output.tied"), std::ptrdiff_t{0}, "and under no other");
+    rank.check_equal(std::count(names.begin(), names.end(), "1.output.tied"), std::ptrdiff_t{1}, "and under its other one");
     rank.check_identical(full_tensor(registered), before, "its values are what they were");
 
     const auto saved = state_dict(*around);
@@ -301,6 +303,91 @@ TEST_CASE("a model on meta with ties across groups is materialised once for each
       model->forward(torch::ones({1, 2}, at::kLong)).sum().backward();
       rank.check(sharded(model->output->tied).grad().defined(), "and the model trains");
     }));
+}
+
+/// Weights that are registered a second time, as spectral norm does: one below a sharded module, one within the root's group.
+struct TwiceImpl : nn::Module {
+  TwiceImpl() {
+    first = register_module("first", nn::Linear(4, 7));
+    last = register_module("last", nn::Linear(7, 3));
+    across = register_parameter("across", first->weight);
+    within = register_parameter("within", last->weight);
+  }
+  at::Tensor forward(const at::Tensor& x) { return last(torch::tanh(first(x))) * within.square().mean(); }
+  nn::Linear first{nullptr}, last{nullptr};
+  at::Tensor across, within;
+};
+TORCH_MODULE(Twice);
+
+template <class Optimizer>
+void train_twice(Twice& net, Optimizer& optimizer) {
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    net->forward(torch::full({2, 4}, 0.3 + step)).square().mean().backward();
+    torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5);
+    optimizer.step();
+  }
+}
+
+void check_same_names(const Rank& rank, Twice& net, Twice& plain, const std::string& what) {
+  const auto found = net->named_parameters(), expected = plain->named_parameters();
+  rank.check_equal(found.keys(), expected.keys(), what + ": names");
+  for (const auto& name : expected.keys()) {
+    const auto tensor = found.find(name) != nullptr ? found[name] : at::Tensor();
+    rank.check_close(is_fsdp_parameter(tensor) ? full_tensor(tensor) : tensor, expected[name], what + ": " + name);
+  }
+}
+
+TEST_CASE("a parameter that is registered twice has both names, and is stepped as often as in the plain module", "[runtime][ties]") {
+  const auto make = [] { return seeded(3, [] { return Twice(); }); };
+  for (const int world : {1, 2})
+    CHECK(on_ranks(world, [&](Rank& rank) {
+      for (const bool is_adam : {false, true}) {
+        auto plain = make(), net = make();
+        fully_shard(net->first, {.mesh = rank.mesh()});
+        fully_shard(net, {.mesh = rank.mesh()});
+        const auto optimizer = [&](Twice& of) -> std::unique_ptr<torch::optim::Optimizer> {
+          if (is_adam) return std::make_unique<torch::optim::AdamW>(of->parameters(), torch::optim::AdamWOptions(0.02).weight_decay(0.1));
+          return std::make_unique<torch::optim::SGD>(of->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        };
+        const auto of_plain = optimizer(plain), of_net = optimizer(net);
+        train_twice(plain, *of_plain);
+        train_twice(net, *of_net);
+        check_same_names(rank, net, plain, is_adam ? "AdamW" : "SGD");
+
+        std::stringstream file, back;
+        torch::save(net, file);
+        auto loaded = make();
+        torch::load(loaded, file);
+        check_same_names(rank, loaded, plain, "loaded into the plain one");
+        rank.check(loaded->first->weight.is_same(loaded->across), "still one tensor there");
+        torch::save(make(), back);
+        torch::load(net, back);
+        auto fresh = make();
+        check_same_names(rank, net, fresh, "and the reverse");
+      }
+    }));
+}
+
+TEST_CASE("the state of an optimizer that steps a parameter under two names goes by name and by position", "[runtime][ties]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto net = seeded(3, [] { return Twice(); });
+    fully_shard(net, {.mesh = rank.mesh()});
+    torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.02));
+    train_twice(net, optimizer);
+    const auto by_name = optimizer_state_dict(*net, optimizer);
+    rank.check_equal(by_name.groups[0].params.size(), size_t{4}, "each name once");
+    const auto by_position = optimizer_state_dict(*net, optimizer, {.keys = OptimizerKeys::kPosition});
+    rank.check_equal(by_position.groups[0].params.size(), size_t{6}, "each place");
+    const auto to_position = rekey(by_name, OptimizerKeys::kPosition, *net, optimizer);
+    rank.check_equal(to_position.groups[0].params, by_position.groups[0].params, "to positions");
+    rank.check_equal(rekey(by_position, OptimizerKeys::kName, *net, optimizer).groups[0].params, by_name.groups[0].params, "to names");
+    torch::optim::AdamW other(net->parameters(), torch::optim::AdamWOptions(0.02));
+    for (const auto& dict : {by_name, by_position, to_position}) {
+      load_optimizer_state_dict(*net, other, dict);
+      rank.check_equal(other.state().size(), size_t{4}, "one state for each tensor");
+    }
+  }));
 }
 
 }  // namespace

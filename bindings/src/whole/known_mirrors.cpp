@@ -4,7 +4,6 @@
 
 #include "fully_shard.hpp"
 #include "module/module_access.hpp"
-#include "module/state/module_table.hpp"
 #include "root/find_param.hpp"
 #include "shown/shown_registry.hpp"
 
@@ -49,10 +48,7 @@ std::shared_ptr<Mirror> known_mirror(const py::handle& module) {
 }
 
 at::Tensor tensor_at(torch::nn::Module& mirror, size_t slot) {
-  const auto& entry = ModuleAccess::parameters(mirror)[slot].value();
-  if (entry.defined()) return entry;
-  const auto tied = find_tied_entry(mirror, slot);
-  return tied ? tied->group->params()[tied->param].sharded_param() : at::Tensor();
+  return ModuleAccess::parameters(mirror)[slot].value();
 }
 
 std::vector<std::shared_ptr<Mirror>> known_mirrors(const py::handle& module, bool recurses) {

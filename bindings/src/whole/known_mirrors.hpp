@@ -11,7 +11,7 @@ namespace fsdp::python {
 /// The mirror that fully_shard has made of a Python module, or null.
 std::shared_ptr<Mirror> known_mirror(const py::handle& module);
 
-/// The tensor of a mirror's table of parameters; that of a tied parameter is elsewhere. Undefined: there is none.
+/// The tensor of a mirror's table of parameters. Undefined: there is none.
 at::Tensor tensor_at(torch::nn::Module& mirror, size_t slot);
 
 /// What the core knows of a tree of Python modules: the outermost mirrors that fully_shard has made of modules in it, which

@@ -102,30 +102,25 @@ void ShownParameters::collect(torch::nn::Module& module, ShowWhich which, bool i
   auto& table = ModuleAccess::parameters(module);
   for (size_t slot = 0; slot < table.size(); ++slot) {
     const auto& entry = table[slot].value();
-    if (auto found = find_param(entry); found && !found->is_unsharded_param) {
-      add(std::move(*found), {{&module, module.weak_from_this().lock(), slot}});
-    } else if (!entry.defined()) {
-      // Tied: listed elsewhere, but the member is this module's too.
-      if (auto tied = find_tied_entry(module, slot))
-        add({std::move(tied->group), tied->param, /*is_unsharded_param=*/false}, {});
-    }
+    if (auto found = find_param(entry); found && !found->is_unsharded_param)
+      add(std::move(*found), {&module, module.weak_from_this().lock(), slot});
   }
   if (which == ShowWhich::kOwn) return;
   for (const auto& child : module.named_children())
     if (child.value()) collect(*child.value(), which, /*is_start=*/false);
 }
 
-void ShownParameters::add(FoundParam found, std::vector<Place> places) {
+void ShownParameters::add(FoundParam found, Place place) {
   const auto known = std::find_if(shown_.begin(), shown_.end(), [&](const Shown& shown) {
     return shown.found.group == found.group && shown.found.index == found.index;
   });
   if (known != shown_.end()) {
-    for (auto& place : places) known->places.push_back(std::move(place));
+    known->places.push_back(std::move(place));
     return;
   }
   auto& shown = shown_.emplace_back();
   shown.found = std::move(found);
-  shown.places = std::move(places);
+  shown.places.push_back(std::move(place));
   shown.sharded_param = shown.found.param().sharded_param();
   shown.registered_param = shown.found.param().registered_param();
   shown.unsharded_param = shown.found.param().unsharded_param();

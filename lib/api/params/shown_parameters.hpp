@@ -39,7 +39,7 @@ class ShownParameters {
     int64_t version = 0;                   // of the sharded parameter then
   };
   void collect(torch::nn::Module& module, ShowWhich which, bool is_start);
-  void add(FoundParam found, std::vector<Place> places);
+  void add(FoundParam found, Place place);
   void hold_roots();
   void check_gradients() const;
   void gather(bool keeps);

@@ -3,7 +3,6 @@
 #include "base/require.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
-#include "module/state/module_table.hpp"
 
 namespace fsdp {
 
@@ -51,17 +50,11 @@ class Pairing {
       const auto name = join_path(path, table[slot].key());
       require(slot < copies.size() && copies[slot].key() == table[slot].key(),
               "clone: the copy has no parameter '{}'; register it in reset()", name);
-      auto tensor = table[slot].value();
-      auto param = find_param(tensor);
-      if (!tensor.defined()) {
-        const auto tied = find_tied_entry(original, slot);
-        if (!tied) continue;
-        param = FoundParam{tied->group, tied->param, /*is_unsharded_param=*/false};
-        tensor = param->param().registered_param();
-      }
+      const auto& tensor = table[slot].value();
+      if (!tensor.defined()) continue;
       require(copies[slot].value().defined(), "clone: the copy has no parameter '{}'; register it in reset()", name);
       auto& paired = param_of(tensor);
-      paired.param = param;
+      paired.param = find_param(tensor);
       paired.places.push_back({copy, slot, name});
     }
   }

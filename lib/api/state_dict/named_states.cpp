@@ -39,13 +39,8 @@ class Walk {
   }
 
   void add_parameter(const Module& module, size_t slot, std::string name) {
-    auto tensor = ModuleAccess::parameters(module)[slot].value();
-    if (!tensor.defined()) {
-      const auto tied = find_tied_entry(module, slot);
-      if (!tied) return;  // as Linear(bias=false) registers it
-      tensor = tied->group->params()[tied->param].registered_param();
-      if (!tensor.defined()) return;
-    }
+    const auto& tensor = ModuleAccess::parameters(module)[slot].value();
+    if (!tensor.defined()) return;  // as Linear(bias=false) registers it
     auto& state = add(tensor, std::move(name));
     if (state.names.size() > 1) return;
     state.param = find_param(tensor);

@@ -22,7 +22,7 @@ struct NamedState {
   std::optional<at::ScalarType> dtype_before_cast;  ///< of a buffer that a policy has cast
 };
 
-/// Each tensor once, tied ones with their names in modules whose table no longer lists them.
+/// Each tensor once.
 std::vector<NamedState> named_states(const torch::nn::Module& module);
 
 /// Sharded parameters whose storage was replaced since the last step (torch::load, set_data) are

@@ -24,8 +24,9 @@ std::vector<OptimizerStateDict::Group> save_groups(const torch::optim::Optimizer
   std::vector<OptimizerStateDict::Group> groups;
   for (const auto& group : optimizer.param_groups())
     groups.push_back({.params = {}, .options = read_options(group.options())});
+  std::set<std::string> known;  // a tied parameter may be there once for each of its names
   for (size_t i = 0; i < params.size(); ++i)
-    groups[params[i].group].params.push_back(key_of(params[i], i, keys));
+    if (auto key = key_of(params[i], i, keys); known.insert(key).second) groups[params[i].group].params.push_back(std::move(key));
   return groups;
 }
 
@@ -79,10 +80,12 @@ OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
   if (options.values.kind == StateDictKind::kFull) require_same_state(params, states);
   const auto leading = leading_mesh(module, named);
   bool keeps_any = false;
+  std::set<const c10::TensorImpl*> saved_params;
   for (size_t i = 0; i < params.size(); ++i) {
     const bool keeps = !options.values.rank0_only || leading.keeps(params[i].param);
     keeps_any |= keeps;
     if (!states[i]) continue;
+    if (options.keys == OptimizerKeys::kName && !saved_params.insert(params[i].tensor.unsafeGetTensorImpl()).second) continue;
     OptimizerStateDict::ParamState saved;
     if (states[i]->step != nullptr) saved.step = *states[i]->step;
     for (const auto& [name, tensor] : states[i]->tensors) {
@@ -101,31 +104,31 @@ OptimizerStateDict rekey(OptimizerStateDict dict, OptimizerKeys keys, const torc
   constexpr auto kCaller = "rekey";
   if (dict.keys == keys) return dict;
   const auto params = optimizer_params(named_states(module), optimizer, kCaller);
-  std::map<std::string, size_t> positions;  // by old key
+  std::map<std::string, std::vector<size_t>> positions;  // by old key; several of a tied parameter
   for (size_t i = 0; i < params.size(); ++i) {
-    if (dict.keys == OptimizerKeys::kPosition) positions[std::to_string(i)] = i;
-    else for (const auto& name : params[i].names) positions[name] = i;
+    if (dict.keys == OptimizerKeys::kPosition) positions[std::to_string(i)] = {i};
+    else for (const auto& name : params[i].names) positions[name].push_back(i);
   }
+  const auto positions_of = [&](const std::string& key) -> const std::vector<size_t>& {
+    const auto found = positions.find(key);
+    require(found != positions.end(), "{}: the optimizer has no parameter '{}'", kCaller, key);
+    return found->second;
+  };
   size_t listed = 0;
   for (auto& group : dict.groups) {
     std::set<size_t> in_order;
-    for (const auto& key : group.params) {
-      const auto found = positions.find(key);
-      require(found != positions.end(), "{}: the optimizer has no parameter '{}'", kCaller, key);
-      in_order.insert(found->second);
-    }
+    for (const auto& key : group.params) in_order.insert(positions_of(key).begin(), positions_of(key).end());
     listed += in_order.size();
     group.params.clear();
-    for (const size_t i : in_order) group.params.push_back(key_of(params[i], i, keys));
+    std::set<std::string> known;
+    for (const size_t i : in_order)
+      if (auto key = key_of(params[i], i, keys); known.insert(key).second) group.params.push_back(std::move(key));
   }
   require(listed == params.size(), "{}: the dict lists {} parameters, the optimizer {}", kCaller, listed,
           params.size());
   std::map<std::string, OptimizerStateDict::ParamState> state;
-  for (auto& [key, value] : dict.state) {
-    const auto found = positions.find(key);
-    require(found != positions.end(), "{}: the optimizer has no parameter '{}'", kCaller, key);
-    state[key_of(params[found->second], found->second, keys)] = std::move(value);
-  }
+  for (const auto& [key, value] : dict.state)
+    for (const size_t i : positions_of(key)) state[key_of(params[i], i, keys)] = value;
   dict.state = std::move(state);
   dict.keys = keys;
   return dict;

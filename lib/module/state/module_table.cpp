@@ -34,16 +34,6 @@ struct Entry {
   }
 };
 
-/// A module that no shared_ptr owns is known by the group's life.
-struct Tied {
-  std::weak_ptr<const torch::nn::Module> module;
-  bool is_shared;
-  size_t slot;
-  std::weak_ptr<ParamGroup> group;
-  size_t param;
-  bool is_alive() const { return !group.expired() && !(is_shared && module.expired()); }
-};
-
 /// When a table that grows is to be swept of what is dead: at any size while it is small, then each time it has doubled.
 /// So what is dead is never more than the rest, and to remember n modules takes time in proportion to n.
 class Sweeps {
@@ -59,8 +49,7 @@ class Sweeps {
 struct Table {
   std::mutex mutex;
   std::unordered_map<const torch::nn::Module*, Entry> entries;
-  std::unordered_map<const torch::nn::Module*, std::vector<Tied>> tied;
-  Sweeps entry_sweeps, tied_sweeps;
+  Sweeps sweeps;
   uint64_t looks = 0;
 };
 
@@ -68,15 +57,6 @@ struct Table {
 Table& table() {
   static auto* instance = new Table;
   return *instance;
-}
-
-void sweep_tied(decltype(Table::tied)& all) {
-  for (auto entries = all.begin(); entries != all.end();) {
-    table().looks += entries->second.size();
-    std::erase_if(entries->second, [](const Tied& tied) { return !tied.is_alive(); });
-    entries = entries->second.empty() ? all.erase(entries) : std::next(entries);
-  }
-  table().tied_sweeps.note(all.size());
 }
 
 /// Returns what the caller is to let go of without the lock.
@@ -91,7 +71,7 @@ std::vector<std::shared_ptr<ModuleState>> sweep_entries(decltype(Table::entries)
     dead.push_back(std::move(entry->second.without_group));
     entry = entries.erase(entry);
   }
-  table().entry_sweeps.note(entries.size());
+  table().sweeps.note(entries.size());
   return dead;
 }
 
@@ -108,31 +88,11 @@ std::shared_ptr<ModuleState> find_state(const torch::nn::Module& module) {
   return nullptr;
 }
 
-std::optional<TiedEntry> find_tied_entry(const torch::nn::Module& module, size_t slot) {
-  std::lock_guard lock(table().mutex);
-  const auto found = table().tied.find(&module);
-  if (found == table().tied.end()) return std::nullopt;
-  for (const auto& tied : found->second) {
-    if (tied.slot != slot || !tied.is_alive()) continue;
-    if (auto group = tied.group.lock()) return TiedEntry{std::move(group), tied.param};
-  }
-  return std::nullopt;
-}
-
-void remember_tied_entry(const Registration& entry, const std::shared_ptr<ParamGroup>& group) {
-  std::lock_guard lock(table().mutex);
-  auto& all = table().tied;
-  if (table().tied_sweeps.is_due(all.size())) sweep_tied(all);
-  auto& ours = all[entry.module];
-  std::erase_if(ours, [&](const Tied& tied) { return tied.slot == entry.slot; });
-  ours.push_back({entry.alive, entry.is_shared, entry.slot, group, entry.param});
-}
-
 void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> state) {
   std::vector<std::shared_ptr<ModuleState>> dead;  // destroyed outside the lock
   std::lock_guard lock(table().mutex);
   auto& entries = table().entries;
-  if (table().entry_sweeps.is_due(entries.size())) dead = sweep_entries(entries);
+  if (table().sweeps.is_due(entries.size())) dead = sweep_entries(entries);
   std::weak_ptr<const torch::nn::Module> weak = module.weak_from_this();
   const bool is_shared = !weak.expired();
   const auto groups = state->live_groups();

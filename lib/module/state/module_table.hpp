@@ -3,7 +3,6 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <optional>
 
 #include "module/state/module_state.hpp"
 
@@ -15,15 +14,6 @@ namespace fsdp {
 /// Modules that no shared_ptr owns (on the stack) are known by their group's life instead.
 std::shared_ptr<ModuleState> find_state(const torch::nn::Module& module);
 void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> state);
-
-/// An entry of a module's parameter table that is empty because the tensor is listed elsewhere.
-struct TiedEntry {
-  std::shared_ptr<ParamGroup> group;
-  size_t param;  ///< index in the group
-};
-/// nullopt for any other entry. As weak as the table of states.
-std::optional<TiedEntry> find_tied_entry(const torch::nn::Module& module, size_t slot);
-void remember_tied_entry(const Registration& entry, const std::shared_ptr<ParamGroup>& group);
 
 /// How many entries have been looked at, since the process began, to find those whose modules are gone. For tests: it
 /// grows with the number of modules, not with its square.
