@@ -108,10 +108,13 @@ void ParamGroup::attach() {
     const auto unsharded_param = param.unsharded_param();
     // One rank's memory may go on as its piece: then nothing was copied out.
     const auto* own = unsharded_param.has_storage() ? unsharded_param.storage().unsafeGetStorageImpl() : nullptr;
-    if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) notes_.left().note(unsharded_param, i);
+    // In Python, as with FSDP2, a state dict of before may go on with the values of before.
+    const auto closes = param.spec.dtensor ? LeftStorages::Closes::kWhereWhole : LeftStorages::Closes::kNever;
+    if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) notes_.left().note(unsharded_param, i, closes);
     take_over_gradient(param, parts_.identity.mesh_info.shard_rank());
     param.attach(self, parts_.config.device);
   }
+  notes_.left().settle([&](size_t i) { return parts_.params[i].name(); });
   gradients_.dtypes.plan();
   unsharder_.rest();
 }

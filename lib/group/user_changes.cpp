@@ -34,6 +34,7 @@ void UserChanges::note_data_write(size_t index) {
 void UserChanges::sync_versions() {
   if (!parts_.has_writes()) return;
   notes_.optimizer().note_write();
+  notes_.left().close([&](size_t i) { return parts_.params[i].name(); });
   is_outdated_ = !parts_.is_never_released();
   for (auto& param : parts_.params) param.sync_version();
 }

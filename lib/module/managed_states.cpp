@@ -8,6 +8,7 @@
 #include "dispatch/residency.hpp"
 #include "module/module_access.hpp"
 #include "module/module_path.hpp"
+#include "param/left_storage.hpp"
 #include "root/autograd/gradient_hook.hpp"
 #include "root/find_param.hpp"
 
@@ -16,6 +17,7 @@ namespace fsdp {
 namespace {
 
 void check_param(const at::Tensor& param, const std::string& name, c10::Device device) {
+  if (const auto* said = said_of_left_memory(param)) throw UsageError(fmt::format("{}: {}", name, *said));
   require(!has_residency_key(param.unsafeGetTensorImpl()) && !has_gradient_hook(param),
           "{}: this parameter belongs to the group of a module around this one already; shard inner modules "
           "before outer ones, or name it in ignored_params",

@@ -2,6 +2,7 @@
 
 #include "base/require.hpp"
 #include "module/refuse_container.hpp"
+#include "module/shared_memory.hpp"
 #include "module/state/module_state.hpp"
 #include "module/state/module_table.hpp"
 #include "module/sync_states.hpp"
@@ -92,6 +93,7 @@ void prepare_places(Prepared& prepared, const std::vector<Module*>& requested, c
   places = like != nullptr
                ? places_like(states, *like)
                : place_params(states, request.mesh_info, options, replicated_params(modules, options, walk));
+  refuse_shared_memory(states, places, options);
 }
 
 /// The rest, with groups of ranks for what is replicated.

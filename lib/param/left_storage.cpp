@@ -1,21 +1,77 @@
 #include "param/left_storage.hpp"
 
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <utility>
+
+#include "dispatch/param_storage.hpp"
 
 namespace fsdp {
 
-void LeftStorages::note(const at::Tensor& unsharded_param, size_t index) {
-  if (unsharded_param.is_meta() || !unsharded_param.has_storage() || unsharded_param.storage().nbytes() <= unsharded_param.nbytes()) return;
+namespace {
+
+// Its address marks what has been left; it never allocates.
+class LeftMark final : public c10::Allocator {
+ public:
+  at::DataPtr allocate(size_t) override {
+    TORCH_CHECK(false, "fsdp: the memory that a sharded parameter had before fully_shard cannot be resized");
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
+LeftMark& left_mark() {
+  static LeftMark mark;
+  return mark;
+}
+
+}  // namespace
+
+void LeftStorages::note(const at::Tensor& unsharded_param, size_t index, Closes closes) {
+  if (unsharded_param.is_meta() || !unsharded_param.has_storage() || unsharded_param.nbytes() == 0) return;
+  if (ParamStorage::of(unsharded_param.unsafeGetTensorImpl()) != nullptr) return;  // another group's, which says so itself
   const auto& storage = unsharded_param.storage();
+  const bool is_larger = storage.nbytes() > unsharded_param.nbytes();
+  if (!is_larger && closes == Closes::kNever) return;
   for (auto& known : left_)
     if (known.storage._unsafe_get_target() == storage.unsafeGetStorageImpl()) return known.params.push_back(index);
-  left_.push_back({storage.getWeakStorageImpl(), static_cast<int64_t>(storage.nbytes()), {index}});
+  left_.push_back({.storage = storage.getWeakStorageImpl(),
+                   .bytes = static_cast<int64_t>(storage.nbytes()),
+                   .params = {index},
+                   .is_larger = is_larger,
+                   .has_graph = static_cast<bool>(torch::autograd::impl::try_get_grad_accumulator(unsharded_param))});
+}
+
+void LeftStorages::mark(const Left& left, const std::string& name, Reads reads) {
+  const auto storage = left.storage.lock();
+  if (!storage) return;
+  auto text = fmt::format(
+      "fsdp: this tensor shows the memory that parameter '{}' had before fully_shard: it is a view of it, an alias (detach, "
+      "data, set_data), or was saved by autograd. The parameter has other memory now, so the two would part. Make the tensor anew "
+      "from the parameter, or run forward again; or give it memory of its own (clone) before fully_shard",
+      name);
+  storage->set_allocator(&left_mark());
+  if (reads == Reads::kAreAllowed)
+    storage->get_extra_meta().custom_data_ptr_error_msg_ = std::move(text);
+  else
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));  // despite its name it frees nothing
+}
+
+void LeftStorages::forget_unused() {
+  std::erase_if(left_, [](const Left& left) { return left.storage.expired(); });
 }
 
 std::vector<LeftStorages::Left> LeftStorages::take_used() {
-  auto used = std::exchange(left_, {});
-  std::erase_if(used, [](const Left& left) { return left.storage.expired(); });
-  return used;
+  forget_unused();
+  return std::exchange(left_, {});
+}
+
+const std::string* said_of_left_memory(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return nullptr;
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  if (storage->allocator() != &left_mark()) return nullptr;
+  const auto& text = storage->get_extra_meta().custom_data_ptr_error_msg_;
+  return text ? &*text : nullptr;
 }
 
 }  // namespace fsdp

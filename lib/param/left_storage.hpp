@@ -3,26 +3,59 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace fsdp {
 
-/// The larger storages that parameters were views of before fully_shard. They are not kept alive.
+/// The memory that parameters had before fully_shard, and that other tensors still show: views, aliases (detach, data, set_data),
+/// what autograd has saved. It is not kept alive.
+///
+/// Where it was the parameter's alone, whatever else shows it is the parameter to the plain program, and goes on with values
+/// that are not the parameter's once that is written. So it is closed: whoever reads it gets an error that names the
+/// parameter. A graph that was recorded before needs the memory for its backward: as long as there may be one, it is open until
+/// the first forward, or the first write.
 class LeftStorages {
  public:
   struct Left {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     int64_t bytes = 0;
     std::vector<size_t> params;  ///< by index
+    bool is_larger = false;      ///< than the parameter: others may have other parts of it
+    bool has_graph = false;      ///< autograd has recorded the parameter
   };
+  enum class Closes { kNever, kWhereWhole };
 
   /// unsharded_param: about to leave its storage, which its values have been copied out of.
-  void note(const at::Tensor& unsharded_param, size_t index);
+  void note(const at::Tensor& unsharded_param, size_t index, Closes closes);
+  /// They have left. Closes what no graph needs. name_of: of a parameter, by index.
+  template <class NameOf>
+  void settle(NameOf name_of) {
+    forget_unused();
+    for (const auto& left : left_)
+      if (!left.is_larger) mark(left, name_of(left.params.front()), left.has_graph ? Reads::kAreAllowed : Reads::kThrow);
+  }
+  /// Nothing of it shows the parameters any more. name_of: as above.
+  template <class NameOf>
+  void close(NameOf name_of) {
+    if (left_.empty()) [[likely]]
+      return;
+    forget_unused();
+    for (const auto& left : left_)
+      if (!left.is_larger) mark(left, name_of(left.params.front()), Reads::kThrow);
+  }
   /// Those that a tensor still uses; all are forgotten.
   std::vector<Left> take_used();
 
  private:
+  enum class Reads { kAreAllowed, kThrow };
+  static void mark(const Left& left, const std::string& name, Reads reads);
+  void forget_unused();
+
   std::vector<Left> left_;
 };
+
+/// What to say of a tensor that shows the memory that a parameter has left; null of any other.
+const std::string* said_of_left_memory(const at::Tensor& tensor);
 
 }  // namespace fsdp

@@ -87,7 +87,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
     for (auto* group : used) group->parts().eval_precision.check(group->name());
   const auto noted = scheduler.note_use(ids);
   runner_.apply(noted.actions);
-  if (noted.has_started_over) recheck();
+  if (noted.has_started_over) recheck(StepEvent::kForwardBegins);
   for (const int id : scheduler.current())
     if (std::ranges::find(ids, id) == ids.end())
       if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();

@@ -94,7 +94,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void enter_phase(int64_t task, const OperatorUse& use);
   void enter(StepEvent event);
   void begin_forward();
-  void recheck();
+  void recheck(StepEvent begins);
   void begin_backward(int64_t task);
   bool awaits_backward();
   void watch_end_of(int64_t task);

@@ -86,19 +86,19 @@ void RootContext::prepare_step(StepEvent begins) {
   step_.check(begins);
   runner_.apply(runner_.scheduler().release_between_steps());  // what reads have left behind
   tell_of_beginning();
-  recheck();
+  recheck(begins);
   throw_faults(*this);
   has_started_ = true;  // a step that is refused has not begun
   runner_.comm_ctx().all_gather_stream.begin_step();
   runner_.scheduler().plan(begins);
 }
 
-void RootContext::recheck() {
+void RootContext::recheck(StepEvent begins) {
   if (hooks_.modules) hooks_.modules->check_modules();
   for (auto* group : runner_.groups()) {
     group->changes().validate();
     group->changes().sync_requires_grad();
-    group->notes().say(*group);
+    if (begins == StepEvent::kForwardBegins) group->notes().say(*group);
     if (!group->unsharder().is_held()) continue;
     if (!group->parts().is_never_released() && group->changes().is_stale()) runner_.tell(GroupEvent::kWritten, *group);
     group->changes().sync_versions();

@@ -390,5 +390,87 @@ TEST_CASE("the state of an optimizer that steps a parameter under two names goes
   }));
 }
 
+/// An embedding, and an output layer that is to have its weight.
+struct DecoderImpl : nn::Module {
+  DecoderImpl() {
+    embed = register_module("embed", nn::Embedding(7, 4));
+    head = register_module("head", nn::Linear(nn::LinearOptions(4, 7).bias(false)));
+  }
+  at::Tensor forward(const at::Tensor& words) { return head(embed(words)).square().mean(); }
+  nn::Embedding embed{nullptr};
+  nn::Linear head{nullptr};
+};
+TORCH_MODULE(Decoder);
+
+TEST_CASE("two parameters over one memory are refused by name, before anything changes; on one rank they stay as they are",
+          "[runtime][ties]") {
+  const auto words = torch::tensor({1, 5, 2}, at::kLong);
+  const auto tied = [] {
+    auto net = seeded(3, [] { return Decoder(); });
+    net->head->weight.set_data(net->embed->weight.data());
+    return net;
+  };
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    auto net = tied();
+    rank.check_throws<UsageError>([&] { fully_shard(net, {.mesh = rank.mesh()}); },
+                                  {"'embed.weight' and 'head.weight' show the same memory", "one tensor", "clone"}, "tied");
+    rank.check(!find_fsdp_module(*net) && !is_fsdp_parameter(net->parameters()[0]), "nothing has changed");
+    net->forward(words).backward();
+    fully_shard(net->embed, {.mesh = rank.mesh()});
+    rank.check_throws<UsageError>([&] { fully_shard(net, {.mesh = rank.mesh()}); }, {"head.weight", "parameter 'weight'"},
+                                  "the other one is sharded already");
+
+    auto with_buffer = seeded(3, [] { return Decoder(); });
+    with_buffer->register_buffer("turned", with_buffer->embed->weight.detach().t());
+    rank.check_throws<UsageError>([&] { fully_shard(with_buffer, {.mesh = rank.mesh()}); }, {"'embed.weight'", "'turned'"},
+                                  "a buffer");
+    // Beside each other in one matrix, not over each other.
+    struct Columns : nn::Module {
+      at::Tensor both = torch::arange(24.).view({4, 6});
+      at::Tensor left = register_parameter("left", both.narrow(1, 0, 2)), right = register_parameter("right", both.narrow(1, 2, 4));
+    } columns;
+    fully_shard(columns, {.mesh = rank.mesh()});
+    rank.check_identical(full_tensor(columns.right), torch::arange(24.).view({4, 6}).narrow(1, 2, 4), "no false error");
+  }));
+  CHECK(on_ranks(1, [&](Rank& rank) {
+    auto net = tied(), plain = tied();
+    fully_shard(net, {.mesh = rank.mesh()});
+    for (auto* each : {&plain, &net}) {
+      torch::optim::SGD optimizer((*each)->parameters(), 0.5);
+      (*each)->forward(words).backward();
+      optimizer.step();
+    }
+    rank.check_close(full_tensor(net->head->weight), plain->head->weight, "both steps are in both");
+  }));
+}
+
+TEST_CASE("a tensor that shows a parameter's memory of before fully_shard cannot be read; one rank's goes on showing it",
+          "[runtime][ties]") {
+  for (const int world : {1, 2})
+    CHECK(on_ranks(world, [&](Rank& rank) {
+      auto net = seeded(3, [] { return Decoder(); });
+      const auto alias = net->embed->weight.detach(), data = net->embed->weight.data();
+      const auto view = net->head->weight.t();  // recorded by autograd
+      const auto member = net->embed->weight, copy = net->embed->weight.detach().clone();
+      auto graph = net->forward(torch::tensor({1, 2}, at::kLong));
+      fully_shard(net, {.mesh = rank.mesh()});
+      graph.backward();
+      rank.check(net->parameters()[0].grad().defined(), "a graph from before leads to the parameters");
+      net->forward(torch::tensor({1, 2}, at::kLong)).backward();
+      if (world == 1) {
+        torch::NoGradGuard no_grad;
+        net->parameters()[0].mul_(2);
+        rank.check_identical(alias, copy * 2, "one memory");
+        return;
+      }
+      for (const auto& tensor : {alias, data})
+        rank.check_throws<c10::Error>([&] { tensor.sum(); }, {"parameter 'embed.weight'", "before fully_shard", "clone"}, "an alias");
+      rank.check_throws<c10::Error>([&] { view.sum(); }, {"parameter 'head.weight'", "before fully_shard"}, "a view");
+      rank.check_throws<c10::Error>([&] { torch::NoGradGuard no_grad; alias.mul_(2); }, {"'embed.weight'"}, "a write");
+      rank.check_identical(full_tensor(member), copy, "the member's copy is the parameter");
+      rank.check_identical(copy, copy.clone(), "and a clone is a clone");
+    }));
+}
+
 }  // namespace
 }  // namespace fsdp::test

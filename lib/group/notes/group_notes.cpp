@@ -34,9 +34,18 @@ void GroupNotes::note_first_values(const GroupParts& parts) {
 
 void GroupNotes::say_all(const ParamGroup& group) {
   is_due_ = false;
+  left_.close([&](size_t i) { return group.params()[i].name(); });
   for (const auto& left : left_.take_used()) {
     std::vector<std::string> names;
     for (const size_t i : left.params) names.push_back(group.params()[i].name());
+    if (!left.is_larger) {
+      warn_once(fmt::format(
+          "{}: another tensor still shows the {} bytes that this parameter had before fully_shard (a view, an alias, or a graph "
+          "of autograd). They are not freed, and to read them is an error from now on: make the tensor anew from the parameter, "
+          "or give it memory of its own (clone) before fully_shard",
+          listed(names), with_separators(left.bytes)));
+      continue;
+    }
     warn_once(fmt::format(
         "{}: before fully_shard this was a view of {} bytes that another tensor still uses. These bytes are not freed, and a "
         "write to one of the tensors no longer shows in the other; drop the other tensor, or give the module memory of its own "

@@ -16,7 +16,7 @@ struct GroupParts;
 /// what they share, only when everything is sharded. And what it has noted for that, and for the ranks to compare.
 class GroupNotes {
  public:
-  /// The memory that its parameters were views of.
+  /// The memory that its parameters had before.
   LeftStorages& left() { return left_; }
   OptimizerCheck& optimizer() { return optimizer_; }
   /// What ranks compare at the first step, of a group that is not attached yet: its parameters are whole here.
