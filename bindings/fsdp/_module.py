@@ -394,9 +394,19 @@ class FSDPModule(_torch_names.FSDPModule):
         # to(), to_empty(), float()...: on the sharded parameters.
         core = self._core()
         core.before_apply()
-        behind = super(_torch_names.FSDPModule, self)
-        applied = behind._apply(fn, recurse=recurse)  # type: ignore[attr-defined]
-        core.applied()
+        behind: Any = super(_torch_names.FSDPModule, self)
+        parameters = list(nn.Module.parameters(self, recurse))  # type: ignore[arg-type]
+        attributes = [dict(vars(parameter)) for parameter in parameters]
+        try:
+            applied = behind._apply(fn, recurse=recurse)
+            core.applied(fn, parameters)
+        except BaseException:
+            core.apply_failed()
+            raise
+        finally:
+            # They went with the tensors that were behind the parameters before.
+            for parameter, before in zip(parameters, attributes):
+                vars(parameter).update({name: value for name, value in before.items() if name not in vars(parameter)})
         return applied
 
 

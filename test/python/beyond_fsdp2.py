@@ -357,3 +357,19 @@ def a_sparse_initialisation_of_a_parameter(rank, ranks):
     weight = whole(model.weight.detach())
     assert (weight == 0).sum(0).tolist() == [4] * 6, weight
     torch.testing.assert_close(model(torch.eye(6)) - model(torch.zeros(1, 6)), weight.t())
+
+
+@check
+def fully_shard_makes_a_process_group_where_there_is_none(rank, ranks):
+    dist.destroy_process_group()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    model = copy.deepcopy(plain)
+    fsdp.fully_shard(model[0])
+    assert dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == (rank, ranks)
+    fsdp.fully_shard(model)
+    assert model[0].weight.device_mesh.shape == (ranks,)
+    model(batches_of(rank)[0]).square().mean().backward()
+    sum(plain(batches_of(each)[0]).square().mean() for each in range(ranks)).div(ranks).backward()
+    for mine, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(whole(mine.grad), other.grad)

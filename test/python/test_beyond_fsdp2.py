@@ -13,6 +13,7 @@ from closing_line import main
 
 RANKS = 2
 ON_FOUR_RANKS = "materialized_values_are_the_same_on_one_and_more_ranks_and_unsharded"
+WITHOUT_A_GROUP = "fully_shard_makes_a_process_group_where_there_is_none"
 AFTER_A_SUBINTERPRETER = "what_a_custom_gather_returns_is_let_go"
 
 
@@ -29,7 +30,7 @@ def run_on_a_rank(folder, names=None):
     import torch.distributed as dist
 
     import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_functions  # noqa: E401, F401
+    import beyond_full_parameters, beyond_functions, beyond_moves  # noqa: E401, F401
     import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
@@ -37,7 +38,9 @@ def run_on_a_rank(folder, names=None):
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     results = {}
-    for name, check in beyond_fsdp2.CHECKS.items():
+    checks = dict(beyond_fsdp2.CHECKS)
+    checks[WITHOUT_A_GROUP] = checks.pop(WITHOUT_A_GROUP)  # the last one: it ends the group
+    for name, check in checks.items():
         if dist.get_world_size() != RANKS and name != ON_FOUR_RANKS or names and name not in names:
             continue
         try:
@@ -69,7 +72,7 @@ elif __name__ == "__main__" and sys.argv[1:2] == ["--after-a-subinterpreter"]:
     run_on_a_rank(sys.argv[2], [AFTER_A_SUBINTERPRETER])
 elif __name__ == "__main__":
     import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_functions  # noqa: E401, F401
+    import beyond_full_parameters, beyond_functions, beyond_moves  # noqa: E401, F401
     import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2

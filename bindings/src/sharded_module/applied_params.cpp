@@ -85,7 +85,8 @@ void follow_locals(ParamGroup& group, const ShownParams& params, const std::vect
 void prepare_apply(const ShownParams& params) {
   for (const auto& param : params.all()) {
     param->sharded().take_over_grad_dtype();
-    param->gradient().leave_to_apply();
+    param->take_over_hooks();
+    param->gradient().set_aside();
   }
 }
 

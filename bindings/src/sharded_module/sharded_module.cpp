@@ -163,8 +163,9 @@ bool ShardedModule::run_with_full_parameters(const py::tuple& args) const {
 }
 
 /// Inside FullParameters there is nothing to take over: what the module shows is no sharded parameter.
-void ShardedModule::applied() {
-  if (std::ranges::none_of(params_.all(), shows_full)) take_over_applied(handles::state(controls_).live_groups(), params_);
+void ShardedModule::applied(const py::object& function, const py::object& of) {
+  if (std::ranges::none_of(params_.all(), shows_full))
+    apply_.end(handles::state(controls_).live_groups(), params_, function, of);
 }
 
 void ShardedModule::before_apply() {
@@ -172,7 +173,7 @@ void ShardedModule::before_apply() {
     throw StateError("full parameters are shown (fsdp.FullParameters), so the module cannot be moved or converted; "
                      "end that first");
   reshard();
-  prepare_apply(params_);
+  apply_.begin(params_);
 }
 
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {

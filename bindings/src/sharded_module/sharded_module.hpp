@@ -7,6 +7,7 @@
 #include "mirror.hpp"
 #include "module/handles.hpp"
 #include "module/state/module_state.hpp"
+#include "sharded_module/apply_call.hpp"
 #include "sharded_module/boundary_casts.hpp"
 #include "sharded_module/forward_passes.hpp"
 #include "sharded_module/post_optim_event.hpp"
@@ -42,9 +43,10 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   void unshard();
   void unshard_done();
   void reshard();
-  /// Around nn.Module._apply. Throws StateError inside FullParameters.
+  /// Around nn.Module._apply, as ApplyCall says. Throws StateError inside FullParameters.
   void before_apply();
-  void applied();
+  void applied(const py::object& function, const py::object& of);
+  void apply_failed() { apply_.give_up(params_); }
   void reset_iter_state();
   /// The root's next forward waits for it first; None: for nothing.
   void set_post_optim_event(py::object event);
@@ -73,6 +75,7 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   std::vector<std::shared_ptr<Mirror>> modules_;
   BoundaryCasts casts_;
   ShownParams params_;
+  ApplyCall apply_;
   std::shared_ptr<RootFollower> follower_;  ///< a root's
   const RootContext* followed_ = nullptr;   ///< of the root when it was last looked for
   PostOptimEvent post_optim_event_;

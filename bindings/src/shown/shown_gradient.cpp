@@ -56,6 +56,7 @@ bool ShownGradient::is_shown() const {
 }
 
 void ShownGradient::take_over() {
+  if (aside_.defined()) return;
   const auto& gradient = param_.tensor().grad();
   if (!gradient.defined()) {
     // Where none was shown, what is there waits for the end of its step.
@@ -107,7 +108,7 @@ void ShownGradient::take_autograds_own(const at::Tensor& gradient) {
 
 void ShownGradient::put(const at::Tensor& gradient) {
   const auto& parameter = param_.tensor();
-  if (is_ours() && parameter.grad().dtype() == gradient.dtype()) {
+  if (is_ours() && parameter.grad().dtype() == gradient.dtype() && parameter.grad().device() == gradient.device()) {
     // It is the parameter's, added up elsewhere.
     const auto shown = py::reinterpret_steal<py::object>(THPVariable_Wrap(parameter.grad()));
     set_local_tensor(shown, gradient);
@@ -153,22 +154,25 @@ void ShownGradient::set_data(const at::Tensor& data) {
   local_ = local.unsafeGetTensorImpl();
 }
 
-void ShownGradient::leave_to_apply() {
+void ShownGradient::set_aside() {
   take_over();
-  dtensor_ = nullptr;
+  if (!aside_.defined()) aside_ = std::exchange(param_.tensor().mutable_grad(), {});
+}
+
+void ShownGradient::bring_back() {
+  auto aside = std::exchange(aside_, {});
+  auto& gradient = param_.tensor().mutable_grad();
+  if (!gradient.defined()) gradient = std::move(aside);
 }
 
 void ShownGradient::follow_home() {
   const auto& sharded_param = param_.sharded_param();
   const auto& parameter = param_.tensor();
-  const bool was_shown = local_ != nullptr;
-  forget();
-  if (!was_shown) return;
+  if (local_ == nullptr) return forget();
   if (!parameter.grad().defined()) sharded_param.mutable_grad().reset();
-  if (sharded_param.grad().defined())
-    put(sharded_param.grad());
-  else
-    parameter.mutable_grad().reset();
+  if (sharded_param.grad().defined()) return put(sharded_param.grad());
+  parameter.mutable_grad().reset();
+  forget();
 }
 
 }  // namespace fsdp::python

@@ -33,8 +33,13 @@ class ShownGradient {
   /// `.data = data` of the DTensor that shows it. data: a DTensor placed as the gradient is. TypeError for any other.
   void set_data(const at::Tensor& data);
 
-  /// Before `nn.Module._apply`: the gradient that it puts in the place of the shown one ends that, and is not the user's doing.
-  void leave_to_apply();
+  /// Before `nn.Module._apply`, which puts another tensor, without a grad_dtype, behind the parameter, and fails on, and loses,
+  /// a gradient of another dtype than the parameter's: the DTensor has none until `bring_back`. What the user has made of it
+  /// is taken over. Nothing if it is aside already.
+  void set_aside();
+  /// Undefined: it is not aside.
+  const at::Tensor& aside() const { return aside_; }
+  void bring_back();
   /// The sharded parameter lies in other memory: the gradient goes with it, unless the user has dropped it since it was shown.
   void follow_home();
 
@@ -55,6 +60,7 @@ class ShownGradient {
   /// keeps it, and End tells when it has gone.
   const c10::TensorImpl* dtensor_ = nullptr;
   const c10::TensorImpl* local_ = nullptr;  ///< the sharded parameter's, which it shows
+  at::Tensor aside_;
   /// The next gradient is as the last one in most steps: the last one's spec, and of which parameter's it was made.
   struct Spec {
     PyRef of, spec;

@@ -70,11 +70,14 @@ void ShownParam::take_over() {
   if (is_tied_) sharded_.take_over_values();
   sharded_.take_over_requires_grad();
   sharded_.take_over_grad_dtype();
-  if (!runs_hooks_in_backward_ && has_gradient_hooks(sharded_)) {
-    runs_hooks_in_backward_ = true;
-    run_gradient_hooks_in_backward(*this);
-  }
+  take_over_hooks();
   gradient_.take_over();
+}
+
+void ShownParam::take_over_hooks() {
+  if (runs_hooks_in_backward_ || !has_gradient_hooks(sharded_)) return;
+  runs_hooks_in_backward_ = true;
+  run_gradient_hooks_in_backward(*this);
 }
 
 void ShownParam::show_gradient() {
@@ -86,6 +89,7 @@ void ShownParam::point_home() {
   sharded_.point_home();
   stand_in(sharded_.parameter());  // `_apply` may have put another tensor behind the parameter
   forms_.drop_post_forward();      // the unsharded parameter may have got another dtype or device
+  gradient_.bring_back();
   gradient_.follow_home();
 }
 
