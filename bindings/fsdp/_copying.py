@@ -9,6 +9,7 @@ import torch.nn as nn
 from . import _C
 from ._dtensors import copy_parameter
 from ._spmd_types import without_annotation
+from ._states import state_of
 
 _UNDER_WAY = object()  # its id in deepcopy's memo: a sharded module around this one is being copied
 
@@ -64,8 +65,7 @@ def deepcopy(module, memo):
         del memo[id(_UNDER_WAY)]
     for state, core in zip(states, _C.copy_sharded(module, new, cores, memo, kind.leaves_out)):
         new_state = memo[id(state)]
-        new_state.core = core
-        core.set_post_forward_mesh(*new_state.post_forward_mesh)
+        new_state.take_core(core, [below for below in new.modules() if state_of(below) is new_state])
     return new
 
 

@@ -8,16 +8,17 @@ from typing import Any, Callable, Iterable, overload
 import torch
 import torch.nn as nn
 from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _apply_to_tensors
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _checks, _constructors, _copying, _dtensors, _hooked
 from ._all_gather_extension import AllGatherExtension, extensions_of
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._debugging import SanitizerOptions
 from ._forward_hooks import register_hooks
+from ._hooked_values import own
 from ._meshes import default_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
@@ -105,14 +106,16 @@ def _check_params(kind, named, modules):
 
 def _check_gatherable(kind, param):
     if isinstance(param, DTensor):
-        if _hooked.has_hooks(param._local_tensor):
+        if isinstance(param._local_tensor, AsyncCollectiveTensor):
+            param._local_tensor = param._local_tensor.wait()
+        if _hooked.is_gathered_by_hooks(param._local_tensor):
             raise NotImplementedError(f"{kind.name}: a parameter is a DTensor over a {type(param._local_tensor).__name__}, "
-                                      "which has fsdp_pre_all_gather; expected the DTensor to be over a plain tensor, or "
-                                      "the subclass to be the parameter itself")
-    elif type(param) is not nn.Parameter and not _hooked.check(param) and is_traceable_wrapper_subclass(param):
-        raise NotImplementedError(f"{kind.name}: a parameter is a {type(param).__name__}, a tensor subclass that fsdp "
-                                  "cannot gather; give the class fsdp_pre_all_gather and fsdp_post_all_gather, or "
-                                  "ignore the parameter with ignored_params")
+                                      "a tensor subclass; expected the DTensor to be over a plain tensor, or the subclass, with "
+                                      "fsdp_pre_all_gather, to be the parameter itself")
+    elif type(param) is not nn.Parameter:
+        _hooked.check(param)
+        if param.is_nested:
+            raise NotImplementedError(f"{kind.name}: a parameter is nested; ignore it with ignored_params")
 
 
 # What reduce_dtype=None means: the parameters' own dtype, or, before torch 2.15, the one that they are computed in.
@@ -198,17 +201,18 @@ def _apply(kind, module, call, over=_over):
     _checks.instance(call.sanitizer, SanitizerOptions, f"{kind.name}: sanitizer")
     over = make_over()
     with _checks.ParameterNames(modules) as names:
-        for param in names.each(filter(_hooked.has_hooks, params)):
+        for param in names.each(filter(_hooked.is_gathered_by_hooks, params)):
             _hooked.check_released(param, call.reshard_after_forward)
     users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}
-    placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out, lambda param, form: _hooked.HookedParameter(
-        param, form, *users[id(param)], mp_policy, offload_policy), names=_checks.ParameterNames(modules))
+    policies = (mp_policy, offload_policy)
+    placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out, lambda param, form: _hooked.HookedParameter.of(
+        param, form, users[id(param)], policies, own), names=_checks.ParameterNames(modules))
     annotated = [(module, name, annotation) for module in managed for name, param in module._parameters.items()
                  if (annotation := placer.annotation(param)) is not None]
     for each in modules:
         _check_class(kind, each)
     reshard_after_forward = False if over.replicates_only else call.reshard_after_forward
-    state, item = FSDPState(kind, over.mesh, reshard_after_forward), RegistryItem()
+    state, item = FSDPState(kind, over.mesh, reshard_after_forward, policies), RegistryItem()
     with contextlib.ExitStack() as undo:
         _undone_by(undo, managed)
         for each in modules:
@@ -238,7 +242,7 @@ def _apply(kind, module, call, over=_over):
     # The parameters are sharded: nothing fails from here on.
     state.annotated = annotated
     placer.forget()
-    state.take_core(core)
+    state.take_core(core, modules)
     for each in modules:
         _set_class(each, kind.classes[type(each)])
     return module

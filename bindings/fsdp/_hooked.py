@@ -11,7 +11,8 @@ import inspect
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._api import CPUOffloadPolicy
@@ -22,8 +23,17 @@ _ALIGNMENT = 16  # bytes: where each tensor begins among what a rank sends
 _stand_ins = WeakTensorKeyDictionary()
 
 
-def has_hooks(tensor):
-    return not isinstance(tensor, DTensor) and type(tensor) is not nn.Parameter and hasattr(tensor, _PRE)
+def is_gathered_by_hooks(tensor):
+    """A tensor subclass that has the hooks, or that nothing but hooks, which it may get until its first gather, can gather."""
+    if isinstance(tensor, DTensor) or type(tensor) in (nn.Parameter, torch.Tensor):
+        return False
+    return is_traceable_wrapper_subclass(tensor) or hasattr(tensor, _PRE)
+
+
+def has_late_hooks(parameter):
+    """Whether the local tensor of a sharded parameter has got hooks of its own, as an object."""
+    local = parameter._local_tensor
+    return any(hasattr(local, name) for name in (_PRE, _POST, _RELEASES)) and check(local)
 
 
 def check(tensor):
@@ -72,45 +82,72 @@ def stand_in(parameter):
 class HookedParameter:
     """One parameter's shard, what of it is sent, and what has been made of what was gathered."""
 
-    def __init__(self, original, form, module, name, mp_policy, offload_policy):
-        self.name = f"{type(module).__name__}.{name}"
-        self._module, self._entry, self._mp_policy = module, name, mp_policy
-        if form.asked is not None and form.asked.dim not in (0, -original.dim()):
-            raise NotImplementedError(f"fully_shard: {self.name} is a {type(original).__name__}, which has {_PRE}; expected "
-                                      f"Shard(0), found {form.asked}")
-        if not original.is_contiguous():
-            raise NotImplementedError(f"fully_shard: {self.name} is a {type(original).__name__}, which has {_PRE}; expected "
-                                      f"it to be contiguous, found the strides {original.stride()}")
-        over = form.over
-        self._mesh = over.mesh if over.mesh.ndim == 1 else over.mesh[over.mesh.mesh_dim_names[-1]]
-        self._ranks = 1 if over.replicates_only else self._mesh.size()
-        rank = 0 if over.replicates_only else self._mesh.get_local_rank()
+    def __init__(self, place, over, original, policies):
+        """place: (module, name in it). over: (mesh, whether it replicates only). original: has the whole's sizes and dtype.
+        policies: (mp_policy, offload_policy)."""
+        self._module, self._entry = place
+        self.name = f"{type(self._module).__name__}.{self._entry}"
+        mesh, replicates_only = over
+        self._mesh = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[-1]]
+        self._ranks = 1 if replicates_only else self._mesh.size()
+        self._rank = 0 if replicates_only else self._mesh.get_local_rank()
         self._size, self._stride = original.size(), _contiguous_strides(original.size())
-        self._dtype = mp_policy.param_dtype if mp_policy.param_dtype and original.is_floating_point() else original.dtype
-        self._releases_outputs = _releases(original)
+        self._padded_size = torch.Size((-(-self._size[0] // self._ranks), *self._size[1:])) if self._size else self._size
+        self._mp_policy, offload_policy = policies
+        self._dtype = None  # that the second hook is asked for
+        self._form = None  # what `_unsharded` was made of
         self._offloads = isinstance(offload_policy, CPUOffloadPolicy)
-        self.local = self._cut(original, rank, offload_policy)
+        self._pins = self._offloads and offload_policy.pin_memory
+        self.local = None
         self.parameter = None  # the DTensor over it
         self._inputs, self._metadata, self._input_sizes = (), None, []
         self._outputs, self._inner = [], []
         self._unsharded = None
-        self._is_held = False
+        self._is_held = self._releases_outputs = False
 
-    @torch.no_grad()
-    def _cut(self, original, rank, offload_policy):
+    @classmethod
+    def of(cls, original, form, place, policies, values):
+        """Of a module's parameter. values: (parameter, mesh, name) -> what its shard is cut from, on the mesh's device or meta."""
+        over = form.over
+        made = cls(place, (over.mesh, over.replicates_only), original, policies)
+        if form.asked is not None:
+            made._check_dim(original, form.asked)
+        if not original.is_contiguous():
+            raise NotImplementedError(f"fully_shard: {made.name} is a {type(original).__name__}, which has {_PRE}; expected "
+                                      f"it to be contiguous, found the strides {original.stride()}")
+        with torch.no_grad():
+            made.local = made._cut(values(original, over.mesh, made.name))
+        return made
+
+    @classmethod
+    def of_shard(cls, parameter, place, state):
+        """Of a sharded parameter whose local tensor has got hooks since."""
+        *replicate, last = parameter.placements
+        made = cls(place, (parameter.device_mesh, isinstance(last, Replicate)), parameter, state.policies)
+        if parameter.device_mesh.ndim != state.mesh.ndim or any(not isinstance(each, Replicate) for each in replicate):
+            raise NotImplementedError(f"fully_shard: the local tensor of {made.name} has {_PRE}; expected a parameter that is "
+                                      f"sharded by fully_shard alone, found the placements {parameter.placements}")
+        if not isinstance(last, Replicate):
+            made._check_dim(parameter, last)
+        made.local, made.parameter = parameter._local_tensor, parameter
+        return made
+
+    def _check_dim(self, parameter, shard):
+        if type(shard) is not Shard or shard.dim not in (0, -parameter.dim()):
+            raise NotImplementedError(f"fully_shard: {self.name} is a {type(parameter).__name__}, which has {_PRE}; expected "
+                                      f"Shard(0), found {shard}")
+
+    def _cut(self, original):
         """This rank's rows, the first of a tensor with as many rows as any rank has."""
-        if self._mesh.device_type != original.device.type and not original.is_meta:
-            original = original.to(self._mesh.device_type)
         chunks = list(torch.chunk(original, self._ranks, dim=0))
-        self._padded_size = chunks[0].size()
-        chunk = chunks[rank] if rank < len(chunks) else None
+        chunk = chunks[self._rank] if self._rank < len(chunks) else None
         padded = original.new_zeros(self._padded_size)
         rows = chunk.size(0) if chunk is not None and chunk.numel() > 0 else 0
         if rows > 0:
             padded.narrow(dim=0, start=0, length=rows).copy_(chunk)
         if self._offloads and not padded.is_meta:
             padded = padded.cpu()
-            if offload_policy.pin_memory:
+            if self._pins:
                 padded = padded.pin_memory()
         return padded.narrow(dim=0, start=0, length=rows)
 
@@ -126,9 +163,8 @@ class HookedParameter:
     def prepare(self):
         """Asks the first hook. Returns the bytes that this rank sends."""
         shard = self._shard()
-        if not hasattr(shard, _PRE):
-            raise RuntimeError(f"{self.name}: its shard was a tensor with {_PRE} and is a {type(shard).__name__} now; what has "
-                               "replaced it (to_empty, to, load_state_dict) has to keep the class")
+        if not check(shard):
+            self._refuse_without_hooks(shard)
         expected = len(inspect.signature(shard.fsdp_pre_all_gather).parameters)
         if expected == 1:
             inputs, self._metadata = shard.fsdp_pre_all_gather(self._mesh)
@@ -141,7 +177,26 @@ class HookedParameter:
                                  "outer_size, outer_stride, module and mp_policy, or mesh alone")
         self._input_sizes = [each.size() for each in inputs]
         self._inputs = [each.reshape(-1) for each in inputs]
+        self._follow(shard)
         return sum(_aligned(each.nbytes) for each in self._inputs)
+
+    def _follow(self, shard):
+        """A shard that has been converted or moved since makes another one to compute with."""
+        is_cast = self._mp_policy.param_dtype and shard.is_floating_point()
+        self._dtype = self._mp_policy.param_dtype if is_cast else shard.dtype
+        form = (self._dtype, shard.device, [(each.numel(), each.dtype) for each in self._inputs])
+        if form != self._form:
+            self._form, self._unsharded = form, None
+            self._outputs, self._inner = [], []
+
+    def _refuse_without_hooks(self, shard):
+        if type(self.local) is type(shard) and is_traceable_wrapper_subclass(shard):
+            raise NotImplementedError(f"{self.name} is a {type(shard).__name__}, a tensor subclass that fsdp cannot gather; give "
+                                      f"the class, or its shard, {_PRE} and {_POST} before its first forward, or ignore it "
+                                      "with ignored_params")
+        raise RuntimeError(f"{self.name}: its shard was a tensor with {_PRE} and is a {type(shard).__name__} without it now; "
+                           "what has replaced it (to_empty, to, load_state_dict) has to keep the class, and hooks of the "
+                           "object are to be put on it again")
 
     def _check_padded(self, shard, inputs):
         if shard.size() == self._padded_size or all(each.size() == self._padded_size for each in inputs):
@@ -185,6 +240,7 @@ class HookedParameter:
         local, metadata = self.parameter._local_tensor, self._metadata
         self._inputs, self._metadata = (), None
         if self._unsharded is None:
+            self._releases_outputs = _releases(local)
             made, self._inner = local.fsdp_post_all_gather(outputs, metadata, self._dtype)
             made = torch.as_strided(made, self._size, self._stride, storage_offset=0)
             self._unsharded = nn.Parameter(made, requires_grad=self.parameter.requires_grad)

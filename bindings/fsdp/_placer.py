@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from . import _checks
 from ._dtensors import make_parameter, spec_of
-from ._hooked import has_hooks
+from ._hooked import is_gathered_by_hooks
 from ._meshes import core_mesh
 from ._spmd_types import annotation_of, is_annotated
 
@@ -211,7 +211,7 @@ class Placer:
     """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
 
     def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None, names=None):
-        """hooked_as: of a parameter with fsdp_pre_all_gather, (parameter, form) -> HookedParameter. names: for errors, those of
+        """hooked_as: of a parameter that is gathered by hooks, (parameter, form) -> HookedParameter. names: for errors, those of
         the call."""
         self._over = over
         self.is_left_out = is_left_out  # (module) -> bool: another composable API owns it
@@ -232,7 +232,7 @@ class Placer:
         self.placement_fn = self._placement if shard_placement_fn is not None else None
         self.tensor_parallel_fn = self._tensor_parallel if forms else None
         self._hooked = {id(parameter): hooked_as(parameter, self._forms[id(parameter)]) for parameter in params
-                        if has_hooks(parameter)}
+                        if is_gathered_by_hooks(parameter)}
         self.has_hooked = bool(self._hooked)
         self.computes_with_plain = not self.has_hooked and all(type(form) is Form for form in self._forms.values())
 

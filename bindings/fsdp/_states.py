@@ -1,6 +1,7 @@
 """The state of a call of fully_shard or replicate, and where modules keep it."""
 
 import copy
+import functools
 import types
 import weakref
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _State
 
+from . import _hooked
 from ._meshes import post_forward_mesh
 
 # FSDPStates that have a core; several have the same root.
@@ -46,9 +48,11 @@ class FSDPState(_State):
     _fsdp_param_group = None
     _fsdp_param_groups = ()
 
-    def __init__(self, kind, mesh, reshard_after_forward=None):
+    def __init__(self, kind, mesh, reshard_after_forward=None, policies=None):
+        """policies: (mp_policy, offload_policy)."""
         super().__init__()
-        self.kind = kind
+        self.kind, self.policies, self.reshard_after_forward = kind, policies, reshard_after_forward
+        self.units = []  # weak references to the call's modules, when they are sharded
         self.core, self.mesh = None, mesh  # the C++ side, when it is there; torch's data-parallel mesh
         self.post_forward_mesh = post_forward_mesh(mesh, reshard_after_forward)
         self._state_ctx = types.SimpleNamespace(all_states=[self])
@@ -61,20 +65,38 @@ class FSDPState(_State):
         self.core.finalize_backward()
         self.core.set_manual_backward_finalization(False)
 
-    def take_core(self, core):
+    def take_core(self, core, modules):
         self.core = core
+        self.units = [weakref.ref(each) for each in modules]
         live_states.add(self)
         core.set_post_forward_mesh(*self.post_forward_mesh)
+        core.set_find_hooked(functools.partial(_find_hooked, weakref.ref(self)))
+
+    def owner_of(self, table):
+        """The module whose table of parameters it is."""
+        modules = (below for unit in self.units if unit() is not None for below in unit().modules())
+        return next(below for below in modules if below._parameters is table)
 
     def follow_reshard_after_forward(self, value):
+        self.reshard_after_forward = value
         self.post_forward_mesh = post_forward_mesh(self.mesh, value)
         self.core.set_post_forward_mesh(*self.post_forward_mesh)
 
     def __deepcopy__(self, memo):
-        new = FSDPState(self.kind, self.mesh)  # gets its core when its modules are there
+        new = FSDPState(self.kind, self.mesh, policies=self.policies)  # gets its core when its modules are there
+        new.reshard_after_forward = self.reshard_after_forward
         new.post_forward_mesh = self.post_forward_mesh
         new.annotated = copy.deepcopy(self.annotated, memo)
         return new
+
+
+def _find_hooked(state, parameter, table, name):
+    """The HookedParameter of a sharded parameter that has got hooks since; None: it has none."""
+    if not _hooked.has_late_hooks(parameter):
+        return None
+    state = state()
+    _hooked.check_released(parameter._local_tensor, state.reshard_after_forward)
+    return _hooked.HookedParameter.of_shard(parameter, (state.owner_of(table), name), state)
 
 
 def state_of(module):

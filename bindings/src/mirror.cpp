@@ -68,7 +68,7 @@ at::Tensor Mirrors::seen(py::handle parameter) {
   auto tensor = tensor_of(parameter);
   if (!tensor.defined()) return tensor;
   if (is_dtensor(parameter)) return seen_of_dtensor(parameter, tensor);
-  if (has_gather_hooks(parameter)) return tensor_of(stand_in_(parameter));
+  if (is_gathered_by_hooks(parameter)) return tensor_of(stand_in_(parameter));
   return tensor;
 }
 

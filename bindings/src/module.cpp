@@ -172,6 +172,7 @@ void define_hooks(PySharded& module) {
       .def("before_apply", &Self::before_apply)
       .def("applied", &Self::applied, py::arg("function") = py::none(), py::arg("of") = py::none())
       .def("apply_failed", &Self::apply_failed)
+      .def("set_find_hooked", &Self::set_find_hooked)
       .def("set_post_optim_event", &Self::set_post_optim_event)
       .def("set_post_forward_mesh", [](Self& self, py::object mesh, int rank, int ranks) {
         self.params().set_post_forward_mesh({PyRef(std::move(mesh)), rank, ranks});

@@ -17,7 +17,7 @@ void release_tied(ParamGroup& group, size_t index) {
   std::lock_guard lock(root->mutex());
   root->control(group, GroupEvent::kUserReshards);
   group.params()[index].move_away();
-  group.unsharder().form().drop_extension(index);
+  group.unsharder().form().set_extension(index, nullptr);
   group.gradients().store.reset();
   group.changes().count_trainable();
   root->runner().facts_changed(group);

@@ -7,6 +7,7 @@ from torch.distributed.tensor import DTensor
 
 import fsdp
 from beyond_fsdp2 import check
+from hook_programs.subclasses import Halved
 
 FLOAT, LOW = torch.float32, torch.bfloat16
 HAS_GRAD_DTYPE = hasattr(torch.nn.Parameter(torch.zeros(1)), "grad_dtype")
@@ -164,4 +165,33 @@ def an_apply_that_fails_halfway_changes_nothing(rank, ranks):
                 expect_same(told(other), told(twin), "trained on")
 
 
-
+@check
+def tensor_subclasses_are_there_after_a_failed_apply_and_compute_after_a_whole_one(rank, ranks):
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4)
+    net.weight = nn.Parameter(Halved(net.weight.detach()))
+    net.register_buffer("sentinel", torch.ones(1))
+    twin = nn.Linear(4, 4)
+    twin.load_state_dict({"weight": net.weight.held.bfloat16().float(), "bias": net.bias.detach()})
+    fsdp.fully_shard(net, mesh=init_device_mesh("cpu", (ranks,)))
+    net(torch.ones(2, 4)).sum().backward()
+    before, gradient = net.weight.to_local().held.clone(), net.weight.grad.full_tensor()
+    for count in range(1, 9):
+        try:
+            net._apply(failing_at(count, lambda tensor: tensor.double()))
+        except Halfway:
+            pass
+        else:
+            break
+        local = net.weight.to_local()
+        assert type(local) is Halved and local.dtype == net.weight.dtype == FLOAT and torch.equal(local.held, before), count
+        assert torch.equal(net.weight.grad.full_tensor(), gradient)
+        net.zero_grad()
+        net(torch.ones(2, 4)).sum().backward()
+        assert torch.equal(net.weight.grad.full_tensor(), gradient)
+    assert count == 6 and net.weight.dtype == torch.float64 and type(net.weight.to_local()) is Halved, count
+    for each in (net, twin.double()):
+        each.zero_grad()
+        each(torch.linspace(-1, 1, 8).view(2, 4).double()).square().sum().backward()
+    assert net.weight.grad.dtype == torch.float64
+    torch.testing.assert_close(net.weight.grad.full_tensor(), twin.weight.grad)

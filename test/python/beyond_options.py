@@ -158,7 +158,13 @@ def a_parameter_that_is_refused_is_named(rank, ranks):
     mesh = init_device_mesh("cpu", (ranks,))
     model = Net()
     model.first.bias = nn.Parameter(Wrapped(torch.ones(6)))
-    raises(NotImplementedError, "parameter 'first.bias' is a Wrapped", lambda: fsdp.fully_shard(model, mesh=mesh))
+    fsdp.fully_shard(model, mesh=mesh)  # it may get hooks yet
+    raises(NotImplementedError, "Linear.bias is a Wrapped, a tensor subclass that fsdp cannot gather",
+           lambda: model(batches_of(rank)[0]))
+    model = Net()
+    model.first.weight = nn.Parameter(DTensor.from_local(Wrapped(torch.ones(6, 6)), mesh, run_check=False))
+    raises(NotImplementedError, "parameter 'first.weight' is a DTensor over a Wrapped",
+           lambda: fsdp.fully_shard(model, mesh=mesh))
     outer = Net()
     fsdp.fully_shard(outer, mesh=mesh)
     raises((RuntimeError, TypeError), "parameter 'weight' is a DTensor on", lambda: fsdp.fully_shard(outer.first, mesh=mesh))

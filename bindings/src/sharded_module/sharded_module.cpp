@@ -11,6 +11,7 @@
 #include "fsdp/error.hpp"
 #include "module/handles.hpp"
 #include "root/group_port.hpp"
+#include "hooked/late_hooks.hpp"
 #include "sharded_module/applied_params.hpp"
 #include "shown/shown_registry.hpp"
 
@@ -95,7 +96,10 @@ void ShardedModule::follow_root() {
 /// may be torch.func.functional_call's for the length of a call.
 void ShardedModule::take_replaced() {
   if (has_begun_) return;
-  if (params_.form() == Form::kSharded) take_over_replaced(handles::state(controls_).live_groups(), params_);
+  if (params_.form() == Form::kSharded) {
+    take_over_replaced(handles::state(controls_).live_groups(), params_);
+    if (find_hooked_) take_late_hooks(params_, find_hooked_.object());
+  }
   has_begun_ = true;
 }
 

@@ -48,6 +48,8 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   void applied(const py::object& function, const py::object& of);
   void apply_failed() { apply_.give_up(params_); }
   void reset_iter_state();
+  /// (the DTensor, its module's table, its name there) -> a HookedParameter, or None: see take_late_hooks.
+  void set_find_hooked(py::object find) { find_hooked_ = PyRef(std::move(find)); }
   /// The root's next forward waits for it first; None: for nothing.
   void set_post_optim_event(py::object event);
   /// Outside forward: parameters that are gathered and stay show unsharded, others sharded; and all their gradients.
@@ -76,6 +78,7 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   BoundaryCasts casts_;
   ShownParams params_;
   ApplyCall apply_;
+  PyRef find_hooked_;
   std::shared_ptr<RootFollower> follower_;  ///< a root's
   const RootContext* followed_ = nullptr;   ///< of the root when it was last looked for
   PostOptimEvent post_optim_event_;

@@ -57,8 +57,10 @@ bool is_dtensor(py::handle tensor) {
          py::hasattr(tensor, local_tensor_name());
 }
 
-bool has_gather_hooks(py::handle tensor) {
-  return !THPVariable_CheckExact(tensor.ptr()) && py::hasattr(tensor, "fsdp_pre_all_gather");
+bool is_gathered_by_hooks(py::handle tensor) {
+  if (THPVariable_CheckExact(tensor.ptr())) return false;
+  const bool is_wrapper = py::hasattr(tensor, "__tensor_flatten__") && py::hasattr(tensor, "__tensor_unflatten__");
+  return is_wrapper || py::hasattr(tensor, "fsdp_pre_all_gather");
 }
 
 at::Tensor local_tensor_of(py::handle dtensor) { return tensor_of(py::getattr(dtensor, local_tensor_name())); }

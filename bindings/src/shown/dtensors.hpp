@@ -29,8 +29,8 @@ py::object spec_of(py::handle dtensor);
 /// Of a tensor.
 bool is_dtensor(py::handle tensor);
 at::Tensor local_tensor_of(py::handle dtensor);
-/// A tensor of a class of its own that says itself how it is gathered (fsdp_pre_all_gather).
-bool has_gather_hooks(py::handle tensor);
+/// A tensor of a class of its own that says itself how it is gathered (fsdp_pre_all_gather), or has to before it is.
+bool is_gathered_by_hooks(py::handle tensor);
 /// It shows the memory of `local` from now on.
 void set_local_tensor(py::handle dtensor, const at::Tensor& local);
 

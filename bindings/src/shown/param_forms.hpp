@@ -28,6 +28,8 @@ class ParamForms {
 
   const PyRef& unsharded() const { return unsharded_; }
   bool computes_with_handle() const { return handle_ != nullptr; }
+  /// From now on; the sharded one is shown.
+  void compute_with(std::unique_ptr<ComputeHandle> handle) { handle_ = std::move(handle); }
   /// For a copy of the parameter with this unsharded parameter; null where modules compute with the unsharded parameter itself.
   std::unique_ptr<ComputeHandle> handle_over(at::Tensor unsharded) const {
     return handle_ ? handle_->over(std::move(unsharded)) : nullptr;

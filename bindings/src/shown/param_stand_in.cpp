@@ -21,6 +21,7 @@ class ParamStandIn final : public StandIn {
     const auto user = shown ? shown->user() : nullptr;
     // In DTensor's own mode for it, ordinary tensors are replicated ones.
     if (!user || shown->maker().replicates_ordinary().cast<bool>()) return {};
+    if (shown->forms().computes_with_handle()) return {};  // since it has hooks
     user->before_use();
     shown->sharded().follow_requires_grad();
     return THPVariable_Unpack(shown->forms().unsharded().get());

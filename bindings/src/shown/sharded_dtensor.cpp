@@ -11,7 +11,7 @@ namespace fsdp::python {
 ShardedDTensor::ShardedDTensor(at::Tensor sharded_param, py::object dtensor)
     : sharded_param_(std::move(sharded_param)),
       dtensor_(std::move(dtensor)),
-      holds_subclass_(has_gather_hooks(dtensor_.object().attr("_local_tensor"))),
+      holds_subclass_(is_gathered_by_hooks(dtensor_.object().attr("_local_tensor"))),
       home_(sharded_param_.storage().unsafeGetStorageImpl()) {
   set_grad_dtype(tensor(), grad_dtype_of(sharded_param_));
 }

@@ -41,8 +41,10 @@ class ShardedDTensor {
   /// The DTensor shows these until `point_home`.
   void show_values(const at::Tensor& values) const { set_local_tensor(dtensor_.get(), values); }
 
-  /// It holds a tensor of a class of its own (fsdp_pre_all_gather), and the sharded parameter's memory means nothing.
+  /// It holds a tensor that says itself how it is gathered (fsdp_pre_all_gather): most often of a class of its own, while the
+  /// sharded parameter's memory means nothing.
   bool holds_subclass() const { return holds_subclass_; }
+  void note_hooks() { holds_subclass_ = true; }
   /// False if the sharded parameter lies in other memory now than when the DTensor was made or last pointed there.
   bool is_home() const { return sharded_param_.storage().unsafeGetStorageImpl() == home_; }
   /// The sharded parameter holds the values: the DTensor shows its memory.

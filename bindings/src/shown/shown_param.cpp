@@ -36,6 +36,11 @@ void ShownParam::stand_in(const PyRef& dtensor) {
   stand_in_for(*this, dtensor);
 }
 
+void ShownParam::gather_by_hooks(std::unique_ptr<ComputeHandle> handle) {
+  sharded_.note_hooks();
+  forms_.compute_with(std::move(handle));
+}
+
 void ShownParam::add_place(const Place& place) {
   forms_.add_place(place);
   shown_registry().add(place, *this);

@@ -31,6 +31,8 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   void set_user(std::weak_ptr<ParamUser> user) { user_ = std::move(user); }
   std::shared_ptr<ParamUser> user() const { return user_.lock(); }
 
+  /// It has got hooks that say how it is gathered, and modules compute with the handle from now on. The sharded one is shown.
+  void gather_by_hooks(std::unique_ptr<ComputeHandle> handle);
   /// `place` shows this parameter from now on, the sharded one first.
   void add_place(const Place& place);
   /// As shards of fewer ranks; a parameter that is not cut shows as it does outside.

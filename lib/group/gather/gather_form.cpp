@@ -17,8 +17,8 @@ void GatherForm::find_prepared() {
     if (auto* prepared = dynamic_cast<PreparedExtension*>(extension.get())) prepared_.push_back(prepared);
 }
 
-void GatherForm::drop_extension(size_t index) {
-  extensions_[index].reset();
+void GatherForm::set_extension(size_t index, std::shared_ptr<AllGatherExtension> extension) {
+  extensions_[index] = std::move(extension);
   find_prepared();
 }
 

@@ -29,8 +29,8 @@ class GatherForm {
   void set_custom(const GroupParts& parts, std::shared_ptr<AllGatherComm> comm);
   const std::shared_ptr<AllGatherComm>& custom() const { return custom_; }
 
-  /// Parameter `index` belongs to another group from now on.
-  void drop_extension(size_t index);
+  /// Of parameter `index`, from the next `plan` on; null: it travels as its values, or belongs to another group.
+  void set_extension(size_t index, std::shared_ptr<AllGatherExtension> extension);
 
   /// Before a gather: extensions that make what they send do. Returns the packed buffer if that is another now; null: it is
   /// as it was.

@@ -35,13 +35,16 @@ def a_signature_that_is_neither(api, ranks):
 
 @program(ranks=(2,))
 def a_class_without_the_hooks(api, ranks):
-    """FSDP2 takes it, and fails later or trains on what it does not know, as its operators go; ours says so."""
+    """FSDP2 fails in the gather or trains on what it does not know, as its operators go; ours says so before the first gather, as
+    the class may get hooks until then."""
     net = Net(subclasses.WithoutHooks)
     if api is torch.distributed.fsdp:
-        return "NotImplementedError"
-    error = error_of(lambda: api.fully_shard(net.blocks[0], mesh=mesh_of(ranks)))
-    assert type(net.blocks[0]) is torch.nn.Linear and type(net.blocks[0].weight) is subclasses.WithoutHooks
-    return error
+        return ["NotImplementedError"] * 3
+    api.fully_shard(net.blocks[0], mesh=mesh_of(ranks))
+    held = net.blocks[0].weight.to_local().held.clone()
+    errors = [error_of(lambda: net(inputs(1)[0])), error_of(net.blocks[0].unshard), error_of(lambda: net(inputs(1)[0]))]
+    assert torch.equal(net.blocks[0].weight.to_local().held, held)
+    return errors
 
 
 @program(ranks=(2,))

@@ -1,0 +1,26 @@
+#include "hooked/late_hooks.hpp"
+
+#include "hooked/hooked_extension.hpp"
+#include "hooked/hooked_handle.hpp"
+#include "root/find_param.hpp"
+#include "root/late_extension.hpp"
+
+namespace fsdp::python {
+
+void take_late_hooks(const ShownParams& params, const py::object& find) {
+  for (const auto& param : params.all()) {
+    if (param->sharded().holds_subclass()) continue;
+    const auto& entry = param->forms().entries().all().front();
+    const auto hooked = find(param->sharded().object(), entry.table.object(), entry.key.object());
+    const auto found = hooked.is_none() ? std::nullopt : find_param(param->sharded().sharded_param());
+    if (!found) continue;
+    auto extension = std::make_shared<HookedExtension>(hooked);
+    {
+      py::gil_scoped_release no_gil;
+      set_extension(*found->group, found->index, std::move(extension));
+    }
+    param->gather_by_hooks(std::make_unique<HookedHandle>(found->param().unsharded_param(), hooked, param->maker()));
+  }
+}
+
+}  // namespace fsdp::python
