@@ -18,7 +18,7 @@ from ._all_gather_extension import AllGatherExtension, extensions_of
 from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._debugging import SanitizerOptions
 from ._forward_hooks import register_hooks
-from ._hooked_values import own
+from ._hooked_values import first_ranks, own
 from ._meshes import default_mesh
 from ._module import FSDPModule, _cores_of
 from ._placer import Placer, data_parallel
@@ -205,8 +205,9 @@ def _apply(kind, module, call, over=_over):
             _hooked.check_released(param, call.reshard_after_forward)
     users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}
     policies = (mp_policy, offload_policy)
+    values = first_ranks if _checks.flag(call.sync_from_rank0, "sync_from_rank0") else own
     placer = Placer(over, call.shard_placement_fn, params, kind.leaves_out, lambda param, form: _hooked.HookedParameter.of(
-        param, form, users[id(param)], policies, own), names=_checks.ParameterNames(modules))
+        param, form, users[id(param)], policies, values), names=_checks.ParameterNames(modules))
     annotated = [(module, name, annotation) for module in managed for name, param in module._parameters.items()
                  if (annotation := placer.annotation(param)) is not None]
     for each in modules:
@@ -225,7 +226,7 @@ def _apply(kind, module, call, over=_over):
             "ignored_params": list(ignored),
             "ignored_modules": list(ignored_modules),
             "replicated_params": _replicated(call, params),
-            "sync_from_rank0": _checks.flag(call.sync_from_rank0, "sync_from_rank0"),
+            "sync_from_rank0": call.sync_from_rank0,
             "sanitizer": call.sanitizer,
             "all_gather_extension_fn": extensions_of(call.all_gather_extension_fn, kind.name),
             "param_dtype": mp_policy.param_dtype,

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fsdp
 from beyond_fsdp2 import batches_of, check, raises, train_both, whole
-from hook_programs.subclasses import Wrapped
+from hook_programs.subclasses import Halved, Quantized, Wrapped
 
 
 class Net(nn.Module):
@@ -80,6 +80,59 @@ def the_first_ranks_values_are_everyones_with_sync_from_rank0(rank, ranks):
         assert torch.equal(whole(tensor), of_first.state_dict()[name]), name
     model(batches_of(rank)[0]).sum().backward()
     assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())
+
+
+@check
+def the_first_ranks_tensor_subclasses_are_everyones_with_sync_from_rank0(rank, ranks):
+    shards, hybrid = init_device_mesh("cpu", (ranks,)), init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("replicate", "shard"))
+    for wrap in (Halved, Quantized.of):
+        for mesh in (shards, hybrid):
+            for on_meta in (True, False):
+                torch.manual_seed(0)
+                of_first = wrap(torch.randn(6, 6))
+                torch.manual_seed(rank)
+                model = Net()
+                others = wrap(torch.randn(6, 6, device="meta" if on_meta else "cpu"))
+                model.middle.weight = given = nn.Parameter(wrap(of_first.values()) if wrap is not Halved and rank == 0
+                                                           else of_first if rank == 0 else others)
+                before = [each.clone() for each in inner(given)]
+                fsdp.fully_shard(model, mesh=mesh, sync_from_rank0=True)
+                for mine, whole_one in zip(inner(model.middle.weight.to_local()), inner(of_first)):
+                    rows = whole_one.chunk(ranks)[rank] if mesh is shards else whole_one
+                    assert torch.equal(mine, rows), (wrap, mine, rows)
+                if rank == 0 or not on_meta:
+                    assert all(torch.equal(one, other) for one, other in zip(before, inner(given))), "the module's own is as it was"
+                model(batches_of(rank)[0]).sum().backward()
+
+
+def inner(tensor):
+    return [getattr(tensor, name).detach() for name in tensor.__tensor_flatten__()[0]]
+
+
+class Closed(Halved):
+    """What it holds cannot be told."""
+
+    __tensor_flatten__ = property()
+
+
+@check
+def tensor_subclasses_that_cannot_be_sent_are_refused_on_all_ranks_with_sync_from_rank0(rank, ranks):
+    mesh = init_device_mesh("cpu", (ranks,))
+
+    def shard(weight):
+        model = Net()
+        model.middle.weight = nn.Parameter(weight)
+        fsdp.fully_shard(model, mesh=mesh, sync_from_rank0=True)
+
+    raises(NotImplementedError, "Linear.weight is a Closed, a tensor subclass without __tensor_flatten__",
+           lambda: shard(Closed(torch.ones(6, 6))))
+    raises(ValueError, "Linear.weight differs between the ranks",
+           lambda: shard((Halved if rank == 0 else Wrapped)(torch.ones(6, 6))))
+    raises(ValueError, "Linear.weight is on the meta device on the first rank",
+           lambda: shard(Halved(torch.ones(6, 6, device="meta" if rank == 0 else "cpu"))))
+    model = Net()
+    fsdp.fully_shard(model, mesh=mesh, sync_from_rank0=True)
+    model(batches_of(rank)[0]).sum().backward()
 
 
 @check
