@@ -8,6 +8,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from . import _C, _checks
+from ._hooked import is_gathered_by_hooks
 from ._init_stand_in import StandIn, core_draws, stand_ins_in
 from ._states import state_of
 
@@ -81,6 +82,11 @@ class _Run:
         self.initializers = initializers
         self.names = {below: name for name, below in module.named_modules()}
         self.on_meta = {below for below in module.modules() if any(each.is_meta for each in _tensors_below(below))}
+        for name, parameter in module.named_parameters():
+            local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+            if local.is_meta and is_gathered_by_hooks(local):
+                raise NotImplementedError(f"materialize: '{name}' is a {type(local).__name__}, a tensor subclass, which knows "
+                                          "alone what its values are; give the module memory by to_empty and initialize it")
         kinds = {state.kind for below in module.modules() if (state := state_of(below)) is not None}
         if len(kinds) > 1:
             raise NotImplementedError("materialize: fully_shard and replicate have both been applied in this module; call it "

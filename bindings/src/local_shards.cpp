@@ -1,6 +1,7 @@
 #include "local_shards.hpp"
 
 #include "api/params/grad_norm.hpp"
+#include "fsdp/error.hpp"
 #include "fsdp/local_shards.hpp"
 #include "fsdp/parameters.hpp"
 #include "module/handles.hpp"
@@ -57,7 +58,13 @@ py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, 
   py::list found;
   for (const auto& root : roots) {
     auto& state = handles::state(root->controls());
-    for_params(state, [](ShownParam& param) { param.take_over(); });
+    for_params(state, [](ShownParam& param) {
+      if (param.sharded().holds_subclass())
+        throw UsageError("local_shards: parameter '" + param.forms().entries().name() +
+                         "' has fsdp_pre_all_gather, so that only its tensor subclass knows where its values are; give the "
+                         "optimizer the parameters themselves");
+      param.take_over();
+    });
     const auto shards = [&] {
       py::gil_scoped_release no_gil;
       return fsdp::local_shards(*root->modules().front(), label_of(label));

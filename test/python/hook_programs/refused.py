@@ -71,3 +71,19 @@ def memory_of_the_process_group_behind_a_custom_gather(api, ranks):
     net.set_custom_all_gather(Comm())
     return [error_of(lambda: net.set_allocate_memory_from_process_group_for_comm(True)),
             error_of(net.set_symm_mem_for_comm)]
+
+
+@program(ranks=(2,))
+def what_looks_past_the_subclass_at_its_memory(api, ranks):
+    """Functions of ours: a checkpoint, local shards, first values."""
+    if api is torch.distributed.fsdp:
+        return ["ValueError", "ValueError", "ValueError", "NotImplementedError"]
+    net = api.fully_shard(Net(subclasses.Halved), mesh=mesh_of(ranks))
+    patched = api.fully_shard(torch.nn.Linear(4, 4), mesh=mesh_of(ranks))
+    local = patched.weight._local_tensor
+    local.fsdp_pre_all_gather, local.fsdp_post_all_gather = lambda mesh: ((local,), None), lambda sent, *_, out=None: (sent[0], sent)
+    patched(torch.ones(2, 4))
+    with torch.device("meta"):
+        on_meta = api.fully_shard(Net(subclasses.Halved), mesh=mesh_of(ranks))
+    return [error_of(lambda: api.save_checkpoint("nowhere", net)), error_of(lambda: api.local_shards(net)),
+            error_of(lambda: api.local_shards(patched)), error_of(lambda: api.materialize(on_meta))]
