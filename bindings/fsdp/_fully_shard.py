@@ -118,6 +118,12 @@ def _check_gatherable(kind, param):
             raise NotImplementedError(f"{kind.name}: a parameter is nested; ignore it with ignored_params")
 
 
+def _check_device_type(kind, param, mesh):
+    if param.device_mesh.device_type != mesh.device_type:
+        raise ValueError(f"{kind.name}: a parameter is a DTensor on the device type {param.device_mesh.device_type}, but the mesh "
+                         f"is on {mesh.device_type}; make both of one device type")
+
+
 # What reduce_dtype=None means: the parameters' own dtype, or, before torch 2.15, the one that they are computed in.
 _REDUCES_IN_OWN_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
 
@@ -201,6 +207,8 @@ def _apply(kind, module, call, over=_over):
     _checks.instance(call.sanitizer, SanitizerOptions, f"{kind.name}: sanitizer")
     over = make_over()
     with _checks.ParameterNames(modules) as names:
+        for param in names.each(param for param in params if isinstance(param, DTensor)):
+            _check_device_type(kind, param, over.mesh)
         for param in names.each(filter(_hooked.is_gathered_by_hooks, params)):
             _hooked.check_released(param, call.reshard_after_forward)
     users = {id(param): (module, name) for module in reversed(managed) for name, param in module._parameters.items()}

@@ -8,8 +8,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import fsdp
 from beyond_fsdp2 import batches_of, check, raises, train_both, whole
@@ -217,6 +218,12 @@ def a_parameter_that_is_refused_is_named(rank, ranks):
     model = Net()
     model.first.weight = nn.Parameter(DTensor.from_local(Wrapped(torch.ones(6, 6)), mesh, run_check=False))
     raises(NotImplementedError, "parameter 'first.weight' is a DTensor over a Wrapped",
+           lambda: fsdp.fully_shard(model, mesh=mesh))
+    model = Net()
+    elsewhere = DeviceMesh("cuda", [rank], mesh_dim_names=("tp",), _init_backend=False, _rank=rank)
+    spec = DTensorSpec(elsewhere, (Shard(0),), tensor_meta=TensorMeta(torch.Size((6, 6)), (6, 1), torch.float32))
+    model.first.weight = nn.Parameter(DTensor(torch.ones(6, 6), spec, requires_grad=False))
+    raises(ValueError, "parameter 'first.weight' is a DTensor on the device type cuda, but the mesh is on cpu",
            lambda: fsdp.fully_shard(model, mesh=mesh))
     outer = Net()
     fsdp.fully_shard(outer, mesh=mesh)
