@@ -1,4 +1,4 @@
-"""The policies: torch's own where this torch has them, so that either kind may be passed."""
+"""The policies: torch's own where this torch has them, or classes below them, so that either kind may be passed."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,21 +6,34 @@ from typing import Any, Callable
 
 import torch
 import torch.nn as nn
-from torch.distributed.fsdp._fully_shard._fsdp_api import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_api import CPUOffloadPolicy, OffloadPolicy
+
+# What is accepted: this package's is a class below it.
+from torch.distributed.fsdp._fully_shard._fsdp_api import MixedPrecisionPolicy as AnyMixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 
-# What is accepted: also a policy of torch's own class where this package's is one below it.
-AnyMixedPrecisionPolicy = MixedPrecisionPolicy
+_has_override = "param_dtype_override_fn" in {field.name for field in dataclasses.fields(AnyMixedPrecisionPolicy)}
 
-if "param_dtype_override_fn" not in {field.name for field in dataclasses.fields(MixedPrecisionPolicy)}:
 
-    @dataclass(frozen=True)
-    class MixedPrecisionPolicy(MixedPrecisionPolicy):  # type: ignore[no-redef]
-        """torch's, with a dtype for each parameter: (parameter) -> param_dtype, its own dtype, or None for the
-        former."""
+@dataclass(frozen=True)
+class MixedPrecisionPolicy(AnyMixedPrecisionPolicy):
+    """torch's, with what FSDP1 has beside it.
 
+    param_dtype_override_fn: (parameter) -> param_dtype, its own dtype, or None for the former. buffer_dtype: of floating-point
+    buffers, but for exempt modules; None: their own. State dicts and checkpoints have them in their own. full_precision_in_eval:
+    param_dtype and buffer_dtype apply to training only: while the module's `training` is false, parameters are gathered in their own dtype,
+    buffers have theirs, and inputs are not cast. The mode may change between steps only, on all ranks alike;
+    FSDP_USE_FULL_PREC_IN_EVAL=1 in the environment sets it in every policy. is_exempt: (module) -> whether it computes in full
+    precision, with all below it but for sharded modules: its parameters keep their dtype, and its forward gets floating-point
+    inputs in that dtype and gives outputs back in the inputs'. A wrap policy makes such a module a unit.
+    """
+
+    if not _has_override:
         param_dtype_override_fn: Callable[[nn.Parameter], torch.dtype | None] | None = dataclasses.field(
             default=None, kw_only=True)
+    buffer_dtype: torch.dtype | None = dataclasses.field(default=None, kw_only=True)
+    full_precision_in_eval: bool = dataclasses.field(default=False, kw_only=True)
+    is_exempt: Callable[[nn.Module], bool] | None = dataclasses.field(default=None, kw_only=True)
 
 
 try:

@@ -11,7 +11,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C
-from ._names import named_tensors
+from ._buffer_dtypes import saved_dtypes
+from ._names import named_tensors, without_wrappers
 
 
 def model_section(model, dtype=None):
@@ -20,7 +21,8 @@ def model_section(model, dtype=None):
         if type(below).get_extra_state is not nn.Module.get_extra_state:
             warnings.warn(f"checkpoint: the extra state of {name or 'the model'} ({type(below).__name__}) is no tensor "
                           "of the model and is left out; save it in `extra`", stacklevel=4)
-    return [entry(names[0], tensor, names[1:], dtype if tensor.is_floating_point() else None)
+    own = {without_wrappers(name): dtype for name, dtype in saved_dtypes(model).items()}
+    return [entry(names[0], tensor, names[1:], dtype or own.get(names[0]) if tensor.is_floating_point() else None)
             for names, tensor in named_tensors(model)]
 
 

@@ -118,8 +118,9 @@ def policies(mp_policy, offload_policy, caller):
     if offload_policy is not None and not isinstance(offload_policy, OffloadPolicy):
         raise TypeError(f"{caller}: expected offload_policy to be an OffloadPolicy, such as CPUOffloadPolicy(), "
                         f"found {offload_policy!r} ({_kind(offload_policy)})")
-    for name in ("param_dtype", "reduce_dtype", "output_dtype"):
-        dtype(getattr(mp_policy, name), f"mp_policy.{name}")
+    for name in ("param_dtype", "reduce_dtype", "output_dtype", "buffer_dtype"):
+        dtype(getattr(mp_policy, name, None), f"mp_policy.{name}")
+    function(getattr(mp_policy, "is_exempt", None), "mp_policy.is_exempt")
     function(getattr(mp_policy, "param_dtype_override_fn", None), "mp_policy.param_dtype_override_fn")
 
 
@@ -238,6 +239,14 @@ def dtype_override(policy):
         return result
 
     return checked
+
+
+def exemption(policy):
+    """The policy's is_exempt, with what it returns checked; None where there is none, or nothing to be exempt from."""
+    asked = getattr(policy, "is_exempt", None)
+    if asked is None or policy.param_dtype is None and policy.param_dtype_override_fn is None:
+        return None
+    return lambda module: flag(asked(module), "mp_policy.is_exempt: its result")
 
 
 def fsdp_modules(modules, kind):

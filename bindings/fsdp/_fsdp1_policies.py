@@ -90,12 +90,13 @@ def _precision_of(policy, subject, arguments):
         return {"mp_policy": MixedPrecisionPolicy()}
     if not isinstance(policy, MixedPrecision):
         raise TypeError(f"{subject}: expected a MixedPrecision or None, found {policy!r}")
-    for name in ("buffer_dtype", "keep_low_precision_grads"):
-        if getattr(policy, name):
-            raise ValueError(f"{subject}: its {name} has no equal in MixedPrecisionPolicy; leave it out")
+    if policy.keep_low_precision_grads:
+        raise ValueError(f"{subject}: its keep_low_precision_grads has no equal in MixedPrecisionPolicy; leave it out")
+    classes = tuple(policy._module_classes_to_ignore)
     return {"mp_policy": MixedPrecisionPolicy(
         param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype or policy.param_dtype,
-        cast_forward_inputs=policy.cast_forward_inputs)}
+        buffer_dtype=policy.buffer_dtype, cast_forward_inputs=policy.cast_forward_inputs,
+        is_exempt=lambda module: isinstance(module, classes))}
 
 
 def _offload_of(policy, subject, arguments):

@@ -15,8 +15,10 @@ from torch.distributed.utils import _apply_to_tensors
 
 from . import _C, _checks, _constructors, _copying, _dtensors, _hooked
 from ._all_gather_extension import AllGatherExtension, extensions_of
-from ._api import CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
+from ._api import AnyMixedPrecisionPolicy, CPUOffloadPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
+from ._buffer_dtypes import save_in_own_dtypes
 from ._debugging import SanitizerOptions
+from ._exempt_modules import register_casts
 from ._forward_hooks import register_hooks
 from ._hooked_values import first_ranks, own
 from ._meshes import default_mesh
@@ -229,6 +231,9 @@ def _apply(kind, module, call, over=_over):
         for each in managed:
             _mark_as_managed(each)
         register_hooks(modules, undo)
+        is_exempt = _checks.exemption(mp_policy)
+        register_casts(managed, is_exempt, undo)
+        save_in_own_dtypes(state, modules, managed, mp_policy, is_exempt, undo)
         core = _C.fully_shard(modules, placer, {
             "reshard_after_forward": reshard_after_forward,
             "ignored_params": list(ignored),
@@ -241,6 +246,10 @@ def _apply(kind, module, call, over=_over):
             "reduce_dtype": mp_policy.reduce_dtype,
             "reduce_in_own_dtype": _REDUCES_IN_OWN_DTYPE,
             "output_dtype": mp_policy.output_dtype,
+            "buffer_dtype": getattr(mp_policy, "buffer_dtype", None),
+            "full_precision_in_eval": _checks.flag(getattr(mp_policy, "full_precision_in_eval", False),
+                                                   "mp_policy.full_precision_in_eval"),
+            "is_exempt": is_exempt,
             "cast_forward_inputs": _checks.flag(mp_policy.cast_forward_inputs, "mp_policy.cast_forward_inputs"),
             "param_dtype_override_fn": _checks.dtype_override(mp_policy),
             "apply_to_tensors": _apply_to_tensors,
@@ -265,7 +274,7 @@ def fully_shard(
     mesh: DeviceMesh | None = ...,
     reshard_after_forward: bool | int | None = ...,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
+    mp_policy: AnyMixedPrecisionPolicy = ...,
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
@@ -285,7 +294,7 @@ def fully_shard(
     mesh: DeviceMesh | None = ...,
     reshard_after_forward: bool | int | None = ...,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
+    mp_policy: AnyMixedPrecisionPolicy = ...,
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
@@ -304,7 +313,7 @@ def fully_shard(
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    mp_policy: AnyMixedPrecisionPolicy = MixedPrecisionPolicy(),
     offload_policy: OffloadPolicy | None = OffloadPolicy(),
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,

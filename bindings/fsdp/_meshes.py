@@ -29,8 +29,8 @@ def default_mesh(names=None):
 
 def hybrid_mesh() -> DeviceMesh:
     """A ("replicate", "shard") mesh over all ranks that shards within a node and replicates across nodes, as FSDP1's
-    HYBRID_SHARD does, where the launcher says which ranks a node has (LOCAL_WORLD_SIZE, LOCAL_RANK). A collective call; makes the
-    default process group if there is none.
+    HYBRID_SHARD does, where the launcher says which ranks a node has (LOCAL_WORLD_SIZE, LOCAL_RANK). A collective call; makes
+    the default process group if there is none.
 
     Raises ValueError on every rank if nodes have different numbers of ranks, or ranks that are not consecutive.
     """

@@ -395,8 +395,10 @@ class FSDPModule(_torch_names.FSDPModule):
         core = self._core()
         core.before_apply()
         behind: Any = super(_torch_names.FSDPModule, self)
+        state = state_of(self)
         parameters = list(nn.Module.parameters(self, recurse))  # type: ignore[arg-type]
         attributes = [dict(vars(parameter)) for parameter in parameters]
+        state.cast_buffers_back()
         try:
             applied = behind._apply(fn, recurse=recurse)
             core.applied(fn, parameters)
@@ -404,6 +406,7 @@ class FSDPModule(_torch_names.FSDPModule):
             core.apply_failed()
             raise
         finally:
+            state.recast_buffers()
             # They went with the tensors that were behind the parameters before.
             for parameter, before in zip(parameters, attributes):
                 vars(parameter).update({name: value for name, value in before.items() if name not in vars(parameter)})
@@ -449,8 +452,8 @@ for _name in vars(_torch_names.FSDPModule):
 
 
 def roots(module: nn.Module) -> list[FSDPModule]:
-    """The sharded modules at or below `module` that no other one contains, of one call of fully_shard the first. `module` itself
-    need not be sharded."""
+    """The sharded modules at or below `module` that no other one contains, of one call of fully_shard the first. `module`
+    itself need not be sharded."""
     found, cores = [], set()
 
     def visit(below):

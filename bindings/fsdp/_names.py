@@ -17,11 +17,16 @@ def named_tensors(module):
     for prefix, below in module.named_modules(remove_duplicate=False):
         for key, tensor in (*below._parameters.items(), *_persistent_buffers(below)):
             if tensor is not None:
-                name = f"{prefix}.{key}" if prefix else key
-                for wrapper in _WRAPPERS:
-                    name = name.replace(wrapper, "")
+                name = without_wrappers(f"{prefix}.{key}" if prefix else key)
                 found.setdefault(id(tensor), ([], tensor))[0].append(name)
     return list(found.values())
+
+
+def without_wrappers(name):
+    """A module's path, or a tensor's."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def _persistent_buffers(module):

@@ -8,7 +8,7 @@ from torch.distributed._composable.contract import STATE_KEY
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _checks
-from ._api import DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
+from ._api import AnyMixedPrecisionPolicy, DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._checks import flag
 from ._fully_shard import _apply, _Call, _check_mesh
 from ._meshes import default_mesh
@@ -68,7 +68,7 @@ def replicate(
     module: nn.Module,
     *,
     mesh: DeviceMesh | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
+    mp_policy: AnyMixedPrecisionPolicy = ...,
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
@@ -81,7 +81,7 @@ def replicate(
     module: list[nn.Module],
     *,
     mesh: DeviceMesh | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
+    mp_policy: AnyMixedPrecisionPolicy = ...,
     offload_policy: OffloadPolicy | None = ...,
     ignored_params: set[nn.Parameter] | None = ...,
     dp_mesh_dims: DataParallelMeshDims | None = ...,
@@ -93,7 +93,7 @@ def replicate(
     module: Any,
     *,
     mesh: DeviceMesh | None = None,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    mp_policy: AnyMixedPrecisionPolicy = MixedPrecisionPolicy(),
     offload_policy: OffloadPolicy | None = OffloadPolicy(),
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,

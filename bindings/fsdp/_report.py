@@ -35,6 +35,8 @@ class GroupReport:
     """Of unsharded parameters that need no gradient."""
     trainable_bytes: int
     """Of unsharded parameters that need one."""
+    exempt_parameters: tuple[str, ...] = ()
+    """Names of those that MixedPrecisionPolicy.is_exempt keeps in their own dtype."""
 
 
 @dataclass(frozen=True)

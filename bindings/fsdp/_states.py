@@ -58,6 +58,7 @@ class FSDPState(_State):
         self._state_ctx = types.SimpleNamespace(all_states=[self])
         self._comm_ctx = object()
         self.annotated = []  # (module, name, Annotation) of each parameter that spmd_types annotates
+        self.buffer_dtypes = []  # (module, name, dtype) of each buffer that the policy keeps in another
         self.timeline = None  # the last that was recorded of the root
 
     def _root_post_backward_final_callback(self):
@@ -77,6 +78,20 @@ class FSDPState(_State):
         modules = (below for unit in self.units if unit() is not None for below in unit().modules())
         return next(below for below in modules if below._parameters is table)
 
+    def cast_buffers_back(self):
+        """Buffers that the policy keeps in another dtype are in their own until `recast_buffers`."""
+        for module, name, dtype in self.buffer_dtypes:
+            if (buffer := module._buffers.get(name)) is not None:
+                buffer.data = buffer.data.to(dtype)
+
+    def recast_buffers(self):
+        """Their own dtype is what they are in now. They may be other tensors, too."""
+        found = [(module, name, buffer) for module, name, _ in self.buffer_dtypes
+                 if (buffer := module._buffers.get(name)) is not None and buffer.is_floating_point()]
+        self.buffer_dtypes = [(module, name, buffer.dtype) for module, name, buffer in found]
+        if found:
+            self.core.cast_buffers([buffer for _, _, buffer in found])
+
     def follow_reshard_after_forward(self, value):
         self.reshard_after_forward = value
         self.post_forward_mesh = post_forward_mesh(self.mesh, value)
@@ -87,6 +102,7 @@ class FSDPState(_State):
         new.reshard_after_forward = self.reshard_after_forward
         new.post_forward_mesh = self.post_forward_mesh
         new.annotated = copy.deepcopy(self.annotated, memo)
+        new.buffer_dtypes = copy.deepcopy(self.buffer_dtypes, memo)
         return new
 
 

@@ -1,5 +1,6 @@
 """What a wrap policy makes of a tree: a dry run of calls of `fully_shard`, and the calls."""
 
+import dataclasses
 import inspect
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from ._fsdp1_policies import AnyPolicy, policy_of
 from ._fully_shard import fully_shard
 from ._logs import logger
 from ._module import FSDPModule
-from ._wrap_policy import WrapCandidate
+from ._wrap_policy import WrapCandidate, has_forward
 
 
 # Of fully_shard's keyword arguments, with the default that means none.
@@ -32,12 +33,14 @@ class PlannedUnit:
     bytes: int = 0
     frozen_bytes: int = 0  # of those that need no gradient
     frozen_parameters: list[str] = field(default_factory=list)
+    is_exempt: bool = False  # MixedPrecisionPolicy.is_exempt holds for it, or for a module around it
 
 
 @dataclass
 class WrapPlan:
     """What a policy makes of a tree, before anything is changed: inner units before outer ones, the root last. As text, the
-    tree of units with the bytes of their own parameters, and a note for each that mixes frozen and trainable ones."""
+    tree of units with the bytes of their own parameters, and notes of those that mix frozen and trainable ones or are exempt
+    from mixed precision."""
 
     units: list[PlannedUnit]
 
@@ -47,6 +50,8 @@ class WrapPlan:
         def add(unit, depth):
             indent = "  " * depth
             lines.append(f"{indent}{unit.name or '(root)'}: {len(unit.parameters)} parameters, {unit.bytes} bytes")
+            if unit.is_exempt:
+                lines.append(f"{indent}  note: exempt from mixed precision")
             if 0 < unit.frozen_bytes < unit.bytes:
                 lines.append(f"{indent}  note: {unit.frozen_bytes} of these bytes are frozen: "
                              f"{', '.join(unit.frozen_parameters)}; they are gathered with the others and not reduced")
@@ -94,47 +99,56 @@ class _Planner:
                 where = "the root, of which nothing would be left" if module is root else "not in the tree of the root"
                 raise ValueError(f"plan_wrapping: ignored_modules: {type(module).__name__} is {where}")
             self.left_alone.update(module.modules())
+        self.is_exempt = _checks.exemption(self.options.get("mp_policy"))
         self.policy = policy_of(policy, root, self.left_alone, self.options, "plan_wrapping")
 
-    def visit(self, module, name):
-        """Plans the units of a subtree; returns how many elements they took."""
+    def visit(self, module, name, is_asked=True, in_exempt=False):
+        """Plans the units of a subtree; returns how many elements they took. is_asked: the policy looks below all modules
+        around it. in_exempt: one around it is exempt from mixed precision."""
         if module in self.seen or module in self.left_alone:
             return 0
         self.seen.add(module)
         params = [param for param in module.parameters() if param not in self.ignored]
         numel, taken = sum(param.numel() for param in params), 0
-        if self.policy.enters is None or self.policy.enters(WrapCandidate(module, name, numel, not name)):
-            for key, child in module.named_children():
-                taken += self.visit(child, f"{name}.{key}" if name else key)
-        options = self.options_of(WrapCandidate(module, name, numel - taken, not name))
+        is_exempt = self.is_exempt is not None and has_forward(module) and self.is_exempt(module)
+        enters = is_asked and (self.policy.enters is None or self.policy.enters(WrapCandidate(module, name, numel, not name)))
+        for key, child in module.named_children() if enters or self.is_exempt is not None else ():
+            taken += self.visit(child, f"{name}.{key}" if name else key, enters, in_exempt or is_exempt)
+        options = self.options_of(WrapCandidate(module, name, numel - taken, not name), is_asked, is_exempt, in_exempt)
         if options is None:
             return taken
-        self.units.append(PlannedUnit(module, name, options))
+        self.units.append(PlannedUnit(module, name, options, is_exempt=in_exempt or is_exempt))
         self.ignored.update(_ignored_by(options))  # as the units around it will do
         for param in params:
             if param not in self.ignored:
                 self.claims.setdefault(param, self.units[-1])
         return numel
 
-    def options_of(self, candidate):
+    def options_of(self, candidate, is_asked, is_exempt, in_exempt):
         """Of a module that is to be a unit; None: it is none."""
         if candidate.is_root:
             return self.options
-        options = self.policy.wraps(candidate, self.options)
+        options = self.policy.wraps(candidate, self.options) if is_asked else None
+        if options is None and is_exempt and candidate.numel > 0:
+            options = self.options
         if options is None:
             return None
         subject = f"plan_wrapping: fully_shard of {candidate.name!r}"
         _checks.modules(candidate.module, subject)
-        return self.within(candidate.module, _checked_options(options, subject))
+        options = self.within(candidate.module, _checked_options(options, subject))
+        policy = self.options.get("mp_policy")
+        if in_exempt and options.get("mp_policy") is policy:  # as a call for it alone could not tell
+            options["mp_policy"] = dataclasses.replace(policy, is_exempt=lambda module: True)
+        return options
 
     def within(self, module, options):
-        """Of what the root's call ignores, a unit's call may name what is in the unit alone. A parameter of it that the unit has,
-        too, is ignored there by itself."""
+        """Of what the root's call ignores, a unit's call may name what is in the unit alone. A parameter of it that the unit
+        has, too, is ignored there by itself."""
         if not options.get("ignored_modules"):
             return dict(options)
-        inside = set(module.modules())
+        elsewhere = self.left_alone.difference(module.modules())
         return {**options,
-                "ignored_modules": [each for each in options["ignored_modules"] if each in inside or each not in self.left_alone],
+                "ignored_modules": [each for each in options["ignored_modules"] if each not in elsewhere],
                 "ignored_params": [param for param in module.parameters() if param in self.ignored.union(_ignored_by(options))]}
 
     def assign(self, root):
@@ -160,8 +174,8 @@ def plan_wrapping(root: nn.Module, policy: AnyPolicy, **options: Any) -> WrapPla
 
     policy: a WrapPolicy, or one of torch.distributed.fsdp.wrap: ModuleWrapPolicy; CustomPolicy, whose function may give
     arguments of fully_shard or FSDP1's sharding_strategy, mixed_precision and cpu_offload; or a function (module, recurse,
-    nonwrapped_numel), such as functools.partial(size_based_auto_wrap_policy, min_num_params=...), which is not asked about modules
-    without a forward of their own.
+    nonwrapped_numel), such as functools.partial(size_based_auto_wrap_policy, min_num_params=...), which is not asked about
+    modules without a forward of their own.
 
     Raises ValueError if the tree has a sharded module already, if the policy chooses a container without a forward, or if an
     ignored module is the root or not in the tree; TypeError for what is no module, policy or argument of fully_shard.

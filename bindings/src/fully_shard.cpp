@@ -101,6 +101,8 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
     group->gradients().config.in_own_dtype = call.reduces_in_own_dtype;
     group->gradients().dtypes.plan();
   }
+  std::vector<bool> is_exempt;
+  for (const auto& unit : raw) is_exempt.push_back(call.options.mp_policy.is_exempt && call.options.mp_policy.is_exempt(*unit));
   Params params;
   const Placer shows(placer);
   for (const auto& group : handles::state(controls).live_groups()) show_group(*group, *originals, shows, params);
@@ -108,7 +110,7 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
   originals->clear();
   auto sharded = std::make_shared<ShardedModule>(
       std::move(controls), std::move(units),
-      BoundaryCasts{call.input_dtype, call.output_dtype, std::move(call.apply_to_tensors)});
+      BoundaryCasts{call.input_dtype, call.output_dtype, std::move(is_exempt), std::move(call.apply_to_tensors)});
   // Ties may have come here from groups below, where the others have moved together.
   sharded->find_params();
   handles::state(sharded->controls()).visit([](ModuleState& below) {

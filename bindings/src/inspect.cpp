@@ -32,7 +32,8 @@ py::dict dict_of(const GroupReport& group) {
   return py::dict("name"_a = group.name, "depth"_a = group.depth, "parameters"_a = group.parameters,
                   "sharded_bytes"_a = group.sharded_bytes, "unsharded_bytes"_a = group.unsharded_bytes,
                   "layout"_a = group.layout, "reshard_after_forward"_a = group.reshard_after_forward,
-                  "frozen_bytes"_a = group.frozen_bytes, "trainable_bytes"_a = group.trainable_bytes);
+                  "frozen_bytes"_a = group.frozen_bytes, "trainable_bytes"_a = group.trainable_bytes,
+                  "exempt_parameters"_a = py::tuple(py::cast(group.exempt_parameters)));
 }
 
 py::dict report_of(Self& self) {

@@ -9,7 +9,19 @@ namespace fsdp::python {
 
 Mirror::Mirror(py::handle module)
     : Module(py::str(py::type::of(module).attr("__name__")).cast<std::string>()),
-      table_(py::object(module.attr("_parameters"))) {}
+      table_(py::object(module.attr("_parameters"))),
+      weak_(py::weakref(module)) {}
+
+bool Mirror::is_training() const noexcept {
+  if (!is_interpreter_alive()) return Module::is_training();
+  const InterpreterLock lock;
+  try {
+    const auto module = original();
+    return module.is_none() ? Module::is_training() : module.attr("training").cast<bool>();
+  } catch (const std::exception&) {
+    return Module::is_training();
+  }
+}
 
 std::vector<std::pair<Place, py::object>> Mirror::entries() const {
   std::vector<std::pair<Place, py::object>> found;

@@ -18,7 +18,7 @@ class Mirrors;
 /// children, so that the one walk, the names, the ties and the checks of the core hold for Python too.
 ///
 /// Of parameters that are sharded it holds what the core registered; what the Python module shows of them
-/// at the moment is ShownParam's business. It knows of the Python module only its table of parameters.
+/// at the moment is ShownParam's business. It keeps of the Python module only its table of parameters.
 class Mirror final : public torch::nn::Module, public ShowsOwnParameters {
  public:
   explicit Mirror(py::handle module);
@@ -29,12 +29,17 @@ class Mirror final : public torch::nn::Module, public ShowsOwnParameters {
   void put(const std::string& name, at::Tensor tensor) { parameters_[name] = std::move(tensor); }
   /// Holds the module's own tensors as they are in Python now, and no children. What it has not seen sharded goes to `mirrors`.
   void follow(py::handle module, Mirrors& mirrors);
+  /// The Python module; None once that has gone. Needs the interpreter's lock.
+  py::object original() const { return weak_.object()(); }
+  /// The Python module's mode now.
+  bool is_training() const noexcept override;
 
  private:
   void follow_parameters(Mirrors& mirrors);
   void take_buffers(py::handle module);
 
   PyRef table_;
+  PyRef weak_;  ///< to the Python module
 };
 
 /// An entry that holds a parameter which nobody has sharded yet.

@@ -72,14 +72,26 @@ void set_own_options(FullyShardOptions& options, const py::dict& arguments, Mirr
   options.sanitizer = sanitizer_of(arguments["sanitizer"]);
 }
 
+/// function: (Python module) -> whether mixed precision leaves it alone; None: it leaves none.
+std::function<bool(const torch::nn::Module&)> exempts(py::object function) {
+  if (function.is_none()) return {};
+  auto shared = std::make_shared<PyRef>(std::move(function));
+  return [shared](const torch::nn::Module& module) {
+    const auto* mirror = dynamic_cast<const Mirror*>(&module);
+    const InterpreterLock lock;
+    return mirror != nullptr && shared->object()(mirror->original()).cast<bool>();
+  };
+}
+
 void set_policy(ShardCall& call, const py::dict& arguments, const std::shared_ptr<Originals>& originals) {
   auto& policy = call.options.mp_policy;
   policy.param_dtype = dtype_of(arguments["param_dtype"]);
   policy.reduce_dtype = dtype_of(arguments["reduce_dtype"]);
   call.reduces_in_own_dtype = arguments["reduce_in_own_dtype"].cast<bool>();
-  // FSDP2 casts at module boundaries only, and exempts no class.
-  policy.cast_forward_inputs = false;
-  policy.is_exempt = [](const torch::nn::Module&) { return false; };
+  policy.buffer_dtype = dtype_of(arguments["buffer_dtype"]);
+  policy.full_precision_in_eval = arguments["full_precision_in_eval"].cast<bool>();
+  policy.cast_forward_inputs = false;  // modules' hooks do that
+  policy.is_exempt = exempts(arguments["is_exempt"]);
   if (const py::object function = arguments["param_dtype_override_fn"]; !function.is_none())
     policy.param_dtype_override = callback<std::optional<at::ScalarType>>(
         function, originals, [](const py::object& value) { return dtype_of(value); });

@@ -30,11 +30,26 @@ class FSDP_API ForwardScope {
 }
 
 /// Casts of a module's floating-point inputs to param_dtype, if cast_forward_inputs is set, and of its floating-point outputs
-/// to output_dtype, as its MixedPrecisionPolicy says. Recorded by autograd.
+/// to output_dtype, as its MixedPrecisionPolicy says. Of a module that the policy exempts: of inputs to its own dtype, of
+/// outputs to output_dtype or, unset, to param_dtype. Recorded by autograd.
 FSDP_API at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input);
 FSDP_API at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output);
 
 namespace detail {
+
+/// While it lives, operators on the module's parameters return what they have computed, also where the policy exempts the
+/// module: the boundary casts.
+class FSDP_API BoundaryScope {
+ public:
+  explicit BoundaryScope(const FSDPModule& module);
+  ~BoundaryScope();
+  BoundaryScope(const BoundaryScope&) = delete;
+  BoundaryScope& operator=(const BoundaryScope&) = delete;
+
+ private:
+  std::shared_ptr<ModuleState> state_;
+  std::vector<std::optional<at::ScalarType>> output_dtypes_;  // of its parameters, outside
+};
 
 template <class T>
 inline constexpr bool is_tuple = false;
@@ -76,6 +91,7 @@ auto call(Holder&& module, Inputs&&... inputs) {
   const auto found = find_fsdp_module(*module);
   if (!found) return Output(module->forward(std::forward<Inputs>(inputs)...));
   ForwardScope scope(*found);
+  const detail::BoundaryScope boundary(*found);
   auto in = [&](const at::Tensor& tensor) { return cast_boundary_input(*found, tensor); };
   auto out = [&](const at::Tensor& tensor) { return cast_boundary_output(*found, tensor); };
   if constexpr (std::is_void_v<Output>)

@@ -44,7 +44,8 @@ struct FSDP_API Fsdp1Translation {
   std::function<void(torch::nn::Module&)> param_init_fn = {};
 
   /// Call it before the first fully_shard. Calls param_init_fn for each module with parameters or buffers on the meta device,
-  /// outer modules first, without `options.ignored_modules` and all below them. No communication. Throws UsageError with the names of what is on meta afterwards.
+  /// outer modules first, without `options.ignored_modules` and all below them. No communication. Throws UsageError with the
+  /// names of what is on meta afterwards.
   void before(torch::nn::Module& root) const;
   /// Call it after the last fully_shard: makes the settings of the root. No communication.
   void after(FSDPModule root) const;

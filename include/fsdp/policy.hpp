@@ -34,14 +34,15 @@ struct FSDP_API MixedPrecisionPolicy {
   std::optional<at::ScalarType> reduce_dtype = {};
   /// The dtype to which `fsdp::call` casts a module's floating-point outputs. Default: not cast.
   std::optional<at::ScalarType> output_dtype = {};
-  /// The dtype of floating-point buffers. Default: their own.
+  /// The dtype of floating-point buffers, but of exempt modules. Default: their own.
   std::optional<at::ScalarType> buffer_dtype = {};
   /// Casts inputs to param_dtype: in `fsdp::call` all floating-point inputs of the module, and in an operator that uses a
   /// parameter the other floating-point operands.
   bool cast_forward_inputs = true;
   /// Reduced gradients stay in the reduce dtype and are not cast to the parameter's own.
   bool keep_low_precision_grads = false;
-  /// True: param_dtype and buffer_dtype apply to training only (FSDP1's FSDP_USE_FULL_PREC_IN_EVAL). While the module is in
+  /// True: param_dtype and buffer_dtype apply to training only. FSDP_USE_FULL_PREC_IN_EVAL=1 in the environment, FSDP1's, sets
+  /// it in every policy. While the module is in
   /// eval mode (`is_training()` is false; of several modules in one group, for all of them), parameters are gathered and
   /// computed in their own dtype, buffers have theirs, and inputs are not cast. output_dtype applies in both modes.
   ///
@@ -54,9 +55,12 @@ struct FSDP_API MixedPrecisionPolicy {
   /// the same on all ranks. nullopt: param_dtype.
   std::function<std::optional<at::ScalarType>(const std::string& name, const at::Tensor& parameter)>
       param_dtype_override = {};
-  /// Modules whose own parameters keep their dtype, within the same group. Operators that use these parameters get their inputs
-  /// in that dtype, and their outputs are cast to param_dtype. Default: BatchNorm, as LibTorch's kernels need its statistics
-  /// in the dtype of its weight.
+  /// Modules that compute in full precision, with all below them but for sharded modules: their parameters keep their dtype,
+  /// within the same group. Operators that use these parameters get their inputs in that dtype, and their outputs are cast to
+  /// param_dtype. What such a module computes without a parameter of its own, as an RMSNorm its mean, is in the dtype of its
+  /// input. An exempt module that is sharded by itself, as by a wrap policy, has a group of its own as FSDP1 makes one, and
+  /// `fsdp::call` of it casts at its boundary alone. Default: BatchNorm, as LibTorch's kernels need its statistics in the dtype
+  /// of its weight.
   std::function<bool(const torch::nn::Module& module)> is_exempt = &is_batch_norm;
 };
 

@@ -24,6 +24,7 @@ struct FSDP_API GroupReport {
   /// Names and unsharded bytes of parameters that need no gradient, and of those that do.
   std::vector<std::string> frozen_parameters = {}, trainable_parameters = {};
   int64_t frozen_bytes = 0, trainable_bytes = 0;
+  std::vector<std::string> exempt_parameters = {};  ///< of modules that MixedPrecisionPolicy::is_exempt names
   /// Bytes of zeros that are reduced for frozen parameters. Only in the flat layout, for parameters that were frozen after
   /// fully_shard beside others that were not.
   int64_t extra_gradient_bytes = 0;

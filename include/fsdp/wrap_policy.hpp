@@ -20,7 +20,8 @@ struct FSDP_API WrapCandidate {
 };
 
 /// Which modules of a tree become units, each with its own call of `fully_shard`: FSDP1's wrap policies. The root is always a
-/// unit. A policy is not asked about ignored modules and those below them.
+/// unit. A policy is not asked about ignored modules and those below them. What a policy of mixed precision exempts
+/// (MixedPrecisionPolicy::is_exempt) is a unit in any case if it has parameters.
 struct FSDP_API WrapPolicy {
   /// Whether to look for units below a module; `numel` counts all its parameters then. Default: always.
   std::function<bool(const WrapCandidate& candidate)> enters = {};
@@ -62,6 +63,7 @@ struct FSDP_API PlannedUnit {
   int64_t bytes = 0;                    ///< of these parameters, unsharded
   int64_t frozen_bytes = 0;             ///< of those among them that need no gradient
   std::vector<std::string> frozen_parameters;  ///< the names of those
+  bool is_exempt = false;  ///< MixedPrecisionPolicy::is_exempt holds for it, or for a module around it
 };
 
 /// The units that a policy chose in a tree. Nothing is sharded yet.

@@ -125,6 +125,7 @@ bool shows_nvtx() { return read_flag("FSDP_NVTX"); }
 
 bool copies_on_cpu() { return read_flag("FSDP_COPY_ON_CPU"); }
 bool checks_schedule() { return read_flag("FSDP_SCHEDULE_CHECK", /*when_unset=*/true); }
+bool computes_in_full_precision_in_eval() { return read_flag("FSDP_USE_FULL_PREC_IN_EVAL"); }
 bool sanitizes() { return read_flag("FSDP_SANITIZE"); }
 int sanitizer_seed() { return read_int("FSDP_SANITIZE_SEED", 0).value_or(1); }
 

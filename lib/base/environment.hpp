@@ -22,6 +22,9 @@ bool fakes_reduce();
 /// FSDP_COPY_ON_CPU: CPUOffloadPolicy copies on a mesh of CPUs too, as it does where there is a device.
 bool copies_on_cpu();
 
+/// FSDP_USE_FULL_PREC_IN_EVAL, FSDP1's: as with full_precision_in_eval in every policy.
+bool computes_in_full_precision_in_eval();
+
 /// TORCH_DISTRIBUTED_DEBUG=DETAIL, in any case: ranks compare their schedules before every collective.
 bool debugs_in_detail();
 /// FSDP_SCHEDULE_CHECK; default true. False: ranks never compare their schedules.

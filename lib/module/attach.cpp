@@ -1,5 +1,6 @@
 #include "module/attach.hpp"
 
+#include "base/environment.hpp"
 #include "base/log.hpp"
 #include "module/module_access.hpp"
 #include "module/prepare.hpp"
@@ -39,6 +40,13 @@ std::shared_ptr<RootContext> attach_groups(Prepared& prepared) {
   return context;
 }
 
+FullyShardOptions with_environment(FullyShardOptions options) {
+  auto& policy = options.mp_policy;
+  const bool casts = policy.param_dtype || policy.param_dtype_override || policy.buffer_dtype;
+  policy.full_precision_in_eval |= casts && environment::computes_in_full_precision_in_eval();
+  return options;
+}
+
 void follow_modes(const std::shared_ptr<ModuleState>& state) {
   if (!state->precision().follows_modes()) return;
   for (const auto& group : state->live_groups())
@@ -48,11 +56,22 @@ void follow_modes(const std::shared_ptr<ModuleState>& state) {
     });
 }
 
+/// To the device, and in the policy's dtype where it is not exempt from that.
+void move_buffers(const ManagedStates& states, ModuleState& state, c10::Device device) {
+  const auto& exempt = states.exempt_buffers;
+  ModulePrecision(MixedPrecisionPolicy(), {}).move_buffers(exempt, device);
+  auto buffers = states.buffers;
+  std::erase_if(buffers, [&](const at::Tensor& buffer) {
+    return std::ranges::any_of(exempt, [&](const at::Tensor& other) { return other.is_same(buffer); });
+  });
+  state.precision().move_buffers(buffers, device);
+}
+
 }  // namespace
 
 std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested, const FullyShardOptions& options,
                                     const ModuleState* like) {
-  auto prepared = prepare(requested, options, like);
+  auto prepared = prepare(requested, with_environment(options), like);
   const auto& info = prepared.request.mesh_info;
   const auto device = info.mesh.device();
   info_once("parameters() of a sharded module are DTensors: sizes, numel and grad mean the whole parameter; this rank's part is "
@@ -63,7 +82,7 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested, const
                                                    std::move(prepared.owned), std::move(prepared.states.shared),
                                                    std::move(context));
   follow_modes(state);
-  state->precision().move_buffers(prepared.states.buffers, device);
+  move_buffers(prepared.states, *state, device);
   for (const auto& nested : prepared.walk.nested) state->adopt(nested);
   settle_ties(state);
   for (auto* module : prepared.modules) remember_state(*module, state);

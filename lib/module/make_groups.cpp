@@ -17,7 +17,7 @@ void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecis
   require(!policy.param_dtype || at::isFloatingType(*policy.param_dtype),
           "{}: mp_policy.param_dtype is {}; expected a floating-point dtype", param.name,
           c10::toString(policy.param_dtype.value_or(own)));
-  if (policy.is_exempt && policy.is_exempt(*param.registrations.front().module)) {
+  if (param.is_exempt) {
     result.output_dtype = policy.param_dtype;
     return;
   }

@@ -50,13 +50,14 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
       const auto [found, is_new] = known.emplace(param.unsafeGetTensorImpl(), states.params.size());
       if (is_new) {
         check_param(param, name, device);
-        states.params.push_back({param, name, walked.unit, {}});
+        states.params.push_back({param, name, walked.unit, {}, walked.is_exempt});
       }
       states.params[found->second].registrations.push_back(std::move(place));
     }
     for (const auto& buffer : walked.module->named_buffers(/*recurse=*/false))
       if (buffer.value().defined() && known_buffers.insert(buffer.value().unsafeGetTensorImpl()).second) {
         states.buffers.push_back(buffer.value());
+        if (walked.is_exempt) states.exempt_buffers.push_back(buffer.value());
         states.buffer_names.push_back(join_path(walked.path, buffer.key()));
       }
   }

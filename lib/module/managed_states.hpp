@@ -17,6 +17,7 @@ struct ManagedParam {
   std::string name;  ///< relative to its unit, its first name in depth-first order
   size_t unit;       ///< which of the modules that share the group
   std::vector<Registration> registrations;
+  bool is_exempt = false;    ///< its first place is
   std::optional<TiedSource> tied = {};  ///< by a sharded module below, which is to give it up
 };
 
@@ -25,6 +26,7 @@ struct ManagedStates {
   std::vector<ManagedParam> params;
   std::vector<SharedEntry> shared;  ///< entries that hold another group's unsharded parameter
   std::vector<at::Tensor> buffers;
+  std::vector<at::Tensor> exempt_buffers;   ///< those of them that buffer_dtype is not for
   std::vector<std::string> buffer_names;  ///< as the parameters' names
 };
 

@@ -16,14 +16,15 @@ using torch::nn::Module;
 class Walker {
  public:
   Walker(const std::vector<Module*>& roots, const std::vector<at::Tensor>& ignored_params,
-         const std::vector<std::shared_ptr<Module>>& ignored_modules)
+         const std::vector<std::shared_ptr<Module>>& ignored_modules, const IsExempt& is_exempt)
       : roots_(roots.begin(), roots.end()) {
+    walk_.is_exempt = is_exempt;
     for (const auto& param : ignored_params) walk_.ignored.insert(param.unsafeGetTensorImpl());
     for (const auto& module : ignored_modules) ignore_subtree(*module);
   }
 
   ModuleWalk run(const std::vector<Module*>& roots) {
-    for (; unit_ < roots.size(); ++unit_) visit(*roots[unit_], "", /*is_start=*/true);
+    for (; unit_ < roots.size(); ++unit_) visit(*roots[unit_], "", /*is_start=*/true, /*is_exempt=*/false);
     return std::move(walk_);
   }
 
@@ -36,7 +37,8 @@ class Walker {
       if (child.value()) ignore_subtree(*child.value());
   }
 
-  void visit(Module& module, const std::string& path, bool is_start) {
+  /// is_exempt: the module around it is.
+  void visit(Module& module, const std::string& path, bool is_start, bool is_exempt) {
     if (!is_start && roots_.contains(&module)) return;  // its own turn comes
     if (!seen_.insert(&module).second) return;
     if (auto state = find_state(module); state && !is_start) {
@@ -45,9 +47,10 @@ class Walker {
       walk_.nested.push_back({std::move(state), &module, path});
       return;
     }
-    if (!leaves_the_walk(module)) walk_.managed.push_back({&module, path, unit_});
+    is_exempt = is_exempt || (walk_.is_exempt && walk_.is_exempt(module));
+    if (!leaves_the_walk(module)) walk_.managed.push_back({&module, path, unit_, is_exempt});
     for (const auto& child : module.named_children())
-      if (child.value()) visit(*child.value(), join_path(path, child.key()), false);
+      if (child.value()) visit(*child.value(), join_path(path, child.key()), false, is_exempt);
   }
 
   /// Named in ignored_modules, or nothing of it is left to manage and it has no buffers.
@@ -86,11 +89,15 @@ void check_ignored_modules(const std::vector<Module*>& roots,
   }
 }
 
+IsExempt exempted_by(const MixedPrecisionPolicy& policy) {
+  return policy.param_dtype || policy.param_dtype_override ? policy.is_exempt : IsExempt();
+}
+
 ModuleWalk walk_modules(const std::vector<Module*>& roots,
                         const std::vector<at::Tensor>& ignored_params,
-                        const std::vector<std::shared_ptr<Module>>& ignored_modules) {
+                        const std::vector<std::shared_ptr<Module>>& ignored_modules, const IsExempt& is_exempt) {
   check_ignored_modules(roots, ignored_modules);
-  return Walker(roots, ignored_params, ignored_modules).run(roots);
+  return Walker(roots, ignored_params, ignored_modules, is_exempt).run(roots);
 }
 
 }  // namespace fsdp

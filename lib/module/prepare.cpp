@@ -51,8 +51,8 @@ std::vector<Unit> checked_units(const std::vector<Module*>& modules, const Mixed
   for (auto* module : modules) units.push_back({module, "", module->weak_from_this()});
   for (const auto& unit : units)
     require(!policy.full_precision_in_eval || !unit.alive.expired(),
-            "fully_shard: full_precision_in_eval needs {} to be owned by a shared_ptr (make_shared, or a module "
-            "holder), as its mode is read later",
+            "fully_shard: full_precision_in_eval (FSDP_USE_FULL_PREC_IN_EVAL=1) needs {} to be owned by a shared_ptr "
+            "(make_shared, or a module holder), as its mode is read later",
             unit.module->name());
   return units;
 }
@@ -84,7 +84,9 @@ void prepare_places(Prepared& prepared, const std::vector<Module*>& requested, c
   auto& [request, modules, units, walk, states, places, groups, owned] = prepared;
   check_options(options);
   modules = checked_modules(requested);
-  walk = walk_modules(modules, options.ignored_params, options.ignored_modules);
+  walk = walk_modules(modules, options.ignored_params, options.ignored_modules, exempted_by(options.mp_policy));
+  request.is_exempt =
+      walk.is_exempt && std::ranges::all_of(modules, [&](const auto* module) { return walk.is_exempt(*module); });
   check_nested(walk);
   request.ignored = walk.ignored;
   states = collect_states(walk, request.mesh_info.mesh.device());

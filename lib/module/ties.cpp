@@ -45,7 +45,7 @@ std::vector<FoundParam> shared_inside(const ManagedStates& states, const ModuleW
 /// Finds every place that registers one of the parameters, sharded modules included.
 class Places {
  public:
-  explicit Places(const std::vector<FoundParam>& params) : found_(params.size()) {
+  Places(const std::vector<FoundParam>& params, const IsExempt& is_exempt) : is_exempt_(is_exempt), found_(params.size()) {
     for (size_t i = 0; i < params.size(); ++i) {
       by_tensor_[params[i].param().unsharded_param().unsafeGetTensorImpl()] = i;
       by_tensor_[params[i].param().sharded.identity()] = i;
@@ -56,18 +56,21 @@ class Places {
     Registration entry;
     std::string name;
     size_t unit;
+    bool is_exempt;
   };
 
-  void visit(Module& module, const std::string& path, size_t unit) {
+  /// is_exempt: the module around it is.
+  void visit(Module& module, const std::string& path, size_t unit, bool is_exempt = false) {
     if (!seen_.insert(&module).second) return;
+    is_exempt = is_exempt || (is_exempt_ && is_exempt_(module));
     const auto& table = ModuleAccess::parameters(module);
     for (size_t slot = 0; slot < table.size(); ++slot) {
       const auto param = param_at(module, slot);
       if (!param) continue;
-      found_[*param].push_back({registration_at(module, slot), join_path(path, table[slot].key()), unit});
+      found_[*param].push_back({registration_at(module, slot), join_path(path, table[slot].key()), unit, is_exempt});
     }
     for (const auto& child : module.named_children())
-      if (child.value()) visit(*child.value(), join_path(path, child.key()), unit);
+      if (child.value()) visit(*child.value(), join_path(path, child.key()), unit, is_exempt);
   }
 
   const std::vector<Place>& of(size_t param) const { return found_[param]; }
@@ -79,6 +82,7 @@ class Places {
     return known != by_tensor_.end() ? std::optional(known->second) : std::nullopt;
   }
 
+  const IsExempt& is_exempt_;
   std::vector<std::vector<Place>> found_;
   std::unordered_map<const c10::TensorImpl*, size_t> by_tensor_;
   std::unordered_set<const Module*> seen_;
@@ -89,7 +93,7 @@ class Places {
 void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const ModuleWalk& walk) {
   const auto claimed = shared_inside(states, walk);
   if (claimed.empty()) return;
-  Places places(claimed);
+  Places places(claimed, walk.is_exempt);
   for (size_t unit = 0; unit < units.size(); ++unit) places.visit(*units[unit], "", unit);
   for (size_t i = 0; i < claimed.size(); ++i) {
     const auto& found = claimed[i];
@@ -100,7 +104,7 @@ void claim_ties(ManagedStates& states, const std::vector<Module*>& units, const 
                   "its local shards (fsdp::local_shards); call that after the last fully_shard",
                   found.param().name(), found.group->name());
     const auto& first = places.of(i).front();
-    ManagedParam param{unsharded_param, first.name, first.unit, {}, TiedSource{found.group, found.index}};
+    ManagedParam param{unsharded_param, first.name, first.unit, {}, first.is_exempt, TiedSource{found.group, found.index}};
     for (const auto& place : places.of(i)) param.registrations.push_back(place.entry);
     states.params.push_back(std::move(param));
     std::erase_if(states.shared, [&](const SharedEntry& entry) { return entry.unsharded_param().is_same(unsharded_param); });

@@ -30,12 +30,22 @@ struct DenseImpl : torch::nn::Module {
 };
 TORCH_MODULE(Dense);
 
+/// What mixed precision may leave alone: a part of it computes without parameters.
+struct DownImpl : DenseImpl {
+  using DenseImpl::DenseImpl;
+  at::Tensor forward(const at::Tensor& x) {
+    return DenseImpl::forward(x * torch::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 0.1));
+  }
+};
+TORCH_MODULE(Down);
+
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(c10::Device device)
       : up(register_module("up", Dense(kWidth, kInner, device))),
-        down(register_module("down", Dense(kInner, kWidth, device))) {}
-  at::Tensor forward(const at::Tensor& x) { return x + down(torch::tanh(up(x))); }
-  Dense up, down;
+        down(register_module("down", Down(kInner, kWidth, device))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + fsdp::call(down, torch::tanh(up(x))); }
+  Dense up;
+  Down down;
 };
 TORCH_MODULE(Block);
 
@@ -108,7 +118,14 @@ json train(const json& row, const fsdp::DeviceMesh& hybrid, const at::Tensor& we
     // Without synchronisation all ranks begin alike.
     load_weights(*model, *model, options.sync_module_states ? weights + rank : weights);
   }
-  const auto root = fsdp::fully_shard_fsdp1(model, fsdp::wrap_class<BlockImpl>(), options);
+  const bool has_exempt = row.value("exempt", false);
+  if (has_exempt) model->to(torch::kFloat);
+  const auto root = fsdp::fully_shard_fsdp1(model, fsdp::wrap_class<BlockImpl>(), options, [&](fsdp::FullyShardOptions& more) {
+    if (!has_exempt) return;
+    more.mp_policy = {.param_dtype = torch::kBFloat16,
+                      .reduce_dtype = torch::kFloat,
+                      .is_exempt = [](const torch::nn::Module& module) { return dynamic_cast<const DownImpl*>(&module) != nullptr; }};
+  });
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
   json losses = json::array(), norms = json::array(), final_weights = json::array();
   for (int64_t step = 0; step < inputs.size(1); ++step) {

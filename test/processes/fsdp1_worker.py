@@ -9,18 +9,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, ShardingStrategy, _init_utils
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy, _init_utils
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import rows
 from rows import BATCH, INNER, WIDTH, Net
 
 
+class Down(nn.Linear):
+    """What mixed precision may leave alone: a part of it computes without parameters."""
+
+    def forward(self, x):
+        return super().forward(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1))
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.up = nn.Linear(WIDTH, INNER)
-        self.down = nn.Linear(INNER, WIDTH)
+        self.down = Down(INNER, WIDTH)
 
     def forward(self, x):
         return x + self.down(torch.tanh(self.up(x)))
@@ -85,8 +92,13 @@ def train_there(row, weights, inputs, rank, size):
         # On CPU, FSDP1 cannot count a node's devices by itself, as hybrid_mesh() does.
         shape = (1, size) if row.get("one_node") else (2, size // 2)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    half = None
+    if row.get("exempt"):
+        model = model.float()
+        half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, _module_classes_to_ignore=(Down,))
     model = FullyShardedDataParallel(
         model,
+        mixed_precision=half,
         sharding_strategy=ShardingStrategy[row.get("sharding_strategy", "FULL_SHARD")],
         device_mesh=mesh,
         auto_wrap_policy=ModuleWrapPolicy({Block}),

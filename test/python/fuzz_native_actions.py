@@ -42,6 +42,7 @@ def native_shard(draw, pool):
     arguments = {"reshard_after_forward": None, "ignored_params": [], "replicated_params": [], "param_dtype": None,
                  "reduce_dtype": None, "reduce_in_own_dtype": True, "output_dtype": None, "cast_forward_inputs": True,
                  "param_dtype_override_fn": None, "apply_to_tensors": _fully_shard._apply_to_tensors, "offloads": False,
+                 "buffer_dtype": None, "full_precision_in_eval": False, "is_exempt": None,
                  "pin_memory": False, "ignored_modules": [], "sync_from_rank0": False, "sanitizer": None,
                  "all_gather_extension_fn": None}
     for name in list(arguments):

@@ -171,6 +171,9 @@ def policy(draw, api=fsdp):
     more = {}
     if draw.random() < 0.2:
         more["param_dtype_override_fn"] = callback(draw)
+    if api is fsdp and draw.random() < 0.2:
+        more.update(buffer_dtype=draw.choice(dtypes), full_precision_in_eval=draw.choice([True, False, None, "x"]),
+                    is_exempt=draw.choice([None, callback(draw)]))
     return api.MixedPrecisionPolicy(param_dtype=draw.choice(dtypes), reduce_dtype=draw.choice(dtypes),
                                     output_dtype=draw.choice(dtypes),
                                     cast_forward_inputs=draw.choice([True, True, False, None, "x"]), **more)

@@ -30,8 +30,8 @@ def run_on_a_rank(folder, names=None):
     import torch.distributed as dist
 
     import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_functions, beyond_moves  # noqa: E401, F401
-    import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
+    import beyond_full_parameters, beyond_functions, beyond_materialize, beyond_mixed_precision  # noqa: E401, F401
+    import beyond_moves, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
     import local_shards  # more of its checks
@@ -72,8 +72,8 @@ elif __name__ == "__main__" and sys.argv[1:2] == ["--after-a-subinterpreter"]:
     run_on_a_rank(sys.argv[2], [AFTER_A_SUBINTERPRETER])
 elif __name__ == "__main__":
     import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_functions, beyond_moves  # noqa: E401, F401
-    import beyond_materialize, beyond_options, beyond_outside_forward  # noqa: E401, F401
+    import beyond_full_parameters, beyond_functions, beyond_materialize, beyond_mixed_precision  # noqa: E401, F401
+    import beyond_moves, beyond_options, beyond_outside_forward  # noqa: E401, F401
     import beyond_reductions, beyond_wrapping  # noqa: E401, F401
     import beyond_fsdp2
     import local_shards  # more of its checks

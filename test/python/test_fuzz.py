@@ -91,9 +91,10 @@ class Findings(unittest.TestCase):
 
     def arguments(self):
         named = dict.fromkeys(("reshard_after_forward", "param_dtype", "reduce_dtype", "output_dtype",
-                               "param_dtype_override_fn", "apply_to_tensors", "sanitizer", "all_gather_extension_fn"))
+                               "param_dtype_override_fn", "buffer_dtype", "is_exempt", "apply_to_tensors", "sanitizer",
+                               "all_gather_extension_fn"))
         return {**named, "ignored_params": [], "replicated_params": [], "cast_forward_inputs": True,
-                "reduce_in_own_dtype": True, "ignored_modules": [], "sync_from_rank0": False,
+                "reduce_in_own_dtype": True, "full_precision_in_eval": False, "ignored_modules": [], "sync_from_rank0": False,
                 "offloads": False, "pin_memory": False}
 
     def test_modules_that_lead_back_up_are_followed_once(self):

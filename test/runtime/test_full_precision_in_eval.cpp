@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "support/models.hpp"
+#include "support/scoped_environment.hpp"
 
 // MixedPrecisionPolicy::full_precision_in_eval: low precision is for training alone.
 
@@ -178,6 +179,20 @@ TEST_CASE("boundary casts and exempt modules follow the mode", "[full_precision_
     rank.check_identical(call(model, x), plain->forward(x), "through the boundary, bit for bit");
     model->train();
     rank.check_equal(dtype_of(call(model, x)), std::string("BFloat16"), "the output in training again");
+  }));
+}
+
+TEST_CASE("FSDP1's variable asks for it in every policy that casts", "[full_precision_in_eval]") {
+  const ScopedEnvironment set(Variables{{"FSDP_USE_FULL_PREC_IN_EVAL", "1"}});
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = sharded_chain(rank.mesh(), {.mp_policy = {.param_dtype = at::kBFloat16}});
+    for (const bool trains : {true, false, true}) {
+      model->train(trains);
+      torch::NoGradGuard no_grad;
+      rank.check_equal(dtype_of(model->forward(input_of(0))), std::string(trains ? "BFloat16" : "Float"), "the output");
+    }
+    torch::nn::Linear on_the_stack(2, 2);
+    fully_shard(*on_the_stack, {.mesh = rank.mesh()});  // casts nothing, so that no mode is asked for
   }));
 }
 

@@ -318,6 +318,106 @@ TEST_CASE("exempt modules compute in full precision and give low precision back"
   }));
 }
 
+namespace {
+
+struct RmsNormImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    last_mean = x.square().mean(-1, /*keepdim=*/true);
+    return weight * x * torch::rsqrt(last_mean + 1e-6);
+  }
+  at::Tensor weight = register_parameter("weight", torch::linspace(0.5, 1.5, 6));
+  at::Tensor last_mean;
+};
+TORCH_MODULE(RmsNorm);
+
+struct NormedImpl : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 6));
+  RmsNorm norm = register_module("norm", RmsNorm());
+  torch::nn::MultiheadAttention attention = register_module("attention", torch::nn::MultiheadAttention(6, 2));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(6, 6));
+  at::Tensor forward(at::Tensor x) {
+    x = call(norm, first(x));
+    return last(x + std::get<0>(call(attention, x, x, x)));
+  }
+  /// What it is to compute: the linear layers in bfloat16, the others in float32.
+  at::Tensor by_hand(const at::Tensor& x) {
+    auto in_half = [](const torch::nn::Linear& layer, const at::Tensor& input) {
+      return torch::linear(input, layer->weight.to(at::kBFloat16), layer->bias.to(at::kBFloat16));
+    };
+    const auto normed = norm(in_half(first, x.to(at::kBFloat16)).to(at::kFloat)).to(at::kBFloat16);
+    const auto wide = normed.to(at::kFloat);
+    return in_half(last, normed + std::get<0>(attention(wide, wide, wide)).to(at::kBFloat16));
+  }
+};
+TORCH_MODULE(Normed);
+
+bool is_norm_or_attention(const torch::nn::Module& module) {
+  return dynamic_cast<const RmsNormImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(&module) != nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("buffers of exempt modules keep their dtype, as their kernels need", "[mixed_precision]") {
+  namespace nn = torch::nn;
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(1, [] { return nn::Sequential(nn::Linear(6, 6), nn::BatchNorm1d(6)); });
+    fully_shard(model, {.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kBFloat16, .buffer_dtype = at::kBFloat16}});
+    for (const bool trains : {true, false}) {
+      model->train(trains);
+      check_dtype(rank, model->forward(torch::ones({4, 6})), at::kBFloat16, "the output");
+    }
+    check_dtype(rank, model[1]->as<nn::BatchNorm1d>()->running_mean, at::kFloat, "the statistics");
+  }));
+}
+
+TEST_CASE("an exempt module's descendants are exempt, too", "[mixed_precision]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto model = seeded(4, [] { return Normed(); });
+    const auto root = fully_shard(model, {.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kBFloat16, .is_exempt = &is_norm_or_attention}});
+    check_dtype(rank, model->attention->in_proj_weight, at::kFloat, "its own parameter");
+    check_dtype(rank, model->attention->out_proj->weight, at::kFloat, "one of a module in it");
+    check_dtype(rank, model->norm->weight, at::kFloat, "the norm's");
+    check_dtype(rank, model->first->weight, at::kBFloat16, "another module's");
+    const auto output = model->forward(Inputs(rank.index(), 0).normal({4, 2, 6}));
+    check_dtype(rank, output, at::kBFloat16, "the output");
+    output.to(at::kFloat).square().mean().backward();
+    const auto text = root.report().to_string();
+    rank.check(text.find("exempt from mixed precision: norm.weight, attention.") != std::string::npos, "reported: " + text);
+  }));
+}
+
+TEST_CASE("a policy makes units of exempt modules, which compute in full precision between casts at their boundary",
+          "[mixed_precision][wrap_policy]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    for (const auto& policy : {wrap_class<torch::nn::Conv2dImpl>(), wrap_class<torch::nn::LinearImpl>()}) {
+      auto make = [] { return seeded(4, [] { return Normed(); }); };
+      auto model = make(), plain = make();
+      const FullyShardOptions options{.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kBFloat16, .is_exempt = &is_norm_or_attention}};
+      const auto plan = plan_wrapping(*model, policy, options);
+      std::vector<std::string> exempt;
+      for (const auto& unit : plan.units)
+        if (unit.is_exempt) exempt.push_back(unit.name);
+      const bool has_out_proj = plan.units.size() == 6;
+      rank.check_equal(exempt, has_out_proj ? std::vector<std::string>{"norm", "attention.out_proj", "attention"}
+                                            : std::vector<std::string>{"norm", "attention"},
+                       "exempt units");
+      rank.check(plan.to_string().find("  note: exempt from mixed precision") != std::string::npos, plan.to_string());
+      apply_wrapping(plan);
+      for (int step = 0; step < 2; ++step) {
+        const auto x = Inputs(rank.index(), step).normal({4, 2, 6});
+        const auto output = model->forward(x);
+        check_dtype(rank, model->norm->last_mean, at::kFloat, "the norm's mean");
+        rank.check_close(output.detach(), plain->by_hand(x).detach(), "as by hand", 1e-2);
+        output.to(at::kFloat).square().mean().backward();
+      }
+      rank.check(model->norm->parameters()[0].grad().defined(), "the norm's gradient");
+    }
+    const auto plan = plan_wrapping(*Normed(), wrap_class<torch::nn::Conv2dImpl>(), {.mesh = rank.mesh(), .mp_policy = {.is_exempt = &is_norm_or_attention}});
+    rank.check_equal(plan.units.size(), size_t{1}, "there is nothing to be exempt from");
+  }));
+}
+
 TEST_CASE("a boundary passes on what is no tensor, and forwards that return nothing", "[mixed_precision]") {
   struct CountsImpl : torch::nn::Module {
     void forward(const at::Tensor& x, int& calls) { calls += static_cast<int>(linear->forward(x).numel()); }

@@ -69,7 +69,7 @@ TEST_CASE("the order of modules and parts of the tree keep their names", "[runti
 TEST_CASE("mixed precision saves the original dtypes, cast buffers included", "[runtime][state_dict]") {
   on_ranks(2, [](Rank& rank) {
     auto plain = plain_odd(), model = plain_odd();
-    shard_odd(model, rank, {}, {.param_dtype = at::kBFloat16, .buffer_dtype = at::kDouble});
+    shard_odd(model, rank, {}, {.param_dtype = at::kBFloat16, .buffer_dtype = at::kDouble, .is_exempt = {}});
     rank.check(model->norm->running_mean.scalar_type() == at::kDouble, "a cast buffer");
     check_full(rank, state_dict(model), *plain, "full");
     rank.check(state_dict(model, {.kind = StateDictKind::kLocal}).find("norm.running_var")->value.scalar_type() == at::kFloat, "local");

@@ -39,6 +39,7 @@ class ScopedEnvironment {
                              "FSDP_LOG_LEVEL",
                              "FSDP_FAKE_ALL_GATHER",
                              "FSDP_FAKE_REDUCE",
+                             "FSDP_USE_FULL_PREC_IN_EVAL",
                              "FSDP_SANITIZE",
                              "FSDP_SANITIZE_SEED",
                              "FSDP_SCHEDULE_CHECK",

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <optional>
+#include <vector>
 
 #include "py_ref.hpp"
 
@@ -11,7 +12,8 @@ namespace fsdp::python {
 /// What happens at the boundary of a module's forward beside the core's work.
 struct BoundaryCasts {
   std::optional<at::ScalarType> inputs, outputs;
-  py::object apply;  ///< torch's own walk through nested containers: (function, value) -> value
+  std::vector<bool> is_exempt;  ///< by module: its inputs are its own hooks' business
+  py::object apply;             ///< torch's own walk through nested containers: (function, value) -> value
 };
 
 /// Every floating-point tensor in `value`, however deep, in `dtype`.

@@ -52,9 +52,16 @@ ReduceScatterStart start_named(const std::string& name) {
 /// Before the first forward FSDP2 has nothing to finalize, whatever module and mode it is asked for.
 bool has_begun(Controlled& self) { return handles::state(self.controls()).context()->has_started(); }
 
-/// Where a module stands among others.
-void define_places(PySharded& module) {
-  module.def("is_root", [](Controlled& self) { return self.controls().is_root(); });
+/// These take the places of the buffers that the policy keeps in another dtype.
+void cast_buffers(Controlled& self, const std::vector<at::Tensor>& buffers) {
+  auto& precision = handles::state(self.controls()).precision();
+  precision.set_cast_buffers({});
+  for (const auto& buffer : buffers) precision.move_buffers({buffer}, buffer.device());
+}
+
+/// What a module is and has, rather than what its root does.
+void define_modules_own(PySharded& module) {
+  module.def("cast_buffers", &cast_buffers).def("is_root", [](Controlled& self) { return self.controls().is_root(); });
 }
 
 /// When parameters are gathered, and how long they stay.
@@ -150,7 +157,7 @@ std::vector<FSDPModule> controls_of(const Modules& modules) {
 }
 
 void define_controls(PySharded& module) {
-  define_places(module);
+  define_modules_own(module);
   define_residency_controls(module);
   define_backward_controls(module);
   define_reduction_controls(module);

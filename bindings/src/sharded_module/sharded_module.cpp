@@ -193,7 +193,8 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   }
   passes_.enter(index);
   if (params_.form() != Form::kUnsharded) params_.show_as(Form::kUnsharded);
-  if (!casts_.inputs) return py::none();
+  if (!casts_.inputs || casts_.is_exempt[index] || handles::state(controls_).precision().computes_in_own_dtype())
+    return py::none();
   RECORD_USER_SCOPE("FSDP::cast_forward_inputs");
   return py::make_tuple(cast_all(casts_, args, *casts_.inputs), cast_all(casts_, kwargs, *casts_.inputs));
 }

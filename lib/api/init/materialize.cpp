@@ -37,7 +37,7 @@ void allocate(const ModuleTree& tree, std::optional<c10::Device> device) {
   for (const auto& entry : tree.buffers) allocate_plain(entry.tensor, *device);
 }
 
-/// Calls what a program has given for a module; what it throws says which module that was, and keeps its type where that can be.
+/// Calls what a program has given for a module. What it throws says which module that was, and keeps its type if it can.
 bool apply_named(const ModuleInitializer& given, torch::nn::Module& module, Initializer& init, const std::string& subject) {
   try {
     return given.apply(module, init);

@@ -44,6 +44,15 @@ size_t parameters_of(const ParamGroup& group) {
                                            [](const FSDPParam& param) { return !param.has_moved_away; }));
 }
 
+/// Names of parameters that the policy would cast, had it not exempted their modules.
+std::vector<std::string> exempt_parameters(const ParamGroup& group) {
+  std::vector<std::string> names;
+  if (!group.parts().config.mp_policy.param_dtype) return names;
+  for (const auto& param : group.params())
+    if (!param.has_moved_away && param.spec.output_dtype) names.push_back(param.name());
+  return names;
+}
+
 void add_groups(ModuleState& state, int depth, Report& report) {
   const auto groups = state.live_groups();
   for (const auto& group : groups) {
@@ -59,6 +68,7 @@ void add_groups(ModuleState& state, int depth, Report& report) {
                              .trainable_parameters = mixture.trainable.names,
                              .frozen_bytes = mixture.frozen.bytes,
                              .trainable_bytes = mixture.trainable.bytes,
+                             .exempt_parameters = exempt_parameters(*group),
                              .extra_gradient_bytes = mixture.extra_gradient_bytes});
   }
   if (groups.empty())
@@ -73,6 +83,12 @@ std::vector<std::string> names_of(const std::vector<int>& uses, std::span<ParamG
     names.push_back(group ? group->name() : "(gone)");
   }
   return names;
+}
+
+std::string exempt_note_of(const GroupReport& group) {
+  if (group.exempt_parameters.empty()) return "";
+  return fmt::format("  {:{}}  note: exempt from mixed precision: {}\n", "", 2 * group.depth,
+                     fmt::join(group.exempt_parameters, ", "));
 }
 
 /// "" for a group of one kind.
@@ -155,7 +171,7 @@ std::string Report::to_string() const {
     text += fmt::format("  {:{}}{}: {}; {}, {}; {}; {}\n", "", 2 * group.depth, group.name, group.parameters,
                         shown(group.sharded_bytes), shown(group.unsharded_bytes), group.layout,
                         group.reshard_after_forward);
-    text += note_of(group);
+    text += note_of(group) + exempt_note_of(group);
   }
   text += fmt::format("bytes on this rank: {} sharded, {} unsharded now, {} at most\n", shown(bytes.sharded),
                       shown(bytes.unsharded), shown(bytes.peak_unsharded));

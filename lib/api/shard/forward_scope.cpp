@@ -15,6 +15,21 @@ at::Tensor cast(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
   return casts ? tensor.to(*dtype) : tensor;
 }
 
+/// Of an exempt module: what its parameters are in; none if it has none that are floating-point.
+std::optional<at::ScalarType> own_dtype(const ModuleState& state) {
+  for (const auto& group : state.live_groups())
+    for (const auto& param : group->params())
+      if (at::isFloatingType(param.spec.param_dtype)) return param.spec.param_dtype;
+  return std::nullopt;
+}
+
+/// For each of the module's parameters what operators on it cast their results to.
+template <class Visit>
+void for_output_dtypes(const ModuleState& state, const Visit& visit) {
+  for (const auto& group : state.live_groups())
+    for (auto& param : group->parts().params) visit(param.spec.output_dtype);
+}
+
 }  // namespace
 
 std::vector<std::weak_ptr<ModuleState>> open_scopes() {
@@ -35,14 +50,35 @@ ForwardScope::~ForwardScope() {
   state_->context()->leave_scope();
 }
 
+namespace detail {
+
+BoundaryScope::BoundaryScope(const FSDPModule& module) {
+  if (!handles::state(module).request().is_exempt) return;
+  state_ = handles::shared_state(module);
+  for_output_dtypes(*state_, [this](auto& dtype) { output_dtypes_.push_back(std::exchange(dtype, std::nullopt)); });
+}
+
+BoundaryScope::~BoundaryScope() {
+  if (!state_) return;
+  size_t next = 0;
+  for_output_dtypes(*state_, [&](auto& dtype) { dtype = output_dtypes_[next++]; });
+}
+
+}  // namespace detail
+
 at::Tensor cast_boundary_input(const FSDPModule& module, const at::Tensor& input) {
-  const auto& policy = handles::state(module).request().options.mp_policy;
-  const bool casts = policy.cast_forward_inputs && !handles::state(module).precision().computes_in_own_dtype();
-  return casts ? cast(input, policy.param_dtype) : input;
+  auto& state = handles::state(module);
+  const auto& policy = state.request().options.mp_policy;
+  if (!policy.cast_forward_inputs || state.precision().computes_in_own_dtype()) return input;
+  return cast(input, state.request().is_exempt ? own_dtype(state) : policy.param_dtype);
 }
 
 at::Tensor cast_boundary_output(const FSDPModule& module, const at::Tensor& output) {
-  return cast(output, handles::state(module).request().options.mp_policy.output_dtype);
+  auto& state = handles::state(module);
+  const auto& policy = state.request().options.mp_policy;
+  const bool goes_back = state.request().is_exempt && policy.cast_forward_inputs && !policy.output_dtype &&
+                         !state.precision().computes_in_own_dtype();
+  return cast(output, goes_back ? policy.param_dtype : policy.output_dtype);
 }
 
 }  // namespace fsdp

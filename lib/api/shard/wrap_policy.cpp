@@ -33,14 +33,14 @@ const PlannedUnit* parent_of(const WrapPlan& plan, const PlannedUnit& unit) {
 class WrapPlanner {
  public:
   WrapPlanner(const WrapPolicy& policy, const FullyShardOptions& options)
-      : policy_(policy), options_(options) {}
+      : policy_(policy), options_(options), is_exempt_(exempted_by(options.mp_policy)) {}
 
   WrapPlan run(Module& root) {
     require_unsharded(root, "");
     check_ignored_modules({&root}, options_.ignored_modules);
     ignore(options_);
     for (const auto& module : options_.ignored_modules) collect_tree(*module, left_alone_);
-    visit(root, "", /*is_root=*/true);
+    visit(root, "", {.is_root = true});
     assign(root);
     return std::move(plan_);
   }
@@ -54,34 +54,48 @@ class WrapPlanner {
       if (child.value()) require_unsharded(*child.value(), join_path(path, child.key()));
   }
 
+  /// Where a module stands.
+  struct Place {
+    bool is_root = false;
+    bool is_asked = true;    // the policy looks below all modules around it
+    bool is_exempt = false;  // from mixed precision is one around it
+  };
+
   /// Plans the units of the module's subtree; returns how many elements they took.
-  int64_t visit(Module& module, const std::string& path, bool is_root) {
+  int64_t visit(Module& module, const std::string& path, const Place& place) {
     if (left_alone_.contains(&module) || !seen_.insert(&module).second) return 0;
     const int64_t numel = numel_of(module);
+    const bool is_exempt = is_exempt_ && is_exempt_(module) && !is_container(module);
+    Place below{.is_root = false, .is_asked = place.is_asked, .is_exempt = place.is_exempt || is_exempt};
+    if (below.is_asked && policy_.enters) below.is_asked = policy_.enters(WrapCandidate{module, path, numel, place.is_root});
     int64_t taken = 0;
-    if (!policy_.enters || policy_.enters(WrapCandidate{module, path, numel, is_root}))
+    if (below.is_asked || is_exempt_)
       for (const auto& child : module.named_children())
-        if (child.value()) taken += visit(*child.value(), join_path(path, child.key()), false);
-    auto options = options_of(WrapCandidate{module, path, numel - taken, is_root});
+        if (child.value()) taken += visit(*child.value(), join_path(path, child.key()), below);
+    auto options = options_of(WrapCandidate{module, path, numel - taken, place.is_root}, place, is_exempt);
     if (!options) return taken;
-    if (!is_root) refuse_container(module);
-    add_unit(module, path, std::move(*options));
+    if (!place.is_root) refuse_container(module);
+    add_unit(module, path, std::move(*options), below.is_exempt);
     return numel;
   }
 
   /// Of a module that is to be a unit.
-  std::optional<FullyShardOptions> options_of(const WrapCandidate& candidate) const {
+  std::optional<FullyShardOptions> options_of(const WrapCandidate& candidate, const Place& place, bool is_exempt) const {
     if (candidate.is_root) return options_;
-    auto options = policy_.wraps ? policy_.wraps(candidate, options_) : std::nullopt;
+    auto options = place.is_asked && policy_.wraps ? policy_.wraps(candidate, options_) : std::nullopt;
+    if (!options && is_exempt && candidate.numel > 0) options = options_;
     if (!options) return std::nullopt;
+    // What is below an exempt module is exempt, which a call for it alone could not tell.
+    if (place.is_exempt) options->mp_policy.is_exempt = [](const Module&) { return true; };
     return options_within(candidate.module, std::move(*options));
   }
 
-  void add_unit(Module& module, const std::string& path, FullyShardOptions options) {
+  void add_unit(Module& module, const std::string& path, FullyShardOptions options, bool is_exempt) {
     auto& unit = plan_.units.emplace_back();
     unit.module = &module;
     unit.name = path;
     unit.options = std::move(options);
+    unit.is_exempt = is_exempt;
     ignore(unit.options);  // as the units around it will do
     claim(module, path);
   }
@@ -89,7 +103,8 @@ class WrapPlanner {
   void ignore(const FullyShardOptions& options) {
     for (const auto& param : options.ignored_params) ignored_.insert(param.unsafeGetTensorImpl());
     for (const auto& module : options.ignored_modules)
-      for (const auto& param : module ? module->parameters() : std::vector<at::Tensor>{}) ignored_.insert(param.unsafeGetTensorImpl());
+      for (const auto& param : module ? module->parameters() : std::vector<at::Tensor>{})
+        ignored_.insert(param.unsafeGetTensorImpl());
   }
 
   /// Of what the root's call ignores, a unit's call may name what is in the unit alone. A parameter of it that the unit has,
@@ -169,6 +184,7 @@ class WrapPlanner {
 
   const WrapPolicy& policy_;
   const FullyShardOptions& options_;
+  IsExempt is_exempt_;
   std::unordered_set<const Module*> seen_, left_alone_;  // ignored modules, with all below them
   struct Claim {
     at::Tensor param;
@@ -193,6 +209,7 @@ void print_tree(const WrapPlan& plan, const PlannedUnit& unit, int depth, std::s
   const std::string indent(2 * depth, ' ');
   text += fmt::format("{}{}: {} parameters, {} bytes\n", indent,
                       unit.name.empty() ? "(root)" : unit.name, unit.parameters.size(), unit.bytes);
+  if (unit.is_exempt) text += fmt::format("{}  note: exempt from mixed precision\n", indent);
   if (unit.frozen_bytes > 0 && unit.frozen_bytes < unit.bytes)
     text += fmt::format("{}  note: {} of these bytes are frozen; they are gathered with the others "
                         "and take no part in the reduction\n"
