@@ -20,8 +20,9 @@ namespace fsdp {
 /// The module is changed in place and not wrapped. Its members keep the full shape, and `parameters()` returns the sharded
 /// parameters. Functions in `options` are kept: fsdp::clone calls them again.
 ///
-/// A tensor that was made of a parameter before and shows its memory (a view, an alias) cannot be read on several ranks from
-/// then on: c10::Error, naming the parameter.
+/// What is registered below it later, or put in another's place, is sharded when the next forward begins, in a group more, with
+/// the same options: all ranks register the same. A tensor that was made of a parameter before and shows its memory (a view, an
+/// alias) cannot be read on several ranks from then on: c10::Error, naming the parameter.
 ///
 /// A collective call only if groups of ranks have to be made, with `sync_from_rank0`, and if a tied parameter belongs to
 /// another group that shards it otherwise.

@@ -1,11 +1,16 @@
 #include "module/attach.hpp"
 
+#include <algorithm>
+
 #include "base/environment.hpp"
 #include "base/log.hpp"
+#include "group/notes/frozen_mixture.hpp"
 #include "module/module_access.hpp"
 #include "module/prepare.hpp"
+#include "module/shows_own_parameters.hpp"
 #include "module/state/module_table.hpp"
 #include "module/ties.hpp"
+#include "root/find_param.hpp"
 
 // What changes the modules. Nothing here fails: all that may has been done by `prepare`.
 namespace fsdp {
@@ -67,6 +72,42 @@ void move_buffers(const ManagedStates& states, ModuleState& state, c10::Device d
   state.precision().move_buffers(buffers, device);
 }
 
+/// Python changes no mirrors of its modules.
+bool may_change(const std::vector<WalkedModule>& modules) {
+  return std::ranges::none_of(modules, [](const WalkedModule& walked) {
+    return dynamic_cast<const ShowsOwnParameters*>(walked.module) != nullptr;
+  });
+}
+
+/// Entries that were registered since with the tensor that a member holds of a sharded parameter: one more of its places.
+void take_over_ties(const std::vector<WalkedModule>& modules) {
+  for (const auto& walked : modules) {
+    auto& table = ModuleAccess::parameters(*walked.module);
+    for (size_t slot = 0; slot < table.size(); ++slot) {
+      const auto found = find_param(table[slot].value());
+      if (!found || !found->is_unsharded_param) continue;
+      const auto owner = std::static_pointer_cast<ModuleState>(GroupPort::of(*found->group).companion());
+      if (!owner) continue;
+      auto place = registration_at(*walked.module, slot);
+      place.param = found->index;
+      owner->add_registration(*found->group, std::move(place));
+      table[slot].value() = found->param().registered_param();
+      warn_once(fmt::format("'{}' was registered after fully_shard with the tensor of '{}', and is one parameter with it from "
+                            "now on. An optimizer that was built in between steps two: register it before fully_shard, or as "
+                            "fsdp::sharded(tensor)",
+                            table[slot].key(), found->param().name()));
+    }
+  }
+}
+
+void say_what_came_late(const ManagedStates& states, const ModuleState& state) {
+  std::vector<std::string> names;
+  for (const auto& param : states.params) names.push_back(param.name);
+  if (!names.empty())
+    info_once(fmt::format("'{}': {} came after fully_shard, and is sharded from now on, in a group more",
+                          state.tree().description(), listed(names)));
+}
+
 }  // namespace
 
 std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested, const FullyShardOptions& options,
@@ -87,7 +128,25 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested, const
   settle_ties(state);
   for (auto* module : prepared.modules) remember_state(*module, state);
   state->take_root();
+  if (may_change(prepared.walk.managed)) state->watch().look(prepared.walk.managed);
   return state;
+}
+
+void attach_late(const std::shared_ptr<ModuleState>& state) {
+  auto prepared = prepare_late(*state);
+  for (size_t i = 0; i < prepared.groups.size(); ++i) {
+    const auto& made = prepared.groups[i];
+    GroupPort::of(*made.group).attach();
+    made.group->notes().put_off();
+    replace_registrations(prepared.states, made, prepared.owned[i]);
+  }
+  take_over_ties(prepared.walk.managed);
+  say_what_came_late(prepared.states, *state);
+  state->add_groups(std::move(prepared.owned));
+  for (auto* module : prepared.modules) remember_state(*module, state);
+  follow_modes(state);
+  move_buffers(prepared.states, *state, state->request().mesh_info.mesh.device());
+  state->watch().look(prepared.walk.managed);
 }
 
 }  // namespace fsdp

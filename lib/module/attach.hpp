@@ -15,4 +15,8 @@ namespace fsdp {
 std::shared_ptr<ModuleState> attach(const std::vector<torch::nn::Module*>& modules,
                                     const FullyShardOptions& options, const ModuleState* like = nullptr);
 
+/// Takes over what was registered below the state's modules since they were sharded, in a group more of the state; to be called
+/// between steps. Whatever throws, throws before the first change.
+void attach_late(const std::shared_ptr<ModuleState>& state);
+
 }  // namespace fsdp

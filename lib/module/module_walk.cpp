@@ -100,4 +100,13 @@ ModuleWalk walk_modules(const std::vector<Module*>& roots,
   return Walker(roots, ignored_params, ignored_modules, is_exempt).run(roots);
 }
 
+ModuleWalk walk_again(const std::vector<Module*>& roots, const ShardRequest& request) {
+  std::vector<std::shared_ptr<Module>> ignored_modules;
+  for (const auto& ignored : request.ignored_modules)
+    if (auto module = ignored.lock()) ignored_modules.push_back(std::move(module));
+  auto walk = Walker(roots, {}, ignored_modules, exempted_by(request.options.mp_policy)).run(roots);
+  walk.ignored.insert(request.ignored.begin(), request.ignored.end());
+  return walk;
+}
+
 }  // namespace fsdp

@@ -13,6 +13,7 @@
 namespace fsdp {
 
 class ModuleState;
+struct ShardRequest;
 
 struct WalkedModule {
   torch::nn::Module* module;
@@ -56,5 +57,8 @@ void check_ignored_modules(const std::vector<torch::nn::Module*>& roots,
 
 /// Adds the module and all below it.
 void collect_tree(const torch::nn::Module& module, std::unordered_set<const torch::nn::Module*>& tree);
+
+/// The same of modules that are sharded already, with what they ignored then.
+ModuleWalk walk_again(const std::vector<torch::nn::Module*>& roots, const ShardRequest& request);
 
 }  // namespace fsdp

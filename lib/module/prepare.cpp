@@ -1,12 +1,16 @@
 #include "module/prepare.hpp"
 
+#include <functional>
+
 #include "base/require.hpp"
+#include "module/module_access.hpp"
 #include "module/refuse_container.hpp"
 #include "module/shared_memory.hpp"
 #include "module/state/module_state.hpp"
 #include "module/state/module_table.hpp"
 #include "module/sync_states.hpp"
 #include "module/ties.hpp"
+#include "root/find_param.hpp"
 
 namespace fsdp {
 
@@ -79,8 +83,8 @@ ShardRequest request_of(const FullyShardOptions& options, const ModuleState* lik
 }
 
 /// What one rank can do by itself: what is to be sharded, and where it goes.
-void prepare_places(Prepared& prepared, const std::vector<Module*>& requested, const FullyShardOptions& options,
-                    const ModuleState* like) {
+void find_places(Prepared& prepared, const std::vector<Module*>& requested, const FullyShardOptions& options,
+                 const ModuleState* like) {
   auto& [request, modules, units, walk, states, places, groups, owned] = prepared;
   check_options(options);
   modules = checked_modules(requested);
@@ -98,6 +102,36 @@ void prepare_places(Prepared& prepared, const std::vector<Module*>& requested, c
   refuse_shared_memory(states, places, options);
 }
 
+/// What the walk has found and the state knows already: parameters that are sharded, buffers that have been moved.
+void leave_out_known(const ModuleState& state, ModuleWalk& walk, ManagedStates& states) {
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const auto& walked : walk.managed)
+    if (state.watch().knows(*walked.module))
+      for (const auto& buffer : walked.module->buffers(/*recurse=*/false)) known.insert(buffer.unsafeGetTensorImpl());
+  std::erase_if(states.exempt_buffers, [&](const at::Tensor& buffer) { return known.contains(buffer.unsafeGetTensorImpl()); });
+  for (size_t i = states.buffers.size(); i-- > 0;) {
+    if (!known.contains(states.buffers[i].unsafeGetTensorImpl())) continue;
+    states.buffers.erase(states.buffers.begin() + static_cast<std::ptrdiff_t>(i));
+    states.buffer_names.erase(states.buffer_names.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+void ignore_sharded(ModuleWalk& walk) {
+  for (const auto& walked : walk.managed)
+    for (const auto& entry : ModuleAccess::parameters(*walked.module))
+      if (find_param(entry.value())) walk.ignored.insert(entry.value().unsafeGetTensorImpl());
+}
+
+void find_late_places(Prepared& prepared, const ModuleState& state) {
+  const auto& request = prepared.request;
+  prepared.walk = walk_again(prepared.modules, request);
+  ignore_sharded(prepared.walk);
+  prepared.states = collect_states(prepared.walk, request.mesh_info.mesh.device());
+  leave_out_known(state, prepared.walk, prepared.states);
+  prepared.places = place_params(prepared.states, request.mesh_info, request.options, {});
+  refuse_shared_memory(prepared.states, prepared.places, request.options);
+}
+
 /// The rest, with groups of ranks for what is replicated.
 void prepare_groups(Prepared& prepared, const FullyShardOptions& options, const ModuleState* like) {
   const auto& own = prepared.request.mesh_info;
@@ -105,6 +139,8 @@ void prepare_groups(Prepared& prepared, const FullyShardOptions& options, const 
   prepared.groups = make_groups(prepared.states, prepared.places, own, display_name(prepared.modules), options, like);
   if (options.sync_from_rank0) check_source(prepared.states, prepared.groups, own);
 }
+
+using FindPlaces = std::function<void(Prepared&)>;
 
 template <class Body>
 std::exception_ptr failure_of(Body&& body) {
@@ -117,12 +153,11 @@ std::exception_ptr failure_of(Body&& body) {
 }
 
 /// The same on all ranks or on none.
-void prepare_together(Prepared& prepared, const std::vector<Module*>& requested, const FullyShardOptions& options,
-                      const ModuleState* like) {
+void prepare_together(Prepared& prepared, const FullyShardOptions& options, const ModuleState* like, const FindPlaces& find) {
   const auto& own = prepared.request.mesh_info;
   // Groups of ranks are made before a rank's own mistake can keep it from that.
   if (replicates(options)) static_cast<void>(replicate_beside(own));
-  auto failure = failure_of([&] { prepare_places(prepared, requested, options, like); });
+  auto failure = failure_of([&] { find(prepared); });
   // A placement function may name meshes that what is replicated needs groups for: all ranks make them or none.
   if (replicates(options) && options.shard_placement_fn) agree_on_progress(own, failure);
   if (!failure) failure = failure_of([&] { prepare_groups(prepared, options, like); });
@@ -148,20 +183,31 @@ void fill_values(const Prepared& prepared, const FullyShardOptions& options, con
   for (const auto& made : prepared.groups) made.group->notes().note_first_values(made.group->parts());
 }
 
-}  // namespace
-
-Prepared prepare(const std::vector<Module*>& modules, const FullyShardOptions& options, const ModuleState* like) {
-  Prepared prepared{.request = request_of(options, like)};
+void complete(Prepared& prepared, const FullyShardOptions& options, const ModuleState* like, const FindPlaces& find) {
   if (options.sync_from_rank0) {
-    prepare_together(prepared, modules, options, like);
+    prepare_together(prepared, options, like, find);
   } else {
-    prepare_places(prepared, modules, options, like);
+    find(prepared);
     prepare_groups(prepared, options, like);
   }
   prepared.owned = owned_groups(prepared);
   check_reshard(prepared.owned, options.reshard_after_forward);
   plan_reshard(prepared.owned, options.reshard_after_forward);
   fill_values(prepared, options, like);
+}
+
+}  // namespace
+
+Prepared prepare(const std::vector<Module*>& modules, const FullyShardOptions& options, const ModuleState* like) {
+  Prepared prepared{.request = request_of(options, like)};
+  complete(prepared, options, like, [&](Prepared& found) { find_places(found, modules, options, like); });
+  return prepared;
+}
+
+Prepared prepare_late(const ModuleState& state) {
+  Prepared prepared{.request = state.request(), .modules = state.watch().units()};
+  if (prepared.modules.empty()) return prepared;
+  complete(prepared, state.request().options, nullptr, [&](Prepared& found) { find_late_places(found, state); });
   return prepared;
 }
 

@@ -1,5 +1,7 @@
 #include <catch2/catch.hpp>
 
+#include <numeric>
+
 #include "support/models.hpp"
 
 // Which parameters and buffers a call of fully_shard takes.
@@ -290,6 +292,96 @@ TEST_CASE("meta and real parameters in one group are refused by name", "[runtime
                                   "half a module on meta");
     rank.check(!is_fsdp_parameter(net.real), "nothing has changed");
   });
+}
+
+/// What a program registers or replaces in a model that trains already.
+struct GrowingImpl : nn::Module {
+  GrowingImpl() {
+    first = register_module("first", nn::Linear(4, 7));
+    head = register_module("head", nn::Linear(7, 3));
+    more = register_module("more", nn::Sequential());
+    scales = register_module("scales", nn::ParameterList());
+  }
+  Tensor forward(const Tensor& x) {
+    auto out = head(torch::tanh(first(x)));
+    if (!more->is_empty()) out = more->forward(out);
+    if (scale.defined()) out = out * scale;
+    for (const auto& entry : *scales) out = out * entry.value();
+    if (tied.defined()) out = out * tied.square().mean();
+    return out.square().mean();
+  }
+  nn::Linear first{nullptr}, head{nullptr};
+  nn::Sequential more{nullptr};
+  nn::ParameterList scales{nullptr};
+  Tensor scale, tied;
+};
+TORCH_MODULE(Growing);
+struct Growth {
+  std::string name;
+  std::function<void(Growing&)> grow;
+  double momentum = 0.9;
+};
+
+/// Trains on the batches together, before the model grows and after.
+void train_growing(Growing& net, const std::vector<int>& batches, const Growth& growth) {
+  for (const bool is_grown : {false, true}) {
+    if (is_grown) growth.grow(net);
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(growth.momentum));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      auto loss = torch::zeros({});
+      for (const int batch : batches) loss = loss + net->forward(torch::full({2, 4}, 0.3 + 0.4 * batch + 0.1 * step));
+      (loss / static_cast<double>(batches.size())).backward();
+      optimizer.step();
+    }
+  }
+}
+
+TEST_CASE("what is registered after fully_shard is sharded with the nearest module, and trains as in the plain model",
+          "[runtime][managed_states]") {
+  const auto linear = [](int64_t in, int64_t out) { return seeded(5, [=] { return nn::Linear(in, out); }); };
+  const std::vector<Growth> ways = {
+      {"push_back", [&](Growing& net) { net->more->push_back(linear(3, 2)); net->more->push_back(nn::Tanh()); }},
+      {"replace_module", [&](Growing& net) { net->head = net->replace_module("head", linear(7, 5)); }},
+      {"replace_module of a sharded one", [&](Growing& net) { net->first = net->replace_module("first", linear(4, 7)); }},
+      {"register_parameter", [](Growing& net) { net->scale = net->register_parameter("scale", torch::full({3}, 1.5)); }},
+      {"append", [](Growing& net) { net->scales->append(torch::full({3}, 1.5)); }},
+      {"a tie", [](Growing& net) { net->tied = net->register_parameter("again", net->first->weight); }, 0}};
+  for (const auto& way : ways)
+    for (const auto& [world, has_inner] : {std::pair{1, true}, {2, true}, {2, false}})
+      CHECK(on_ranks(world, [&, world = world, has_inner = has_inner](Rank& rank) {
+        const auto& name = way.name;
+        auto plain = seeded(3, [] { return Growing(); }), net = seeded(3, [] { return Growing(); });
+        std::vector<int> all(static_cast<size_t>(world));
+        std::iota(all.begin(), all.end(), 0);
+        train_growing(plain, all, way);
+        if (has_inner) fully_shard(net->first, {.mesh = rank.mesh()});
+        fully_shard(net, {.mesh = rank.mesh()});
+        train_growing(net, {rank.index()}, way);
+        const auto found = net->named_parameters(), expected = plain->named_parameters();
+        rank.check_equal(found.keys(), expected.keys(), name + ": names");
+        for (const auto& item : found) {
+          rank.check(is_fsdp_parameter(item.value()) && is_dtensor(item.value()), name + ": sharded: " + item.key());
+          rank.check_close(full_tensor(item.value()), expected[item.key()], name + ": " + item.key());
+        }
+        auto copy = state_dict(*net);
+        for (const auto& item : expected) rank.check(copy.find(item.key()) != nullptr, name + ": saved: " + item.key());
+      }));
+}
+
+TEST_CASE("what cannot be sharded is refused by name at the first forward after it was registered, and what is ignored stays so",
+          "[runtime][managed_states]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto net = seeded(3, [] { return Growing(); });
+    fully_shard(net, {.mesh = rank.mesh(), .ignored_modules = {net->head.ptr()}});
+    const auto x = torch::ones({2, 4});
+    net->forward(x).backward();
+    net->head->register_parameter("more", torch::ones({3}));
+    net->forward(x).backward();
+    rank.check(!is_fsdp_parameter(net->head->named_parameters()["more"]), "of an ignored module");
+    net->register_parameter("sparse", torch::ones({3, 3}).to_sparse());
+    rank.check_throws<UsageError>([&] { net->forward(x); }, {"sparse", "dense"}, "refused");
+  }));
 }
 
 }  // namespace

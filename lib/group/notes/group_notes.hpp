@@ -25,6 +25,9 @@ class GroupNotes {
   std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
   /// Which parameters are trained: there may be something new to say.
   void trainable_changed() { is_due_ = true; }
+  /// A step is under way already, in which the parameters may have been used as plain ones: nothing is to be said before
+  /// something new is.
+  void put_off() { is_due_ = false; }
   /// Each thing once.
   void say(const ParamGroup& group) {
     if (is_due_) [[unlikely]]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "module/attach.hpp"
 #include "module/module_walk.hpp"
 
 namespace fsdp {
@@ -13,7 +14,12 @@ class ModuleState::TreeHooks final : public StepHooks {
   TreeHooks(std::weak_ptr<ModuleState> root, bool has_modes) : root_(std::move(root)), has_modes_(has_modes) {}
 
   void check_modules() override {
-    if (const auto root = root_.lock()) root->visit([](ModuleState& below) { below.check_registrations(); });
+    if (const auto root = root_.lock())
+      root->visit([](ModuleState& below) {
+        if (below.watch_.has_changed()) [[unlikely]]
+          attach_late(below.shared_from_this());
+        below.check_registrations();
+      });
   }
   void follow_modes() override {
     if (!has_modes_) return;
@@ -87,6 +93,21 @@ void ModuleState::take_root() {
   });
   number(0, "");
   context_->hooks().modules = std::make_shared<TreeHooks>(weak_from_this(), has_modes);
+}
+
+void ModuleState::add_groups(std::vector<OwnedGroup> groups) {
+  for (auto& owned : groups) {
+    const auto group = owned.group.lock();
+    owned.suffix += fmt::format(" [{}]", groups_.size() + 1);  // no two groups have one name
+    context_->add(group);
+    groups_.push_back(std::move(owned));
+  }
+  if (!groups.empty()) root()->number(0, "");
+}
+
+void ModuleState::add_registration(const ParamGroup& group, Registration entry) {
+  for (auto& owned : groups_)
+    if (owned.group.lock().get() == &group) owned.registrations.push_back(std::move(entry));
 }
 
 int ModuleState::number(int next, const std::string& above) {

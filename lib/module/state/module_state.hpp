@@ -13,6 +13,7 @@
 #include "module/state/shard_request.hpp"
 #include "module/state/tie_ledger.hpp"
 #include "module/state/tree_place.hpp"
+#include "module/state/tree_watch.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {
@@ -35,6 +36,8 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   TieLedger& ties() { return ties_; }
   ModulePrecision& precision() { return precision_; }
   const std::shared_ptr<RootContext>& context() const { return context_; }
+  TreeWatch& watch() { return watch_; }
+  const TreeWatch& watch() const { return watch_; }
 
   std::shared_ptr<ModuleState> root();
   /// This state and all below it, in depth-first order.
@@ -52,6 +55,12 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   /// After this state became the outermost one: names, numbering and context of all below it.
   void take_root();
 
+  // --- more was registered below the module later
+  /// Attached, and in its modules' tables.
+  void add_groups(std::vector<OwnedGroup> groups);
+  /// An entry that holds parameter `entry.param` of one of its groups now.
+  void add_registration(const ParamGroup& group, Registration entry);
+
  private:
   class TreeHooks;
 
@@ -67,6 +76,7 @@ class ModuleState : public std::enable_shared_from_this<ModuleState> {
   std::shared_ptr<RootContext> context_;
   ModulePrecision precision_;
   TreePlace tree_;
+  TreeWatch watch_;
 };
 
 }  // namespace fsdp

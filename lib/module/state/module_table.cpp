@@ -75,6 +75,26 @@ std::vector<std::shared_ptr<ModuleState>> sweep_entries(decltype(Table::entries)
   return dead;
 }
 
+/// The state has lost its last group, as all its parameters were replaced, but not its modules, which a shared_ptr owns: until
+/// it gets another group, the table owns it.
+void keep_without_group(const std::shared_ptr<ModuleState>& state) {
+  if (!state->live_groups().empty()) return;
+  std::lock_guard lock(table().mutex);
+  for (const auto& unit : state->tree().units()) {
+    const auto found = table().entries.find(unit.module);
+    if (found == table().entries.end() || !found->second.is_shared || found->second.module.expired()) continue;
+    if (found->second.state.lock() == state) found->second.without_group = state;
+  }
+}
+
+/// A group keeps its state alive by this.
+std::shared_ptr<ModuleState> kept_by_group(const std::shared_ptr<ModuleState>& state) {
+  return {state.get(), [kept = state](ModuleState*) mutable {
+            keep_without_group(kept);
+            kept.reset();
+          }};
+}
+
 }  // namespace
 
 std::shared_ptr<ModuleState> find_state(const torch::nn::Module& module) {
@@ -96,7 +116,8 @@ void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> stat
   std::weak_ptr<const torch::nn::Module> weak = module.weak_from_this();
   const bool is_shared = !weak.expired();
   const auto groups = state->live_groups();
-  for (const auto& group : groups) GroupPort::of(*group).set_companion(state);
+  for (const auto& group : groups)
+    if (auto& port = GroupPort::of(*group); port.companion().get() != state.get()) port.set_companion(kept_by_group(state));
   entries[&module] = {std::move(weak), is_shared, state, groups.empty() ? state : nullptr};
 }
 
