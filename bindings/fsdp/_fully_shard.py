@@ -112,8 +112,8 @@ def _check_gatherable(kind, param):
             param._local_tensor = param._local_tensor.wait()
         if _hooked.is_gathered_by_hooks(param._local_tensor):
             raise NotImplementedError(f"{kind.name}: a parameter is a DTensor over a {type(param._local_tensor).__name__}, "
-                                      "a tensor subclass; expected the DTensor to be over a plain tensor, or the subclass, with "
-                                      "fsdp_pre_all_gather, to be the parameter itself")
+                                      "a tensor subclass; expected the DTensor to be over a plain tensor, or the subclass, "
+                                      "with fsdp_pre_all_gather, to be the parameter itself")
     elif type(param) is not nn.Parameter:
         _hooked.check(param)
         if param.is_nested:
@@ -122,8 +122,8 @@ def _check_gatherable(kind, param):
 
 def _check_device_type(kind, param, mesh):
     if param.device_mesh.device_type != mesh.device_type:
-        raise ValueError(f"{kind.name}: a parameter is a DTensor on the device type {param.device_mesh.device_type}, but the mesh "
-                         f"is on {mesh.device_type}; make both of one device type")
+        raise ValueError(f"{kind.name}: a parameter is a DTensor on the device type {param.device_mesh.device_type}, but the "
+                         f"mesh is on {mesh.device_type}; make both of one device type")
 
 
 # What reduce_dtype=None means: the parameters' own dtype, or, before torch 2.15, the one that they are computed in.

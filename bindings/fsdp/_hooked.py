@@ -107,7 +107,8 @@ class HookedParameter:
 
     @classmethod
     def of(cls, original, form, place, policies, values):
-        """Of a module's parameter. values: (parameter, mesh, name) -> what its shard is cut from, on the mesh's device or meta."""
+        """Of a module's parameter. values: (parameter, mesh, name) -> what its shard is cut from, on the mesh's device or
+        meta."""
         over = form.over
         made = cls(place, (over.mesh, over.replicates_only), original, policies)
         if form.asked is not None:
@@ -191,8 +192,8 @@ class HookedParameter:
 
     def _refuse_without_hooks(self, shard):
         if type(self.local) is type(shard) and is_traceable_wrapper_subclass(shard):
-            raise NotImplementedError(f"{self.name} is a {type(shard).__name__}, a tensor subclass that fsdp cannot gather; give "
-                                      f"the class, or its shard, {_PRE} and {_POST} before its first forward, or ignore it "
+            raise NotImplementedError(f"{self.name} is a {type(shard).__name__}, a tensor subclass that fsdp cannot gather; "
+                                      f"give the class, or its shard, {_PRE} and {_POST} before its first forward, or ignore it "
                                       "with ignored_params")
         raise RuntimeError(f"{self.name}: its shard was a tensor with {_PRE} and is a {type(shard).__name__} without it now; "
                            "what has replaced it (to_empty, to, load_state_dict) has to keep the class, and hooks of the "

@@ -17,8 +17,8 @@ def own(parameter, mesh, name):
 
 
 def first_ranks(parameter, mesh, name):
-    """sync_from_rank0. A collective call; the same error on all ranks. The parameter stays what it is; other ranks' may be on the
-    meta device."""
+    """sync_from_rank0. A collective call; the same error on all ranks. The parameter stays what it is; other ranks' may be
+    on the meta device."""
     is_first = all(index == 0 for index in mesh.get_coordinate())
     _check_alike(parameter, mesh, name)
     values = own(parameter, mesh, name) if is_first else _with_memory(parameter, mesh.device_type)
@@ -79,13 +79,13 @@ def _check_alike(parameter, mesh, name):
         found = [each for of_rank in gathered for each in of_rank]
     forms = [form for form, _ in found]
     if not all(_is_sendable(form) for form in forms):
-        raise NotImplementedError(f"fully_shard with sync_from_rank0: {name} is a {type(parameter).__name__}, a tensor subclass "
-                                  "without __tensor_flatten__ and __tensor_unflatten__, so that its values cannot be sent; "
+        raise NotImplementedError(f"fully_shard with sync_from_rank0: {name} is a {type(parameter).__name__}, a tensor "
+                                  "subclass without __tensor_flatten__ and __tensor_unflatten__, so that its values cannot be sent; "
                                   "define them, or leave sync_from_rank0 out")
     if any(form != forms[0] for form in forms):
         raise ValueError(f"fully_shard with sync_from_rank0: {name} differs between the ranks; here it is a "
                          f"{type(parameter).__name__} of sizes {tuple(parameter.shape)} and {parameter.dtype}. Shard the same "
                          "modules in the same order on all ranks")
     if found[0][1]:  # the first rank's, by the order of groups and of ranks in them
-        raise ValueError(f"fully_shard with sync_from_rank0: {name} is on the meta device on the first rank, whose values would "
-                         "be given to the others; give it values there")
+        raise ValueError(f"fully_shard with sync_from_rank0: {name} is on the meta device on the first rank, whose values "
+                         "would be given to the others; give it values there")

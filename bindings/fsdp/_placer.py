@@ -211,8 +211,8 @@ class Placer:
     """What the extension asks about each parameter of a call, by the parameter as the module holds it."""
 
     def __init__(self, over: DataParallel, shard_placement_fn, params, is_left_out, hooked_as=None, names=None):
-        """hooked_as: of a parameter that is gathered by hooks, (parameter, form) -> HookedParameter. names: for errors, those of
-        the call."""
+        """hooked_as: of a parameter that is gathered by hooks, (parameter, form) -> HookedParameter. names: for errors, those
+        of the call."""
         self._over = over
         self.is_left_out = is_left_out  # (module) -> bool: another composable API owns it
         names = names or _checks.ParameterNames(())

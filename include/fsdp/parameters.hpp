@@ -42,8 +42,8 @@ FSDP_API int adopt(torch::optim::Optimizer& optimizer);
 /// Sharded, replicated and plain parameters may be mixed; what is replicated counts once. A collective call: one all-reduce
 /// for each mesh and each tensor-parallel dimension.
 ///
-/// norm_type: any number, or an infinity; 0: how many parameters have gradients. Gradients are multiplied by max_norm / (norm + 1e-6), if that is below 1, as in
-/// torch.nn.utils.clip_grad_norm_.
+/// norm_type: any number, or an infinity; 0: how many parameters have gradients. Gradients are multiplied by
+/// max_norm / (norm + 1e-6), if that is below 1, as in torch.nn.utils.clip_grad_norm_.
 ///
 /// Throws UsageError if `parameters` contains unsharded parameters, which have no gradients of their own. With
 /// `error_if_nonfinite`, throws StateError if the norm is not finite, and leaves the gradients as they are.

@@ -65,8 +65,8 @@ at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* cu
   if (custom == nullptr) return make_buffer(numel, options);
   auto buffer = custom->allocate(numel, options);
   require(buffer.defined(), "{}: allocate() of its custom collective returned no tensor; expected {} elements", subject, numel);
-  require(is_plain(buffer), "{}: allocate() of its custom collective returned {}; expected a plain tensor of {} elements", subject,
-          what_it_is(buffer), numel);
+  require(is_plain(buffer), "{}: allocate() of its custom collective returned {}; expected a plain tensor of {} elements",
+          subject, what_it_is(buffer), numel);
   require(buffer.dim() == 1 && buffer.numel() == numel && buffer.is_contiguous() &&
               buffer.dtype() == options.dtype() && buffer.device().type() == options.device().type(),
           "{}: allocate() of its custom collective returned a tensor of sizes {}, {} on {}; expected one dimension of {} "

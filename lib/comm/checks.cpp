@@ -48,8 +48,8 @@ class Fine {
 
   bool operator()(const at::Tensor& whole, const at::Tensor& piece) const {
     const auto *one = whole.unsafeGetTensorImpl(), *other = piece.unsafeGetTensorImpl();
-    return is_plain(*one) && is_plain(*other) && one->is_contiguous() && other->is_contiguous() && one->dtype() == other->dtype() &&
-           one->numel() == other->numel() * ranks_ &&
+    return is_plain(*one) && is_plain(*other) && one->is_contiguous() && other->is_contiguous() &&
+           one->dtype() == other->dtype() && one->numel() == other->numel() * ranks_ &&
            (is_any_ || (one->device_type() == device_type_ && other->device_type() == device_type_));
   }
 

@@ -43,8 +43,10 @@ TEST_CASE("tensors whose memory does not hold their values are rejected", "[comm
                     Contains("the tensor is a lazy view of another's memory (conj, neg)") && Contains("pass a plain tensor"));
   CHECK_THROWS_WITH(world->start_all_gather(at::zeros({2}, at::kComplexFloat), complex.conj(), "b"),
                     Contains("the input is a lazy view"));
-  CHECK_THROWS_WITH(world->start_broadcast(at::_efficientzerotensor({2}, at::kFloat), 0, "b"), Contains("a zero without memory"));
-  CHECK_THROWS_WITH(world->start_all_reduce(at::eye(2).to_sparse(), ReduceOp::kSum, "b"), Contains("a tensor of layout Sparse"));
+  CHECK_THROWS_WITH(world->start_broadcast(at::_efficientzerotensor({2}, at::kFloat), 0, "b"),
+                    Contains("a zero without memory"));
+  CHECK_THROWS_WITH(world->start_all_reduce(at::eye(2).to_sparse(), ReduceOp::kSum, "b"),
+                    Contains("a tensor of layout Sparse"));
 }
 
 TEST_CASE("a root outside the group is rejected", "[comm][checks]") {

@@ -85,7 +85,8 @@ def the_first_ranks_values_are_everyones_with_sync_from_rank0(rank, ranks):
 
 @check
 def the_first_ranks_tensor_subclasses_are_everyones_with_sync_from_rank0(rank, ranks):
-    shards, hybrid = init_device_mesh("cpu", (ranks,)), init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("replicate", "shard"))
+    shards = init_device_mesh("cpu", (ranks,))
+    hybrid = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("replicate", "shard"))
     for wrap in (Halved, Quantized.of):
         for mesh in (shards, hybrid):
             for on_meta in (True, False):
@@ -102,7 +103,7 @@ def the_first_ranks_tensor_subclasses_are_everyones_with_sync_from_rank0(rank, r
                     rows = whole_one.chunk(ranks)[rank] if mesh is shards else whole_one
                     assert torch.equal(mine, rows), (wrap, mine, rows)
                 if rank == 0 or not on_meta:
-                    assert all(torch.equal(one, other) for one, other in zip(before, inner(given))), "the module's own is as it was"
+                    assert all(map(torch.equal, before, inner(given))), "the module's own is as it was"
                 model(batches_of(rank)[0]).sum().backward()
 
 

@@ -9,7 +9,7 @@ namespace fsdp::python {
 
 namespace {
 
-/// What the function has made of a gradient: values, where dtype and device are the gradient's, which follows its group in these.
+/// What the function has made of a gradient: values. In dtype and device the gradient follows its group.
 struct AppliedGradient {
   ShownParam* param;
   at::Tensor local;

@@ -67,7 +67,8 @@ void add_members(const FoundParam& shard, std::vector<at::Tensor>& gradients) {
     gradients.push_back(shard.group->params()[member].sharded_param().grad());
 }
 
-std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters, const char* caller, SplitsShards splits_shards) {
+std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters, const char* caller,
+                                     SplitsShards splits_shards) {
   std::vector<NormPart> parts;
   for (const auto& parameter : parameters) {
     auto found = find_param(parameter);
@@ -98,7 +99,10 @@ class Norm {
   /// for each, above 0 where it counts.
   at::Tensor local(const NormPart& part) const;
   at::Tensor added(const at::Tensor& one, const at::Tensor& other) const;
-  ReduceOp over_ranks() const { return p_ == -kInfinity ? ReduceOp::kMin : p_ == 0 || is_extreme() ? ReduceOp::kMax : ReduceOp::kSum; }
+  ReduceOp over_ranks() const {
+    if (p_ == -kInfinity) return ReduceOp::kMin;
+    return p_ == 0 || is_extreme() ? ReduceOp::kMax : ReduceOp::kSum;
+  }
   /// A largest or a smallest value, of which backends lose a NaN.
   bool is_extreme() const { return std::isinf(p_); }
   /// From what all parts add up to.
@@ -214,7 +218,8 @@ void check_norm_type(double norm_type, const char* caller) {
 double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   check_norm_type(norm_type, "get_total_norm");
   BelowResidency below;
-  return total_norm(split_by_group(parameters, "get_total_norm", splits_shards_for(norm_type)), {norm_type, ZeroNorm::kDefined}).item<double>();
+  const auto parts = split_by_group(parameters, "get_total_norm", splits_shards_for(norm_type));
+  return total_norm(parts, {norm_type, ZeroNorm::kDefined}).item<double>();
 }
 
 at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,

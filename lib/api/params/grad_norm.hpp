@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-/// What the norm of type 0 counts: gradients with an element that is not zero, as torch.nn.utils does in Python; or all there
-/// are, as torch::nn::utils does.
+/// What the norm of type 0 counts: gradients with an element that is not zero, as torch.nn.utils does in Python; or all that
+/// there are, as torch::nn::utils does.
 enum class ZeroNorm { kNotZero, kDefined };
 
 /// `clip_grad_norm_async_`. Its host waits for the device with `error_if_nonfinite`, and if gradients are on another device than

@@ -23,11 +23,13 @@ void run_hook(ParamGroup& group, ReducePart& part, Communicator& comm) {
   auto result =
       group.parts().comm_ctx->trace.launch(call, [&] { return group.gradients().config.all_reduce_hook(arguments); });
   const auto& output = result.gradients;
-  require(output.defined() && is_plain(output) && output.dim() == 1 && output.numel() == input.numel() && output.is_contiguous() &&
+  require(output.defined() && is_plain(output) && output.dim() == 1 && output.numel() == input.numel() &&
+              output.is_contiguous() &&
               output.device() == input.device() && at::isFloatingType(output.scalar_type()),
           "{}: the all-reduce hook returned {}; expected one dimension of {} floating-point elements on {}, "
           "contiguous",
-          group.name(), !output.defined() ? "no tensor" : is_plain(output) ? output.toString() : what_it_is(output), input.numel(), input.device().str());
+          group.name(), !output.defined() ? "no tensor" : is_plain(output) ? output.toString() : what_it_is(output),
+          input.numel(), input.device().str());
   part.reduce_scatter.output = std::move(result.gradients);
   part.all_reduce = std::move(result.work);
   part.is_divided = true;

@@ -40,7 +40,8 @@ at::Tensor reduced(const ParamGroup& group, size_t index, const at::Tensor& grad
         shard->dim = spec.layout.dim();
     }
   const BelowResidency below;
-  auto local = redistribute_piece(plain_values(gradient.detach()), way_to(unreduced(group, spec), std::move(placements), "gradient"));
+  const auto way = way_to(unreduced(group, spec), std::move(placements), "gradient");
+  auto local = redistribute_piece(plain_values(gradient.detach()), way);
   if (spec.layout.is_flat()) local = part_of(spec.layout, local, spec.rank);
   local = local / divisor(group);
   return make_dtensor(local.to(spec.dtype), spec.dtensor, WholeStorage::Message::kFull);
@@ -51,7 +52,8 @@ class MeanWithHistory : public torch::autograd::Function<MeanWithHistory> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& gradient, const ParamGroup* group, size_t index) {
     const auto& spec = group->params()[index].spec;
     const std::vector<Placement> everywhere(static_cast<size_t>(group->identity().mesh_info.mesh.ndim()), Replicate{});
-    return redistribute_piece(plain_values(gradient), way_to(unreduced(*group, spec), everywhere, "gradient")) / divisor(*group);
+    const auto way = way_to(unreduced(*group, spec), everywhere, "gradient");
+    return redistribute_piece(plain_values(gradient), way) / divisor(*group);
   }
   static variable_list backward(torch::autograd::AutogradContext*, variable_list gradients) {
     return {gradients[0], at::Tensor(), at::Tensor()};

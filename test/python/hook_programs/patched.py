@@ -1,5 +1,5 @@
-"""Hooks that a class, or one shard of it or of a plain parameter, gets after fully_shard, over a subclass whose operators give it
-again, gradients too (torch's own TwoTensor)."""
+"""Hooks that a class, or one shard of it or of a plain parameter, gets after fully_shard, over a subclass whose operators
+give it again, gradients too (torch's own TwoTensor)."""
 
 import torch
 import torch.distributed.fsdp
@@ -77,8 +77,10 @@ def plain(tensor):
 
 
 def seen_of(net):
-    return {name: [plain(parameter.to_local()), None if parameter.grad is None else
-                   [type(parameter.grad.to_local()).__name__, full(parameter.grad)]] for name, parameter in net.named_parameters()}
+    def gradient(parameter):
+        return parameter.grad if parameter.grad is None else [type(parameter.grad.to_local()).__name__, full(parameter.grad)]
+
+    return {name: [plain(parameter.to_local()), gradient(parameter)] for name, parameter in net.named_parameters()}
 
 
 def train(net, steps=3, width=WIDTH, **options):

@@ -35,8 +35,8 @@ def a_signature_that_is_neither(api, ranks):
 
 @program(ranks=(2,))
 def a_class_without_the_hooks(api, ranks):
-    """FSDP2 fails in the gather or trains on what it does not know, as its operators go; ours says so before the first gather, as
-    the class may get hooks until then."""
+    """FSDP2 fails in the gather or trains on what it does not know, as its operators go; ours says so before the first gather,
+    as the class may get hooks until then."""
     net = Net(subclasses.WithoutHooks)
     if api is torch.distributed.fsdp:
         return ["NotImplementedError"] * 3
@@ -81,7 +81,8 @@ def what_looks_past_the_subclass_at_its_memory(api, ranks):
     net = api.fully_shard(Net(subclasses.Halved), mesh=mesh_of(ranks))
     patched = api.fully_shard(torch.nn.Linear(4, 4), mesh=mesh_of(ranks))
     local = patched.weight._local_tensor
-    local.fsdp_pre_all_gather, local.fsdp_post_all_gather = lambda mesh: ((local,), None), lambda sent, *_, out=None: (sent[0], sent)
+    local.fsdp_pre_all_gather = lambda mesh: ((local,), None)
+    local.fsdp_post_all_gather = lambda sent, *_, out=None: (sent[0], sent)
     patched(torch.ones(2, 4))
     with torch.device("meta"):
         on_meta = api.fully_shard(Net(subclasses.Halved), mesh=mesh_of(ranks))
