@@ -65,6 +65,7 @@ class BoundedStore final : public c10d::Store {
   void setTimeout(const milliseconds& timeout) override { inner_->setTimeout(timeout); }
 
   milliseconds answers_within() const { return answers_within_; }
+  const c10::intrusive_ptr<c10d::Store>& inner() const { return inner_; }
 
  private:
   template <class Question>
@@ -86,6 +87,11 @@ bool is_bounded(const c10::intrusive_ptr<c10d::Store>& store, milliseconds answe
 }
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> inside_bounded_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto* bounded = dynamic_cast<const BoundedStore*>(store.get());
+  return bounded != nullptr ? bounded->inner() : c10::intrusive_ptr<c10d::Store>();
+}
 
 c10::intrusive_ptr<c10d::Store> bounded_store(c10::intrusive_ptr<c10d::Store> store, milliseconds answers_within) {
   if (is_bounded(store, answers_within)) return store;

@@ -14,4 +14,7 @@ constexpr std::chrono::milliseconds kStoreAnswersWithin{5000};
 c10::intrusive_ptr<c10d::Store> bounded_store(c10::intrusive_ptr<c10d::Store> store,
                                               std::chrono::milliseconds answers_within = kStoreAnswersWithin);
 
+/// What that is around; null for any other store.
+c10::intrusive_ptr<c10d::Store> inside_bounded_store(const c10::intrusive_ptr<c10d::Store>& store);
+
 }  // namespace fsdp

@@ -2,6 +2,9 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/require.hpp"
+#include "comm/c10d/store_server.hpp"
+
 namespace fsdp {
 
 int NoticeBoard::number(const std::string& name) {
@@ -45,7 +48,9 @@ class ThreadNoticeBoard final : public NoticeBoard {
 class StoreNoticeBoard final : public NoticeBoard {
  public:
   StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds answers_within)
-      : timeout_(store->getTimeout()), shared_(bounded_store(std::move(store), answers_within)) {}
+      : timeout_(store->getTimeout()),
+        server_port_(server_port_of(store)),
+        shared_(bounded_store(std::move(store), answers_within)) {}
 
   void post(const std::string& key, const std::string& note) override {
     own().set(key, std::vector<uint8_t>(note.begin(), note.end()));
@@ -66,6 +71,8 @@ class StoreNoticeBoard final : public NoticeBoard {
   /// another one than that of the group's own rendezvous, which may hold it for minutes.
   c10d::Store& own() {
     std::lock_guard lock(mutex_);
+    if (server_port_ && has_server_ended(*server_port_))
+      throw CommError("its server, most often in the process of rank 0, has ended");
     if (!own_) {
       own_ = c10::make_intrusive<c10d::PrefixStore>("notices", shared_->clone());
       own_->setTimeout(timeout_);
@@ -74,6 +81,7 @@ class StoreNoticeBoard final : public NoticeBoard {
   }
 
   const std::chrono::milliseconds timeout_;
+  const std::optional<uint16_t> server_port_;
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Store> shared_, own_;
 };
