@@ -61,8 +61,10 @@ UnshardedStorage::UnshardedStorage(std::shared_ptr<ParamOwner> owner, OwnerLink 
 void UnshardedStorage::set_name(const std::string& name) {
   // Despite its name this frees nothing: it sets the message and the flag.
   release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
-      "fsdp: parameter '{}' is sharded and its storage is released; operators gather it by "
-      "themselves, but code that reads its memory directly must call unshard() on its module first",
+      "fsdp: parameter '{}' is sharded and its storage is released. Operators gather it by themselves; for code that reads its "
+      "memory directly (data_ptr, an accessor, torch::save of this tensor alone, is_alias_of) there are "
+      "fsdp::full_tensor(parameter), for all of it, and fsdp::to_local(fsdp::sharded(parameter)), for this rank's part, or "
+      "unshard() on its module before",
       name));
   if (is_filled_) throw_flag(*this) = false;
 }
