@@ -75,6 +75,12 @@ at::Tensor unsharded(const at::Tensor& tensor) {
   return expect_param(tensor, "unsharded").param().unsharded_param();
 }
 
+at::Tensor registered(const at::Tensor& tensor) {
+  const auto found = find_param(tensor);
+  const auto parameter = found ? found->param().registered_param() : at::Tensor();
+  return parameter.defined() ? parameter : tensor;
+}
+
 bool is_fsdp_parameter(const at::Tensor& tensor) { return find_param(tensor).has_value(); }
 
 std::vector<ElementRange> local_ranges(const at::Tensor& tensor) {
