@@ -82,7 +82,7 @@ std::pair<ParamOwner*, size_t> registered(const DTensorImpl& dtensor) {
 
 /// What autograd is to record in the place of a DTensor that is a parameter; undefined: the DTensor itself is meant.
 at::Tensor OperandScan::unsharded_in_place_of(ParamOwner& owner, size_t index) const {
-  if (owner.is_between_steps() && traits_.is_differentiable && at::GradMode::is_enabled()) owner.take_over_requires_grad(index);
+  if (owner.may_have_toggled() && traits_.is_differentiable && at::GradMode::is_enabled()) owner.take_over_requires_grad(index);
   return stands_for_unsharded(owner) ? owner.recorded_param(index) : at::Tensor();
 }
 
@@ -106,7 +106,7 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
   }
   if (storage->owner() == nullptr) return;  // outlived its group
   auto* owner = storage->owner();
-  if (owner->is_between_steps() && traits_.is_differentiable && at::GradMode::is_enabled())
+  if (owner->may_have_toggled() && traits_.is_differentiable && at::GradMode::is_enabled())
     owner->take_over_requires_grad(storage->index());
   if (storage->kind() == ParamStorage::Kind::kSharded) {
     const bool is_sharded_param = impl == owner->sharded_param(storage->index());
@@ -173,6 +173,12 @@ bool shows_all(const at::Tensor& tensor, const at::Tensor& unsharded_param) {
          tensor.scalar_type() == unsharded_param.scalar_type();
 }
 
+/// Of the parameter what `alias` is of its unsharded parameter: needs no gradient, and counts writes where that one does.
+at::Tensor alias_like(const at::Tensor& dtensor, const at::Tensor& alias) {
+  auto version = alias.unsafeGetTensorImpl()->version_counter();
+  return at::Tensor(dtensor.unsafeGetTensorImpl()->shallow_copy_and_detach(std::move(version), /*allow_tensor_metadata_change=*/true));
+}
+
 }  // namespace
 
 OperandScan::Replaced OperandScan::use_dtensors() {
@@ -184,14 +190,14 @@ OperandScan::Replaced OperandScan::use_dtensors() {
       if (storage == nullptr || storage->kind() != ParamStorage::Kind::kUnsharded) return at::Tensor();
       auto& owner = *storage->owner();
       const auto dtensor = owner.registered_param(storage->index());
+      const auto unsharded_param = owner.unsharded_param(storage->index());
       const bool stands_for_it = dtensor.defined() && DTensorImpl::of(dtensor) != nullptr &&
-                                 dtensor.sizes() == tensor.sizes() &&
-                                 shows_all(tensor, owner.unsharded_param(storage->index()));
+                                 dtensor.sizes() == tensor.sizes() && shows_all(tensor, unsharded_param);
       replaced.leaves_unsharded |= !stands_for_it;
       if (!stands_for_it) return at::Tensor();
-      replaced.pairs.emplace_back(dtensor, tensor);
+      replaced.pairs.emplace_back(tensor.is_same(unsharded_param) ? dtensor : alias_like(dtensor, tensor), tensor);
       has_dtensors_ = true;
-      return dtensor;
+      return replaced.pairs.back().first;
     });
   return replaced;
 }

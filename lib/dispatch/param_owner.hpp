@@ -40,8 +40,8 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   virtual void follow_mode() = 0;
 
   /// What the user has changed of requires_grad of parameter `index` shows on its unsharded parameter and its sharded parameter
-  /// alike when this returns. Comes before every operator that autograd may record, those that only make views too,
-  /// while `is_between_steps()`.
+  /// alike when this returns, and in what the group expects, but in a backward. Comes before every operator that autograd may
+  /// record, those that only make views too, while `may_have_toggled()`.
   virtual void take_over_requires_grad(size_t index) = 0;
 
   /// An operator has just written to the unsharded storage of parameter `index`.
@@ -50,11 +50,8 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   /// True inside a scope of the root: operators see unsharded parameters in place of sharded parameters.
   virtual bool is_in_scope() const = 0;
 
-  /// An operator has just written to sharded parameter `index`, perhaps through `data()`, which
-  /// has a version counter of its own.
+  /// An operator has just written to sharded parameter `index`; through `data()`, if its version is what it was.
   virtual void note_write(size_t index) = 0;
-  /// The same by way of `.data` where what autograd has saved is to stay valid, as with an ordinary tensor.
-  virtual void note_data_write(size_t index) = 0;
 
   /// The dtype of what operators on parameter `index` return, where it is not their own choice.
   /// Asked only where `casts_operands()`.
@@ -78,8 +75,12 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   /// last one used in that task and is still unsharded.
   bool is_ready(int64_t task) const { return ready_task_.load(std::memory_order_acquire) == task; }
 
-  /// True while no step is under way: only then may requires_grad have been changed.
-  bool is_between_steps() const { return is_between_steps_.load(std::memory_order_acquire); }
+  /// True while no step is under way.
+  bool is_between_steps() const { return time_.load(std::memory_order_acquire) == Time::kBetweenSteps; }
+
+  /// True while requires_grad may have been changed on one of a parameter's tensors and not show on the other. Within a step that
+  /// is so of tensors that do not share it: what autograd records of the others tells of a change by itself.
+  bool may_have_toggled() const { return time_.load(std::memory_order_acquire) != Time::kInStep; }
 
   /// True if an operator that uses one of its parameters gets its other operands in their dtype.
   bool casts_operands() const { return casts_operands_; }
@@ -89,13 +90,18 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   void set_casts_operands(bool value) { casts_operands_ = value; }
   void set_follows_mode(bool value) { follows_mode_ = value; }
   void set_ready(int64_t task) { ready_task_.store(task, std::memory_order_release); }
-  void set_between_steps(bool value) { is_between_steps_.store(value, std::memory_order_release); }
+  /// A parameter's tensors have requires_grad each.
+  void watch_requires_grad() { in_step_ = Time::kInWatchedStep; }
+  void set_between_steps(bool value) { time_.store(value ? Time::kBetweenSteps : in_step_, std::memory_order_release); }
 
  private:
+  enum class Time : uint8_t { kBetweenSteps, kInWatchedStep, kInStep };
+
   // Read by any thread that runs operators; OpenMP workers among them.
   std::atomic<int64_t> ready_task_{kNotReady};
-  std::atomic<bool> is_between_steps_{true};
-  bool casts_operands_ = false, follows_mode_ = false;  // before any unsharded parameter exists
+  std::atomic<Time> time_{Time::kBetweenSteps};
+  Time in_step_ = Time::kInStep;                        // these before any unsharded parameter exists
+  bool casts_operands_ = false, follows_mode_ = false;
 };
 
 }  // namespace fsdp

@@ -30,7 +30,7 @@ const DTensorImpl& impl_of(const at::Tensor& tensor, std::string_view subject) {
                             "undefined one", subject);
   auto* impl = DTensorImpl::of(tensor);
   require(impl != nullptr, "{}: expected a DTensor, got an ordinary tensor of sizes {}", subject, sizes_text(tensor.sizes()));
-  if (impl->is_waiting()) impl->settle();
+  impl->settle();
   require(!impl->is_window(), "{}: this view joins or splits a sharded dimension, so it has no local tensor; take "
                               "fsdp::full_tensor(tensor)", subject);
   return *impl;

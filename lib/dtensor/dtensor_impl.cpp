@@ -85,8 +85,13 @@ void DTensorImpl::release_resources() {
 }
 
 void DTensorImpl::settle() {
-  count_here(value_.partial->read());
-  value_.partial = nullptr;
+  if (value_.partial) {
+    count_here(value_.partial->read());
+    value_.partial = nullptr;
+  } else if (counts_apart_ && value_.local.defined()) {
+    count_here(value_.local);
+  }
+  counts_apart_ = false;
 }
 
 void DTensorImpl::count_here(const at::Tensor& local) {
@@ -126,10 +131,15 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copied(Version&& version, bool 
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
                                                                          bool may_change) const {
-  return copied(version, may_change);
+  auto copy = copied(version, may_change);
+  static_cast<DTensorImpl&>(*copy).counts_apart_ = counts_apart_;
+  return copy;
 }
+/// A counter of its own: `data()`.
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version, bool may_change) const {
-  return copied(std::move(version), may_change);
+  auto copy = copied(std::move(version), may_change);
+  static_cast<DTensorImpl&>(*copy).counts_apart_ = true;
+  return copy;
 }
 
 void DTensorImpl::take(const DTensorImpl& other) {

@@ -42,7 +42,6 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
   const DTensorSpec& spec() const { return *value_.spec; }
   const at::Tensor& local() const { return value_.local; }
   bool is_window() const { return !value_.local.defined() && !value_.partial; }
-  bool is_waiting() const { return value_.partial != nullptr; }
   /// Of a view: whose elements it shows. Undefined: it is none.
   const at::Tensor& base() const { return base_; }
   /// Everybody has its piece, cut by placements, and sums nothing up.
@@ -50,7 +49,8 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
 
   /// The whole as an ordinary tensor of these sizes, outside autograd; may share memory with the piece. A collective call.
   at::Tensor whole(std::string_view operation) const;
-  /// After its values have been read: from now on it is replicated.
+  /// Before somebody works with its piece. What waits is read, and replicated from then on. `data()`, which counts its writes by
+  /// itself, has the other tensor's piece until then.
   void settle();
 
   /// Of a parameter, whose memory is a group's: it is around this piece from now on, with its dtype and device, and what is
@@ -82,6 +82,7 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
   DTensorValue value_;
   at::Tensor base_;
   bool keeps_memory_ = false;
+  bool counts_apart_ = false;  // and its piece does not yet
 };
 
 /// The result of an operator on pieces: placed by `spec`, whose local sizes it has.

@@ -83,7 +83,7 @@ void GroupSanitizer::check_shards(std::span<const FSDPParam> params, std::span<c
   for (size_t i = 0; i < params.size(); ++i) {
     const auto sharded_param = params[i].sharded_param();
     if (!sharded_param.defined()) continue;
-    const auto version = static_cast<int64_t>(sharded_param._version());
+    const auto version = params[i].sharded.version();
     const auto hash = content_hash(pieces[i]);
     auto& known = shards_[i];
     if (known.version == version && known.hash != hash)

@@ -40,10 +40,6 @@ class GroupSanitizer {
   void note_write(const at::Tensor& unsharded, size_t index);
   /// They are about to be released: only operators may have written to them.
   void check_shown(const at::Tensor& unsharded);
-  /// An operator has written this rank's part of parameter `index`, and its version does not show it.
-  void note_shard_write(size_t index) {
-    if (index < shards_.size()) shards_[index].version = -1;
-  }
   /// The same for this rank's parts; each operator's write has moved the parameter's version.
   void check_shards(std::span<const FSDPParam> params, std::span<const at::Tensor> pieces);
 

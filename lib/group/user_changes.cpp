@@ -16,19 +16,13 @@ void UserChanges::validate() {
     parts_.sanitizer->check_shards(parts_.params, parts_.shard.pieces());
 }
 
-void UserChanges::bump_versions(size_t index) {
+void UserChanges::note_write(size_t index) {
   auto& params = parts_.params;
-  if (index < params.size())
-    params[index].sharded.bump_version();
-  else
-    for (const size_t member : parts_.local_shards->members(index - params.size())) params[member].sharded.bump_version();
-}
-
-void UserChanges::note_data_write(size_t index) {
-  notes_.optimizer().note_write();
-  is_outdated_ = !parts_.is_never_released();
-  if (parts_.sanitizer) [[unlikely]]
-    parts_.sanitizer->note_shard_write(index);
+  if (index < params.size()) return params[index].note_write();
+  for (const size_t member : parts_.local_shards->members(index - params.size())) {
+    params[member].sharded.bump_version();  // the local shard counts by itself
+    params[member].note_write();
+  }
 }
 
 void UserChanges::sync_versions() {

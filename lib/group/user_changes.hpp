@@ -24,14 +24,10 @@ class UserChanges {
   // --- values
   /// Sharded parameter `index`, or the local shard behind those, has been written. Whoever writes past operators tells the
   /// owner of it (ParamOwner::note_write), which also makes the next use look.
-  void bump_versions(size_t index);
-  /// The same where no version is to show it.
-  void note_data_write(size_t index);
+  void note_write(size_t index);
   /// True if a sharded parameter has been written since the gather that the unsharded parameters show (or the last one, if
   /// they show nothing).
   bool is_stale() const { return is_outdated_ || parts_.has_writes(); }
-  /// The same as far as versions have been followed.
-  bool is_outdated() const { return is_outdated_; }
   /// Same values in unsharded parameters and sharded parameters from now on, wherever they came from.
   void sync_versions();
   /// Puts replaced storages back and follows versions: in front of a gather of a stale group, and instead of it where
@@ -53,7 +49,7 @@ class UserChanges {
   GroupParts& parts_;
   GroupGradients& gradients_;
   GroupNotes& notes_;
-  bool is_outdated_ = false;  // values have changed since the last gather, and versions show nothing (more) of it
+  bool is_outdated_ = false;  // versions have been followed since the last gather, values not
 };
 
 }  // namespace fsdp

@@ -59,6 +59,12 @@ void FSDPParam::mark_written() {
   sharded.see_version();
 }
 
+/// The operator has counted on the unsharded parameter.
+void FSDPParam::mark_sharded_written() {
+  sharded.bump_version();
+  sharded.note_write();
+}
+
 void FSDPParam::reset_sharded_param(const at::Tensor& piece) {
   if (!sharded.was_replaced()) return;
   BelowResidency below;

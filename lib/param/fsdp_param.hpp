@@ -56,8 +56,15 @@ struct FSDPParam {
   void sync_version() {
     if (sharded.see_version()) unsharded.bump_version();
   }
+  /// An operator has written the sharded parameter. The unsharded parameter's version follows at once: what autograd has saved is
+  /// compared before any operator asks for a gather.
+  void note_write() {
+    if (sharded.note_write()) unsharded.bump_version();
+  }
   /// After a write through the unsharded parameter: both hold the same values again.
   void mark_written();
+  /// The same where the ranks may have written different values: what the sharded parameters hold is to be gathered.
+  void mark_sharded_written();
   /// A sharded parameter whose storage or sizes were replaced (torch::load, set_data): its values go back to `piece`.
   /// Accepts this rank's rows or the whole parameter; throws StateError otherwise.
   void reset_sharded_param(const at::Tensor& piece);

@@ -59,20 +59,36 @@ class ShardedTensor {
     return impl != nullptr && impl->unsafe_storage().unsafeGetStorageImpl() != storage_;
   }
   /// Moves with every write.
-  int64_t version() const {
-    const auto* impl = peek();
-    return impl != nullptr ? version_of(*impl) : seen_version_;
-  }
+  int64_t version() const { return counted() + uncounted_; }
   /// Counts as a write.
   void bump_version() const;
-  /// The unsharded tensor shows this version from now on. Returns whether it is another one than before.
-  bool see_version() { return version() != std::exchange(seen_version_, version()); }
+  /// It has been written: the unsharded tensor no longer shows it. Returns whether its version has moved, which the unsharded
+  /// tensor's is to follow. A write through `data()` moves none, as in any tensor.
+  bool note_write() {
+    seen_version_ = kOutdated;
+    const bool has_moved = follow_version();
+    if (!has_moved) ++uncounted_;
+    return has_moved;
+  }
+  /// The unsharded tensor shows this version from now on. Returns as `note_write`.
+  bool see_version() {
+    seen_version_ = counted();
+    return follow_version();
+  }
 
  private:
   using Strong = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
+  static constexpr int64_t kOutdated = -1;
+
   void begin(const ParamSpec& spec, const at::Tensor& local, const AutogradSettings& settings, const at::Tensor& unsharded);
+  /// The tensor's own version, which writes through `data()` do not move.
+  int64_t counted() const {
+    const auto* impl = peek();
+    return impl != nullptr ? version_of(*impl) : followed_version_;
+  }
+  bool follow_version() { return counted() != std::exchange(followed_version_, counted()); }
 
   static int64_t version_of(const c10::TensorImpl& impl) {
     return static_cast<int64_t>(impl.version_counter().current_version());
@@ -84,7 +100,9 @@ class ShardedTensor {
   at::Tensor initial_;
   const c10::StorageImpl* storage_ = nullptr;  // that it should have
   ParamRef place_;
-  int64_t seen_version_ = 0;
+  int64_t seen_version_ = 0;      // that the unsharded tensor shows
+  int64_t followed_version_ = 0;  // with which the unsharded tensor's has moved
+  int64_t uncounted_ = 0;         // writes through `data()`
 };
 
 }  // namespace fsdp

@@ -28,6 +28,9 @@ class JointMeta final : public AutogradMeta {
   bool requires_grad() const override { return shared_->requires_grad() || grad_fn_; }
 
   at::Tensor& accumulated() { return grad_; }
+  SharedAutograd& shared() const { return *shared_; }
+  SharedAutograd::Side side() const { return side_; }
+  const c10::TensorImpl* tensor() const { return tensor_; }
 
  private:
   /// Autograd itself asks, while it adds to the unsharded tensor's gradient, and hooks behind that. Or the tensor is set aside.
@@ -37,7 +40,10 @@ class JointMeta final : public AutogradMeta {
     const auto node = torch::autograd::get_current_node();
     const torch::autograd::Node* current = node.get();
     if (current == nullptr || typeid(*current) != typeid(torch::autograd::AccumulateGrad)) return false;
-    return static_cast<const torch::autograd::AccumulateGrad&>(*current).variable.unsafeGetTensorImpl() == tensor_;
+    if (static_cast<const torch::autograd::AccumulateGrad&>(*current).variable.unsafeGetTensorImpl() != tensor_) return false;
+    if (!current->post_hooks().empty()) [[unlikely]]
+      shared_->defer_accumulator_hooks();
+    return true;
   }
 
   Shared shared_;
@@ -115,6 +121,7 @@ bool SharedAutograd::requires_grad() {
   for (const auto* side : sides_) {
     if (side == nullptr || side->requires_grad_ == requires_grad_) continue;
     requires_grad_ = side->requires_grad_;
+    ++toggles_;
     for (auto* other : sides_)
       if (other != nullptr) other->requires_grad_ = requires_grad_;
     break;
@@ -122,10 +129,43 @@ bool SharedAutograd::requires_grad() {
   return requires_grad_;
 }
 
+void SharedAutograd::join_accumulators() {
+  auto* unsharded = sides_[static_cast<size_t>(Side::kUnsharded)];
+  auto* dtensor = sides_[static_cast<size_t>(Side::kDTensor)];
+  if (unsharded == nullptr || dtensor == nullptr) return;
+  accumulator_hooks();  // of one that this replaces
+  dtensor->grad_accumulator_ = unsharded->grad_accumulator_;
+}
+
+AccumulatorHooks& SharedAutograd::accumulator_hooks() {
+  if (const auto* dtensor = static_cast<const JointMeta*>(sides_[static_cast<size_t>(Side::kDTensor)]))
+    accumulator_hooks_.note(*dtensor, dtensor->tensor());
+  return accumulator_hooks_;
+}
+
+/// Whoever looks for hooks asks the DTensor's metadata whether there is an accumulator.
+void SharedAutograd::defer_accumulator_hooks() {
+  join_accumulators();
+  if (const auto* unsharded = sides_[static_cast<size_t>(Side::kUnsharded)]) accumulator_hooks_.defer(unsharded->grad_accumulator_);
+}
+
+namespace {
+
+JointMeta* joint_meta(const c10::TensorImpl& tensor) {
+  auto* meta = tensor.autograd_meta();
+  return meta != nullptr && typeid(*meta) == typeid(JointMeta) ? static_cast<JointMeta*>(meta) : nullptr;
+}
+
+}  // namespace
+
+bool see_requires_grad(const c10::TensorImpl& tensor) {
+  const auto* meta = joint_meta(tensor);
+  return meta != nullptr && meta->side() == SharedAutograd::Side::kUnsharded && meta->shared().see_requires_grad();
+}
+
 at::Tensor& accumulated_grad(c10::TensorImpl& unsharded) {
-  auto* meta = unsharded.autograd_meta();
-  if (meta == nullptr || typeid(*meta) != typeid(JointMeta)) return unsharded.mutable_grad();
-  return static_cast<JointMeta*>(meta)->accumulated();
+  auto* meta = joint_meta(unsharded);
+  return meta == nullptr ? unsharded.mutable_grad() : meta->accumulated();
 }
 
 }  // namespace fsdp

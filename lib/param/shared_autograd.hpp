@@ -5,8 +5,10 @@
 
 #include <array>
 #include <memory>
+#include <utility>
 
 #include "dtensor/whole_storage.hpp"
+#include "param/accumulator_hooks.hpp"
 #include "tensor/dtensor_spec.hpp"
 
 namespace fsdp {
@@ -45,12 +47,22 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   at::Tensor& dtensor_grad();
   at::Tensor& piece_grad();
   bool requires_grad();
+  /// `requires_grad`, and whether it has been changed since this was asked last.
+  bool see_requires_grad() {
+    requires_grad();
+    return std::exchange(toggles_, 0) != 0;
+  }
+  /// What leads to the DTensor leads to the unsharded tensor, as far as that is led to.
+  void join_accumulators();
+  /// After a look at what users have asked the DTensor for.
+  AccumulatorHooks& accumulator_hooks();
   /// While the unsharded tensor shows the whole in memory of its own (fsdp::FullParameters), its gradient is its own, too.
   void set_aside(bool value) { is_set_aside_ = value; }
   bool is_set_aside() const { return is_set_aside_; }
 
   // For metadata.
   void set_meta(Side side, torch::autograd::AutogradMeta* meta) { sides_[static_cast<size_t>(side)] = meta; }
+  void defer_accumulator_hooks();
 
  private:
   DTensorSpec::Ptr spec_;
@@ -60,8 +72,13 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   /// The DTensor around the piece, if somebody refers to it still: then it is that one again.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> known_;
   bool requires_grad_, is_set_aside_ = false;
+  int toggles_ = 0;  // since somebody asked
   std::array<torch::autograd::AutogradMeta*, 2> sides_ = {};
+  AccumulatorHooks accumulator_hooks_;
 };
+
+/// Of an unsharded tensor, SharedAutograd::see_requires_grad; false for any other tensor.
+bool see_requires_grad(const c10::TensorImpl& tensor);
 
 /// What autograd has accumulated on an unsharded tensor: whole, of this rank, not reduced. Of one whose parameter has no
 /// DTensor it is the tensor's gradient.

@@ -17,6 +17,8 @@ GroupPort::GroupPort(GroupIdentity identity, GroupConfig config, const std::vect
   const auto& policy = group_.parts().config.mp_policy;
   set_casts_operands(policy.param_dtype && policy.cast_forward_inputs);
   set_follows_mode(policy.full_precision_in_eval);
+  for (size_t i = 0; i < params.size(); ++i)
+    if (params[i].is_dtensor && !group_.params()[i].spec.dtensor) watch_requires_grad();
 }
 
 GroupPort::~GroupPort() {
@@ -64,13 +66,13 @@ void GroupPort::make_resident(std::span<ParamOwner* const> owners, const Operato
 }
 
 void GroupPort::note_write(size_t index) {
-  group_.changes().bump_versions(index);
+  group_.changes().note_write(index);
   mark_not_ready();  // the next touch is to see it
-}
-
-void GroupPort::note_data_write(size_t index) {
-  group_.changes().note_data_write(index);
-  mark_not_ready();
+  if (is_between_steps()) return;
+  // What was gathered in this step, or is kept of it, is not to be mixed with what is gathered later.
+  const auto root = root_;
+  std::lock_guard lock(root->mutex());
+  root->runner().tell(GroupEvent::kWritten, group_);
 }
 
 void GroupPort::carry_write(size_t index) {
@@ -85,7 +87,7 @@ void GroupPort::carry_write(size_t index) {
   if (in_step(root->step().state()) || group_.parts().is_never_released())
     param.mark_written();
   else
-    param.sharded.bump_version();
+    param.mark_sharded_written();
 }
 
 void GroupPort::follow_mode() {
@@ -100,7 +102,7 @@ void GroupPort::take_over_requires_grad(size_t index) {
   // Most often nothing has changed: so this one is looked at before all of the group.
   auto& params = group_.params();
   const bool has_changed = index >= params.size() || params[index].has_new_requires_grad();
-  if (has_changed && !in_step(root->step().state())) group_.changes().sync_requires_grad();
+  if (has_changed && !is_backward(root->step().state())) group_.changes().sync_requires_grad();
 }
 
 at::Tensor whole_of_part(const FSDPParam& param, const at::Tensor& unsharded) {

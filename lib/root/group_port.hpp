@@ -50,7 +50,6 @@ class GroupPort final : public ParamOwner {
   }
   void unsharded_storage_gone(size_t index) noexcept override { group_.params()[index].unsharded.storage_gone(); }
   void note_write(size_t index) override;
-  void note_data_write(size_t index) override;
   const std::string& param_name(size_t index) const override {
     return index < group_.params().size() ? group_.params()[index].name() : group_.name();
   }

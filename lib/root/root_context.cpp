@@ -106,6 +106,12 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   comm_ctx.trace.note_use(&used.front()->identity());
 }
 
+/// Another forward in front of a backward: requires_grad may have been set since the first.
+void RootContext::take_over_settings() {
+  tell_of_beginning();
+  for (auto* group : runner_.groups()) group->changes().sync_requires_grad();
+}
+
 void RootContext::begin_user_hook() {
   ++user_hooks;
   held_before_hook_ = runner_.scheduler().groups().held();

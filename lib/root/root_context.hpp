@@ -94,6 +94,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void enter_phase(int64_t task, const OperatorUse& use);
   void enter(StepEvent event);
   void begin_forward();
+  void take_over_settings();
   void recheck(StepEvent begins);
   void begin_backward(int64_t task);
   bool awaits_backward();

@@ -139,15 +139,16 @@ void RootContext::begin_backward(int64_t task) {
   enter(StepEvent::kBackwardBegins);
   runner_.comm_ctx().trace.begin_phase(CollectiveTrace::Phase::kBackward);
   runner_.reductions().begin_backward();
-  runner_.scheduler().begin_backward(is_of_forward);
+  for (const int id : runner_.scheduler().begin_backward(is_of_forward))
+    if (auto* group = runner_.find(id); group != nullptr && group->changes().is_stale())
+      runner_.tell(GroupEvent::kWritten, *group);
   for (const int id : runner_.scheduler().current())
     if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();
-  // Written between forward and backward: what autograd saved is out of date, and is to say so. Written by way of `.data` it is
-  // not, and what is here is gathered again.
   for (auto* group : runner_.groups()) {
-    if (!group->unsharder().is_held()) continue;
-    group->changes().sync_versions();
-    if (group->changes().is_outdated()) runner_.tell(GroupEvent::kWritten, *group);
+    // Written between forward and backward: what autograd saved is out of date, and is to say so.
+    if (group->unsharder().is_held()) group->changes().sync_versions();
+    // Zeros are for what is trainable now.
+    if (group->gradients().config.reduces_unused_params) group->changes().sync_requires_grad();
   }
   watch_end_of(task);
 }
@@ -271,7 +272,12 @@ void RootContext::release_everything() {
 
 void RootContext::enter_scope() {
   std::lock_guard lock(mutex_);
-  if (!step_.is_in_scope() && !in_step()) begin_forward();
+  if (!step_.is_in_scope()) {
+    if (!in_step())
+      begin_forward();
+    else if (is_forward(step_.state()))
+      take_over_settings();
+  }
   step_.enter_scope();  // only now: it may have thrown
 }
 

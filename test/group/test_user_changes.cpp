@@ -31,8 +31,7 @@ class Owner final : public ParamOwner {
   void take_over_requires_grad(size_t) override {}
   void carry_write(size_t) override {}
   bool is_in_scope() const override { return false; }
-  void note_write(size_t index) override { group_.changes().bump_versions(index); }
-  void note_data_write(size_t index) override { group_.changes().note_data_write(index); }
+  void note_write(size_t index) override { group_.changes().note_write(index); }
   std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.parts().output_dtype(index); }
   const std::string& param_name(size_t index) const override { return group_.params()[index].name(); }
   at::Tensor unsharded_param(size_t index) const override { return group_.params()[index].unsharded_param(); }
@@ -73,8 +72,9 @@ TEST_CASE("what was written is stale until a gather shows it, though autograd ha
     rank.check(!changes.is_stale(), "a new group shows what it holds");
     rank.check(!changes.refresh_before_gather(), "there is nothing to take over");
 
-    changes.bump_versions(1);
     const auto before = version_of(group.unsharded[1]), other = version_of(group.unsharded[0]);
+    group.owner->group().params()[1].sharded.bump_version();
+    changes.note_write(1);
     rank.check(changes.is_stale(), "written");
     changes.sync_versions();
     rank.check(version_of(group.unsharded[1]) > before, "autograd is told");

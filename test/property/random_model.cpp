@@ -89,6 +89,24 @@ std::vector<Toggle> draw_toggles(const RandomTree& tree, const nn::Module& body)
   return toggles;
 }
 
+/// By step: before which toggle the model is evaluated, with autograd on and no backward behind it; -1: it is not.
+std::vector<int64_t> draw_evaluations(const RandomTree& tree, size_t toggles) {
+  Draw draw(tree.seed * 7 + 13);
+  std::vector<int64_t> places;
+  for (int step = 0; step < tree.training.steps; ++step)
+    places.push_back(draw.chance(tree.evaluated_probability) ? draw.number(0, static_cast<int64_t>(toggles)) : -1);
+  return places;
+}
+
+/// In eval mode, which leaves statistics as they are; all ranks on one batch.
+void evaluate(Model& model, const RandomTree& tree, int step) {
+  const auto& training = tree.training;
+  Inputs inputs(/*rank=*/0, step, /*micro_batch=*/0, training.dtype, training.param_dtype);
+  model.eval();
+  model.loss(inputs, tree.root.width);
+  model.train();
+}
+
 /// A user's gradient hook on a sharded parameter: gradients are scaled by a number, or by one that comes of the
 /// whole parameter, which the hook reads.
 struct Hook {
@@ -204,6 +222,7 @@ Workload build(const RandomTree& tree) {
   auto unsharded = std::make_shared<Unsharded>(Unsharded{.tree = tree});
   unsharded->ignored = draw_exceptions(tree, *model->body);
   const auto toggles = draw_toggles(tree, *model->body);
+  const auto evaluations = draw_evaluations(tree, toggles.size());
   const auto hooks = draw_hooks(tree, *model->body, unsharded->ignored);
   const auto dtypes = std::make_shared<GradDtypes>(tree, *model->body, unsharded->ignored);
   auto groups = std::make_shared<std::vector<PlainGroup>>();
@@ -246,7 +265,7 @@ Workload build(const RandomTree& tree) {
                 return watch_run(rank, model, groups, unsharded->tree.training);
               },
           .before_step =
-              [model, toggles, dtypes, groups, log](int step) {
+              [model, tree, toggles, evaluations, dtypes, groups, log](int step) {
                 const auto registered = unique_parameters(*model->body);
                 dtypes->begin_step(step);
                 if (*log != nullptr) {
@@ -255,7 +274,12 @@ Workload build(const RandomTree& tree) {
                     if (is_fsdp_parameter(parameter))
                       note_gradient_dtypes(**log, *groups, fsdp::unsharded(parameter), dtypes->of(fsdp::unsharded(parameter)));
                 }
+                const auto evaluate_before = [&](size_t toggle) {
+                  const bool is_due = evaluations[static_cast<size_t>(step)] == static_cast<int64_t>(toggle);
+                  if (is_due && *log != nullptr) evaluate(*model, tree, step);
+                };
                 for (const auto& toggle : toggles) {
+                  evaluate_before(static_cast<size_t>(&toggle - toggles.data()));
                   const bool is_trainable = toggle.is_trainable[static_cast<size_t>(step)];
                   for (size_t i = 0; i < toggle.names.size(); ++i) {
                     const auto& member = toggle.members[i];
@@ -263,6 +287,7 @@ Workload build(const RandomTree& tree) {
                     chosen(toggle.by, registered, toggle.names[i], member).set_requires_grad(is_trainable);
                   }
                 }
+                evaluate_before(toggles.size());
               },
           .after_average =
               [hooks, dtypes] {

@@ -148,6 +148,12 @@ void draw_interventions(RandomTree& tree) {
     tree.training.accumulation = Accumulation::kReduceEach;
 }
 
+/// Forwards without a backward. Drawn apart, too.
+void draw_evaluations(RandomTree& tree) {
+  Draw draw(tree.seed * 179424673 + 11);
+  if (draw.chance(tree.toggled_probability > 0 ? 0.6 : 0.1)) tree.evaluated_probability = draw.one_of<double>({0.4, 1.0});
+}
+
 /// In which dtypes gradients come, go and stay. Drawn apart, too.
 void draw_gradient_dtypes(RandomTree& tree) {
   Draw draw(tree.seed * 15485863 + 3);
@@ -219,6 +225,7 @@ RandomTree draw_tree(uint64_t seed) {
   if (!is_delicate && tree.ignored_probability == 0 && draw.chance(0.45)) draw_low_precision(draw, tree);
   draw_placements(draw, tree);
   draw_interventions(tree);
+  draw_evaluations(tree);
   draw_gradient_dtypes(tree);
   tree.plain_code = draw_plain_code(tree);
   return tree;
@@ -238,6 +245,7 @@ std::string describe(const Part& part) {
 std::string describe_interventions(const RandomTree& tree) {
   std::string text;
   if (tree.toggled_probability > 0) text += fmt::format("frozen and thawed with {}; ", tree.toggled_probability);
+  if (tree.evaluated_probability > 0) text += fmt::format("evaluated with {}; ", tree.evaluated_probability);
   if (tree.hooked_probability > 0) text += fmt::format("gradient hooks with {}; ", tree.hooked_probability);
   if (tree.grad_dtype_probability > 0)
     text += fmt::format("grad_dtype with {}{}; ", tree.grad_dtype_probability,

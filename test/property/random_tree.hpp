@@ -61,6 +61,7 @@ struct RandomTree {
   bool experts_differ = false;        ///< said by differs_over; else by tensor_parallel_fn
   double replicated_probability = 0;  ///< of a parameter
   double toggled_probability = 0;     ///< of a parameter, or of a module's, to be frozen in some steps
+  double evaluated_probability = 0;   ///< of a step to have an evaluation with autograd on before, among or behind what is toggled
   double hooked_probability = 0;      ///< of a sharded parameter to have a gradient hook of the user's
   double grad_dtype_probability = 0;  ///< of a parameter to have a grad_dtype
   std::optional<PlainCode> plain_code = {};

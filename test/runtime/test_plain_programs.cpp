@@ -1,7 +1,10 @@
 #include <catch2/catch.hpp>
 
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
 #include <cmath>
 #include <functional>
+#include <set>
 #include <sstream>
 #include <unordered_map>
 
@@ -443,6 +446,139 @@ Results save_and_load(const Shard& shard) {
 TEST_CASE("a module goes by torch::save and torch::load into a plain one and back, and trains on",
           "[runtime][plain_programs]") {
   computes_the_same_sharded(save_and_load);
+}
+
+torch::nn::LinearImpl& layer_of(torch::nn::Sequential& net, size_t place) { return *net->ptr<torch::nn::LinearImpl>(place); }
+
+/// Steps by hand on what modules hold.
+Results update_members(const Shard& shard) {
+  auto net = make_net();
+  shard(*net);
+  Results results;
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    auto loss = fit_loss(net, step);
+    loss.backward();
+    for (const size_t place : {0, 2, 4}) {
+      auto& layer = layer_of(net, place);
+      layer.weight.data() -= 0.05 * layer.weight.grad();
+      layer.bias.data().sub_(layer.bias.grad(), 0.05);
+      layer.weight.data().add_(layer.weight.grad() * layer.weight.data(), -0.01);
+      layer.bias.detach().mul_(0.9).addcmul_(layer.bias.grad(), layer.bias.detach(), 0.02);
+      results.add("decayed", layer.weight.data() - 0.1 * layer.weight.grad());
+      results.add("needs no gradient", (layer.weight.data() * layer.weight.grad()).requires_grad());
+    }
+    results.add("loss", loss);
+  }
+  results.add("net", *net);
+  return results;
+}
+
+TEST_CASE("steps by hand through data() of members, with gradients beside them, train the same", "[runtime][plain_programs]") {
+  computes_the_same_sharded(update_members);
+}
+
+Results set_members(const Shard& shard) {
+  auto net = make_net();
+  shard(*net);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2));
+  auto results = fit(net, optimizer, 1);
+  auto& layer = layer_of(net, 2);
+  layer.weight.set_data(torch::full({5, 7}, 0.25, kDtype));
+  results.add("weight", layer.weight);
+  results.add("loss", fit_loss(net, 1));
+  layer.weight.set_data(layer.weight.data() * 2);
+  layer.weight.set_data(layer.weight);
+  for (const auto& [name, tensor] : fit(net, optimizer, 2).all) results.add(name, tensor);
+  results.add("net", *net);
+  return results;
+}
+
+TEST_CASE("set_data of a member is a write of the parameter", "[runtime][plain_programs]") {
+  computes_the_same_sharded(set_members);
+}
+
+enum class Of { kParameters, kMembers, kBoth };
+/// An optimizer in backward.
+Results hook_accumulators(const Shard& shard, Of of) {
+  auto net = make_net();
+  shard(*net);
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(Tensor()));
+  std::vector<Accumulator> kept;
+  double calls = 0;
+  auto parameters = net->parameters();
+  const auto hook = [&](const Tensor& tensor, bool steps) {
+    kept.push_back(torch::autograd::impl::grad_accumulator(tensor));
+    kept.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+        [&calls, p = tensor, steps](const torch::autograd::variable_list& out, const torch::autograd::variable_list& in) mutable {
+          ++calls;
+          torch::NoGradGuard no_grad;
+          if (!steps) return out;
+          p.sub_(p.grad(), 0.05);
+          p.add_(in.at(0), -0.05);
+          p.mutable_grad() = Tensor();
+          return out;
+        }));
+  };
+  if (of != Of::kMembers)
+    for (const auto& parameter : parameters) hook(parameter, of == Of::kParameters);
+  if (of != Of::kParameters)
+    for (const size_t place : {0, 2, 4}) {
+      hook(layer_of(net, place).weight, true);
+      hook(layer_of(net, place).bias, true);
+    }
+  Results results;
+  for (int step = 0; step < 4; ++step) {
+    auto loss = fit_loss(net, step);
+    results.add("loss", loss);
+    results.add("calls", calls);
+    loss.backward();
+    for (const auto& parameter : parameters) results.add("is left", parameter.grad().defined());
+  }
+  kept.clear();
+  fit_loss(net, 0).backward();
+  results.add("calls in the end", calls);
+  for (const auto& parameter : parameters) results.add("gradient", parameter.grad());
+  results.add("net", *net);
+  return results;
+}
+
+TEST_CASE("hooks of gradient accumulators run when the gradient is there, once for each, for parameters() and for members",
+          "[runtime][plain_programs]") {
+  computes_the_same_sharded([](const Shard& shard) { return hook_accumulators(shard, Of::kParameters); });
+  computes_the_same_sharded([](const Shard& shard) { return hook_accumulators(shard, Of::kMembers); });
+  computes_the_same_sharded([](const Shard& shard) { return hook_accumulators(shard, Of::kBoth); });
+}
+
+/// A faster rate for the head, which is found by what it is.
+Results rates_by_identity(const Shard& shard) {
+  auto net = make_net();
+  shard(*net);
+  using torch::optim::SGDOptions;
+  const auto& head = layer_of(net, 4);
+  const std::set<c10::TensorImpl*> of_head{registered(head.weight).unsafeGetTensorImpl(), registered(head.bias).unsafeGetTensorImpl()};
+  std::vector<Tensor> fast, slow;
+  for (const auto& parameter : net->parameters())
+    (of_head.count(parameter.unsafeGetTensorImpl()) > 0 ? fast : slow).push_back(parameter);
+  Results results;
+  results.add("fast", static_cast<double>(fast.size()));
+  results.add("the weight", fast.at(0).is_same(registered(head.weight)));
+  for (const auto& parameter : net->named_parameters())
+    if (parameter.value().is_same(registered(layer_of(net, 2).bias))) results.add(parameter.key(), 1.0);
+  torch::optim::SGD optimizer({torch::optim::OptimizerParamGroup(fast, std::make_unique<SGDOptions>(0.5)),
+                               torch::optim::OptimizerParamGroup(slow, std::make_unique<SGDOptions>(SGDOptions(0.01).momentum(0.9)))},
+                              SGDOptions(0.01));
+  for (const auto& [name, tensor] : fit(net, optimizer, 3).all) results.add(name, tensor);
+  const auto key = registered(layer_of(net, 0).weight).unsafeGetTensorImpl();
+  results.add("momentum", static_cast<torch::optim::SGDParamState&>(*optimizer.state().at(key)).momentum_buffer());
+  const auto other = torch::ones({2});
+  results.add("of no module", registered(other).is_same(other));
+  results.add("net", *net);
+  return results;
+}
+
+TEST_CASE("parameter groups that are chosen by registered(member) are those of the plain module", "[runtime][plain_programs]") {
+  computes_the_same_sharded(rates_by_identity);
 }
 
 /// Nesterov's momentum and decoupled weight decay, as somebody writes it who does not know torch::optim::Optimizer.

@@ -116,6 +116,105 @@ TEST_CASE("a view that begins a step sees that its parameter was frozen or thawe
       }));
 }
 
+/// Operators whose other operand needs a gradient: of the parameters LibTorch asks no more then.
+struct Behind : torch::nn::Module {
+  Behind() {
+    first = register_module("first", torch::nn::Linear(4, 6));
+    conv = register_module("conv", torch::nn::Conv1d(torch::nn::Conv1dOptions(1, 1, 1)));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+    lstm = register_module("lstm", torch::nn::LSTM(6, 6));
+    embedding = register_module("embedding", torch::nn::Embedding(3, 6));
+    linear = register_module("linear", torch::nn::Linear(6, 6));
+    square = register_parameter("square", torch::randn({6, 6}));
+    gain = register_parameter("gain", torch::randn({6}));
+    shift = register_parameter("shift", torch::randn({6}));
+    head = register_module("head", torch::nn::Linear(6, 3));
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = conv->forward(torch::tanh(first->forward(x)).unsqueeze(1)).squeeze(1);
+    x = std::get<0>(lstm->forward(norm->forward(x).unsqueeze(0))).squeeze(0);
+    x = x * embedding->forward(torch::arange(x.size(0)).remainder(3));
+    x = linear->forward(x).matmul(square) * gain + shift;
+    return head->forward(torch::tanh(x));
+  }
+  torch::nn::Linear first{nullptr}, linear{nullptr}, head{nullptr};
+  torch::nn::Conv1d conv{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::LSTM lstm{nullptr};
+  torch::nn::Embedding embedding{nullptr};
+  at::Tensor square, gain, shift;
+};
+
+std::vector<std::pair<std::string, at::Tensor>> members_of(Behind& model) {
+  auto named = std::vector<std::pair<std::string, at::Tensor>>{{"square", model.square}, {"gain", model.gain}, {"shift", model.shift}};
+  for (auto& parameter : model.named_parameters())
+    if (parameter.key().find('.') != std::string::npos) named.emplace_back(parameter.key(), fsdp::unsharded(parameter.value()));
+  return named;
+}
+
+TEST_CASE("what is thawed or frozen after a forward that has no backward, or between forward and backward, counts as in a plain module",
+          "[runtime][requires_grad]") {
+  enum class Toggled { kBefore, kAfterEvaluation, kBetween, kBehindForward };
+  struct Row {
+    bool by_member, is_frozen_first, shards_parts, reduces_unused;
+    Toggled when;
+    int ranks;
+  };
+  std::vector<Row> rows;
+  for (const auto when : {Toggled::kBefore, Toggled::kAfterEvaluation, Toggled::kBetween, Toggled::kBehindForward})
+    for (const bool is_frozen_first : {true, false})
+      for (const int ranks : {1, 2}) {
+        const bool is_odd = rows.size() % 2 == 1;
+        // What is thawed behind a forward is unused in it.
+        const bool reduces_unused = rows.size() % 3 == 0 && !(is_frozen_first && when == Toggled::kBehindForward);
+        rows.push_back({is_odd != is_frozen_first, is_frozen_first, !is_odd, reduces_unused, when, ranks});
+      }
+  for (const auto& row : rows)
+    CHECK(on_ranks(row.ranks, [&row](Rank& rank) {
+      auto make = [] { return seeded(3, [] { return std::make_shared<Behind>(); }); };
+      auto plain = make(), model = make();
+      if (row.shards_parts)
+        for (const auto& child : model->children()) fully_shard(*child, {.mesh = rank.mesh()});
+      auto root = fully_shard(*model, {.mesh = rank.mesh()});
+      root.set_reduce_scatter_unused_params(row.reduces_unused);
+      const auto set = [&](bool is_trainable) {
+        for (auto& parameter : plain->named_parameters())
+          if (!parameter.key().starts_with("head")) parameter.value().set_requires_grad(is_trainable);
+        for (auto& [name, member] : members_of(*model))
+          if (!name.starts_with("head")) (row.by_member ? member : sharded(member)).set_requires_grad(is_trainable);
+      };
+      const auto x = torch::linspace(-1, 1, 24).view({6, 4});
+      const auto step = [&](bool toggles_behind, const std::string& what) {
+        for (auto* each : {plain.get(), model.get()})
+          for (auto& parameter : each->parameters()) parameter.mutable_grad() = at::Tensor();
+        auto expected = plain->forward(x).square().mean(), found = model->forward(x).square().mean();
+        if (toggles_behind) set(row.is_frozen_first);
+        rank.check_close(found.detach(), expected.detach(), what);
+        expected.backward();
+        found.backward();
+        const auto registered = model->named_parameters();
+        for (auto& parameter : plain->named_parameters()) {
+          const auto& gradient = registered[parameter.key()].grad();
+          const auto where = what + " of " + parameter.key();
+          rank.check_equal(gradient.defined(), parameter.value().grad().defined(), where + " is there");
+          if (gradient.defined()) rank.check_close(full_tensor(gradient), parameter.value().grad(), where, 1e-4);
+        }
+      };
+      set(!row.is_frozen_first);
+      step(false, "at first");
+      if (row.when == Toggled::kBehindForward) return step(true, "toggled between forward and backward");
+      if (row.when == Toggled::kBefore) set(row.is_frozen_first);
+      for (int i = 0; i < 2; ++i) {
+        model->forward(x);  // evaluated, with autograd on
+        if (i == 0 && row.when == Toggled::kAfterEvaluation) set(row.is_frozen_first);
+        if (i == 0 && row.when == Toggled::kBetween) set(row.is_frozen_first);
+        if (i == 1 && row.when == Toggled::kBetween) set(!row.is_frozen_first);
+      }
+      step(false, "toggled around evaluations");
+      step(false, "one step later");
+    }));
+}
+
 TEST_CASE("a penalty on parameters that begins a step sees that they were thawed through members",
           "[runtime][requires_grad]") {
   CHECK(on_ranks(2, [](Rank& rank) {

@@ -4,7 +4,7 @@
 
 #include "dispatch/stand_in/stand_in.hpp"
 #include "dispatch/param_storage.hpp"
-#include "root/group_port.hpp"
+#include "root/find_param.hpp"
 
 namespace fsdp::python {
 
@@ -33,14 +33,18 @@ class ParamStandIn final : public StandIn {
   }
   int64_t version() const override {
     const auto shown = shown_.lock();
-    return shown ? static_cast<int64_t>(shown->sharded().sharded_param()._version()) : 0;
+    const auto found = shown ? find_param(shown->sharded().sharded_param()) : std::nullopt;
+    return found ? found->param().sharded.version() : 0;
   }
   bool is_of_scalar() const override { return is_scalar_ && !shown_.expired(); }
   void note_write() override {
-    if (const auto* storage = written()) storage->owner()->note_write(storage->index());
+    const auto* storage = written();
+    if (storage == nullptr) return;
+    shown_.lock()->sharded().sharded_param().unsafeGetTensorImpl()->bump_version();
+    storage->owner()->note_write(storage->index());
   }
   void note_data_write() override {
-    if (const auto* storage = written()) storage->owner()->note_data_write(storage->index());
+    if (const auto* storage = written()) storage->owner()->note_write(storage->index());
   }
   bool casts_operands() const override {
     const auto shown = shown_.lock();

@@ -1,6 +1,7 @@
 #include "shown/set_data.hpp"
 
 #include "root/autograd/set_data.hpp"
+#include "root/find_param.hpp"
 #include "shown/shown_param.hpp"
 #include "shown/shown_registry.hpp"
 
@@ -10,6 +11,11 @@ namespace {
 
 bool set_shown_data(const at::Tensor& tensor, const at::Tensor& data) {
   const InterpreterLock lock;
+  if (const auto unsharded = find_param(tensor)) {
+    const auto shown = shown_registry().find(unsharded->param().sharded_param());
+    if (shown) shown->set_data(data);
+    return shown != nullptr;
+  }
   const auto params = shown_registry().all_by_dtensor();
   if (const auto found = params.find(tensor.unsafeGetTensorImpl()); found != params.end()) {
     found->second->set_data(data);

@@ -29,7 +29,7 @@ void ShardedDTensor::show_requires_grad() const {
 void ShardedDTensor::follow_requires_grad() const {
   if (tensor().requires_grad() == sharded_param_.requires_grad()) return;
   const auto param = find_param(sharded_param_);
-  if (!param || in_step(root_of(*param->group).step().state())) return;
+  if (!param || is_backward(root_of(*param->group).step().state())) return;
   take_over_requires_grad();
   param->group->changes().sync_requires_grad();
 }

@@ -24,9 +24,8 @@ inline const at::Tensor& piece_of(const at::Tensor& tensor) {
 }
 /// The piece has been written: versions, and a group whose parameter it is.
 inline void note_piece_write(const at::Tensor& tensor) {
-  const auto& local = piece_of(tensor);
-  auto* impl = local.unsafeGetTensorImpl();
-  impl->bump_version();
+  tensor.unsafeGetTensorImpl()->bump_version();  // its piece's, unless it is `data()` of another
+  auto* impl = piece_of(tensor).unsafeGetTensorImpl();
   if (!has_residency_key(impl)) return;
   if (auto* storage = ParamStorage::of(impl); storage != nullptr && storage->owner() != nullptr)
     storage->owner()->note_write(storage->index());

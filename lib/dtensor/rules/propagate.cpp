@@ -22,7 +22,7 @@ bool read_scalars(const OperatorCall& call) {
     replace_tensors(call.operands()[i], [&](const at::Tensor& tensor, int64_t) {
       auto* dtensor = DTensorImpl::of(tensor);
       if (dtensor == nullptr) return at::Tensor();
-      if (!keeps && dtensor->is_waiting()) dtensor->settle();
+      if (!keeps) dtensor->settle();
       if (may_replace && !call.is_written(i) && dtensor->dim() == 0 && !tensor.requires_grad() && dtensor->has_piece() &&
           dtensor->spec().is_replicated())
         return dtensor->local();

@@ -33,6 +33,7 @@ at::Tensor run_gradient_hooks(const FSDPParam& param, at::Tensor gradient) {
     auto result = (*hook)({gradient});
     if (!result.empty() && result[0].defined()) gradient = result[0];
   }
+  if (const auto& shared = param.sharded.shared()) gradient = shared->accumulator_hooks().run_before(std::move(gradient));
   if (!placed) return gradient;
   const auto* dtensor = DTensorImpl::of(gradient);
   if (dtensor != nullptr && dtensor->has_piece() && dtensor->spec().is_placed_as(*placed)) return dtensor->local();
@@ -41,6 +42,11 @@ at::Tensor run_gradient_hooks(const FSDPParam& param, at::Tensor gradient) {
 
 bool has_post_accumulate_hook(const at::Tensor& sharded_param) {
   return torch::autograd::impl::post_acc_grad_hooks(sharded_param) != nullptr;
+}
+
+bool has_accumulator_hooks(const FSDPParam& param) {
+  const auto& shared = param.sharded.shared();
+  return shared != nullptr && shared->accumulator_hooks().has_any();
 }
 
 /// A user's hook in the middle of the runtime's work: what it reads is gathered, what it writes is seen, as in any other
@@ -83,16 +89,22 @@ at::Tensor offload_grad(GroupParts& parts, const at::Tensor& gradient, bool may_
   return there;
 }
 
+/// A parameter with hooks behind its gradient, and the summand that it has just got, if its accumulator has any.
+using Hooked = std::pair<size_t, at::Tensor>;
+
 /// When all gradients of the group are there, in the order of its parameters; of those that have got one.
-void run_post_accumulate_hooks(const ParamGroup& group, std::vector<size_t> indices,
-                               std::optional<BelowResidency>& below) {
-  std::sort(indices.begin(), indices.end());
-  for (const size_t index : indices) {
-    const auto sharded_param = group.params()[index].registered_param();
+void run_hooks_behind(const ParamGroup& group, std::vector<Hooked> hooked, std::optional<BelowResidency>& below) {
+  std::ranges::sort(hooked, {}, &Hooked::first);
+  for (const auto& [index, gradient] : hooked) {
+    const auto& param = group.params()[index];
+    const auto sharded_param = param.registered_param();
     // A hook before this one may have dropped the gradient.
     if (!sharded_param.defined() || !sharded_param.grad().defined()) continue;
     const UserHook user(*group.parts().comm_ctx->user_hooks, below);
     if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_param)) (*hook)(sharded_param);
+    if (gradient.defined())
+      param.sharded.shared()->accumulator_hooks().run_behind(
+          make_dtensor(gradient, param.spec.dtensor, WholeStorage::Message::kFull));
   }
 }
 
@@ -103,21 +115,26 @@ class Assignment {
 
   void assign(size_t index, at::Tensor gradient);
   /// Behind the group's last gradient.
-  void end() { run_post_accumulate_hooks(group_, std::move(hooked_), below_); }
+  void end() { run_hooks_behind(group_, std::move(hooked_), below_); }
 
  private:
   at::Tensor run_hooks(size_t index, at::Tensor gradient);
 
   ParamGroup& group_;
   std::optional<BelowResidency> below_{std::in_place};
-  std::vector<size_t> hooked_;  // parameters with hooks that are to run behind the group's gradients
+  std::vector<Hooked> hooked_;
 };
 
 at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
-  if (has_post_accumulate_hook(param.registered_param())) hooked_.push_back(index);
-  const UserHook hook(*group_.parts().comm_ctx->user_hooks, below_);
-  return run_gradient_hooks(param, std::move(gradient));
+  {
+    const UserHook hook(*group_.parts().comm_ctx->user_hooks, below_);
+    gradient = run_gradient_hooks(param, std::move(gradient));
+  }
+  const bool is_passed = has_accumulator_hooks(param);
+  if (is_passed || has_post_accumulate_hook(param.registered_param()))
+    hooked_.emplace_back(index, is_passed ? gradient : at::Tensor());
+  return gradient;
 }
 
 void Assignment::assign(size_t index, at::Tensor gradient) {
@@ -183,7 +200,8 @@ bool has_user_hooks(const FSDPParam& param) {
   const auto* meta = registered_param == nullptr ? nullptr : registered_param->autograd_meta();
   if (meta == nullptr) return false;
   const auto& fields = static_cast<const torch::autograd::AutogradMeta&>(*meta);
-  return fields.post_acc_grad_hooks_ != nullptr || std::any_of(fields.hooks_.begin(), fields.hooks_.end(), is_user_hook);
+  return fields.post_acc_grad_hooks_ != nullptr || std::any_of(fields.hooks_.begin(), fields.hooks_.end(), is_user_hook) ||
+         (!fields.grad_accumulator_.expired() && has_accumulator_hooks(param));
 }
 
 }  // namespace fsdp

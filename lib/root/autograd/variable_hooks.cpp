@@ -64,8 +64,7 @@ bool join_accumulators(const FoundParam& found) {
   if (!param.sharded.shared() || !unsharded.defined() || !registered.defined()) return false;
   if (!unsharded.requires_grad()) return true;
   const auto accumulator = autograd_impl::grad_accumulator(unsharded);
-  autograd_impl::get_autograd_meta(registered)->grad_accumulator_ =
-      autograd_impl::get_autograd_meta(unsharded)->grad_accumulator_;
+  param.sharded.shared()->join_accumulators();
   return true;
 }
 
@@ -81,21 +80,31 @@ void leave_to_aliases(const c10::Storage& before) {
 
 SetDataOfKind set_data_of_kind = nullptr;
 
+/// Autograd is about to record this leaf, perhaps without having asked whether it needs a gradient, as another operand did.
+void follow_requires_grad(const TensorBase& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  if (!see_requires_grad(*impl)) [[likely]]
+    return;
+  const auto* storage = ParamStorage::of(impl);
+  if (storage != nullptr && storage->owner() != nullptr) storage->owner()->take_over_requires_grad(storage->index());
+}
+
 class Hooks final : public Interface {
  public:
   explicit Hooks(const Interface& next) : next_(next) {}
 
-  /// What replaces a sharded parameter's tensor is a write, from now on and not from the next step on.
+  /// What replaces a parameter's tensor is a write to the sharded one, from now on and not from the next step on.
   void set_data(const TensorBase& tensor, const TensorBase& data) const override {
-    if (is_of_kind(tensor) && set_data_of_kind != nullptr && set_data_of_kind(at::Tensor(tensor), at::Tensor(data))) return;
-    const auto found = find_sharded(tensor);
+    const auto found = find_any(tensor);
+    const bool may_be_shown = is_of_kind(tensor) || (found && found->is_unsharded_param);
+    if (may_be_shown && set_data_of_kind != nullptr && set_data_of_kind(at::Tensor(tensor), at::Tensor(data))) return;
     if (!found) return next_.set_data(tensor, data);
+    const auto target = found->is_unsharded_param ? TensorBase(found->param().registered_param()) : tensor;
     // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the unsharded parameter.
-    if (data.is_same(tensor) || data.is_same(found->param().unsharded_param())) return;
+    if (!target.defined() || data.is_same(target) || data.is_same(found->param().unsharded_param())) return;
     const torch::NoGradGuard no_grad;
-    const auto sharded_param = found->param().sharded_param();
-    const c10::Storage before = sharded_param.storage();
-    next_.set_data(tensor, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
+    const c10::Storage before = found->param().sharded_param().storage();
+    next_.set_data(target, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
     leave_to_aliases(before);
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
@@ -127,8 +136,11 @@ class Hooks final : public Interface {
   /// Before autograd leads a gradient to a leaf it asks whether it is one.
   decltype(std::declval<const Interface&>().grad_fn(std::declval<const TensorBase&>())) grad_fn(
       const TensorBase& tensor) const override {
-    if (tensor.defined() && DTensorImpl::of(tensor.unsafeGetTensorImpl()) != nullptr) [[unlikely]]
-      if (const auto found = find_sharded(tensor)) join_accumulators(*found);
+    if (tensor.defined() && has_residency_key(tensor.unsafeGetTensorImpl())) {
+      follow_requires_grad(tensor);
+      if (DTensorImpl::of(tensor.unsafeGetTensorImpl()) != nullptr) [[unlikely]]
+        if (const auto found = find_sharded(tensor)) join_accumulators(*found);
+    }
     const auto& function = next_.grad_fn(tensor);
     // It is a leaf, then: see Note [Gradients of stand-ins].
     if (!function && is_of_kind(tensor)) [[unlikely]]

@@ -135,3 +135,21 @@ def training_around_a_functional_call(api, ranks):
     model.zero_grad()
     backward(model, x)
     return {"kinds": kinds, "gradients": gradients(model)}
+
+
+@program(variants=[("thawed",), ("frozen",)])
+def toggled_behind_a_forward_without_backward(api, ranks, how):
+    model = shard(api, Model(), mesh=mesh_of(ranks))
+    first, second = batches(2)
+    for parameter in model.blocks.parameters():
+        parameter.requires_grad_(how == "frozen")
+    backward(model, first)
+    model.zero_grad()
+    model(second)  # evaluated, with autograd on
+    for parameter in model.blocks.parameters():
+        parameter.requires_grad_(how == "thawed")
+    backward(model, first)
+    toggled = gradients(model)
+    model.zero_grad()
+    backward(model, second)
+    return {"toggled": toggled, "later": gradients(model)}
