@@ -7,10 +7,10 @@
 #include <mutex>
 #include <numeric>
 
-#include "base/first_line.hpp"
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "comm/backend_factory.hpp"
+#include "comm/c10d/transport_error.hpp"
 #include "comm/default_world.hpp"
 #include "comm/nccl/nccl_backend.hpp"
 #include "comm/nccl/nccl_communicator.hpp"
@@ -110,7 +110,7 @@ std::shared_ptr<Communicator> make_connected_world(const WorldPlan& plan) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw join_error(where, fmt::format(" with {} at {}: {}", plan.backend, where.init_method, first_line(error.what())));
+    throw join_error(where, fmt::format(" with {} at {}: {}", plan.backend, where.init_method, transport_error(error.what())));
   }
 }
 

@@ -68,6 +68,23 @@ TEST_CASE("a peer that leaves ends the wait of the others in an error that names
   CHECK(errors[1].empty());
 }
 
+TEST_CASE("what it means that a peer has gone comes before the transport's own text", "[comm][gloo]") {
+  for (const auto& start : kStarts) {
+    const auto errors = errors_on_gloo(
+        2,
+        [&](Communicator& world) {
+          all_reduce(world, at::ones({1}));
+          if (world.rank() == 0) start(world)->wait();
+        },
+        beyond_patience());
+    // A small broadcast of the one that is there may be sent before the other one goes.
+    if (errors[0].empty()) continue;
+    CHECK_THAT(errors[0], Contains("the connection has ended: the other rank's process has exited, or has failed; its own log says "
+                                   "why (") &&
+                              !Contains("typically"));
+  }
+}
+
 TEST_CASE("a peer that does not come ends in an error after the timeout", "[comm][gloo]") {
   const auto begin = Clock::now();
   const auto timeout = on_this_machine(std::chrono::seconds(1));

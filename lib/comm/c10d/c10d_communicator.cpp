@@ -13,6 +13,7 @@
 #include "comm/c10d/c10d_arguments.hpp"
 #include "comm/c10d/c10d_failure.hpp"
 #include "comm/c10d/c10d_work.hpp"
+#include "comm/c10d/transport_error.hpp"
 #include "comm/checks.hpp"
 #include "comm/comm_memory.hpp"
 #include "comm/scaled_sum.hpp"
@@ -213,8 +214,8 @@ class C10dCommunicator final : public Communicator,
       const bool waits_in_slices = full.front().is_cpu() && !is_borrowed_;
       return c10d_work(launch(), failure_, std::move(info), waits_in_slices ? HostWait::kInSlices : HostWait::kAtOnce);
     } catch (const std::exception& error) {
-      failure_->fail(first_line(error.what()));
-      CollectiveInfo(operation, subject, *this, bytes).fail(first_line(error.what()));
+      failure_->fail(transport_error(error.what()));
+      CollectiveInfo(operation, subject, *this, bytes).fail(transport_error(error.what()));
     }
   }
 
@@ -261,7 +262,7 @@ std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks
         make_backend_(group.store, plan.rank, static_cast<int>(plan.world_ranks.size()));
   } catch (const std::exception& error) {
     throw CommError(fmt::format("split of group '{}' into '{}' on rank {} of {} failed: {}",
-                                this->name(), plan.name, rank(), size(), first_line(error.what())),
+                                this->name(), plan.name, rank(), size(), transport_error(error.what())),
                     {.operation = "split", .subject = plan.name, .group = this->name(), .rank = rank(), .size = size()});
   }
   return c10d_communicator(std::move(group));

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "base/first_line.hpp"
+#include "comm/c10d/transport_error.hpp"
 
 namespace fsdp {
 namespace {
@@ -28,7 +28,7 @@ class C10dWork final : public Work {
         throw CommError("aborted");
     } catch (const std::exception& error) {
       // An abort ends the wait with whatever the backend says then; its reason says more.
-      error_ = failure_->is_set() ? failure_->reason() : first_line(error.what());
+      error_ = failure_->is_set() ? failure_->reason() : transport_error(error.what());
       failure_->fail(error_);
       info_.fail(error_);
     }

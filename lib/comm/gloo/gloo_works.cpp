@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "base/first_line.hpp"
+#include "comm/c10d/transport_error.hpp"
 #include "comm/threads/local_reduce.hpp"
 #include "fsdp/error.hpp"
 
@@ -37,7 +37,7 @@ auto naming_peer(const char* direction, int peer, const Body& body) {
   try {
     return body();
   } catch (const std::exception& error) {
-    throw CommError(fmt::format("{} rank {}: {}", direction, peer, first_line(error.what())));
+    throw CommError(fmt::format("{} rank {}: {}", direction, peer, transport_error(error.what())));
   }
 }
 
