@@ -1,5 +1,9 @@
 #include <catch2/catch.hpp>
 
+#include <map>
+#include <mutex>
+#include <thread>
+
 #include "support/models.hpp"
 
 // FSDP1's vocabulary in libfsdp's words: what is set, and what that does to the collectives. That each
@@ -98,6 +102,50 @@ TEST_CASE("limit_all_gathers bounds how many groups are unsharded", "[runtime][f
                        "gathers started when a layer is done");
     }
   });
+}
+
+TEST_CASE("limit_all_gathers holds the host back, however slow ranks and collectives are, and changes no order", "[runtime][fsdp1]") {
+  struct Seen {
+    std::vector<size_t> started;  // gathers, when a layer is done
+    std::vector<std::string> gathered, reduced;
+    bool operator==(const Seen&) const = default;
+  };
+  std::map<bool, std::vector<Seen>> by_limit;
+  std::mutex mutex;
+  for (const int run : {0, 1, 2})
+    for (const bool limited : {true, false})
+      on_ranks(2, [&](Rank& rank) {
+        auto model = plain_chain(4);
+        fully_shard_fsdp1(model, each_layer(), {.mesh = rank.mesh(), .limit_all_gathers = limited}, [&](FullyShardOptions& more) {
+          // What arrives does so late, by chance.
+          if (run > 0) more.sanitizer = SanitizerOptions{.seed = static_cast<uint64_t>(run), .max_delay = std::chrono::microseconds(2000)};
+        });
+        Seen seen;
+        model->after_layer = [&](int layer) {
+          seen.started.push_back(rank.subjects_of("all_gather").size());
+          std::this_thread::sleep_for(std::chrono::milliseconds((run * 5 + rank.index() * 3 + layer) % 4));
+        };
+        for (int step = 0; step < 3; ++step) {
+          seen.started.clear();
+          rank.log().clear();
+          Inputs inputs(rank.index(), step);
+          model->forward(inputs.normal({4, 6})).sum().backward();
+        }
+        seen.gathered = rank.subjects_of("all_gather");
+        seen.reduced = rank.subjects_of("reduce_scatter");
+        std::lock_guard lock(mutex);
+        by_limit[limited].push_back(std::move(seen));
+      });
+  for (const auto& [limited, all] : by_limit) {
+    CAPTURE(limited);
+    REQUIRE(all.size() == 6);
+    for (const auto& seen : all) CHECK(seen == all[0]);
+  }
+  const auto &held_back = by_limit[true][0], &ahead = by_limit[false][0];
+  CHECK(held_back.started == std::vector<size_t>{2, 3, 4, 5});
+  CHECK(ahead.started == std::vector<size_t>{3, 4, 5, 5});
+  CHECK(held_back.gathered == ahead.gathered);
+  CHECK(held_back.reduced == ahead.reduced);
 }
 
 TEST_CASE("what does not fit is refused with the way out", "[runtime][fsdp1]") {
