@@ -38,10 +38,12 @@ from ._replace_torch import TorchReplacement, replace_torch, restore_torch
 from ._report import BudgetOutlook, GroupReport, Report, StepReport, report
 from ._report_step import Collective, HeldBytes, Residency, StepRecord, Wait
 from ._timeline import Timeline, TimelineBytes, TimelineEvent, timeline
+from ._whereabouts import install as _install_whereabouts
 from ._wrap_policy import WrapCandidate, WrapPolicy, wrap_by_size, wrap_class, wrap_if
 from ._wrapping import PlannedUnit, WrapPlan, apply_wrapping, plan_wrapping
 
 _install_logs()
+_install_whereabouts()
 
 # The extension makes these without.
 Error.__doc__ = """What libfsdp raises itself for a call at a wrong time; a RuntimeError. Wrong arguments are

@@ -78,7 +78,7 @@ void save_collected(const World& given_world, const std::string& path, const py:
   const bool rng_state = given["rng_state"].cast<bool>();
   options.world = world_or_alone(given_world);
   py::gil_scoped_release no_gil;
-  const RankGroup ranks(options.world);
+  const RankGroup ranks(options.world, "save_checkpoint");
   CheckpointParts parts;
   ranks.together([&] { parts = parts_of(collect, rng_state, ranks); });
   save_checkpoint_parts(path, parts, options);
@@ -129,7 +129,7 @@ LoadCheckpointOptions load_options(const World& world, const py::dict& given) {
 class Reader {
  public:
   Reader(const std::string& path, const LoadCheckpointOptions& options)
-      : reader_(path, options), ranks_(options.world) {}
+      : reader_(path, options), ranks_(options.world, "load_checkpoint") {}
 
   const CheckpointReader& core() const { return reader_; }
 
@@ -180,10 +180,12 @@ py::list tensors_of(const Reader& reader, const std::string& section) {
   return infos;
 }
 
+constexpr auto kStartSave = "CheckpointSaver.start_save";
+
 /// A saver, with what the parts of a save depend on.
 class Saver {
  public:
-  explicit Saver(const CheckpointSaverOptions& options) : ranks_(options.world), saver_(options) {}
+  explicit Saver(const CheckpointSaverOptions& options) : ranks_(options.world, kStartSave), saver_(options) {}
 
   bool start_save(const std::string& path, const py::object& collect, const py::dict& given) {
     const auto options = save_options(given);

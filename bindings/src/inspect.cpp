@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/environment.hpp"
+#include "comm/watch/whereabouts.hpp"
 #include "fsdp/log.hpp"
 #include "fsdp/report.hpp"
 #include "fsdp/statistics.hpp"
@@ -103,6 +104,21 @@ void set_log_function(const py::object& function, bool wants_info) {
   if (wants_info) set_log_level(LogLevel::kInfo);
 }
 
+/// of_thread (a thread's ident) -> where in the program it is; None: nobody tells.
+void tell_whereabouts(const py::object& of_thread) {
+  if (of_thread.is_none()) return set_whereabouts({});
+  set_whereabouts([shared = std::make_shared<const PyRef>(of_thread)](pthread_t thread) -> std::string {
+    if (!is_interpreter_alive()) return "";
+    const py::gil_scoped_acquire gil;
+    try {
+      return shared->object()(static_cast<unsigned long>(thread)).cast<std::string>();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("fsdp: where a thread is");
+      return "";
+    }
+  });
+}
+
 void define_timelines(py::module_& module, PySharded& sharded) {
   py::class_<Timeline> timeline(module, "Timeline");
   not_made_by_python(timeline)
@@ -127,6 +143,7 @@ void define_inspection(py::module_& module, PySharded& sharded) {
       .def("statistics", &statistics_of);
   define_timelines(module, sharded);
   module.def("set_log_function", &set_log_function);
+  module.def("set_whereabouts", &tell_whereabouts);
   module.def("asked_log_level", [] { return environment::is_log_level_set() ? environment::log_level() : std::string(); });
 }
 

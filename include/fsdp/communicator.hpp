@@ -26,6 +26,13 @@ class FSDP_API Work {
   /// throws again if the collective failed.
   virtual void wait() = 0;
 
+  /// `wait` in parts, for who looks at something else in between: false if it is not done after a fraction of a second. A
+  /// work that cannot tell waits to the end.
+  virtual bool wait_briefly() {
+    wait();
+    return true;
+  }
+
   /// True once `wait` would not block the host. Does not wait.
   virtual bool is_completed() = 0;
 

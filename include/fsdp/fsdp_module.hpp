@@ -27,8 +27,9 @@ enum class Recurse { kNo, kYes };
 
 /// The settings and controls of one sharded module, by FSDP2's names.
 ///
-/// A handle: copies control the same module, and it is valid as long as the module lives. Not thread-safe: one thread per
-/// root. On a module without parameters of its own to shard, a call does nothing. Settings have to be the same on all ranks.
+/// A handle: copies control the same module, valid as long as the module lives. Not thread-safe: one thread per root, and one
+/// at a time on a communicator: roots of two threads have meshes over a communicator each, or all ranks throw ScheduleError. On
+/// a module without parameters of its own to shard, a call does nothing. Settings have to be the same on all ranks.
 /// A setting with `recurse` is also made on all sharded modules below, unless that is kNo.
 ///
 /// FSDP2's register_fsdp_forward_method is not needed: any method of a module may be called.

@@ -24,7 +24,8 @@ struct FSDP_API ScheduleDifference {
 };
 
 /// The ranks of a root did not launch the same collectives in the same order, or one of them has ended. They may have taken
-/// different branches, used different parameters or have other shapes. The message is the same on all ranks and shows, by
+/// different branches, used different parameters or have other shapes, or one rank made a call alone in which all have to take
+/// part. Also: two threads of a rank use one communicator at once. The message is the same on all ranks and shows, by
 /// module names, what each of them did. The communicators are unusable afterwards.
 class FSDP_API ScheduleError : public CommError {
  public:
@@ -37,7 +38,8 @@ class FSDP_API ScheduleError : public CommError {
   std::shared_ptr<const ScheduleDifference> difference_;
 };
 
-/// How the ranks of a root check that they launch the same collectives. A thread of each rank writes to and reads from the
+/// How the ranks of a root check that they launch the same collectives, and come to those that calls outside of steps wait for
+/// (norms, `full_tensor`, state dicts, checkpoints). A thread of each rank writes to and reads from the
 /// process group's store (for ranks that are threads: shared memory), without collectives. Without trouble it writes once for
 /// each step whose collectives differ from those of all earlier steps.
 struct FSDP_API ScheduleCheckOptions {

@@ -39,7 +39,7 @@ CheckpointParts training_parts(const Checkpoint& checkpoint, const RankGroup& ra
 }
 
 void save_checkpoint(const std::string& path, const Checkpoint& checkpoint, const SaveCheckpointOptions& options) {
-  const RankGroup ranks(options.world);
+  const RankGroup ranks(options.world, kSaveCheckpoint);
   CheckpointParts parts;
   ranks.together([&] { parts = training_parts(checkpoint, ranks, options); });
   save_checkpoint_parts(path, parts, options);
@@ -47,7 +47,7 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint, cons
 
 LoadedCheckpoint load_checkpoint(const std::string& path, const Checkpoint& checkpoint,
                                  const LoadCheckpointOptions& options) {
-  const RankGroup ranks(options.world);
+  const RankGroup ranks(options.world, kLoadCheckpoint);
   CheckpointReader reader(path, options);
   LoadedCheckpoint loaded{.misfits = {}, .extra = reader.document(kExtraFile).value_or(""), .world_size = reader.world_size()};
   std::vector<CheckpointSection> sections;

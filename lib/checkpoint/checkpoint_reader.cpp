@@ -96,7 +96,7 @@ struct CheckpointReader::State {
 };
 
 CheckpointReader::CheckpointReader(const std::string& path, const LoadCheckpointOptions& options)
-    : state_(new State{RankGroup(options.world), options, {}}) {
+    : state_(new State{RankGroup(options.world, "load_checkpoint"), options, {}}) {
   const auto& ranks = state_->ranks;
   std::string text;
   ranks.on_first([&] {

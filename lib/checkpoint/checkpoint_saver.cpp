@@ -20,6 +20,8 @@ namespace fsdp {
 
 namespace {
 
+constexpr auto kStartSave = "CheckpointSaver::start_save";
+
 std::shared_ptr<Communicator> own_group(Communicator& world) {
   if (world.size() == 1) return single_rank();
   std::vector<int> ranks(world.size());
@@ -85,14 +87,14 @@ struct CheckpointSaver::State {
 
   /// On every rank the same, whichever is done first.
   bool is_writing_anywhere() const {
-    const auto flags = RankGroup(world).all_gather(std::vector<int64_t>{is_writing ? 1 : 0});
+    const auto flags = RankGroup(world, kStartSave).all_gather(std::vector<int64_t>{is_writing ? 1 : 0});
     return std::any_of(flags.begin(), flags.end(), [](const auto& flag) { return flag.front() != 0; });
   }
 };
 
 CheckpointSaver::CheckpointSaver(const CheckpointSaverOptions& options) : state_(new State) {
   state_->options = options;
-  state_->world = RankGroup(options.world).world();
+  state_->world = RankGroup(options.world, kStartSave).world();
   state_->group = own_group(*state_->world);
 }
 
@@ -113,14 +115,14 @@ void CheckpointSaver::wait() {
 }
 
 bool CheckpointSaver::start_save(const std::string& path, const Checkpoint& checkpoint, SaveCheckpointOptions options) {
-  const RankGroup ranks(state_->world);
+  const RankGroup ranks(state_->world, kStartSave);
   return start_save_parts(path, [&] { return training_parts(checkpoint, ranks, options); }, options);
 }
 
 bool CheckpointSaver::start_save_parts(const std::string& given_path, const std::function<CheckpointParts()>& collect,
                                        SaveCheckpointOptions options) {
   if (state_->options.when_saving == WhenSaving::kRefuse && state_->is_writing_anywhere()) return false;
-  const RankGroup ranks(state_->world);
+  const RankGroup ranks(state_->world, kStartSave);
   // Together: only some ranks may have waited for the last save themselves, and have its error behind them.
   ranks.together([&] { wait(); });
   auto parts = std::make_shared<CheckpointParts>();

@@ -3,6 +3,7 @@
 #include "comm/comm_memory.hpp"
 #include "comm/notice_board.hpp"
 #include "comm/scaled_sum.hpp"
+#include "comm/watch/group_place.hpp"
 
 namespace fsdp {
 
@@ -57,6 +58,7 @@ class ForwardingCommunicator : public Communicator,
 
   void abort(const std::string& reason) override { inner_->abort(reason); }
   std::shared_ptr<NoticeBoard> notice_board() override { return notice_board_of(*inner_); }
+  std::shared_ptr<GroupPlace> place() override { return place_of(*inner_); }
   at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
     return fsdp::allocate_for_comm(*inner_, numel, options);
   }

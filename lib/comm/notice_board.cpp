@@ -4,13 +4,26 @@
 
 #include "base/require.hpp"
 #include "comm/c10d/store_server.hpp"
+#include "comm/watch/rank_watch.hpp"
 
 namespace fsdp {
 
 int NoticeBoard::number(const std::string& name) {
-  std::lock_guard lock(numbers_mutex_);
+  std::lock_guard lock(local_mutex_);
   return numbers_[name]++;
 }
+
+std::shared_ptr<RankWatch> NoticeBoard::rank_watch(int rank) {
+  std::lock_guard lock(local_mutex_);
+  auto& watch = watches_[rank];
+  if (!watch) {
+    watch = find_watch(rank);
+    watch->add(weak_from_this());
+  }
+  return watch;
+}
+
+std::shared_ptr<RankWatch> NoticeBoard::find_watch(int rank) { return std::make_shared<RankWatch>(rank); }
 
 std::shared_ptr<NoticeBoard> notice_board_of(Communicator& group) {
   auto* owner = dynamic_cast<HasNoticeBoard*>(&group);
@@ -65,6 +78,17 @@ class StoreNoticeBoard final : public NoticeBoard {
     return std::string(note.begin(), note.end());
   }
   std::chrono::milliseconds timeout() const override { return timeout_; }
+
+ protected:
+  /// A process may have several worlds, as each process group of Python is one; what it does is the same for all of them.
+  std::shared_ptr<RankWatch> find_watch(int rank) override {
+    static auto* mutex = new std::mutex;
+    static auto* of_process = new std::map<int, std::shared_ptr<RankWatch>>;
+    std::lock_guard lock(*mutex);
+    auto& watch = (*of_process)[rank];
+    if (!watch) watch = std::make_shared<RankWatch>(rank);
+    return watch;
+  }
 
  private:
   /// Connected at the first use: most often by a thread that nobody waits for. The connection is

@@ -13,10 +13,13 @@
 
 namespace fsdp {
 
+class GroupPlace;
+class RankWatch;
+
 /// Where the ranks of a world leave notes for each other, outside of any collective.
 ///
 /// Thread-safe. Calls throw what the store behind them throws: its server may be gone.
-class NoticeBoard {
+class NoticeBoard : public std::enable_shared_from_this<NoticeBoard> {
  public:
   virtual ~NoticeBoard() = default;
 
@@ -32,9 +35,16 @@ class NoticeBoard {
   /// How often it was asked for this name before: 0, 1, 2... Local, nothing is posted.
   int number(const std::string& name);
 
+  /// What this process tells others for that rank of the world, on this board too.
+  std::shared_ptr<RankWatch> rank_watch(int rank);
+
+ protected:
+  virtual std::shared_ptr<RankWatch> find_watch(int rank);
+
  private:
-  std::mutex numbers_mutex_;
+  std::mutex local_mutex_;  // of what is not posted
   std::map<std::string, int> numbers_;
+  std::map<int, std::shared_ptr<RankWatch>> watches_;
 };
 
 /// A communicator that reaches the board of the world that it was split from.
@@ -42,6 +52,8 @@ class HasNoticeBoard {
  public:
   /// Null if there is none.
   virtual std::shared_ptr<NoticeBoard> notice_board() = 0;
+  /// See group_place.hpp. Null if there is no board.
+  virtual std::shared_ptr<GroupPlace> place() = 0;
 
  protected:
   ~HasNoticeBoard() = default;

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <utility>
 
+#include "comm/watch/awaited_collectives.hpp"
+
 namespace fsdp {
 
 using Groups = std::vector<std::shared_ptr<Communicator>>;
@@ -63,7 +65,7 @@ at::Tensor gather_parts(const at::Tensor& part, const Groups& groups, std::strin
     auto sizes = gathered.sizes().vec();
     sizes.insert(sizes.begin(), group->size());
     const auto all = at::empty(sizes, gathered.options());
-    group->start_all_gather(all.view(-1), gathered.view(-1), subject)->wait();
+    awaited::all_gather(*group, all.view(-1), gathered.view(-1), subject);
     gathered = all.flatten(0, 1);
   }
   return gathered;

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/require.hpp"
+#include "comm/watch/awaited_collectives.hpp"
 #include "mesh/mesh_device.hpp"
 #include "mesh/mesh_state.hpp"
 
@@ -181,7 +182,7 @@ int64_t ranks_per_node(Communicator& world, const LaunchEnvironment& launch) {
   const at::Tensor own = at::tensor({int64_t{launch.local_world_size}, int64_t{launch.local_rank}})
                              .to(device_of_rank(world.device_type()));
   const at::Tensor all = at::empty({world.size(), 2}, own.options());
-  world.start_all_gather(all, own, "hybrid mesh")->wait();
+  awaited::all_gather(world, all, own, "hybrid mesh");
 
   const at::Tensor on_host = all.to(c10::kCPU);
   const int64_t* rows = on_host.const_data_ptr<int64_t>();

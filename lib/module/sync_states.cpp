@@ -9,6 +9,7 @@
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
 #include "collectives/piece_layout.hpp"
+#include "comm/watch/awaited_collectives.hpp"
 #include "dispatch/residency.hpp"
 #include "param/replace_tensor.hpp"
 #include "tensor/broadcast_whole.hpp"
@@ -22,9 +23,8 @@ constexpr int64_t kBucketBytes = int64_t{250} << 20;
 constexpr auto kSubject = "sync_from_rank0";
 
 void reduce_to_least(const at::Tensor& values, const MeshInfo& info) {
-  info.shard_group->start_all_reduce(values, ReduceOp::kMin, kSubject)->wait();
-  if (info.replicate_group)
-    info.replicate_group->start_all_reduce(values, ReduceOp::kMin, kSubject)->wait();
+  awaited::all_reduce(*info.shard_group, values, ReduceOp::kMin, kSubject);
+  if (info.replicate_group) awaited::all_reduce(*info.replicate_group, values, ReduceOp::kMin, kSubject);
 }
 
 /// The least of every rank's values, and the greatest: their complements' least.
@@ -119,8 +119,8 @@ void send_bucket(std::vector<Sent>& bucket, const MeshInfo& info) {
       at::empty({total}, at::TensorOptions().dtype(at::kByte).device(info.mesh.device()));
   if (is_first_rank(info.mesh))
     for (const auto& sent : bucket) sent.whole(buffer).copy_(sent.source);
-  info.shard_group->start_broadcast(buffer, 0, kSubject)->wait();
-  if (info.replicate_group) info.replicate_group->start_broadcast(buffer, 0, kSubject)->wait();
+  awaited::broadcast(*info.shard_group, buffer, 0, kSubject);
+  if (info.replicate_group) awaited::broadcast(*info.replicate_group, buffer, 0, kSubject);
   for (const auto& sent : bucket) sent.receive(sent.whole(buffer));
   bucket.clear();
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "comm/watch/awaited_collectives.hpp"
+
 namespace fsdp {
 
 bool is_first_rank(const DeviceMesh& mesh) {
@@ -17,7 +19,7 @@ void broadcast_from_first(const at::Tensor& tensor, const DeviceMesh& mesh, cons
   if (tensor.numel() == 0) return;
   // First every column takes its row 0, then every row its column 0.
   for (int dim = 0; dim < mesh.ndim(); ++dim)
-    if (mesh.size(dim) > 1) mesh.get_group(dim)->start_broadcast(tensor, 0, subject)->wait();
+    if (mesh.size(dim) > 1) awaited::broadcast(*mesh.get_group(dim), tensor, 0, subject);
 }
 
 at::Tensor broadcast_whole(const at::Tensor& tensor, const DeviceMesh& mesh) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/require.hpp"
+#include "comm/watch/awaited_collectives.hpp"
 #include "tensor/piece.hpp"
 #include "tensor/shard_part.hpp"
 #include "tensor/strides.hpp"
@@ -149,7 +150,7 @@ at::Tensor gather_flat(const DTensorSpec& spec, const at::Tensor& local, std::st
   const auto own = at::zeros({longest}, local.options());
   own.narrow(0, 0, local.numel()).copy_(local);
   const auto all = at::empty({group->size(), longest}, local.options());
-  group->start_all_gather(all.view(-1), own, way_to(spec, everywhere(spec), operation).subject)->wait();
+  awaited::all_gather(*group, all.view(-1), own, way_to(spec, everywhere(spec), operation).subject);
   for (int rank = 0; rank < group->size(); ++rank)
     in_memory.narrow(0, layout.range(rank).begin, layout.local_numel(rank)).copy_(all[rank].narrow(0, 0, layout.local_numel(rank)));
   return in_memory.as_strided(spec.sizes(), spec.strides());

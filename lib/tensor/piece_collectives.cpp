@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "comm/watch/awaited_collectives.hpp"
+
 namespace fsdp {
 namespace {
 
@@ -84,7 +86,7 @@ TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::ve
   const RowBuffer buffer(own, dim, rows, group.size());
   if (buffer.data().numel() > 0) {
     buffer.fill(group.rank(), own.indices[dim], own);
-    group.start_all_gather(buffer.data(), buffer.slot(group.rank()), ranks.subject)->wait();
+    awaited::all_gather(group, buffer.data(), buffer.slot(group.rank()), ranks.subject);
   }
   std::vector<IndexRanges> of_others = wanted;
   of_others[dim] = own.indices[dim];
@@ -115,7 +117,7 @@ TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std:
   std::vector<int64_t> sizes = sent.sizes().vec();
   sizes[0] = rows;
   const at::Tensor output = at::empty(sizes, sent.options());
-  if (sent.numel() > 0) group.start_reduce_scatter(output, sent, reducible.op, ranks.subject)->wait();
+  if (sent.numel() > 0) awaited::reduce_scatter(group, output, sent, reducible.op, ranks.subject);
   const at::Tensor piece = reducible.received(output).narrow(0, 0, count(of_rank[group.rank()]));
   return {.data = piece.movedim(0, dim), .indices = std::move(received)};
 }
@@ -124,7 +126,7 @@ TensorPiece all_reduce_piece(const TensorPiece& own, ReduceOp op, const PieceGro
   if (own.data.numel() == 0) return own;
   const Reducible reducible(own.data.scalar_type(), op);
   const at::Tensor sent = reducible.sent(own.data.clone(at::MemoryFormat::Contiguous));
-  ranks.group.start_all_reduce(sent, reducible.op, ranks.subject)->wait();
+  awaited::all_reduce(ranks.group, sent, reducible.op, ranks.subject);
   return {.data = reducible.received(sent), .indices = own.indices};
 }
 

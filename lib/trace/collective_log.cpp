@@ -33,16 +33,37 @@ std::string CollectiveLog::name_of_group(int group) const {
   return knows(group) ? subjects_[static_cast<size_t>(group)].name : "";
 }
 
+void CollectiveLog::count_between(std::shared_ptr<GroupPlace> group) {
+  std::lock_guard lock(mutex_);
+  counted_ = std::move(group);
+  // What came before the first entry is the business of the roots that were there.
+  if (counted_) counted_before_ = counted_->awaited().count();
+}
+
+/// For the entry that is about to be noted.
+uint64_t CollectiveLog::take_between() {
+  if (!counted_) return 0;
+  const uint64_t count = counted_->awaited().count();
+  const uint64_t between = count - std::exchange(counted_before_, count);
+  if (between == 0) return 0;
+  constexpr size_t kTexts = 16;
+  last_between_.emplace_back(position_.count, counted_->awaited().state().last);
+  if (last_between_.size() > kTexts) last_between_.pop_front();
+  return between;
+}
+
 void CollectiveLog::note(const CollectiveEntry& entry) {
   std::lock_guard lock(mutex_);
+  const uint64_t between = take_between();
   uint64_t hash = mixed_hash(subjects_[static_cast<size_t>(entry.group)].hash,
                         static_cast<uint64_t>(entry.operation) << 32 |
                             static_cast<uint64_t>(entry.dtype) << 24 |
                             static_cast<uint64_t>(entry.ranks));
   hash = mixed_hash(mixed_hash(hash, static_cast<uint64_t>(entry.bytes)), entry.params);
+  if (between > 0) hash = mixed_hash(hash, between);
   position_.hash = mixed_hash(position_.hash, hash);
   step_hash_ = mixed_hash(step_hash_, hash) | 1;
-  kept_[position_.count++ % kKept] = {entry, position_.hash};
+  kept_[position_.count++ % kKept] = {entry, position_.hash, between};
 }
 
 CollectiveLog::Position CollectiveLog::position() const {
@@ -64,7 +85,8 @@ void CollectiveLog::abandon_step() {
   step_hash_ = 0;
 }
 
-std::string CollectiveLog::describe(const CollectiveEntry& entry) const {
+std::string CollectiveLog::describe(const Kept& kept, uint64_t index) const {
+  const auto& entry = kept.entry;
   const auto& subject = subjects_[static_cast<size_t>(entry.group)];
   const size_t known = std::min<size_t>(subject.params.size(), 63);
   std::vector<std::string> names;
@@ -78,8 +100,14 @@ std::string CollectiveLog::describe(const CollectiveEntry& entry) const {
     of_params = fmt::format(", of {}{} alone", fmt::join(names, ", "),
                             more > 0 ? fmt::format(" and {} more", more) : "");
   }
-  return fmt::format("{} of {} ({} bytes, {}{}) over {} ranks", names_of(entry.operation).plain, subject.name,
-                     with_separators(entry.bytes), c10::toString(entry.dtype), of_params, entry.ranks);
+  auto text = fmt::format("{} of {} ({} bytes, {}{}) over {} ranks", names_of(entry.operation).plain, subject.name,
+                          with_separators(entry.bytes), c10::toString(entry.dtype), of_params, entry.ranks);
+  const auto last = std::find_if(last_between_.begin(), last_between_.end(),
+                                 [&](const auto& known) { return known.first == index; });
+  if (last != last_between_.end())
+    text += kept.between == 1 ? fmt::format(", after {}", last->second)
+                              : fmt::format(", after {} collectives of no group, the last {}", kept.between, last->second);
+  return text;
 }
 
 CollectiveLog::Window CollectiveLog::window() const {
@@ -87,7 +115,11 @@ CollectiveLog::Window CollectiveLog::window() const {
   Window window;
   window.first = position_.count - std::min<uint64_t>(position_.count, kKept);
   for (uint64_t i = window.first; i < position_.count; ++i)
-    window.entries.push_back({kept_[i % kKept].hash, describe(kept_[i % kKept].entry)});
+    window.entries.push_back({kept_[i % kKept].hash, describe(kept_[i % kKept], i), kept_[i % kKept].between});
+  if (counted_) {
+    window.between = counted_->awaited().state();
+    window.between.count -= counted_before_;
+  }
   return window;
 }
 

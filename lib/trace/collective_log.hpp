@@ -4,9 +4,14 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "comm/watch/group_place.hpp"
 
 namespace fsdp {
 
@@ -55,6 +60,9 @@ class CollectiveLog {
 
   std::string name_of_group(int group) const;
 
+  /// All ranks of this log make the collectives that this group awaits: how many came between two entries is a part of it.
+  void count_between(std::shared_ptr<GroupPlace> group);
+
   void note(const CollectiveEntry& entry);
   Position position() const;
 
@@ -67,10 +75,12 @@ class CollectiveLog {
   struct Described {
     uint64_t hash;  ///< over all entries up to this one
     std::string text;  ///< "all_gather of blocks.3 (12,345 bytes, Float) over 2 ranks"
+    uint64_t between = 0;  ///< what was awaited outside of groups since the entry before it
   };
   struct Window {
     uint64_t first = 0;  ///< how many entries came before those
-    std::vector<Described> entries;
+    std::vector<Described> entries = {};
+    AwaitedLog::State between = {};  ///< what has been awaited since the last of them
   };
   /// The last entries, at most kKept.
   Window window() const;
@@ -84,8 +94,10 @@ class CollectiveLog {
   struct Kept {
     CollectiveEntry entry;
     uint64_t hash = 0;
+    uint64_t between = 0;
   };
-  std::string describe(const CollectiveEntry& entry) const;
+  std::string describe(const Kept& kept, uint64_t index) const;
+  uint64_t take_between();
 
   mutable std::mutex mutex_;
   std::vector<Subject> subjects_;  // by group
@@ -94,6 +106,9 @@ class CollectiveLog {
   uint64_t step_hash_ = 0;
   std::array<uint64_t, 8> known_steps_ = {};  // 0: none
   size_t next_known_ = 0;
+  std::shared_ptr<GroupPlace> counted_;  // before the first entry
+  uint64_t counted_before_ = 0;          // of what it has awaited: up to the last entry
+  std::deque<std::pair<uint64_t, std::string>> last_between_;  // entry, and what was awaited last before it
 };
 
 }  // namespace fsdp

@@ -41,6 +41,11 @@ std::vector<int> ranks_of(const MeshInfo& info) {
   return ranks;
 }
 
+std::string path_of(const std::shared_ptr<Communicator>& group) {
+  const auto place = group ? place_of(*group) : nullptr;
+  return place ? place->path() : "";
+}
+
 uint64_t hash_of(const std::vector<int>& ranks) {
   uint64_t hash = ranks.size();
   for (const int rank : ranks) hash = mixed_hash(hash, static_cast<uint64_t>(rank));
@@ -105,13 +110,18 @@ void CollectiveTrace::start_watch(const CollectiveCall& call) {
   auto board = notice_board_of(widest->group_in_world());
   const int own = widest->world_rank();
   if (!board || std::find(ranks.begin(), ranks.end(), own) == ranks.end()) return;
-  const auto name = fmt::format("schedule/{}x{:x}", ranks.size(), hash_of(ranks));
-  // Roots are told apart by the order of their first collectives: ranks that begin with different
+  // Roots over communicators of their own need no order among them: each may have a thread, which comes when it comes.
+  const auto name = fmt::format("schedule/{}x{:x}{}|{}", ranks.size(), hash_of(ranks), path_of(widest->shard_group),
+                                path_of(widest->replicate_group));
+  // Roots over the same ones are told apart by the order of their first collectives: ranks that begin with different
   // roots disagree, and are told so.
   const int number = board->number(fmt::format("{}/{}", name, own));
   compares_every_entry_ = check_.before_every_collective.value_or(environment::debugs_in_detail());
   const auto times = times_of(check_, board->timeout());
   watched_ = ranks;
+  // What some of these ranks alone await says nothing about the others.
+  auto& group = widest->group_in_world();
+  if (group.size() == static_cast<int>(ranks.size())) log_->count_between(place_of(group));
   watch_ = std::make_unique<DesyncWatch>(
       log_, DesyncBoard(std::move(board), fmt::format("{}/{}", name, number), own, std::move(ranks)),
       times);
@@ -151,7 +161,14 @@ void CollectiveTrace::note_first_values(std::vector<FirstValuesOfGroup> all) {
   }
 }
 
-void CollectiveTrace::begin(const CollectiveCall& call) {
+void CollectiveTrace::enter_channel(Operation operation, const GroupIdentity& group, InCollective& inside) {
+  auto [place, conflict, comm] = channels_.enter(operation, group);
+  if (conflict) [[unlikely]]
+    refuse_two_threads(*comm, *conflict);
+  inside.hold(std::move(place));
+}
+
+void CollectiveTrace::begin(const CollectiveCall& call, InCollective& inside) {
   if (recorder_) [[unlikely]]
     recorder_->begin_collective({.name = names_of(call.operation).plain,
                                  .subject = call.group.name,
@@ -167,6 +184,8 @@ void CollectiveTrace::begin(const CollectiveCall& call) {
     (*watch_)->check();
     (*watch_)->add(call.comm);
   }
+  channels_.note(call.operation, call.group, call.comm);
+  enter_channel(call.operation, call.group, inside);
   const bool is_apart = is_apart_[static_cast<size_t>(call.group.id)];
   log_->note({.operation = call.operation,
               .dtype = call.dtype,
@@ -196,10 +215,11 @@ void CollectiveTrace::leave() noexcept {
 void CollectiveTrace::wait(Operation operation, const GroupIdentity& group, const std::shared_ptr<Work>& work) {
   if (work) {
     const Range range(*this, names_of(operation).wait_range, group);
-    const InCollective inside(*this);
+    InCollective inside(*this);
     if (watch_) (*watch_)->enter(operation, group.id);
     const WaitClock clock(meter_);
     try {
+      enter_channel(operation, group, inside);
       work->wait();
     } catch (const CommError& error) {
       explain(error);
@@ -215,7 +235,7 @@ void CollectiveTrace::note_given_up(Operation operation, const GroupIdentity& gr
 
 void CollectiveTrace::explain(const CommError& error) {
   if (watch_) {
-    const auto late = (*watch_)->explain_failure();
+    const auto late = (*watch_)->explain_failure(error.what());
     if (!late.empty()) throw CommError(fmt::format("{}\n{}", error.what(), late), error.failed());
   }
   throw;

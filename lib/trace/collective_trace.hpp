@@ -14,6 +14,7 @@
 #include "fsdp/schedule_check_options.hpp"
 #include "trace/collective_log.hpp"
 #include "trace/first_values.hpp"
+#include "trace/group_channels.hpp"
 #include "trace/group_identity.hpp"
 #include "trace/step_meter.hpp"
 #include "trace/timeline_recorder.hpp"
@@ -97,8 +98,9 @@ class CollectiveTrace {
 
  private:
   class InCollective;
-  void begin(const CollectiveCall& call);
+  void begin(const CollectiveCall& call, InCollective& inside);
   void compare_entry(const CollectiveCall& call);
+  void enter_channel(Operation operation, const GroupIdentity& group, InCollective& inside);
   void leave() noexcept;
   void show_use(const GroupIdentity* group);
   void start_watch(const CollectiveCall& call);
@@ -112,6 +114,7 @@ class CollectiveTrace {
   std::vector<Beginning> beginnings_;     // until the first step is over
   std::vector<int> watched_;              // the ranks that it compares with
   std::vector<bool> is_apart_;            // by group: some of these are not its ranks, and may have other parameters
+  GroupChannels channels_;
   std::unique_ptr<TimelineRecorder> recorder_;
   StepMeter& meter_;
 };
@@ -149,20 +152,27 @@ class Range {
 class CollectiveTrace::InCollective {
  public:
   explicit InCollective(CollectiveTrace& trace) : trace_(trace) {}
-  ~InCollective() { trace_.leave(); }
+  ~InCollective() {
+    if (place_) place_->threads().leave();
+    trace_.leave();
+  }
   InCollective(const InCollective&) = delete;
   InCollective& operator=(const InCollective&) = delete;
 
+  /// From now on this thread is in the communicator.
+  void hold(std::shared_ptr<GroupPlace> place) { place_ = std::move(place); }
+
  private:
   CollectiveTrace& trace_;
+  std::shared_ptr<GroupPlace> place_;
 };
 
 template <class Start>
 auto CollectiveTrace::launch(const CollectiveCall& call, Start&& start) {
   const Range range(*this, names_of(call.operation).range, call.group);
-  const InCollective inside(*this);
+  InCollective inside(*this);
   try {
-    begin(call);
+    begin(call, inside);
     return start();
   } catch (const CommError& error) {
     explain(error);

@@ -10,7 +10,7 @@ namespace {
 
 TEST_CASE("an error of one rank is every rank's, with who it was", "[checkpoint][rank_group]") {
   CHECK(on_ranks(3, [](Rank& rank) {
-    const RankGroup ranks(rank.world());
+    const RankGroup ranks(rank.world(), "save_checkpoint");
     rank.check_throws<CheckpointError>([&] {
       ranks.together([&] { if (rank.index() == 1) throw std::runtime_error("the disk is full"); });
     }, {"rank 1: the disk is full"}, "one");
@@ -28,7 +28,7 @@ TEST_CASE("an error of one rank is every rank's, with who it was", "[checkpoint]
 
 TEST_CASE("texts of any length are gathered from all", "[checkpoint][rank_group]") {
   CHECK(on_ranks(3, [](Rank& rank) {
-    const RankGroup ranks(rank.world());
+    const RankGroup ranks(rank.world(), "save_checkpoint");
     rank.check_equal(ranks.all_gather(std::string(rank.index() * 5, 'x')), std::vector<std::string>{"", "xxxxx", "xxxxxxxxxx"}, "texts");
     rank.check_equal(ranks.all_gather(std::string()), std::vector<std::string>(3), "empty ones");
     rank.check_equal(ranks.all_gather(std::vector<int64_t>{rank.index(), 7}),

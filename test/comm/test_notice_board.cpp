@@ -5,10 +5,12 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <filesystem>
+#include <set>
 
 #include "comm/c10d/c10d_communicator.hpp"
 #include "comm/debug/fake_collectives.hpp"
 #include "comm/notice_board.hpp"
+#include "comm/watch/group_place.hpp"
 #include "fsdp/process_group.hpp"
 #include "fsdp/simulated_network.hpp"
 #include "fsdp/testing/recording.hpp"
@@ -118,6 +120,28 @@ TEST_CASE("over gloo, ranks whose collectives differ in size wait instead of end
       on_this_machine(milliseconds(1500)));
   CHECK(std::chrono::steady_clock::now() - begin < patience());
   for (const auto& error : errors) CHECK_FALSE(error.empty());
+}
+
+TEST_CASE("a group's place is the same on all its ranks and beside it, and another one for each split", "[comm][notice_board]") {
+  std::vector<std::vector<std::string>> paths(4);
+  run_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+    auto& own = paths[static_cast<size_t>(world->rank())];
+    own.push_back(place_of(*world)->path());
+    std::shared_ptr<Communicator> row;
+    for (int round = 0; round < 2; ++round)
+      for (const auto& ranks : {std::vector<int>{0, 1}, std::vector<int>{2, 3}})
+        if (auto group = world->split(ranks, "shard")) {
+          row = std::move(group);
+          own.push_back(place_of(*row)->path());
+        }
+    own.push_back(place_of(*row->split(std::vector<int>{0, 1}, "reduce"))->path());
+    own.push_back(place_of(*world->split(std::vector<int>{0, 1, 2, 3}, "shard"))->path());
+  });
+  for (const auto& of_rank : paths) {
+    CHECK(of_rank == paths[0]);
+    CHECK(std::set<std::string>(of_rank.begin(), of_rank.end() - 1).size() == of_rank.size() - 1);
+  }
+  CHECK(paths[0] == std::vector<std::string>{"", "/shard#0", "/shard#1", "/shard#1/reduce#0", "/shard#0"});
 }
 
 }  // namespace fsdp::test

@@ -33,7 +33,9 @@ void train(const std::string& what) {
     const int steps = what == "agree" ? 20 : what == "ends" && is_odd ? 3 : 1000;
     for (int step = 0; step < steps; ++step) {
       const bool diverges = is_odd && step >= 3;
-      if (diverges && what == "sleeps") std::this_thread::sleep_for(2 * timeout());
+      if (diverges && (what == "sleeps" || what == "does not come")) std::this_thread::sleep_for(2 * timeout());
+      if ((diverges && what == "alone") || (step == 3 && what == "does not come"))
+        fsdp::full_tensor(model->layers[2]->parameters()[0]);
       if (diverges && what == "reads") {
         at::NoGradGuard no_grad;
         model->layers[2]->weight.norm();

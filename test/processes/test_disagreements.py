@@ -50,6 +50,10 @@ class Disagreements(unittest.TestCase):
     def test_a_read_on_one_rank(self):
         self.expect_same_error("reads", "rank 1: all_gather of layer2")
 
+    def test_a_call_on_one_rank(self):
+        self.expect_same_error("alone", "rank 0: all_gather of layer0",
+                               "rank 1: all_gather of 'layer2.weight', which belongs to no group of the model")
+
     def test_with_detail_too(self):
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         self.addCleanup(os.environ.pop, "TORCH_DISTRIBUTED_DEBUG")
@@ -70,6 +74,13 @@ class Disagreements(unittest.TestCase):
             self.assertIn("all_gather of layer0 is late: rank 0 has waited", text)
             self.assertIn("rank 1: in no collective of this model", text)
         self.assertIn("failed: all_gather of 'layer0'", outputs[0][0])
+
+    def test_a_rank_that_does_not_come_to_a_call_is_reported_before_the_timeout_and_with_it(self):
+        codes, outputs = self.run_ranks("does not come")
+        self.assertEqual(codes[0], 1, outputs)
+        for text in outputs[0]:  # the error, and the log
+            self.assertIn("all_gather of 'layer2.weight' is late: rank 0 has waited", text)
+            self.assertIn("rank 1: in no collective", text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import importlib
 import json
 import sys
 import traceback
@@ -17,6 +18,15 @@ WITHOUT_A_GROUP = "fully_shard_makes_a_process_group_where_there_is_none"
 AFTER_A_SUBINTERPRETER = "what_a_custom_gather_returns_is_let_go"
 
 
+def all_checks():
+    """The module that has them, when all that add to them have been imported."""
+    for path in sorted(Path(__file__).parent.glob("beyond_*.py")):
+        importlib.import_module(path.stem)
+    import local_shards  # noqa: F401 (more of them)
+
+    return sys.modules["beyond_fsdp2"]
+
+
 def after_a_subinterpreter():
     """From then on PyGILState_Check says yes everywhere."""
     try:
@@ -29,12 +39,7 @@ def after_a_subinterpreter():
 def run_on_a_rank(folder, names=None):
     import torch.distributed as dist
 
-    import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_functions, beyond_materialize, beyond_mixed_precision  # noqa: E401, F401
-    import beyond_moves, beyond_options, beyond_outside_forward  # noqa: E401, F401
-    import beyond_reductions, beyond_wrapping  # noqa: E401, F401
-    import beyond_fsdp2
-    import local_shards  # more of its checks
+    beyond_fsdp2 = all_checks()
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     results = {}
@@ -71,12 +76,7 @@ elif __name__ == "__main__" and sys.argv[1:2] == ["--after-a-subinterpreter"]:
     after_a_subinterpreter()
     run_on_a_rank(sys.argv[2], [AFTER_A_SUBINTERPRETER])
 elif __name__ == "__main__":
-    import beyond_copies, beyond_data, beyond_extensions, beyond_failures  # noqa: E401, F401 (they add to CHECKS)
-    import beyond_full_parameters, beyond_functions, beyond_materialize, beyond_mixed_precision  # noqa: E401, F401
-    import beyond_moves, beyond_options, beyond_outside_forward  # noqa: E401, F401
-    import beyond_reductions, beyond_wrapping  # noqa: E401, F401
-    import beyond_fsdp2
-    import local_shards  # more of its checks
+    beyond_fsdp2 = all_checks()
 
     for _name in beyond_fsdp2.CHECKS:
         setattr(BeyondFsdp2, f"test_{_name}", functools.partialmethod(BeyondFsdp2.expect, _name))

@@ -43,7 +43,7 @@ TEST_CASE("a rank that is cut off from its board explains a failure with what it
     CAPTURE(compare_after.count());
     CutOffRank rank(compare_after);
     rank.store->cut();
-    auto explained = std::async(std::launch::async, [&] { return (*rank.watch)->explain_failure(); });
+    auto explained = std::async(std::launch::async, [&] { return (*rank.watch)->explain_failure(""); });
     const bool has_come_back = explained.wait_for(kHangs) == std::future_status::ready;
     rank.store->mend();
     REQUIRE(has_come_back);
@@ -65,7 +65,7 @@ TEST_CASE("a rank that is cut off from its board is not held up when its model g
 TEST_CASE("the check goes on where its board is reached again", "[group][cut_off]") {
   CutOffRank rank(milliseconds(20));
   rank.store->cut();
-  CHECK_THAT((*rank.watch)->explain_failure(), Contains("has not answered"));  // by now calls are given up
+  CHECK_THAT((*rank.watch)->explain_failure(""), Contains("has not answered"));  // by now calls are given up
   rank.store->mend();
   const auto other = store_notice_board(rank.store);
   other->post("schedule/verdict", "the ranks disagree");

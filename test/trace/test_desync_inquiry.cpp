@@ -152,7 +152,7 @@ TEST_CASE("rank 0 throws a verdict once, and no sooner than the others know it",
   std::atomic<bool> one_knows = false;
   auto knew = std::async(std::launch::async, [&] {
     try {
-      zero.explain_failure();
+      zero.explain_failure("");
       return false;
     } catch (const ScheduleError&) {
       return one_knows.load();

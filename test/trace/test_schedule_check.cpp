@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "support/models.hpp"
+#include "ended_ranks.hpp"
 #include "support/scoped_environment.hpp"
 
 // Ranks that disagree, that are late, or that have gone: what each of them is told.
@@ -15,73 +15,6 @@ namespace {
 using Catch::Contains;
 using Catch::StartsWith;
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
-
-/// Soon enough for a test, and late enough for this machine.
-ScheduleCheckOptions soon() {
-  return {.late_after = on_this_machine(milliseconds(5000)), .compare_after = milliseconds(50)};
-}
-
-/// How each rank ended.
-struct Outcome {
-  explicit Outcome(int ranks) : messages(static_cast<size_t>(ranks)), is_schedule_error(static_cast<size_t>(ranks)), differences(messages.size()) {}
-  std::vector<std::string> messages;
-  std::vector<char> is_schedule_error;
-  std::vector<ScheduleDifference> differences;
-  milliseconds time{0};
-
-  void all_say(const std::vector<std::string>& parts) const {
-    for (size_t rank = 0; rank < messages.size(); ++rank) {
-      CAPTURE(rank);
-      CHECK(is_schedule_error[rank]);
-      CHECK(messages[rank] == messages[0]);
-    }
-    for (const auto& part : parts) CHECK_THAT(messages[0], Contains(part));
-    CHECK(time < patience());
-  }
-  void none_says_anything() const {
-    for (const auto& message : messages) CHECK(message.empty());
-  }
-};
-
-/// Runs the body on ranks that are threads; an exception ends the body, not the rank.
-Outcome outcome_of(int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& body,
-                   milliseconds timeout = beyond_patience()) {
-  Outcome outcome(ranks);
-  const auto begin = Clock::now();
-  std::atomic<int> running = ranks;
-  run_ranks(
-      ranks,
-      [&](const std::shared_ptr<Communicator>& world) {
-        const auto rank = static_cast<size_t>(world->rank());
-        try {
-          body(world);
-        } catch (const std::exception& error) {
-          outcome.messages[rank] = message_of(error);
-          const auto* disagreement = dynamic_cast<const ScheduleError*>(&error);
-          outcome.is_schedule_error[rank] = disagreement != nullptr;
-          if (disagreement != nullptr) outcome.differences[rank] = disagreement->difference();
-        }
-        // In a process of its own nobody would hear that the others' rank has ended.
-        --running;
-        while (running > 0) std::this_thread::sleep_for(milliseconds(5));
-      },
-      {.timeout = timeout});
-  outcome.time = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
-  return outcome;
-}
-
-/// Steps of a chain, all layers of one size, until somebody objects.
-void take_steps(ShardedChain& chain, int rank, int count = 1000) {
-  for (int step = 0; step < count; ++step) {
-    chain.step(rank, step);
-    std::this_thread::sleep_for(milliseconds(5));
-  }
-}
-
-DeviceMesh mesh_over(const std::shared_ptr<Communicator>& world) {
-  return init_device_mesh(world, {world->size()}, {"shard"});
-}
 
 int64_t threads_of_process() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});

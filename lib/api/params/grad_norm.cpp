@@ -7,6 +7,7 @@
 #include "api/params/find_param.hpp"
 #include "api/params/grad_norm.hpp"
 #include "base/require.hpp"
+#include "comm/watch/awaited_collectives.hpp"
 #include "dispatch/residency.hpp"
 #include "fsdp/parameters.hpp"
 #include "root/group_port.hpp"
@@ -24,7 +25,6 @@ struct NormPart {
   c10::Device device;  // that they communicate on: gradients may live elsewhere
   std::vector<at::Tensor> gradients = {};  // of its parameters; undefined where one has none
   at::Tensor power = {};  // over the ranks seen so far
-  std::shared_ptr<ParamGroup> any = {};  // of the parameters' groups; null where every rank holds them whole
 };
 
 /// The ranks that a parameter's gradient is cut over: data-parallel ones first, which are last to be added up.
@@ -81,7 +81,6 @@ std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters, 
     const auto groups = found ? groups_of(*found) : groups_of(parameter);
     const auto device = found && !groups.empty() ? found->group->identity().mesh_info.mesh.device() : parameter.device();
     auto& part = part_of(parts, groups, device);
-    if (found && !groups.empty()) part.any = found->group;
     if (is_shard && splits_shards == SplitsShards::kYes)
       add_members(*found, part.gradients);
     else
@@ -152,34 +151,24 @@ at::Tensor Norm::finished(const at::Tensor& total) const {
   return is_extreme() ? total : total.pow(1 / p_);
 }
 
-void all_reduce(const NormPart& part, Communicator& group, const at::Tensor& values, ReduceOp op) {
-  try {
-    group.start_all_reduce(values, op, "gradient norm")->wait();
-  } catch (const CommError& error) {
-    if (!part.any) throw;
-    std::lock_guard lock(root_of(*part.any).mutex());
-    part.any->parts().comm_ctx->trace.explain(error);
-  }
-}
-
 /// The ranks' powers together, over the last of the part's groups. A maximum loses a NaN on some backends, so it travels as a
 /// flag.
-at::Tensor over_ranks(const NormPart& part, const Norm& norm) {
+at::Tensor over_ranks(const NormPart& part, const Norm& norm, const char* caller) {
   auto& group = *part.groups.back();
   if (!norm.is_extreme()) {
-    all_reduce(part, group, part.power, norm.over_ranks());
+    awaited::all_reduce(group, part.power, norm.over_ranks(), caller);
     return part.power;
   }
   const auto is_nan = part.power.isnan();
   const auto flag = is_nan.to(part.power.scalar_type());
   const bool is_least = norm.over_ranks() == ReduceOp::kMin;
   const auto both = at::stack({part.power.masked_fill(is_nan, 0), is_least ? -flag : flag});
-  all_reduce(part, group, both, norm.over_ranks());
+  awaited::all_reduce(group, both, norm.over_ranks(), caller);
   return both[0].masked_fill(both[1].ne(0), std::numeric_limits<double>::quiet_NaN());
 }
 
 /// In double, without dimensions, on the device of the first part. Without gradients it is 0.
-at::Tensor total_norm(std::vector<NormPart> parts, const Norm& norm) {
+at::Tensor total_norm(std::vector<NormPart> parts, const Norm& norm, const char* caller) {
   const auto device = parts.empty() ? c10::Device(at::kCPU) : parts.front().device;
   const bool has_any = std::ranges::any_of(parts, [](const NormPart& part) {
     return std::ranges::any_of(part.gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
@@ -195,11 +184,9 @@ at::Tensor total_norm(std::vector<NormPart> parts, const Norm& norm) {
     for (size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].groups.size() != depth) continue;
       auto groups = parts[i].groups;
-      const auto power = over_ranks(parts[i], norm);
+      const auto power = over_ranks(parts[i], norm, caller);
       groups.pop_back();
-      const auto any = groups.empty() ? nullptr : parts[i].any;
       auto& joined = part_of(parts, groups, power.device());
-      joined.any = any;
       joined.power = norm.added(joined.power, power.to(joined.device));
     }
   at::Tensor total;
@@ -219,7 +206,7 @@ double get_total_norm(const std::vector<at::Tensor>& parameters, double norm_typ
   check_norm_type(norm_type, "get_total_norm");
   BelowResidency below;
   const auto parts = split_by_group(parameters, "get_total_norm", splits_shards_for(norm_type));
-  return total_norm(parts, {norm_type, ZeroNorm::kDefined}).item<double>();
+  return total_norm(parts, {norm_type, ZeroNorm::kDefined}, "get_total_norm").item<double>();
 }
 
 at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
@@ -228,7 +215,7 @@ at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, d
   require(max_norm >= 0, "clip_grad_norm_: expected max_norm of 0 or more, found {}", max_norm);
   BelowResidency below;
   const auto parts = split_by_group(parameters, "clip_grad_norm_", splits_shards_for(norm_type));
-  const auto norm = total_norm(parts, {norm_type, zero});
+  const auto norm = total_norm(parts, {norm_type, zero}, "clip_grad_norm_");
   if (error_if_nonfinite) {
     const double value = norm.item<double>();
     require_state(std::isfinite(value),

@@ -143,8 +143,8 @@ void ShownParameters::check_gradients() const {
   std::vector<ParamFact> facts;
   for (const auto& shown : shown_)
     facts.push_back({shown.found, shown.sharded_param.grad().defined() ? "1" : "0"});
-  require_same_facts(facts,
-                     "FullParameters: with_grads needs gradients for the same parameters on all "
+  require_same_facts(facts, "FullParameters",
+                     "with_grads needs gradients for the same parameters on all "
                      "ranks, but the ranks differ; see set_reduce_scatter_unused_params");
 }
 

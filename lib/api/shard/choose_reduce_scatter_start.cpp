@@ -7,6 +7,7 @@
 
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
+#include "comm/watch/awaited_collectives.hpp"
 #include "root/root_context.hpp"
 
 // Which ReduceScatterStart takes the least time: measured, and the same on all ranks.
@@ -34,7 +35,8 @@ double median(std::vector<double> values) {
 std::vector<double> over_ranks(std::vector<double> times, RootContext& context) {
   const auto device = context.runner().groups().front()->identity().mesh_info.mesh.device();
   const auto most = at::tensor(times, at::kDouble).to(device);
-  for (const auto& comm : communicators_of(context)) comm->start_all_reduce(most, ReduceOp::kMax, "times of steps")->wait();
+  for (const auto& comm : communicators_of(context))
+    awaited::all_reduce(*comm, most, ReduceOp::kMax, "choose_reduce_scatter_start");
   const auto here = most.cpu();
   return {here.const_data_ptr<double>(), here.const_data_ptr<double>() + here.numel()};
 }

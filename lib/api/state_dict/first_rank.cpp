@@ -6,6 +6,7 @@
 
 #include "base/require.hpp"
 #include "base/stable_hash.hpp"
+#include "comm/watch/awaited_collectives.hpp"
 #include "fsdp/fully_shard.hpp"
 #include "module/state/module_state.hpp"
 #include "tensor/broadcast_whole.hpp"
@@ -63,7 +64,7 @@ std::string broadcast_text(const std::string& text, const DeviceMesh& mesh,
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
-void require_same_facts(const std::vector<ParamFact>& facts, const std::string& message) {
+void require_same_facts(const std::vector<ParamFact>& facts, const char* caller, const std::string& message) {
   std::vector<std::pair<Communicator*, std::string>> texts;
   for (const auto& [param, fact] : facts) {
     auto* group = param.group->identity().mesh_info.shard_group.get();
@@ -77,11 +78,11 @@ void require_same_facts(const std::vector<ParamFact>& facts, const std::string& 
     if (group->size() == 1) continue;
     const auto hash = static_cast<int64_t>(stable_hash(text) >> 2);
     const auto largest = at::tensor({hash, -hash}, at::kLong).to(group->device_type());
-    group->start_all_reduce(largest, ReduceOp::kMax, "agreement")->wait();
+    awaited::all_reduce(*group, largest, ReduceOp::kMax, caller);
     const auto found = largest.cpu();
     same &= found[0].item<int64_t>() == hash && found[1].item<int64_t>() == -hash;
   }
-  require_state(same, "{}", message);
+  require_state(same, "{}: {}", caller, message);
 }
 
 }  // namespace fsdp

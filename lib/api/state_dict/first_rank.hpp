@@ -38,6 +38,6 @@ struct ParamFact {
 };
 /// Throws StateError with `message`, on every rank, unless the facts are the same on all ranks of each
 /// shard group. A collective call: one small all-reduce for each of these.
-void require_same_facts(const std::vector<ParamFact>& facts, const std::string& message);
+void require_same_facts(const std::vector<ParamFact>& facts, const char* caller, const std::string& message);
 
 }  // namespace fsdp

@@ -57,9 +57,8 @@ void require_same_state(const std::vector<OptimizerParam>& params,
         fact += tensor->defined() ? name + " " + c10::toString(tensor->scalar_type()) + " " : "";
     facts.push_back({*params[i].param, fact});
   }
-  require_same_facts(facts, std::string(kSave) +
-                                ": the ranks have state for different parameters; see "
-                                "set_reduce_scatter_unused_params");
+  require_same_facts(facts, kSave,
+                     "the ranks have state for different parameters; see set_reduce_scatter_unused_params");
 }
 
 }  // namespace

@@ -8,13 +8,12 @@
 
 #include "base/stable_hash.hpp"
 #include "checkpoint/checkpoint_error.hpp"
+#include "comm/watch/awaited_collectives.hpp"
 #include "fsdp/process_group.hpp"
 
 namespace fsdp {
 
 namespace {
-
-constexpr auto kSubject = "checkpoint";
 
 // What a rank says after its part of the work: nothing, or the kind of its error and the message.
 constexpr char kUsage = 'u', kState = 's', kOther = 'o';
@@ -60,8 +59,8 @@ std::string outcome_of(const std::function<void()>& body) {
 
 }  // namespace
 
-RankGroup::RankGroup(std::shared_ptr<Communicator> world)
-    : world_(world ? std::move(world) : is_initialized() ? default_process_group() : single_rank()) {}
+RankGroup::RankGroup(std::shared_ptr<Communicator> world, const char* caller)
+    : world_(world ? std::move(world) : is_initialized() ? default_process_group() : single_rank()), caller_(caller) {}
 
 std::vector<std::string> RankGroup::all_gather(const std::string& text) const {
   if (size() == 1) return {text};
@@ -79,7 +78,7 @@ std::vector<std::string> RankGroup::all_gather(const std::string& text, const st
   std::memcpy(own.mutable_data_ptr(), text.data(), text.size());
   own = own.to(world_->device_type());
   all = all.to(world_->device_type());
-  world_->start_all_gather(all, own, kSubject)->wait();
+  awaited::all_gather(*world_, all, own, caller_);
   all = all.cpu();
   for (int rank = 0; rank < size(); ++rank)
     texts[rank].assign(static_cast<const char*>(all.const_data_ptr()) + rank * longest, lengths[rank]);
@@ -100,7 +99,7 @@ std::vector<std::vector<int64_t>> RankGroup::all_gather(const std::vector<int64_
   if (count == 0) return results;
   const auto own = at::tensor(numbers, at::kLong).to(world_->device_type());
   auto all = at::empty({size() * count}, own.options());
-  world_->start_all_gather(all, own, kSubject)->wait();
+  awaited::all_gather(*world_, all, own, caller_);
   all = all.cpu();
   const auto* first = all.const_data_ptr<int64_t>();
   for (int rank = 0; rank < size(); ++rank) results[rank].assign(first + rank * count, first + (rank + 1) * count);
@@ -110,7 +109,7 @@ std::vector<std::vector<int64_t>> RankGroup::all_gather(const std::vector<int64_
 std::string RankGroup::broadcast(const std::string& text) const {
   if (size() == 1) return text;
   const auto length = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(world_->device_type());
-  world_->start_broadcast(length, 0, kSubject)->wait();
+  awaited::broadcast(*world_, length, 0, caller_);
   auto bytes = at::zeros({length.cpu().item<int64_t>()}, at::kByte);
   if (bytes.numel() == 0) return "";
   if (is_first()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
@@ -121,7 +120,7 @@ std::string RankGroup::broadcast(const std::string& text) const {
 void RankGroup::broadcast(const at::Tensor& bytes) const {
   if (size() == 1 || bytes.numel() == 0) return;
   const auto sent = bytes.to(world_->device_type());
-  world_->start_broadcast(sent, 0, kSubject)->wait();
+  awaited::broadcast(*world_, sent, 0, caller_);
   if (!sent.is_same(bytes) && !is_first()) bytes.copy_(sent);
 }
 

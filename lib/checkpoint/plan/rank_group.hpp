@@ -15,7 +15,8 @@ namespace fsdp {
 class RankGroup {
  public:
   /// world: null for the process's default one, or this rank alone if there is none.
-  explicit RankGroup(std::shared_ptr<Communicator> world);
+  /// caller: outlives this; the user's call, which other ranks are told if they are late.
+  RankGroup(std::shared_ptr<Communicator> world, const char* caller);
 
   const std::shared_ptr<Communicator>& world() const { return world_; }
   int rank() const { return world_->rank(); }
@@ -47,6 +48,7 @@ class RankGroup {
   std::vector<std::string> all_gather(const std::string& text, const std::vector<int64_t>& lengths) const;
 
   std::shared_ptr<Communicator> world_;
+  const char* caller_;
 };
 
 }  // namespace fsdp

@@ -118,7 +118,7 @@ std::set<std::string> write_rest(const RankGroup& ranks, const Documents& docume
 }  // namespace
 
 void save_checkpoint_parts(const std::string& given_path, const CheckpointParts& parts, const SaveCheckpointOptions& options) {
-  const RankGroup ranks(options.world);
+  const RankGroup ranks(options.world, "save_checkpoint");
   std::string path;
   ranks.together([&] {
     path = checkpoint_path(given_path);

@@ -39,6 +39,7 @@ class C10dCommunicator final : public Communicator,
         make_backend_(std::move(group.make_backend)),
         is_borrowed_(group.is_borrowed),
         notices_(std::move(group.notices)),
+        place_(std::move(group.place)),
         failure_(std::make_shared<C10dFailure>(
             is_borrowed_ ? nullptr : dynamic_cast<HasPeerConnections*>(backend_.get()))) {
     if (!notices_ && store_) notices_ = store_notice_board(store_);
@@ -126,6 +127,7 @@ class C10dCommunicator final : public Communicator,
   std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override;
 
   std::shared_ptr<NoticeBoard> notice_board() override { return notices_; }
+  std::shared_ptr<GroupPlace> place() override { return place_; }
 
   at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) override {
     const auto device = options.device();
@@ -234,6 +236,7 @@ class C10dCommunicator final : public Communicator,
   BackendFactory make_backend_;
   bool is_borrowed_;
   std::shared_ptr<NoticeBoard> notices_;
+  std::shared_ptr<GroupPlace> place_;
   std::shared_ptr<C10dFailure> failure_;
   int splits_ = 0;
 };
@@ -256,7 +259,8 @@ std::shared_ptr<Communicator> C10dCommunicator::split(std::span<const int> ranks
                   .make_backend = make_backend_,
                   .launches_batches = launches_batches_,
                   .packs_below = packs_below_,
-                  .notices = notices_};
+                  .notices = notices_,
+                  .place = place_->below(name, plan.world_ranks)};
   try {
     group.backend =
         make_backend_(group.store, plan.rank, static_cast<int>(plan.world_ranks.size()));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/notice_board.hpp"
+#include "comm/watch/group_place.hpp"
 #include "fsdp/communicator.hpp"
 
 namespace fsdp {
@@ -32,6 +33,7 @@ struct C10dGroup {
   bool is_borrowed = false;
   /// Of the world that the group was split from; null: a world itself, whose board its store makes.
   std::shared_ptr<NoticeBoard> notices = {};
+  std::shared_ptr<GroupPlace> place = std::make_shared<GroupPlace>();
 };
 
 /// Any c10d backend as a Communicator: gloo, NCCL, or what a Python user brings.

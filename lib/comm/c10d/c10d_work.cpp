@@ -19,13 +19,19 @@ class C10dWork final : public Work {
       : work_(std::move(work)), failure_(std::move(failure)), info_(std::move(info)), how_(how) {}
 
   void wait() override {
+    while (!wait_briefly()) {
+    }
+  }
+
+  bool wait_briefly() override {
     if (!error_.empty()) info_.fail(error_);
-    if (work_ == nullptr) return;
+    if (work_ == nullptr) return true;
     try {
-      if (how_ == HostWait::kInSlices)
-        wait_in_slices();
-      else if (!work_->wait())
+      if (how_ == HostWait::kInSlices) {
+        if (!wait_for_slice()) return false;
+      } else if (!work_->wait()) {
         throw CommError("aborted");
+      }
     } catch (const std::exception& error) {
       // An abort ends the wait with whatever the backend says then; its reason says more.
       error_ = failure_->is_set() ? failure_->reason() : transport_error(error.what());
@@ -34,6 +40,7 @@ class C10dWork final : public Work {
     }
     // Lets go of the tensors, which the backend's work holds.
     work_ = nullptr;
+    return true;
   }
 
   bool is_completed() override {
@@ -41,22 +48,23 @@ class C10dWork final : public Work {
   }
 
  private:
-  void wait_in_slices() {
-    for (;;) {
-      const auto begin = std::chrono::steady_clock::now();
-      try {
-        if (!work_->wait(kAbortPoll)) throw CommError("aborted");
-        return;
-      } catch (const std::exception&) {
-        // Either the collective failed, or only this slice of time is over; the group's own
-        // timeout is kept by the work. One that completed since says itself how.
-        if (work_->isCompleted()) break;
+  /// False: only this slice of time is over; the group's own timeout is kept by the work.
+  bool wait_for_slice() {
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      if (!work_->wait(kAbortPoll)) throw CommError("aborted");
+      return true;
+    } catch (const std::exception&) {
+      if (!work_->isCompleted()) {
         const bool slice_is_over = std::chrono::steady_clock::now() - begin >= kAbortPoll;
         if (failure_->is_set() || !slice_is_over) throw;
         failure_->fail_stuck_waits();
+        return false;
       }
     }
+    // One that completed since says itself how.
     work_->wait();
+    return true;
   }
 
   c10::intrusive_ptr<c10d::Work> work_;

@@ -61,6 +61,11 @@ class LateWork final : public Work {
     deliver();
     parcel_ = {};
   }
+  bool wait_briefly() override {
+    if (!inner_->wait_briefly()) return false;
+    wait();
+    return true;
+  }
   bool is_completed() override { return is_delivered_ || (Clock::now() >= due_ && inner_->is_completed()); }
 
  private:

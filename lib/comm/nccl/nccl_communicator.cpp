@@ -190,6 +190,7 @@ class NcclCommunicator final : public Communicator,
     config.size = static_cast<int>(plan.world_ranks.size());
     config.key = fmt::format("{}/{}", config_.key, key);
     config.store = c10::make_intrusive<c10d::PrefixStore>(key, config_.store);
+    config.place = config_.place->below(name, plan.world_ranks);
     return std::make_shared<NcclCommunicator>(config, std::move(plan.world_ranks), watchdog_);
   }
 
@@ -204,6 +205,7 @@ class NcclCommunicator final : public Communicator,
 
   void abort(const std::string& reason) override { group_->fail(reason); }
   std::shared_ptr<NoticeBoard> notice_board() override { return config_.notices; }
+  std::shared_ptr<GroupPlace> place() override { return config_.place; }
 
  private:
   using Enqueue = std::function<ncclResult_t(ncclComm_t comm, StreamHandle stream)>;

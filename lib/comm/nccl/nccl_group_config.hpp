@@ -9,6 +9,7 @@
 #include "comm/nccl/comm_streams.hpp"
 #include "comm/nccl/nccl_api.hpp"
 #include "comm/notice_board.hpp"
+#include "comm/watch/group_place.hpp"
 
 namespace fsdp {
 
@@ -24,6 +25,7 @@ struct NcclGroupConfig {
   std::shared_ptr<CommStreams> streams;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   std::chrono::milliseconds watch_interval = std::chrono::milliseconds(100);
+  std::shared_ptr<GroupPlace> place = std::make_shared<GroupPlace>();
   int gathers_cta_policy = NCCL_CONFIG_UNDEF_INT;  ///< NCCL's, of the communicator for all-gathers
 };
 

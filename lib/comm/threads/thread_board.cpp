@@ -110,12 +110,16 @@ void ThreadBoard::check_same_locked(const ThreadMeeting& meeting, int rank, uint
   info.fail(failure_);
 }
 
-void ThreadBoard::wait(ThreadMeeting& meeting, const CollectiveInfo& info) {
+bool ThreadBoard::wait_briefly(ThreadMeeting& meeting, const CollectiveInfo& info,
+                               std::chrono::steady_clock::time_point deadline) {
+  constexpr auto kMoment = std::chrono::milliseconds(200);
+  const auto moment = std::chrono::steady_clock::now() + kMoment;
   std::unique_lock lock(mutex_);
-  const bool in_time = changed_.wait_for(lock, timeout_, [&] {
+  const bool in_time = changed_.wait_until(lock, std::min(moment, deadline), [&] {
     return is_settled_locked(meeting) || misses_an_ended_rank_locked(meeting);
   });
-  if (meeting.state == ThreadMeeting::State::kDone) return;
+  if (meeting.state == ThreadMeeting::State::kDone) return true;
+  if (!in_time && moment < deadline) return false;
   if (failure_.empty())
     fail_locked(fmt::format("{}{} of '{}' waited in vain for {}",
                             in_time ? "" : fmt::format("timed out after {} ms: ", timeout_.count()),

@@ -71,8 +71,8 @@ class ThreadBoard {
   /// Throws CommError if the group has failed, or fails because of this very call.
   std::shared_ptr<ThreadMeeting> arrive(int rank, uint64_t sequence, ThreadCall call,
                                         const CollectiveInfo& info);
-  /// Returns when `meeting` is done; throws CommError if it failed or the timeout passes.
-  void wait(ThreadMeeting& meeting, const CollectiveInfo& info);
+  /// True once `meeting` is done, false after a moment; throws CommError if it failed or the deadline has passed.
+  bool wait_briefly(ThreadMeeting& meeting, const CollectiveInfo& info, std::chrono::steady_clock::time_point deadline);
   /// True if done or failed.
   bool is_settled(const ThreadMeeting& meeting);
 
@@ -84,6 +84,7 @@ class ThreadBoard {
   void rank_ended(int world_rank);
 
   const std::shared_ptr<NoticeBoard>& notices() const { return world_->notices(); }
+  std::chrono::milliseconds timeout() const { return timeout_; }
   const std::string& name() const { return name_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   bool launches_batches() const { return launches_batches_; }

@@ -1,5 +1,7 @@
 #include <atomic>
+#include <chrono>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include <fmt/format.h>
@@ -9,6 +11,7 @@
 #include "comm/threads/thread_board.hpp"
 #include "comm/threads/thread_ranks.hpp"
 #include "comm/total_bytes.hpp"
+#include "comm/watch/group_place.hpp"
 #include "fsdp/process_group.hpp"
 
 namespace fsdp {
@@ -20,13 +23,21 @@ class ThreadWork final : public Work {
              CollectiveInfo info)
       : board_(std::move(board)), meeting_(std::move(meeting)), info_(std::move(info)) {}
 
-  void wait() override { board_->wait(*meeting_, info_); }
+  void wait() override {
+    while (!wait_briefly()) {
+    }
+  }
+  bool wait_briefly() override {
+    if (!deadline_) deadline_ = std::chrono::steady_clock::now() + board_->timeout();
+    return board_->wait_briefly(*meeting_, info_, *deadline_);
+  }
   bool is_completed() override { return board_->is_settled(*meeting_); }
 
  private:
   std::shared_ptr<ThreadBoard> board_;
   std::shared_ptr<ThreadMeeting> meeting_;
   CollectiveInfo info_;
+  std::optional<std::chrono::steady_clock::time_point> deadline_;  // from the first wait on
 };
 
 std::vector<at::Tensor> copy_of(std::span<const at::Tensor> tensors) {
@@ -36,8 +47,8 @@ std::vector<at::Tensor> copy_of(std::span<const at::Tensor> tensors) {
 /// One rank's end of a ThreadBoard.
 class ThreadCommunicator final : public Communicator, public HasNoticeBoard {
  public:
-  ThreadCommunicator(std::shared_ptr<ThreadBoard> board, int rank)
-      : Communicator(rank, board->world_ranks(), board->name()), board_(std::move(board)) {}
+  ThreadCommunicator(std::shared_ptr<ThreadBoard> board, int rank, std::shared_ptr<GroupPlace> place)
+      : Communicator(rank, board->world_ranks(), board->name()), board_(std::move(board)), place_(std::move(place)) {}
 
   std::string backend() const override { return "threads"; }
   bool launches_batches() const override { return board_->launches_batches(); }
@@ -100,11 +111,12 @@ class ThreadCommunicator final : public Communicator, public HasNoticeBoard {
     const SplitPlan plan = plan_split(*this, ranks, name);
     auto board = board_->child(next_split_++, rank(), plan.name, plan.world_ranks);
     if (plan.rank < 0) return nullptr;
-    return std::make_shared<ThreadCommunicator>(std::move(board), plan.rank);
+    return std::make_shared<ThreadCommunicator>(std::move(board), plan.rank, place_->below(name, plan.world_ranks));
   }
 
   void abort(const std::string& reason) override { board_->abort(reason); }
   std::shared_ptr<NoticeBoard> notice_board() override { return board_->notices(); }
+  std::shared_ptr<GroupPlace> place() override { return place_; }
 
  private:
   std::shared_ptr<Work> start(ThreadCall call, std::string_view subject, int64_t bytes) {
@@ -115,6 +127,7 @@ class ThreadCommunicator final : public Communicator, public HasNoticeBoard {
   }
 
   std::shared_ptr<ThreadBoard> board_;
+  std::shared_ptr<GroupPlace> place_;
   uint64_t next_call_ = 0;
   uint64_t next_split_ = 0;
 };
@@ -165,7 +178,7 @@ void run_ranks(int world_size, const std::function<void(std::shared_ptr<Communic
   const auto run_one = [&](int rank) {
     is_rank_thread = true;
     try {
-      rank_main(std::make_shared<ThreadCommunicator>(board, rank));
+      rank_main(std::make_shared<ThreadCommunicator>(board, rank, std::make_shared<GroupPlace>()));
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
       first_error.keep(error);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/watch/awaited_collectives.hpp"
 #include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
 #include "tensor/shard_part.hpp"
@@ -99,7 +100,7 @@ at::Tensor gather_values(const ParamGroup& group, size_t index, const at::Tensor
     const auto own = gathered.narrow(0, info.shard_rank() * padded, padded);
     own.narrow(0, 0, local.numel()).copy_(local.reshape({-1}));
     own.narrow(0, local.numel(), padded - local.numel()).zero_();
-    info.shard_group->start_all_gather(gathered, own, param.name())->wait();
+    awaited::all_gather(*info.shard_group, gathered, own, param.name());
   }
   const auto whole = assemble(gathered, parts, padded, numel).view(param.spec.sizes());
   // Without padding or a rearrangement the buffer is what is wanted.

@@ -9,8 +9,13 @@ void AlarmPoll::look(Clock::time_point now) {
   next_ = now + interval_;
   auto alarm = board_.alarm();
   if (!alarm || *alarm == answered_ || inquiry_.take_over_verdict()) return;
-  board_.post(activity_.report());
+  auto report = activity_.report();
+  board_.post(report);
   answered_ = std::move(*alarm);
+  if (report.state != RankReport::State::kOutside) return;
+  // Behind it, as the answer may take its time.
+  report.where = activity_.whereabouts();
+  if (!report.where.empty()) board_.post(report);
 }
 
 }  // namespace fsdp

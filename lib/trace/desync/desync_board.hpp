@@ -34,6 +34,7 @@ class DesyncBoard {
   int rank() const { return rank_; }
   const std::vector<int>& ranks() const { return ranks_; }
   std::chrono::milliseconds timeout() const { return board_->timeout(); }
+  std::shared_ptr<RankWatch> rank_watch() const { return board_->rank_watch(rank_); }
   /// The `count` other ranks that follow this one from the `from`-th on, in a ring; fewer if there are.
   std::vector<int> peers(size_t from, size_t count) const;
 

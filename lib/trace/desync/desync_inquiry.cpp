@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "comm/watch/rank_watch.hpp"
+
 namespace fsdp {
 
 namespace {
@@ -17,10 +19,12 @@ using std::chrono::milliseconds;
 
 constexpr auto kBetweenLooks = milliseconds(5);
 
-/// True if waiting for a newer report could not change what this one says about the first `count` entries.
+/// True if waiting for a newer report could not change what this one says about the first `count` entries, or the way to them.
 bool is_conclusive(const std::optional<RankReport>& report, uint64_t count) {
   using State = RankReport::State;
-  return report && (report->count() >= count || report->state == State::kEnded || report->state == State::kFailed);
+  if (!report) return false;
+  const uint64_t told = report->count() + (report->window.between.count > 0 ? 1 : 0);
+  return told >= count || report->state == State::kEnded || report->state == State::kFailed;
 }
 
 }  // namespace
@@ -34,7 +38,10 @@ bool DesyncInquiry::take_over_verdict() {
 void DesyncInquiry::give_verdict(const Verdict& found) {
   const auto verdict = board_.verdict().give(found);
   // The last, as it wakes the host, which may end the program; but whatever becomes of the board.
-  const auto give = c10::make_scope_exit([&] { verdict_.give(verdict); });
+  const auto give = c10::make_scope_exit([&] {
+    board_.rank_watch()->note_verdict(verdict.text);
+    verdict_.give(verdict);
+  });
   board_.verdict().note_known();
   // Ranks that do not wait for anything look at alarms only.
   board_.raise_alarm(fmt::format("verdict of rank {}", board_.rank()));

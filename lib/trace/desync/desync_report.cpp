@@ -1,10 +1,8 @@
 #include "trace/desync/desync_report.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <sstream>
 
 namespace fsdp {
@@ -19,27 +17,6 @@ std::string one_line(std::string text) {
   return text;
 }
 
-/// Ranks that say the same stand in one line, in the order of their first.
-class Lines {
- public:
-  void add(const std::string& what, int rank) {
-    const auto known = std::find_if(lines_.begin(), lines_.end(),
-                                    [&](const auto& line) { return line.first == what; });
-    if (known != lines_.end())
-      known->second.push_back(rank);
-    else
-      lines_.push_back({what, {rank}});
-  }
-  std::string text() const {
-    std::string text;
-    for (const auto& [what, ranks] : lines_) text += fmt::format("\n  {}: {}", list_ranks(ranks), what);
-    return text;
-  }
-
- private:
-  std::vector<std::pair<std::string, std::vector<int>>> lines_;
-};
-
 /// Entries [first, end) of a report, as far as it holds them.
 std::string numbered(const RankReport& report, uint64_t first, uint64_t end) {
   std::string text;
@@ -50,30 +27,20 @@ std::string numbered(const RankReport& report, uint64_t first, uint64_t end) {
 
 std::string what_comes_at(const RankReport& report, uint64_t index) {
   if (report.holds(index)) return report.at(index).text;
+  if (index == report.count() && report.window.between.count > 0)
+    return fmt::format("{}, which belongs to no group of the model", report.window.between.last);
   if (report.state == RankReport::State::kEnded) return "nothing more, its model is gone";
   return "nothing yet";
 }
 
 }  // namespace
 
-std::string list_ranks(std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  std::vector<std::string> runs;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    runs.push_back(last == i ? fmt::format("{}", ranks[i])
-                             : fmt::format("{}{}{}", ranks[i], last == i + 1 ? ", " : "-", ranks[last]));
-    i = last + 1;
-  }
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(runs, ", "));
-}
-
 std::string RankReport::encode() const {
-  std::string text = fmt::format("{} {} {} {}\n{}\n", rank, static_cast<int>(state), window.first,
-                                 window.entries.size(), one_line(waits_for));
+  std::string text = fmt::format("{} {} {} {} {}\n{}\n{}\n{}\n", rank, static_cast<int>(state), window.first,
+                                 window.entries.size(), window.between.count, one_line(waits_for), one_line(where),
+                                 one_line(window.between.last));
   for (const auto& entry : window.entries)
-    text += fmt::format("{} {}\n", entry.hash, one_line(entry.text));
+    text += fmt::format("{} {} {}\n", entry.hash, entry.between, one_line(entry.text));
   return text;
 }
 
@@ -82,14 +49,16 @@ std::optional<RankReport> RankReport::decode(const std::string& text) {
   RankReport report;
   int state = 0;
   size_t entries = 0;
-  in >> report.rank >> state >> report.window.first >> entries;
+  in >> report.rank >> state >> report.window.first >> entries >> report.window.between.count;
   in.ignore(1);
   std::getline(in, report.waits_for);
+  std::getline(in, report.where);
+  std::getline(in, report.window.between.last);
   if (!in || state < 0 || state > static_cast<int>(State::kEnded)) return std::nullopt;
   report.state = static_cast<State>(state);
   for (size_t i = 0; i < entries; ++i) {
     CollectiveLog::Described entry;
-    in >> entry.hash;
+    in >> entry.hash >> entry.between;
     in.ignore(1);
     std::getline(in, entry.text);
     if (!in) return std::nullopt;
@@ -98,12 +67,22 @@ std::optional<RankReport> RankReport::decode(const std::string& text) {
   return report;
 }
 
+namespace {
+
+/// True if `one` has launched more after its last entry than `other` has before its next one.
+bool has_more_between(const RankReport& one, const RankReport& other) {
+  return other.holds(one.count()) && other.at(one.count()).between < one.window.between.count;
+}
+
+}  // namespace
+
 std::optional<Difference> find_difference(const RankReport& one, const RankReport& other) {
   const uint64_t first = std::max(one.window.first, other.window.first);
   const uint64_t end = std::min(one.count(), other.count());
   // Each hash is over all entries so far: once they differ, they differ for good.
   for (uint64_t i = first; i < end; ++i)
     if (one.at(i).hash != other.at(i).hash) return Difference{i, i == first && first > 0};
+  if (has_more_between(one, other) || has_more_between(other, one)) return Difference{end, false};
   return std::nullopt;
 }
 
@@ -125,7 +104,7 @@ std::optional<Verdict> find_disagreement(std::span<const RankReport> reports) {
       }
   if (!found) return std::nullopt;
   auto difference = difference_at(reports, found->index);
-  Lines lines;
+  RankLines lines;
   for (const auto& report : reports) lines.add(difference.launched.at(report.rank), report.rank);
   std::string text = fmt::format("the ranks disagree about collective {} of their model{}:{}",
                                  found->index, found->is_older ? ", or one before it" : "", lines.text());
@@ -139,7 +118,7 @@ std::optional<Verdict> find_disagreement(std::span<const RankReport> reports) {
 }
 
 std::string describe_ranks(std::span<const RankReport> reports, std::span<const int> ranks) {
-  Lines lines;
+  RankLines lines;
   const RankReport* longest = nullptr;
   for (const int rank : ranks) {
     const auto report = std::find_if(reports.begin(), reports.end(),
@@ -154,7 +133,8 @@ std::string describe_ranks(std::span<const RankReport> reports, std::span<const 
                                                          report->window.entries.back().text);
     switch (report->state) {
       case RankReport::State::kOutside:
-        lines.add("in no collective of this model; " + last, rank);
+        lines.add(fmt::format("in no collective of this model{}{}; {}", report->where.empty() ? "" : ", ", report->where, last),
+                  rank);
         break;
       case RankReport::State::kInCollective:
         lines.add(fmt::format("waits for {}; {}", report->waits_for, last), rank);

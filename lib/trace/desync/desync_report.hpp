@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/watch/rank_lines.hpp"
 #include "trace/collective_log.hpp"
 #include "trace/desync/verdict/verdict.hpp"
 
@@ -23,6 +24,7 @@ struct RankReport {
   int rank = 0;
   State state = State::kOutside;
   std::string waits_for = {};  ///< kInCollective: "all_gather of blocks.3"
+  std::string where = {};      ///< kOutside: in the program, if that is known
   CollectiveLog::Window window = {};
 
   uint64_t count() const { return window.first + window.entries.size(); }
@@ -36,8 +38,8 @@ struct RankReport {
   static std::optional<RankReport> decode(const std::string& text);
 };
 
-/// The first entry that two ranks do not have in common; nullopt if one's schedule continues the
-/// other's, or their windows do not meet. `is_older`: they parted before the window begins.
+/// The first entry that two ranks do not have in common, with what came between the entries; nullopt if one's schedule
+/// continues the other's, or their windows do not meet. `is_older`: they parted before the window begins.
 struct Difference {
   uint64_t index = 0;
   bool is_older = false;
@@ -53,8 +55,5 @@ ScheduleDifference difference_at(std::span<const RankReport> reports, uint64_t i
 /// What each of `ranks` is doing, and the last ten entries of the longest schedule. Ranks without a
 /// report gave no sign.
 std::string describe_ranks(std::span<const RankReport> reports, std::span<const int> ranks);
-
-/// "rank 3", "ranks 0, 2-5".
-std::string list_ranks(std::vector<int> ranks);
 
 }  // namespace fsdp

@@ -11,7 +11,7 @@ namespace fsdp {
 /// made, where no thread came along, it only goes away.
 class DesyncWatch {
  public:
-  DesyncWatch(std::shared_ptr<CollectiveLog> log, DesyncBoard board, WatchTimes times);
+  DesyncWatch(std::shared_ptr<CollectiveLog> log, const DesyncBoard& board, WatchTimes times);
   ~DesyncWatch();
   DesyncWatch(const DesyncWatch&) = delete;
   DesyncWatch& operator=(const DesyncWatch&) = delete;
@@ -19,6 +19,9 @@ class DesyncWatch {
   DesyncWatcher* operator->() const { return watcher_.get(); }
 
  private:
+  /// The thread returns, or has returned, in good time.
+  bool has_ended();
+
   std::shared_ptr<DesyncWatcher> watcher_;  // the thread holds it too: it may have to outlive this
   std::thread thread_;
   int process_;

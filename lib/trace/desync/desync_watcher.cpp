@@ -19,15 +19,13 @@ using std::chrono::milliseconds;
 
 /// How long peers have to come to the end of the same step by themselves.
 constexpr auto kPatience = milliseconds(100);
-/// Longer than any answer of a store that is alive.
-constexpr auto kFarewell = std::chrono::seconds(5);
 
 }  // namespace
 
 DesyncWatcher::DesyncWatcher(std::shared_ptr<const CollectiveLog> log, DesyncBoard board, WatchTimes times)
     : times_(times),
       board_(std::move(board)),
-      activity_(std::move(log), board_.rank()),
+      activity_(std::move(log), board_.rank(), board_.rank_watch()),
       inquiry_(board_, verdict_, times.settling()),
       entries_(board_, verdict_, times.timeout),
       steps_(std::min(kPatience, times.compare_after), times.late_after),
@@ -37,8 +35,10 @@ DesyncWatcher::DesyncWatcher(std::shared_ptr<const CollectiveLog> log, DesyncBoa
 
 // --- the thread that trains
 
-std::string DesyncWatcher::explain_failure() {
+std::string DesyncWatcher::explain_failure(std::string_view failure) {
   activity_.set_failed();
+  // Another root of this rank may have failed the communicator.
+  if (const auto known = board_.rank_watch()->verdict_in(failure); known && !verdict_.is_given()) throw ScheduleError(*known);
   try {
     if (!verdict_.is_given()) inquiry_.explain_failure(activity_.report());
     if (!verdict_.is_given() && late_.has_warned()) return board_.late().value_or("");
@@ -51,6 +51,14 @@ std::string DesyncWatcher::explain_failure() {
   }
   check();
   return "";
+}
+
+void DesyncWatcher::refuse(const std::string& why) noexcept {
+  try {
+    inquiry_.give_verdict({.text = why});
+  } catch (const std::exception& error) {
+    log().debug("the schedule check cannot tell the other ranks: {}", error.what());
+  }
 }
 
 /// What this rank knows by itself.
@@ -69,8 +77,6 @@ void DesyncWatcher::throw_verdict() {
     }
   throw ScheduleError(verdict_.get().text, verdict_.get().difference);
 }
-
-bool DesyncWatcher::end() { return mailbox_.end(kFarewell); }
 
 // --- the thread that watches
 
@@ -110,6 +116,7 @@ milliseconds DesyncWatcher::look() {
   const auto steps = std::min(compare_steps(), beginnings);
   if (verdict_.is_given()) return usual_pause();
   const auto now = std::chrono::steady_clock::now();
+  board_.rank_watch()->answer(now);
   late_.follow(now);
   if (late_.is_suspicious() || steps_.is_suspicious())
     late_.ask();

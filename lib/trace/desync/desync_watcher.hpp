@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/watch/rank_watch.hpp"
 #include "trace/collective_log.hpp"
 #include "trace/desync/alarm_poll.hpp"
 #include "trace/desync/beginnings_check.hpp"
@@ -34,7 +35,7 @@ namespace fsdp {
 /// - every second or so, one note: whether another rank has raised the alarm.
 /// A disagreement is a verdict: it is posted once, every rank takes it over, fails its communicators
 /// with it (which wakes whoever waits in them), and throws it.
-class DesyncWatcher {
+class DesyncWatcher final : public WatchedHost {
  public:
   DesyncWatcher(std::shared_ptr<const CollectiveLog> log, DesyncBoard board, WatchTimes times);
   DesyncWatcher(const DesyncWatcher&) = delete;
@@ -61,16 +62,23 @@ class DesyncWatcher {
     entries_.compare(position);
     check();
   }
-  /// A collective has failed: throws ScheduleError if the ranks disagree. Else returns what is known
+  /// A collective has failed with this error: throws ScheduleError if the ranks disagree. Else returns what is known
   /// about the ranks, if the collective was late, or about this one, if the board cannot be reached; "" if neither.
   /// Waits for some seconds at most, whatever becomes of the board.
-  std::string explain_failure();
+  std::string explain_failure(std::string_view failure);
+
+  // --- any thread (WatchedHost)
+  std::string waits_for() const override { return activity_.waits_for(); }
+  std::string whereabouts() const override { return activity_.whereabouts(); }
+  bool uses(const GroupPlace& group) const override { return verdict_.uses(group); }
+  void explain(std::string_view failure) override { (void)explain_failure(failure); }
+  void refuse(const std::string& why) noexcept override;
 
   // --- the thread that watches
   void run();
   /// Makes `run` return, after it has told the others that this rank's root is gone. True if it did
-  /// within some seconds.
-  bool end();
+  /// within that time.
+  bool end(std::chrono::milliseconds patience) { return mailbox_.end(patience); }
 
  private:
   std::chrono::milliseconds look();

@@ -10,16 +10,24 @@ HostActivity::Snapshot HostActivity::snapshot() const {
   return {.number = number, .place = in_step_.load(std::memory_order_relaxed) ? Place::kInStep : Place::kOutside};
 }
 
+std::string HostActivity::waits_for() const {
+  if (snapshot().place != Place::kInCollective) return "";
+  const uint64_t waits_for = waits_for_.load(std::memory_order_relaxed);
+  return fmt::format("{} of {}", names_of(static_cast<Operation>(waits_for >> 32)).plain,
+                     log_->name_of_group(static_cast<int>(waits_for & 0xFFFFFFFF)));
+}
+
 RankReport HostActivity::report() const {
   RankReport report{.rank = rank_, .window = log_->window()};
   if (has_failed_.load(std::memory_order_relaxed)) {
     report.state = RankReport::State::kFailed;
-  } else if (snapshot().place == Place::kInCollective) {
-    const uint64_t waits_for = waits_for_.load(std::memory_order_relaxed);
-    report.state = RankReport::State::kInCollective;
-    report.waits_for = fmt::format("{} of {}", names_of(static_cast<Operation>(waits_for >> 32)).plain,
-                                   log_->name_of_group(static_cast<int>(waits_for & 0xFFFFFFFF)));
+    return report;
   }
+  report.waits_for = waits_for();
+  if (report.waits_for.empty() && watch_)
+    if (const auto awaited = watch_->awaits(); !awaited.empty())
+      report.waits_for = awaited + ", which belongs to no group of the model";
+  if (!report.waits_for.empty()) report.state = RankReport::State::kInCollective;
   return report;
 }
 

@@ -3,8 +3,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
+#include "comm/watch/rank_watch.hpp"
+#include "comm/watch/whereabouts.hpp"
 #include "trace/collective_log.hpp"
 #include "trace/desync/desync_report.hpp"
 
@@ -13,7 +16,9 @@ namespace fsdp {
 /// What the host is doing. The thread that trains writes it, in a few atomic stores; any thread reads it.
 class HostActivity {
  public:
-  HostActivity(std::shared_ptr<const CollectiveLog> log, int rank) : log_(std::move(log)), rank_(rank) {}
+  /// watch: of the rank, which knows what the host awaits outside of this root's groups; null: nobody does.
+  HostActivity(std::shared_ptr<const CollectiveLog> log, int rank, std::shared_ptr<const RankWatch> watch = nullptr)
+      : log_(std::move(log)), rank_(rank), watch_(std::move(watch)) {}
 
   // --- the thread that trains
   /// The host is about to launch, or to wait for, a collective of the group; and it is not any more.
@@ -36,12 +41,18 @@ class HostActivity {
     Place place = Place::kOutside;
   };
   Snapshot snapshot() const;
+  /// "all_gather of blocks.3"; "": the host is in no collective of the root's groups.
+  std::string waits_for() const;
+  /// Where in the program the thread is that made this; "": unknown. May wait for that thread.
+  std::string whereabouts() const { return fsdp::whereabouts(thread_); }
   /// What the other ranks are told.
   RankReport report() const;
 
  private:
   const std::shared_ptr<const CollectiveLog> log_;
   const int rank_;
+  const std::shared_ptr<const RankWatch> watch_;
+  const pthread_t thread_ = ::pthread_self();
   std::atomic<uint64_t> number_{0};  // odd: in a collective
   std::atomic<uint64_t> waits_for_{0};
   std::atomic<bool> in_step_{false};

@@ -1,5 +1,7 @@
 #include "trace/desync/verdict/desync_verdict.hpp"
 
+#include <algorithm>
+
 namespace fsdp {
 
 void DesyncVerdict::add(Communicator& group) {
@@ -8,6 +10,14 @@ void DesyncVerdict::add(Communicator& group) {
   std::lock_guard lock(mutex_);
   std::erase_if(groups_, [](const Group& known) { return known.alive.expired(); });
   groups_.push_back({&group, group.weak_from_this()});
+}
+
+bool DesyncVerdict::uses(const GroupPlace& group) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(groups_.begin(), groups_.end(), [&](const Group& known) {
+    const auto alive = known.alive.lock();
+    return alive && place_of(*alive).get() == &group;
+  });
 }
 
 void DesyncVerdict::give(const Verdict& verdict) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/failure_flag.hpp"
+#include "comm/watch/group_place.hpp"
 #include "fsdp/communicator.hpp"
 #include "trace/desync/verdict/verdict.hpp"
 
@@ -23,6 +24,8 @@ class DesyncVerdict {
 
   /// To be failed with it. Known ones are passed over.
   void add(Communicator& group);
+  /// True if one of them is that one.
+  bool uses(const GroupPlace& group) const;
   /// The first one stays.
   void give(const Verdict& verdict);
 
@@ -34,7 +37,7 @@ class DesyncVerdict {
 
   FailureFlag failure_;
   Verdict given_;              // before failure_ is set, and never changed after that
-  std::mutex mutex_;           // of given_ and of the groups, which the thread that adds reads without it
+  mutable std::mutex mutex_;   // of given_ and of the groups, which the thread that adds reads without it
   std::vector<Group> groups_;
 };
 

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/watch/awaited_log.hpp"
+#include "comm/watch/one_thread.hpp"
+#include "fsdp/communicator.hpp"
+
+namespace fsdp {
+
+/// Which of the groups of one world a communicator is, and what is kept for it, for all objects that stand for it.
+class GroupPlace {
+ public:
+  explicit GroupPlace(std::string path = "") : path_(std::move(path)) {}
+
+  /// By what names and in which order it was split from the world: other groups have other ones. The same on all its
+  /// ranks, and on the ranks of groups that were made beside it, such as the rows of a mesh. "" for the world itself.
+  const std::string& path() const { return path_; }
+
+  /// Of the group of these ranks that is split off now. Called by its members alone, not thread-safe, as `split` is.
+  std::shared_ptr<GroupPlace> below(const std::string& name, const std::vector<int>& world_ranks);
+
+  OneThread& threads() { return threads_; }
+  AwaitedLog& awaited() { return awaited_; }
+
+ private:
+  const std::string path_;
+  std::map<std::pair<std::string, std::vector<int>>, int> made_;  // how often: groups of one name may have other ranks
+  OneThread threads_;
+  AwaitedLog awaited_;
+};
+
+/// `threads().enter` has found `conflict` on the group: fails it, and whatever of this rank uses it, on all ranks. Throws
+/// ScheduleError, which says so.
+[[noreturn]] void refuse_two_threads(Communicator& group, const std::string& conflict);
+
+/// Null where the communicator reaches no board of a world (notice_board.hpp).
+std::shared_ptr<GroupPlace> place_of(Communicator& group);
+
+}  // namespace fsdp
