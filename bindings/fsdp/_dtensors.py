@@ -11,6 +11,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from . import _C
+from ._functional_call import is_in_functional_call
 from ._hooked import stand_in
 from ._spmd_types import Annotation, paused
 
@@ -90,4 +91,5 @@ def install():
         "mirrors": WeakIdKeyDictionary(ref_type=weakref.ref),
         "local_tensors": WeakTensorKeyDictionary(),
         "stand_in": stand_in,
+        "is_in_functional_call": is_in_functional_call,
     })

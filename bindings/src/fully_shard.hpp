@@ -10,6 +10,7 @@ struct PythonSide {
   py::object mirrors;        ///< a dictionary with weak keys: module -> Mirror
   py::object local_tensors;  ///< a dictionary with weak keys, for Mirrors
   py::object stand_in;       ///< (parameter) -> tensor: for Mirrors
+  py::object is_in_functional_call;  ///< () -> bool: this thread is inside torch.func.functional_call
 };
 PythonSide& python_side();
 

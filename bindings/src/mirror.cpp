@@ -1,5 +1,7 @@
 #include "mirror.hpp"
 
+#include <algorithm>
+
 #include "dispatch/residency.hpp"
 #include "param/grad_dtype.hpp"
 #include "shown/dtensors.hpp"
@@ -10,13 +12,13 @@ namespace fsdp::python {
 Mirror::Mirror(py::handle module)
     : Module(py::str(py::type::of(module).attr("__name__")).cast<std::string>()),
       table_(py::object(module.attr("_parameters"))),
-      weak_(py::weakref(module)) {}
+      module_(py::weakref(module)) {}
 
 bool Mirror::is_training() const noexcept {
   if (!is_interpreter_alive()) return Module::is_training();
   const InterpreterLock lock;
   try {
-    const auto module = original();
+    const auto module = this->module();
     return module.is_none() ? Module::is_training() : module.attr("training").cast<bool>();
   } catch (const std::exception&) {
     return Module::is_training();
@@ -61,9 +63,64 @@ void Mirror::take_buffers(py::handle module) {
   parameters_ = std::move(parameters);
 }
 
+/// For a look before each step.
+void Mirror::take_names(py::handle module) {
+  below_.clear();
+  children_seen_.clear();
+  for (const auto& [key, child] : module.attr("_modules").cast<py::dict>())
+    children_seen_.emplace_back(child.is_none() ? py::object(py::none()) : py::object(py::weakref(child)));
+  keys_seen_.clear();
+  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get()))
+    keys_seen_.emplace_back(py::reinterpret_borrow<py::object>(key));
+}
+
+bool Mirror::has_changed_itself() const {
+  const auto module = this->module();
+  if (module.is_none()) return false;
+  static PyObject* const name = PyUnicode_InternFromString("_modules");
+  const auto attributes = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module.ptr(), nullptr));
+  PyObject* modules = attributes ? PyDict_GetItem(attributes.ptr(), name) : nullptr;
+  if (modules == nullptr || !PyDict_Check(modules)) return false;
+  PyObject *key = nullptr, *value = nullptr;
+  Py_ssize_t at = 0;
+  size_t count = 0;
+  for (; PyDict_Next(modules, &at, &key, &value) != 0; ++count) {
+    if (count == children_seen_.size()) return true;
+    PyObject* seen = children_seen_[count].get();
+    if (value != (seen == Py_None ? seen : PyWeakref_GetObject(seen))) return true;
+  }
+  if (count != children_seen_.size()) return true;
+  at = 0;
+  for (count = 0; PyDict_Next(table_.get(), &at, &key, &value) != 0; ++count)
+    if (count == keys_seen_.size() || key != keys_seen_[count].get()) return true;
+  return false;
+}
+
+bool Mirror::has_changed() const {
+  static uint64_t looks = 0;  // guarded by the interpreter's lock
+  return has_changed(++looks);
+}
+
+bool Mirror::has_changed(uint64_t look) const {
+  if (std::exchange(look_, look) == look) return false;  // a tree may lead back up
+  if (has_changed_itself()) return true;
+  return std::ranges::any_of(below_, [look](const auto& child) { return child.second->has_changed(look); });
+}
+
+void Mirror::adopt(std::string name, std::shared_ptr<Mirror> child) {
+  below_.emplace_back(name, child.get());
+  register_module(std::move(name), std::move(child));
+}
+
+const Mirror* Mirror::child(const std::string& name) const {
+  const auto found = std::ranges::find(below_, name, &std::pair<std::string, const Mirror*>::first);
+  return found == below_.end() ? nullptr : found->second;
+}
+
 void Mirror::follow(py::handle module, Mirrors& mirrors) {
   follow_parameters(mirrors);
   take_buffers(module);
+  take_names(module);
   // Without children: it goes down the tree, which in Python may lead back up.
   train(module.attr("training").cast<bool>());
 }
@@ -107,7 +164,7 @@ std::shared_ptr<Mirror> Mirrors::follow(py::handle module) {
   mirror->follow(module, *this);
   for (const auto& [key, child] : module.attr("_modules").cast<py::dict>()) {
     if (child.is_none() || is_left_out_(child).cast<bool>()) continue;
-    mirror->register_module(name_of(key), follow(child));
+    mirror->adopt(name_of(key), follow(child));
   }
   return mirror;
 }

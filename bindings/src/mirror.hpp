@@ -30,16 +30,28 @@ class Mirror final : public torch::nn::Module, public ShowsOwnParameters {
   /// Holds the module's own tensors as they are in Python now, and no children. What it has not seen sharded goes to `mirrors`.
   void follow(py::handle module, Mirrors& mirrors);
   /// The Python module; None once that has gone. Needs the interpreter's lock.
-  py::object original() const { return weak_.object()(); }
+  py::object module() const { return py::reinterpret_borrow<py::object>(PyWeakref_GetObject(module_.get())); }
+  void adopt(std::string name, std::shared_ptr<Mirror> child);
+  /// Here, or in a module below, Python holds other modules than when this was last followed, or parameters of other names.
+  bool has_changed() const;
+  /// The mirror that it had at this name when it was last followed; null: none.
+  const Mirror* child(const std::string& name) const;
+  /// It had a parameter of this name, which may have been deleted since.
+  bool had_parameter(const std::string& name) const { return parameters_.contains(name); }
   /// The Python module's mode now.
   bool is_training() const noexcept override;
 
  private:
   void follow_parameters(Mirrors& mirrors);
   void take_buffers(py::handle module);
+  void take_names(py::handle module);
+  bool has_changed_itself() const;
+  bool has_changed(uint64_t look) const;
 
-  PyRef table_;
-  PyRef weak_;  ///< to the Python module
+  PyRef table_, module_;                    ///< a weak reference
+  std::vector<std::pair<std::string, const Mirror*>> below_;  ///< the children, which LibTorch keeps
+  std::vector<PyRef> children_seen_, keys_seen_;              ///< weak references, or None; interned names
+  mutable uint64_t look_ = 0;                                 ///< the last that came here
 };
 
 /// An entry that holds a parameter which nobody has sharded yet.

@@ -214,7 +214,8 @@ void set_python_side(const py::dict& side) {
                                 side["make_post_forward"], side["local_gradient"], side["replicates_ordinary"]},
                    .mirrors = side["mirrors"],
                    .local_tensors = side["local_tensors"],
-                   .stand_in = side["stand_in"]};
+                   .stand_in = side["stand_in"],
+                   .is_in_functional_call = side["is_in_functional_call"]};
   take_over_set_data();
 }
 

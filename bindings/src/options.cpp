@@ -79,7 +79,7 @@ std::function<bool(const torch::nn::Module&)> exempts(py::object function) {
   return [shared](const torch::nn::Module& module) {
     const auto* mirror = dynamic_cast<const Mirror*>(&module);
     const InterpreterLock lock;
-    return mirror != nullptr && shared->object()(mirror->original()).cast<bool>();
+    return mirror != nullptr && shared->object()(mirror->module()).cast<bool>();
   };
 }
 

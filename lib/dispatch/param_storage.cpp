@@ -100,13 +100,14 @@ ShardStorage::ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* d
                                [](void* kept) { delete static_cast<c10::Storage*>(kept); },
                                device)) {}
 
-void ShardStorage::leave_to_aliases() {
-  leave_owner();
-  if (nbytes() == 0 || mutable_data() == nullptr) return;
-  const auto bytes = static_cast<int64_t>(nbytes());
-  auto* kept = new at::Tensor(at::from_blob(mutable_data(), {bytes}, at::TensorOptions(at::kByte).device(device())).clone());
-  set_data_ptr_noswap(at::DataPtr(kept->mutable_data_ptr(), kept, [](void* tensor) { delete static_cast<at::Tensor*>(tensor); },
-                                  device()));
+void ShardStorage::leave_to_aliases(const c10::Storage& before) {
+  auto* storage = dynamic_cast<ShardStorage*>(before.unsafeGetStorageImpl());
+  if (storage == nullptr || before.use_count() == 1) return;
+  storage->leave_owner();
+  if (storage->nbytes() == 0 || storage->mutable_data() == nullptr) return;
+  const auto options = at::TensorOptions(at::kByte).device(storage->device());
+  const auto kept = at::from_blob(storage->mutable_data(), {static_cast<int64_t>(storage->nbytes())}, options).clone();
+  storage->set_data_ptr_noswap(std::move(kept.storage().unsafeGetStorageImpl()->mutable_data_ptr()));
 }
 
 }  // namespace fsdp

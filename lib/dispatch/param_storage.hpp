@@ -75,9 +75,9 @@ class ShardStorage final : public ParamStorage {
  public:
   ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* data, c10::Storage memory,
                     c10::Device device);
-  /// The sharded parameter has another storage now. What else shows this one (`backup = parameter.data`) keeps the values of now,
-  /// in memory of its own, and is an ordinary tensor.
-  void leave_to_aliases();
+  /// The sharded parameter has another storage now than `before`. What else shows that one (`backup = parameter.data`) keeps the
+  /// values of now, in memory of its own, and is an ordinary tensor. Nothing for any other storage.
+  static void leave_to_aliases(const c10::Storage& before);
 };
 
 }  // namespace fsdp

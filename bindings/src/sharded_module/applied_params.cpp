@@ -1,83 +1,137 @@
 #include "sharded_module/applied_params.hpp"
 
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "dispatch/residency.hpp"
 #include "fsdp/error.hpp"
+#include "fully_shard.hpp"
 #include "root/find_param.hpp"
 #include "root/group_conversion.hpp"
+#include "sharded_module/replacements.hpp"
+#include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
 
 namespace {
 
-bool is_tensor(PyObject* object) { return object != nullptr && object != Py_None && THPVariable_Check(object); }
+using Locals = std::vector<at::Tensor>;  // by parameter: what the module shows of it now
 
-/// True if a user has put another parameter in the place of the sharded one.
-bool is_replaced(const ShownParam& param) {
-  PyObject* now = param.forms().entries().now();
-  if (!is_tensor(now)) return false;
-  // `_apply` on a module below swaps the tensor behind the same object.
-  if (now == param.sharded().parameter().get())
-    return !param.sharded().holds_subclass() && !param.sharded().local().is_alias_of(param.sharded().sharded_param());
-  // A DTensor parameter: torch.func.functional_call puts other tensors there for the length of a call.
-  const py::handle parameter(now);
-  return is_dtensor(parameter) && py::bool_(parameter.attr("_is_param"));
-}
+bool is_meta(const at::Tensor& local) { return local.is_meta(); }
 
-bool is_any_replaced(const ShownParams& params) {
-  return std::ranges::any_of(params.all(), [](const auto& param) { return is_replaced(*param); });
-}
-
-void check_applied(const ParamEntries& entries) {
-  PyObject* now = entries.now();
-  if (!is_tensor(now) || !is_dtensor(now))
-    throw py::type_error("parameter '" + entries.name() +
-                         "' of a sharded module has been replaced by a tensor that is no DTensor; load values with "
-                         "load_state_dict(..., assign=False), or DTensors like those of its own state_dict()");
-}
-
-/// `_apply` swaps the tensor behind the parameter, or puts another parameter there.
-at::Tensor applied_local(ShownParam& param) {
+/// `_apply` on a module below swaps the tensor behind the same object.
+bool shows_other_memory(const ShownParam& param) {
   const auto& sharded = param.sharded();
-  if (PyObject* now = param.forms().entries().now(); now != sharded.parameter().get()) {
-    sharded.take_over_grad_dtype();  // of the one that goes
-    param.replace_sharded(py::reinterpret_borrow<py::object>(now));
-  }
-  sharded.take_over_grad_dtype();
-  return sharded.local();
+  return !param.is_tied() && !sharded.holds_subclass() && !sharded.local().is_alias_of(sharded.sharded_param());
 }
 
-std::vector<at::Tensor> applied_locals(const ShownParams& params) {
-  for (const auto& param : params.all()) check_applied(param->forms().entries());
-  std::vector<at::Tensor> locals;
-  for (const auto& param : params.all()) locals.push_back(applied_local(*param));
+Locals locals_of(const ShownParams& params, const std::vector<Replacement>& replacements) {
+  Locals locals;
+  for (const auto& param : params.all()) {
+    const auto replaced = std::ranges::find(replacements, param, &Replacement::param);
+    locals.push_back(replaced == replacements.end() ? param->sharded().local() : replaced->local());
+  }
   return locals;
 }
 
-/// In device and dtype. All parameters of a group go the same way.
-void follow_locals(ParamGroup& group, const ShownParams& params, const std::vector<at::Tensor>& locals) {
-  const auto first = std::ranges::find_if(params.all(), [&](const auto& shown) {
-    const auto* impl = shown->sharded().sharded_param().unsafeGetTensorImpl();
-    return std::ranges::any_of(group.params(), [&](const auto& param) { return param.sharded.identity() == impl; });
-  });
-  if (first == params.all().end()) return;
-  const auto& like = locals[static_cast<size_t>(first - params.all().begin())];
-  const auto& now = (*first)->sharded().sharded_param();
-  py::gil_scoped_release no_gil;
-  if (like.device() != now.device()) fsdp::convert(group, {.device = like.device()});
-  if (at::isFloatingType(like.scalar_type()) && like.scalar_type() != now.scalar_type())
-    fsdp::convert(group, {.dtype = like.scalar_type()});
+/// What a group is to become, in device and dtype, so that it holds these: all of its parameters go the same way.
+struct Followed {
+  std::optional<c10::Device> device = {};
+  std::optional<at::ScalarType> dtype = {};
+};
+
+std::vector<size_t> members_of(const ParamGroup& group, const ShownParams& params) {
+  std::vector<size_t> members;
+  for (size_t i = 0; i < params.all().size(); ++i) {
+    const auto* impl = params.all()[i]->sharded().sharded_param().unsafeGetTensorImpl();
+    if (std::ranges::any_of(group.params(), [&](const auto& param) { return param.sharded.identity() == impl; }))
+      members.push_back(i);
+  }
+  return members;
 }
 
-[[noreturn]] void throw_partly_on_meta(const ShownParams& params) {
-  const auto on_meta =
-      std::ranges::find_if(params.all(), [](const auto& param) { return param->sharded().local().is_meta(); });
-  const auto found = find_param((*on_meta)->sharded().sharded_param());
-  throw StateError(fmt::format("{}: is on the meta device, but other parameters of its group have been given memory; "
-                               "call to_empty(device=...) on its module, too, before using it",
-                               found ? found->param().name() : "a parameter"));
+Followed followed_by(const ParamGroup& group, const ShownParams& params, const Locals& locals) {
+  Followed followed;
+  const auto members = members_of(group, params);
+  if (members.empty()) return followed;
+  const auto home = [&](size_t i) -> const at::Tensor& { return params.all()[i]->sharded().sharded_param(); };
+  if (locals[members.front()].device() != home(members.front()).device()) followed.device = locals[members.front()].device();
+  const auto has_rows = [&](size_t i) { return !params.all()[i]->sharded().holds_subclass(); };
+  const auto changed = std::ranges::find_if(
+      members, [&](size_t i) { return has_rows(i) && locals[i].scalar_type() != home(i).scalar_type(); });
+  if (changed == members.end()) return followed;
+  followed.dtype = locals[*changed].scalar_type();
+  for (const size_t i : members) {
+    if (!has_rows(i)) continue;
+    const auto own = home(i).scalar_type(), now = locals[i].scalar_type();
+    if (at::isFloatingType(own) && at::isFloatingType(*followed.dtype) ? now == *followed.dtype : now == own) continue;
+    throw StateError(fmt::format("{}: expected a tensor of dtype {}, found {}, while {}, of the same group, holds {}; the "
+                                 "floating-point parameters of a group change their dtype together",
+                                 full_name_of(*params.all()[*changed]), c10::toString(home(*changed).scalar_type()),
+                                 c10::toString(*followed.dtype), full_name_of(*params.all()[i]), c10::toString(now)));
+  }
+  return followed;
+}
+
+void follow(ParamGroup& group, const Followed& followed) {
+  py::gil_scoped_release no_gil;
+  if (followed.device) fsdp::convert(group, {.device = followed.device});
+  if (followed.dtype) fsdp::convert(group, {.dtype = followed.dtype});
+}
+
+/// What shows the sharded parameter's memory until now keeps its values, in memory of its own.
+void leave_memory(const at::Tensor& sharded_param) {
+  const auto found = find_param(sharded_param);
+  if (!found) return;
+  auto& param = found->param();
+  const auto& piece = found->group->parts().shard.piece(found->index);
+  const BelowResidency below;
+  const c10::Storage before = sharded_param.storage();
+  param.make_sharded_param(param.sharded.place().link, found->index, piece);
+  ShardStorage::leave_to_aliases(before);
+}
+
+bool is_same_view(const at::Tensor& one, const at::Tensor& other) {
+  return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() && one.strides() == other.strides();
+}
+
+void take_values(const ShownParams& params, const Locals& locals) {
+  std::vector<size_t> written;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const auto& sharded = params.all()[i]->sharded();
+    if (!sharded.holds_subclass() && !sharded.sharded_param().is_meta() && !is_same_view(locals[i], sharded.sharded_param()))
+      written.push_back(i);
+  }
+  // All of them first: one's memory may hold another's values.
+  for (const size_t i : written) leave_memory(params.all()[i]->sharded().sharded_param());
+  for (const size_t i : written) params.all()[i]->sharded().sharded_param().copy_(locals[i]);
+}
+
+/// Returns a parameter on meta where others of its call have been given memory: nothing is taken over then. `to_empty` goes
+/// from module to module, and each of several that share a group comes here: the group follows when the last one has memory.
+const ShownParam* take_over(const Groups& groups, const ShownParams& params, const std::vector<Replacement>& replacements) {
+  const c10::InferenceMode no_inference(false);  // whose tensors could be used in that mode alone
+  at::NoGradGuard no_grad;
+  const auto locals = locals_of(params, replacements);
+  const auto on_meta = std::ranges::find_if(locals, is_meta);
+  const bool are_partly_on_meta = on_meta != locals.end() && !std::ranges::all_of(locals, is_meta);
+  std::vector<Followed> followed;
+  if (!are_partly_on_meta)
+    for (const auto& group : groups) followed.push_back(followed_by(*group, params, locals));
+  for (const auto& [param, dtensor] : replacements) {
+    param->sharded().take_over_grad_dtype();  // of the one that goes
+    param->replace_sharded(dtensor.object());
+  }
+  for (const auto& param : params.all()) param->sharded().take_over_grad_dtype();
+  if (are_partly_on_meta) return params.all()[static_cast<size_t>(on_meta - locals.begin())].get();
+  for (size_t i = 0; i < groups.size(); ++i) follow(*groups[i], followed[i]);
+  take_values(params, locals);
+  for (const auto& param : params.all()) param->point_home();
+  if (!replacements.empty()) shown_registry().settle_ties();
+  return nullptr;
 }
 
 }  // namespace
@@ -91,25 +145,26 @@ void prepare_apply(const ShownParams& params) {
 }
 
 void take_over_applied(const Groups& groups, const ShownParams& params) {
-  const auto locals = applied_locals(params);
-  // `to_empty` goes from module to module, and each of several that share a group comes here: the group follows when
-  // the last one has memory.
-  const auto is_meta = [](const at::Tensor& local) { return local.is_meta(); };
-  if (std::ranges::any_of(locals, is_meta) && !std::ranges::all_of(locals, is_meta)) return;
-  for (const auto& group : groups) follow_locals(*group, params, locals);
-  at::NoGradGuard no_grad;
-  for (size_t i = 0; i < locals.size(); ++i) {
-    auto& param = *params.all()[i];
-    const auto& home = param.sharded().sharded_param();
-    if (!param.sharded().holds_subclass() && !home.is_meta() && !locals[i].is_alias_of(home)) home.copy_(locals[i]);
-    param.point_home();
-  }
+  take_over(groups, params, find_replacements(params, Untied::kLeave));
 }
 
-void take_over_replaced(const Groups& groups, const ShownParams& params) {
-  if (!is_any_replaced(params)) return;
-  take_over_applied(groups, params);
-  if (is_any_replaced(params)) throw_partly_on_meta(params);
+void take_over_replaced(const Groups& groups, ShownParams& params) {
+  if (!params.are_replaced() || is_in_functional_call()) return;
+  take_over_changed(groups, params);
+  params.show_as(params.form());
+}
+
+bool is_in_functional_call() { return python_side().is_in_functional_call().cast<bool>(); }
+
+void take_over_changed(const Groups& groups, const ShownParams& params) {
+  const auto replacements = find_replacements(params, Untied::kRefuse);
+  if (replacements.empty() &&
+      std::ranges::none_of(params.all(), [](const auto& param) { return shows_other_memory(*param); }))
+    return;
+  if (const auto* left = take_over(groups, params, replacements))
+    throw StateError(fmt::format("{}: is on the meta device, but other parameters of its group have been given memory; call "
+                                 "to_empty(device=...) on its module, too, before using it",
+                                 full_name_of(*left)));
 }
 
 }  // namespace fsdp::python

@@ -10,17 +10,28 @@ using Groups = std::vector<std::shared_ptr<ParamGroup>>;
 // Others put tensors where a module shows its sharded parameters: `nn.Module._apply` (to, to_empty, float...),
 // load_state_dict, users. These are other DTensors, or the same over other memory, of another device or dtype. With these
 // functions the core follows.
+//
+// Values go to the groups' own memory. What showed that memory before (a DTensor whose place another has taken, a state dict)
+// keeps its values, in memory of its own: so parameters may be exchanged.
 
 /// Before `_apply`, with sharded parameters shown: it makes tensors without a grad_dtype, and other gradients, so what the user
 /// has set is taken over.
 void prepare_apply(const ShownParams& params);
 
-/// After it: the groups have the new values, device and dtype, and the DTensors show their memory. Throws TypeError where
-/// no DTensor stands any more; nothing has changed then.
+/// After it, or after load_state_dict: the groups have the new values, device and dtype, and the DTensors show their memory.
+/// Ties that hold different parameters are left as they are: they may be tied anew before a use. Throws TypeError where no
+/// DTensor stands any more, ValueError for one of another form, StateError where only some of a group's dtypes have changed;
+/// nothing has changed then.
 void take_over_applied(const Groups& groups, const ShownParams& params);
 
-/// The same where users have put other parameters in the place of sharded ones, which are shown; else nothing. Throws
-/// StateError where that leaves some of a group without memory.
-void take_over_replaced(const Groups& groups, const ShownParams& params);
+/// The same before a use, where users have put other parameters in the place of sharded ones, or `_apply` on a module below
+/// has put other memory behind a DTensor; else nothing. Throws StateError also where that leaves some of a group without
+/// memory, and where a tie holds different parameters.
+void take_over_changed(const Groups& groups, const ShownParams& params);
+/// The same before later uses: only where there are other parameters, and not within torch.func.functional_call. They show in
+/// the form that the others have.
+void take_over_replaced(const Groups& groups, ShownParams& params);
+/// This thread is within torch.func.functional_call, which puts other tensors in tables for the length of a call.
+bool is_in_functional_call();
 
 }  // namespace fsdp::python

@@ -27,6 +27,9 @@ class RootFollower final : public StepHooks {
   void show() override;
 
  private:
+  /// What users have put in the place of parameters and modules.
+  void take_changes() const;
+
   std::vector<std::weak_ptr<ShardedModule>> modules_;
 };
 

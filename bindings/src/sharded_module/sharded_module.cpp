@@ -88,19 +88,20 @@ void ShardedModule::follow_root() {
   follower_ = std::make_shared<RootFollower>(*root);
   root->context()->hooks().follower = follower_;
   // Outside a step: inside one, operators on sharded parameters mean the unsharded parameters.
-  follower_->visit([](ShardedModule& module) { module.take_replaced(); });
+  follower_->visit([](ShardedModule& module) { module.begin(); });
   followed_ = root->context().get();  // only now: it may have thrown, and is to be tried again then
 }
 
-/// Until the first use, users may put other parameters in the place of the sharded ones. Later, what stands there
-/// may be torch.func.functional_call's for the length of a call.
-void ShardedModule::take_replaced() {
-  if (has_begun_) return;
-  if (params_.form() == Form::kSharded) {
-    take_over_replaced(handles::state(controls_).live_groups(), params_);
-    if (find_hooked_) take_late_hooks(params_, find_hooked_.object());
-  }
+void ShardedModule::begin() {
+  if (has_begun_ || params_.form() != Form::kSharded) return take_replaced();
+  if (params_.are_replaced() && is_in_functional_call()) return;
+  take_over_changed(handles::state(controls_).live_groups(), params_);
+  if (find_hooked_) take_late_hooks(params_, find_hooked_.object());
   has_begun_ = true;
+}
+
+void ShardedModule::take_replaced() {
+  if (params_.are_replaced()) take_over_replaced(handles::state(controls_).live_groups(), params_);
 }
 
 bool ShardedModule::is_kept() const {
@@ -176,6 +177,10 @@ void ShardedModule::before_apply() {
   if (handles::state(controls_).root()->context()->step().is_pinned())
     throw StateError("full parameters are shown (fsdp.FullParameters), so the module cannot be moved or converted; "
                      "end that first");
+  // Of those below, too, before the first of them changes what stands in the others' places as well (a tie).
+  handles::state(controls_).visit([](ModuleState& below) {
+    if (const auto module = of(below)) module->take_replaced();
+  });
   reshard();
   apply_.begin(params_);
 }

@@ -63,6 +63,8 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
  private:
   using Form = ShownParams::Form;
   void follow_root();
+  /// Before the first use of the root.
+  void begin();
   void take_replaced();
   bool is_kept() const;
   bool run_with_full_parameters(const py::tuple& args) const;

@@ -52,6 +52,13 @@ py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::
 
 py::object spec_of(py::handle dtensor) { return py::getattr(dtensor, spec_name()); }
 
+bool is_parameter(PyObject* object) {
+  if (object == nullptr || object == Py_None || !THPVariable_Check(object)) return false;
+  const int is = PyObject_IsInstance(object, ParameterClass);
+  if (is < 0) throw py::error_already_set();
+  return is != 0;
+}
+
 bool is_dtensor(py::handle tensor) {
   return THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->is_python_dispatch() &&
          py::hasattr(tensor, local_tensor_name());

@@ -26,6 +26,8 @@ py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::
 py::object dtensor_like(const DTensorMaker& maker, const at::Tensor& local, py::handle like, py::handle spec);
 py::object spec_of(py::handle dtensor);
 
+/// An nn.Parameter, of whatever class of tensors; not for null, None and what is no tensor.
+bool is_parameter(PyObject* object);
 /// Of a tensor.
 bool is_dtensor(py::handle tensor);
 at::Tensor local_tensor_of(py::handle dtensor);

@@ -15,11 +15,10 @@ void ParamEntries::put(const PyRef& parameter) const {
   for (const auto& entry : entries_) put_at(entry, parameter);
 }
 
-PyObject* ParamEntries::now() const {
-  const auto& first = entries_.front();
-  PyObject* now = PyDict_GetItemWithError(first.table.get(), first.key.get());
-  if (now == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return now;
+std::vector<PyObject*> ParamEntries::all_now() const {
+  std::vector<PyObject*> all;
+  for (const auto& entry : entries_) all.push_back(now_at(entry));
+  return all;
 }
 
 }  // namespace fsdp::python

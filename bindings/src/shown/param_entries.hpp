@@ -22,16 +22,30 @@ class ParamEntries {
   template <class IsOurs>
   void put_over(const PyRef& parameter, const IsOurs& is_ours) const {
     for (const auto& entry : entries_)
-      if (is_ours(PyDict_GetItemWithError(entry.table.get(), entry.key.get()))) put_at(entry, parameter);
+      if (is_ours(now_at(entry))) put_at(entry, parameter);
   }
 
   /// What stands at the first now; null: nothing.
-  PyObject* now() const;
+  PyObject* now() const { return now_at(entries_.front()); }
+  /// What stands there now, of all of them; null: nothing.
+  std::vector<PyObject*> all_now() const;
+  /// True if what stands at one of them is such.
+  template <class IsSuch>
+  bool any_now(const IsSuch& is_such) const {
+    for (const auto& entry : entries_)
+      if (is_such(now_at(entry))) return true;
+    return false;
+  }
   /// Of the first.
   const std::string& name() const { return entries_.front().place.name; }
   const std::vector<Entry>& all() const { return entries_; }
 
  private:
+  static PyObject* now_at(const Entry& entry) {
+    PyObject* now = PyDict_GetItemWithError(entry.table.get(), entry.key.get());
+    if (now == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return now;
+  }
   static void put_at(const Entry& entry, const PyRef& parameter) {
     check_status(PyDict_SetItem(entry.table.get(), entry.key.get(), parameter.get()));
   }

@@ -13,10 +13,7 @@ bool ParamForms::has(const at::Tensor& tensor) const {
 
 void ParamForms::show(const PyRef& parameter) const {
   if (is_full()) return;
-  entries_.put_over(parameter, [this](const PyObject* now) {
-    return now != nullptr &&
-           (now == sharded_.parameter().get() || now == computed().get() || now == post_forward_.get());
-  });
+  entries_.put_over(parameter, [this](const PyObject* now) { return is_one(now); });
 }
 
 void ParamForms::show_unsharded() const {

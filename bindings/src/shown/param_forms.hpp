@@ -40,6 +40,18 @@ class ParamForms {
   const ParamEntries& entries() const { return entries_; }
   /// True if `tensor` is one of them.
   bool has(const at::Tensor& tensor) const;
+  bool is_one(const PyObject* object) const {
+    return object != nullptr && (object == sharded_.parameter().get() || object == computed().get() ||
+                                 object == post_forward_.get() || object == full_.get());
+  }
+  /// A user has put another parameter in a place of it.
+  bool is_replaced() const {
+    return entries_.any_now([this](PyObject* now) { return !is_one(now) && is_parameter(now); });
+  }
+  /// The sharded one has been replaced, and shows in all places where there is a parameter.
+  void show_replaced() const {
+    entries_.put_over(sharded_.parameter(), [](const PyObject* now) { return now != nullptr && now != Py_None; });
+  }
 
   void show_sharded() const;
   void show_unsharded() const;

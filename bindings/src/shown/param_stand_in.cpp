@@ -18,7 +18,7 @@ class ParamStandIn final : public StandIn {
   at::Tensor ordinary() override {
     py::gil_scoped_acquire gil;
     const auto shown = shown_.lock();
-    const auto user = shown ? shown->user() : nullptr;
+    const auto user = shown && shows_mine(*shown) ? shown->user() : nullptr;
     // In DTensor's own mode for it, ordinary tensors are replicated ones.
     if (!user || shown->maker().replicates_ordinary().cast<bool>()) return {};
     if (shown->forms().computes_with_handle()) return {};  // since it has hooks
@@ -66,8 +66,14 @@ class ParamStandIn final : public StandIn {
   /// Null where nobody is to be told.
   const ParamStorage* written() const {
     const auto shown = shown_.lock();
-    const auto* storage = shown ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
+    const auto* storage = shown && shows_mine(*shown) ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
     return storage != nullptr && storage->owner() != nullptr ? storage : nullptr;
+  }
+  /// False once a user has put another DTensor in the place of this one, which is a tensor by itself then.
+  bool shows_mine(const ShownParam& shown) const {
+    const auto& post_forward = shown.forms().post_forward();
+    return is_of(shown.sharded().tensor().unsafeGetTensorImpl()) ||
+           (post_forward && is_of(THPVariable_Unpack(post_forward.get()).unsafeGetTensorImpl()));
   }
 
   std::weak_ptr<ShownParam> shown_;

@@ -128,6 +128,12 @@ py::handle ShownGradient::spec_for(at::ScalarType dtype) {
   return last_.spec.get();
 }
 
+void ShownGradient::follow_replaced() {
+  forget();
+  param_.sharded_param().mutable_grad().reset();
+  take_over();
+}
+
 std::shared_ptr<ShownGradient> ShownGradient::of(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (meta == nullptr) return nullptr;

@@ -28,6 +28,9 @@ class ShownGradient {
   /// True if the DTensor has the sharded parameter's.
   bool is_shown() const;
 
+  /// Another DTensor stands for the parameter: the gradient that was shown stays with the one before, and the one that this
+  /// DTensor has counts.
+  void follow_replaced();
   /// The one whose gradient `tensor` shows; null if it is none's.
   static std::shared_ptr<ShownGradient> of(const at::Tensor& tensor);
   /// `.data = data` of the DTensor that shows it. data: a DTensor placed as the gradient is. TypeError for any other.

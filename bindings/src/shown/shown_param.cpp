@@ -1,6 +1,9 @@
 #include "shown/shown_param.hpp"
 
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
 
 #include "root/find_param.hpp"
 #include "shown/gradient_hooks.hpp"
@@ -59,8 +62,24 @@ void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
 
 void ShownParam::replace_sharded(py::object dtensor) {
   sharded_.replace(std::move(dtensor));
-  if (const auto other = shown_registry().shown_as(sharded_.tensor(), *this)) is_tied_ = other->is_tied_ = true;
-  forms_.entries().put(sharded_.parameter());
+  forms_.show_replaced();
+  gradient_.follow_replaced();
+}
+
+void ShownParam::settle_tie(bool is_tied) {
+  if (is_tied_ && !is_tied) {
+    // The DTensor may show the other's memory.
+    sharded_.take_over_values();
+    point_home();
+  }
+  is_tied_ = is_tied;
+}
+
+/// Amid a backward only what has been written since the forward, or autograd would refuse what that has saved.
+void ShownParam::take_over_tied_values() {
+  const auto version = static_cast<int64_t>(sharded_.local()._version());
+  const bool is_in_backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (version != std::exchange(seen_tied_version_, version) || !is_in_backward) sharded_.take_over_values();
 }
 
 void ShownParam::set_data(const at::Tensor& data) {
@@ -72,7 +91,7 @@ void ShownParam::set_data(const at::Tensor& data) {
 }
 
 void ShownParam::take_over() {
-  if (is_tied_) sharded_.take_over_values();
+  if (is_tied_) take_over_tied_values();
   sharded_.take_over_requires_grad();
   sharded_.take_over_grad_dtype();
   take_over_hooks();

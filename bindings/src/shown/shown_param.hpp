@@ -42,8 +42,11 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   void end_full() { forms_.end_full(); }
   /// The mesh is another one from now on.
   void drop_post_forward() { forms_.drop_post_forward(); }
-  /// Another DTensor stands for it from now on, wherever one does: if it is another parameter's, both have its values.
+  /// Another DTensor stands for it from now on, wherever one does. It may be another parameter's, too.
   void replace_sharded(py::object dtensor);
+  /// Says whether its DTensor stands for another parameter, too; both have its values then.
+  void settle_tie(bool is_tied);
+  bool is_tied() const { return is_tied_; }
 
   /// `.data = data` of the DTensor: the parameter has these values from now on, and other tensors over its memory keep the old
   /// ones. data: a DTensor placed as the parameter is, or the whole as an ordinary tensor. TypeError for any other.
@@ -66,12 +69,14 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded, std::unique_ptr<ComputeHandle> handle,
              const DTensorMaker& maker);
   void stand_in(const PyRef& dtensor);
+  void take_over_tied_values();
 
   ShardedDTensor sharded_;
   ParamForms forms_;
   ShownGradient gradient_;
   bool runs_hooks_in_backward_ = false;
-  bool is_tied_ = false;  ///< its DTensor stands for a parameter of another group, too, and shows the memory of one
+  bool is_tied_ = false;  ///< its DTensor stands for another parameter, too, and shows the memory of one
+  int64_t seen_tied_version_ = -1;
   std::weak_ptr<ParamUser> user_;
   const DTensorMaker& maker_;
 };

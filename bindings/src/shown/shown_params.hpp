@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -30,6 +31,10 @@ class ShownParams {
   bool have_hooks() const;
   /// True if autograd would record what is computed from them.
   bool require_grad() const;
+  /// A user has put other parameters in the place of some.
+  bool are_replaced() const {
+    return std::ranges::any_of(params_, [](const auto& param) { return param->forms().is_replaced(); });
+  }
   void take_over() const {
     for (const auto& param : params_) param->take_over();
   }

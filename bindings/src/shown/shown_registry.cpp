@@ -1,5 +1,7 @@
 #include "shown/shown_registry.hpp"
 
+#include <algorithm>
+
 #include "shown/shown_param.hpp"
 
 namespace fsdp::python {
@@ -31,10 +33,22 @@ std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> ShownReg
   return all;
 }
 
-std::shared_ptr<ShownParam> ShownRegistry::shown_as(const at::Tensor& dtensor, const ShownParam& besides) const {
+void ShownRegistry::settle_ties() const {
+  std::vector<std::shared_ptr<ShownParam>> all;
+  std::unordered_map<const c10::TensorImpl*, int> stands_for;
   for (const auto& [sharded_param, weak] : by_sharded_param_)
-    if (auto shown = weak.lock(); shown && shown.get() != &besides && shown->sharded().tensor().is_same(dtensor)) return shown;
-  return nullptr;
+    if (auto shown = weak.lock()) {
+      ++stands_for[shown->sharded().tensor().unsafeGetTensorImpl()];
+      all.push_back(std::move(shown));
+    }
+  for (const auto& shown : all) shown->settle_tie(stands_for.at(shown->sharded().tensor().unsafeGetTensorImpl()) > 1);
+}
+
+bool ShownRegistry::is_shown(const at::Tensor& dtensor) const {
+  return std::ranges::any_of(by_sharded_param_, [&](const auto& entry) {
+    const auto shown = entry.second.lock();
+    return shown && shown->sharded().tensor().is_same(dtensor);
+  });
 }
 
 bool ShownRegistry::shows_at(const at::Tensor& tensor, const Place& place) const {

@@ -24,8 +24,12 @@ class ShownRegistry {
   std::shared_ptr<ShownParam> find(const at::Tensor& sharded_param) const;
   /// All there are, by the DTensors that stand for them: as much work as there are parameters.
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownParam>> all_by_dtensor() const;
-  /// One that is not `besides` and that `dtensor` stands for; null if there is none. As much work as there are parameters.
-  std::shared_ptr<ShownParam> shown_as(const at::Tensor& dtensor, const ShownParam& besides) const;
+  /// DTensors have been put in others' places: which of them stand for several parameters now. As much work again.
+  void settle_ties() const;
+  /// True if one of them has that entry.
+  bool has(const Place& place) const { return by_place_.contains(place); }
+  /// True if `dtensor` stands for one of them. As much work as there are parameters.
+  bool is_shown(const at::Tensor& dtensor) const;
   /// True if `tensor` is what one of them shows, or may show, at that entry.
   bool shows_at(const at::Tensor& tensor, const Place& place) const;
 

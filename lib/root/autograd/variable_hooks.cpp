@@ -72,12 +72,6 @@ bool is_of_kind(const TensorBase& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
-/// before: the storage of a sharded parameter that has been given another one.
-void leave_to_aliases(const c10::Storage& before) {
-  auto* storage = dynamic_cast<ShardStorage*>(before.unsafeGetStorageImpl());
-  if (storage != nullptr && before.use_count() > 1) storage->leave_to_aliases();
-}
-
 SetDataOfKind set_data_of_kind = nullptr;
 
 /// Autograd is about to record this leaf, perhaps without having asked whether it needs a gradient, as another operand did.
@@ -105,7 +99,7 @@ class Hooks final : public Interface {
     const torch::NoGradGuard no_grad;
     const c10::Storage before = found->param().sharded_param().storage();
     next_.set_data(target, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
-    leave_to_aliases(before);
+    ShardStorage::leave_to_aliases(before);
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
     std::lock_guard lock(port.root()->mutex());
