@@ -1,6 +1,9 @@
 """The names that the plain module has for its tensors, also where the modules are sharded or wrapped."""
 
+from torch.distributed.tensor import DTensor
+
 from ._local_shards import LocalShardPart
+from ._states import live_states
 from ._torch_names import FSDPModule
 
 # What wrappers put into names, and state dicts leave out.
@@ -48,10 +51,33 @@ class Members:
     def names(self, part):
         """All that the parameter has; state dicts and checkpoints go by the first."""
         if id(part.parameter) not in self._names:
-            raise ValueError(f"the optimizer holds a parameter {part.name!r} of sizes {tuple(part.parameter.shape)} "
-                             "that is not the module's now; if it was replaced (load_state_dict with assign=True), "
-                             "call local_shards again, or build the optimizer again")
+            raise ValueError(self._why_unknown(part))
         return self._names[id(part.parameter)]
+
+    def _why_unknown(self, part):
+        sizes = tuple(part.parameter.shape)
+        if part.name:
+            return (f"the optimizer holds a local shard with parameter {part.name!r} of sizes {sizes} that is not the module's "
+                    "now; if it was replaced (an assignment, load_state_dict with assign=True), call local_shards again, and "
+                    "build the optimizer again")
+        if isinstance(part.parameter, DTensor):
+            return (f"the optimizer holds a DTensor of sizes {sizes} that is not the module's now; if the parameter was "
+                    "replaced (an assignment, load_state_dict with assign=True), build the optimizer again, from "
+                    "model.parameters()")
+        name = self._name_before(part.parameter)
+        if name is not None:
+            return (f"the optimizer holds parameter {name!r} as it was before fully_shard, and does not train it; build the "
+                    "optimizer behind fully_shard, from model.parameters()")
+        return (f"the optimizer holds an ordinary tensor of sizes {sizes} that is no parameter of the module; build the "
+                "optimizer behind fully_shard, from model.parameters()")
+
+    def _name_before(self, parameter):
+        """Of what a module held before fully_shard, and computes with."""
+        for state in live_states:
+            for dtensor, unsharded in state.core.forms():
+                if unsharded is parameter and id(dtensor) in self._names:
+                    return self._names[id(dtensor)][0]
+        return None
 
     def name(self, part):
         return self.names(part)[0]

@@ -15,6 +15,7 @@ from ._dtensors import make_parameter, spec_of
 from ._hooked import is_gathered_by_hooks
 from ._meshes import core_mesh
 from ._spmd_types import annotation_of, is_annotated
+from ._states import live_states
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class Form:
         return self.parameter if isinstance(self.parameter, DTensor) else None
 
 
+def _is_sharded(parameter):
+    return any(parameter is dtensor for state in live_states for dtensor, _ in state.core.forms())
+
+
 class TensorParallelForm(Form):
     """A DTensor on a mesh of its own, which shares a root with the data-parallel one."""
 
@@ -91,6 +96,10 @@ class TensorParallelForm(Form):
         try:
             self.mesh = DeviceMesh._concatenate([self.over.mesh, held.mesh])
         except (TypeError, RuntimeError) as error:  # as FSDP2's, which says what torch could not do
+            if _is_sharded(self.parameter):
+                raise type(error)(f"fully_shard: a parameter is a DTensor on {held.mesh}, sharded already by a call on a "
+                                  "module around this one; shard inner modules before outer ones, or name it in "
+                                  "ignored_params") from None
             raise type(error)(f"fully_shard: a parameter is a DTensor on {held.mesh}, which cannot stand beside the mesh to "
                               f"shard over, {self.over.mesh} ({error}). If a module around this one is sharded already, shard "
                               "inner modules before outer ones, or name it in ignored_params") from error

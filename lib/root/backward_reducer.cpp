@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/log.hpp"
 #include "group/reduce/reduce_call.hpp"
 
 namespace fsdp {
@@ -59,11 +60,27 @@ const ParamGroup* BackwardReducer::gather_before_reduce(const ParamGroup& finish
   return first == -1 ? nullptr : runner_.find(first);
 }
 
+namespace {
+
+/// Warns of the first group of a root alone: the same optimizer is behind the others.
+void note_reduction(ParamGroup& group, std::span<ParamGroup* const> all) {
+  const int limit = group.parts().config.warn_after_reductions;
+  if (!group.notes().optimizer().note_reduction(limit)) return;
+  const auto has_been_said = [&](ParamGroup* other) { return other != &group && other->notes().optimizer().has_none(limit); };
+  if (std::ranges::any_of(all, has_been_said)) return;
+  warn_once(fmt::format("'{}': gradients were reduced in {} backwards, but no optimizer has written the parameters. One that "
+                        "was built before fully_shard holds the wrong tensors; build it afterwards, or call "
+                        "fsdp::adopt(optimizer)",
+                        group.params()[0].name(), limit));
+}
+
+}  // namespace
+
 ReduceJob BackwardReducer::pack(ParamGroup& group) {
   runner_.reductions().make_room(group);
   group.gradients().store.note_reduced();
   runner_.tell(GroupEvent::kReduced, group);
-  group.notes().optimizer().note_reduction(group.params()[0].name(), group.parts().config.warn_after_reductions);
+  note_reduction(group, runner_.groups());
   return ReduceJob(group, runner_.reductions().has_in_turn(group));
 }
 

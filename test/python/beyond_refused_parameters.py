@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import fsdp
-from beyond_exchanges import LAYERS, UNITS, WIDTH, Pair, close
+from beyond_exchanges import LAYERS, UNITS, WIDTH, Chain, Pair, close, make, scaled
 from beyond_fsdp2 import batches_of, check, raises, whole
 
 
@@ -185,3 +185,42 @@ def a_tie_whose_modules_hold_different_parameters_is_tied_anew_or_refused(rank, 
             else:
                 for _ in range(2):
                     raises(fsdp.Error, "embed.weight", lambda: sharded(torch.arange(4)))
+
+
+@check
+def an_optimizer_from_before_fully_shard_is_warned_of_once_and_named_when_it_is_saved(rank, ranks):
+    torch.manual_seed(0)
+    model = Chain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for name in LAYERS:
+        fsdp.fully_shard(model.get_submodule(name), mesh=init_device_mesh("cpu", (ranks,)))
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+
+    def train():
+        for _ in range(20):
+            optimizer.zero_grad()
+            model.zero_grad()
+            model(batches_of(rank)[0]).square().mean().backward()
+            optimizer.step()
+
+    lines = [line for line in lines_of(train) if "no optimizer has written" in line]
+    assert len(lines) == 1, lines
+    raises(ValueError, "'a.weight' as it was before fully_shard",
+           lambda: fsdp.save_checkpoint("/nowhere", model, optimizer))
+
+
+@check
+def an_optimizer_of_replaced_parameters_is_told_so_when_it_is_saved(rank, ranks):
+    model = make(True, (), ranks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.a.weight = scaled(model.a.weight)
+    raises(ValueError, "if the parameter was replaced", lambda: fsdp.optimizer_state_dict(model, optimizer))
+
+
+@check
+def an_inner_module_behind_its_outer_one_is_told_the_order(rank, ranks):
+    model, mesh = Chain(), init_device_mesh("cpu", (ranks,))
+    fsdp.fully_shard(model, mesh=mesh)
+    error = raises((TypeError, RuntimeError, ValueError), "inner modules before outer ones",
+                   lambda: fsdp.fully_shard(model.a, mesh=mesh))
+    assert "Invariant" not in str(error) and "None" not in str(error), error

@@ -1,15 +1,15 @@
 #pragma once
 
-#include <string>
-
 namespace fsdp {
 
 /// Counts a group's reductions after which nobody has ever written a parameter: the mark of an optimizer that was built before
-/// fully_shard and holds the unsharded tensors.
+/// fully_shard and holds the unsharded tensors. Whether that is said is the root's business: once for all of its groups.
 class OptimizerCheck {
  public:
-  /// Warns once when `limit` (0: never) have come without a write. param: a name to say.
-  void note_reduction(const std::string& param, int limit);
+  /// True once: when `limit` (0: never) have come without a write.
+  bool note_reduction(int limit) { return !was_written_ && reductions_ < limit && ++reductions_ == limit; }
+  /// They have.
+  bool has_none(int limit) const { return !was_written_ && limit > 0 && reductions_ >= limit; }
   /// By anybody but through an unsharded tensor. Before the first reduction it is how a parameter gets its first values.
   void note_write() { was_written_ |= reductions_ > 0; }
 
