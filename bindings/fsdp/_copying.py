@@ -1,6 +1,7 @@
 """Copies of sharded modules: deepcopy shards the copy like the original; pickle is refused."""
 
 import copy
+import functools
 import pickle
 
 import torch
@@ -36,6 +37,17 @@ def _copy_handle(handle, parameter, memo):
     return new
 
 
+def _outside_inference_mode(function):
+    """What is made in that mode could be used in it alone."""
+    @functools.wraps(function)
+    def outside(*args):
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args)
+
+    return outside
+
+
+@_outside_inference_mode
 def deepcopy(module, memo):
     """`copy.deepcopy` of a sharded module: an independent one over the same mesh, with the same shards, options, hooks
     and attributes. Gradients are not copied. Every rank of the mesh makes it.

@@ -224,3 +224,31 @@ def an_inner_module_behind_its_outer_one_is_told_the_order(rank, ranks):
     error = raises((TypeError, RuntimeError, ValueError), "inner modules before outer ones",
                    lambda: fsdp.fully_shard(model.a, mesh=mesh))
     assert "Invariant" not in str(error) and "None" not in str(error), error
+
+
+@check
+def a_copy_that_is_made_in_inference_mode_runs_there_and_trains_outside(rank, ranks):
+    for steps in (0, 1):
+        pair = Pair(LAYERS[:1], rank, ranks)
+        for _ in range(steps):
+            pair.backward()
+            pair.step()
+            pair.drop_gradients()
+        with torch.inference_mode():
+            copied = copy.deepcopy(pair.sharded)
+            for _ in range(2):
+                close(copied(batches_of(rank)[0]), pair.plain(batches_of(rank)[0]), "in inference mode")
+        pair.sharded = copied
+        pair.backward()
+        pair.expect_equal("the copy")
+
+
+@check
+def what_is_converted_in_inference_mode_trains_outside(rank, ranks):
+    pair = Pair(LAYERS[:1], rank, ranks)
+    with torch.inference_mode():
+        pair.sharded.to(torch.float64).to(torch.float32)
+        close(pair.sharded(batches_of(rank)[0]), pair.plain(batches_of(rank)[0]), "in inference mode")
+    pair.sharded.reshard()
+    pair.backward()
+    pair.expect_equal("behind it")
