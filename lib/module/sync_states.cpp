@@ -166,20 +166,35 @@ void check_source(const ManagedStates& states, std::span<const PreparedGroup> gr
 
 namespace {
 
+/// Each place of a module that holds a parameter or a buffer counts: a tied one's several do.
+size_t count_places(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& own) {
+  size_t places = states.buffers.size();
+  for (const auto& group : groups)
+    if (is_of(group, own))
+      for (const size_t i : group.params) places += states.params[i].registrations.size();
+  return places;
+}
+
 /// Throws unless all ranks of the mesh have the same lines and nobody failed. Returns whether any rank has more
-/// to compare.
+/// to compare. places: that the tensors of the lines stand in.
 bool agree(const std::vector<std::string>& lines, const MeshInfo& info, std::exception_ptr failure,
-           bool has_more = false) {
+           bool has_more = false, size_t places = 0) {
   constexpr auto kNobody = std::numeric_limits<int64_t>::max();
   const int64_t here = info.replicate_rank() * info.shard_size() + info.shard_rank();
   const auto found = spread({failure ? here : kNobody, static_cast<int64_t>(lines.size()),
-                             hash(fmt::format("{}", fmt::join(lines, "\n"))), has_more ? 1 : 0},
+                             hash(fmt::format("{}", fmt::join(lines, "\n"))), has_more ? 1 : 0,
+                             static_cast<int64_t>(places)},
                             info);
   if (failure) std::rethrow_exception(failure);
   require(found.least[0] == kNobody,
           "fully_shard with sync_from_rank0: rank {} of the mesh could not shard its module, so "
           "nothing is sharded here either; its own error says why",
           found.least[0]);
+  require(found.least[1] == found.greatest[1] || found.least[4] != found.greatest[4],
+          "fully_shard with sync_from_rank0: the ranks' modules hold parameters and buffers in {} places each, but tie them "
+          "differently: they are from {} to {} tensors (here {}). Tie the same on all ranks. In Python, Module.to(\"meta\") "
+          "unties a module: make it under torch.device(\"meta\") instead, or tie it again",
+          found.least[4], found.least[1], found.greatest[1], lines.size());
   require(found.least[1] == found.greatest[1],
           "fully_shard with sync_from_rank0: the ranks' modules have from {} to {} parameters and "
           "buffers "
@@ -210,7 +225,9 @@ void agree_on_states(const ManagedStates& states, std::span<const PreparedGroup>
   BelowResidency below;
   const auto is_apart = [&](const PreparedGroup& group) { return !is_of(group, info); };
   const bool has_more = std::any_of(groups.begin(), groups.end(), is_apart);
-  if (!agree(failure ? std::vector<std::string>() : describe(states, groups, info), info, failure, has_more)) return;
+  if (!agree(failure ? std::vector<std::string>() : describe(states, groups, info), info, failure, has_more,
+             failure ? 0 : count_places(states, groups, info)))
+    return;
   // The groups of one mesh may differ where those of another do not; then nobody goes on.
   try {
     for (const auto& group : groups)

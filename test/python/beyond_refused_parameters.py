@@ -252,3 +252,16 @@ def what_is_converted_in_inference_mode_trains_outside(rank, ranks):
     pair.sharded.reshard()
     pair.backward()
     pair.expect_equal("behind it")
+
+
+@check
+def a_module_that_goes_to_meta_untied_is_told_so_where_rank_0_is_tied(rank, ranks):
+    mesh = init_device_mesh("cpu", (ranks,))
+    torch.manual_seed(rank)
+    model = Tied() if rank == 0 else Tied().to("meta")
+    error = raises(ValueError, "tie them differently", lambda: fsdp.fully_shard(model, mesh=mesh, sync_from_rank0=True))
+    assert 'Module.to("meta")' in str(error), error
+    if rank > 0:
+        model.head.weight = model.embed.weight
+    fsdp.fully_shard(model, mesh=mesh, sync_from_rank0=True)
+    model(torch.arange(4)).sum().backward()
