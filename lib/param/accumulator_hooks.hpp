@@ -26,6 +26,8 @@ class AccumulatorHooks {
   /// The registered tensor's metadata: what a user has asked it for, if it is not the unsharded tensor's.
   void note(const torch::autograd::AutogradMeta& registered, const c10::TensorImpl* tensor);
 
+  /// False: nobody has ever had one of the registered tensor's, or all have let go of theirs.
+  bool knows_any() const { return !own_.empty() || !deferred_.empty(); }
   /// True if there is anything to run; after `note`.
   bool has_any() const;
   /// In front of the gradient that is to be added: it, or what hooks have made of it.

@@ -56,6 +56,7 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   void join_accumulators();
   /// After a look at what users have asked the DTensor for.
   AccumulatorHooks& accumulator_hooks();
+  bool knows_accumulators() const { return accumulator_hooks_.knows_any(); }
   /// While the unsharded tensor shows the whole in memory of its own (fsdp::FullParameters), its gradient is its own, too.
   void set_aside(bool value) { is_set_aside_ = value; }
   bool is_set_aside() const { return is_set_aside_; }

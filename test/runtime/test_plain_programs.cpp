@@ -532,6 +532,10 @@ Results hook_accumulators(const Shard& shard, Of of) {
     auto loss = fit_loss(net, step);
     results.add("loss", loss);
     results.add("calls", calls);
+    if (step == 2) {
+      const auto gradients = torch::autograd::grad({loss}, parameters, {}, /*retain_graph=*/true);
+      results.add("gradient", gradients[0]);
+    }
     loss.backward();
     for (const auto& parameter : parameters) results.add("is left", parameter.grad().defined());
   }

@@ -200,8 +200,10 @@ bool has_user_hooks(const FSDPParam& param) {
   const auto* meta = registered_param == nullptr ? nullptr : registered_param->autograd_meta();
   if (meta == nullptr) return false;
   const auto& fields = static_cast<const torch::autograd::AutogradMeta&>(*meta);
+  // torch::autograd::grad has put the unsharded tensor's accumulator in the place of the one that a user keeps.
+  const auto& shared = param.sharded.shared();
   return fields.post_acc_grad_hooks_ != nullptr || std::any_of(fields.hooks_.begin(), fields.hooks_.end(), is_user_hook) ||
-         (!fields.grad_accumulator_.expired() && has_accumulator_hooks(param));
+         ((!fields.grad_accumulator_.expired() || (shared != nullptr && shared->knows_accumulators())) && has_accumulator_hooks(param));
 }
 
 }  // namespace fsdp
