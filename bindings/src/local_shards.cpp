@@ -70,7 +70,7 @@ py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, 
       return fsdp::local_shards(*root->modules().front(), label_of(label));
     }();
     for_params(state, [](ShownParam& param) {
-      param.follow_home();
+      follow_home(param);
       param.show_gradient();
     });
     for (const auto& local : shards) found.append(as_dict(local));

@@ -145,6 +145,12 @@ void give_up_interpreter_lock() {
   });
 }
 
+/// Inside FullParameters there is nothing to take over: what the module shows is no sharded parameter.
+void end_apply(Self& self, const py::object& function, const py::object& of) {
+  if (std::ranges::none_of(self.params().all(), [](const auto& param) { return param->forms().is_full(); }))
+    self.apply().end(handles::state(self.controls()).live_groups(), self.params(), function, of);
+}
+
 /// Of each parameter: (its DTensor, the unsharded parameter).
 std::vector<std::pair<py::object, py::object>> forms_of(Self& self) {
   std::vector<std::pair<py::object, py::object>> forms;
@@ -170,9 +176,9 @@ void define_hooks(PySharded& module) {
       .def("reshard", &Self::reshard)
       .def("reset_iter_state", &Self::reset_iter_state)
       .def("before_apply", &Self::before_apply)
-      .def("applied", &Self::applied, py::arg("function") = py::none(), py::arg("of") = py::none())
-      .def("apply_failed", &Self::apply_failed)
-      .def("set_find_hooked", &Self::set_find_hooked)
+      .def("applied", &end_apply, py::arg("function") = py::none(), py::arg("of") = py::none())
+      .def("apply_failed", [](Self& self) { self.apply().give_up(self.params()); })
+      .def("set_find_hooked", [](Self& self, py::object find) { self.params().set_find_hooked(std::move(find)); })
       .def("set_post_optim_event", &Self::set_post_optim_event)
       .def("set_post_forward_mesh", [](Self& self, py::object mesh, int rank, int ranks) {
         self.params().set_post_forward_mesh({PyRef(std::move(mesh)), rank, ranks});

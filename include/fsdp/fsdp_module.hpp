@@ -27,11 +27,10 @@ enum class Recurse { kNo, kYes };
 
 /// The settings and controls of one sharded module, by FSDP2's names.
 ///
-/// A handle: copies control the same module, valid as long as the module lives. Not thread-safe: one thread per root, and one
-/// at a time on a communicator: roots of two threads have meshes over a communicator each, or all ranks throw ScheduleError. On
-/// a module without parameters of its own to shard, a call does nothing. Settings have to be the same on all ranks.
-/// A setting with `recurse` is also made on all sharded modules below, unless that is kNo.
-///
+/// A handle: copies control the same module, valid as long as the module lives. One thread per root, and one at a time on a
+/// communicator: roots of two threads have meshes over one each, or all ranks throw ScheduleError. On a module without
+/// parameters to shard a call does nothing. Settings have to be the same on all ranks. With `recurse` they are also made on all
+/// sharded modules below, unless that is kNo.
 /// FSDP2's register_fsdp_forward_method is not needed: any method of a module may be called.
 class FSDP_API FSDPModule {
  public:
@@ -93,8 +92,8 @@ class FSDP_API FSDPModule {
   /// use. The limit goes before prefetch lists and, where the order is not known, before reshard_after_forward = false. What
   /// one operator reads together, a user's hook beside its operator, or `unshard()` gathers is there whatever the limit.
   ///
-  /// Throws UsageError for less than the largest group. The next forward throws StateError, before it begins, if the groups
-  /// that have to stay by their options leave too little for the others.
+  /// Throws UsageError for less than the largest group. The next forward throws StateError, before it begins, if groups that stay
+  /// by their options leave too little.
   void set_unsharded_byte_budget(std::optional<int64_t> bytes);
   /// Gradients are divided by this factor. Default: the data-parallel size.
   void set_gradient_divide_factor(double factor);

@@ -67,10 +67,10 @@ TEST_CASE("a function of a user's on parameters brings them the mean of the rank
       for (int step = 0; step < 3; ++step) {
         for (auto* net : {&plain, &sharded}) (*net)->zero_grad();
         Tensor sum = torch::zeros({});
-        for (int of = 0; of < rank.world_size(); ++of) sum = sum + loss_of(which, plain, members(plain), batch(of, step));
-        (sum / rank.world_size()).backward();
+        for (int of = 0; of < world_size; ++of) sum = sum + loss_of(which, plain, members(plain), batch(of, step));
+        (sum / world_size).backward();
         const auto weights = on_members ? members(sharded) : registered(sharded);
-        loss_of(which, sharded, weights, batch(rank.rank(), step)).backward();
+        loss_of(which, sharded, weights, batch(rank.index(), step)).backward();
         const auto expected = plain->named_parameters();
         for (const auto& found : sharded->named_parameters()) {
           const auto& gradient = expected[found.key()].grad();

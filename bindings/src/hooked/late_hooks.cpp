@@ -7,7 +7,9 @@
 
 namespace fsdp::python {
 
-void take_late_hooks(const ShownParams& params, const py::object& find) {
+void take_late_hooks(const ShownParams& params) {
+  if (!params.find_hooked()) return;
+  const auto find = params.find_hooked().object();
   for (const auto& param : params.all()) {
     if (param->sharded().holds_subclass()) continue;
     const auto& entry = param->forms().entries().all().front();

@@ -41,7 +41,7 @@ void check_form(const ShownParam& param, const py::object& dtensor) {
   const bool is_alike = dtensor.attr("shape").equal(own.attr("shape")) &&
                         dtensor.attr("placements").equal(own.attr("placements")) &&
                         dtensor.attr("device_mesh").equal(own.attr("device_mesh")) &&
-                        has_gather_hooks(dtensor.attr("_local_tensor")) == param.sharded().holds_subclass();
+                        is_gathered_by_hooks(dtensor.attr("_local_tensor")) == param.sharded().holds_subclass();
   if (!is_alike)
     throw UsageError(fmt::format("parameter '{}' of a sharded module has been replaced by another DTensor than fully_shard "
                                  "made; expected {}, found {}. Redistribute it first; sizes are changed before fully_shard",

@@ -73,7 +73,7 @@ void ShardedModule::find_params() {
   params_.set(std::move(found));  // only now: nothing else keeps those that stay
   for (const auto& param : params_.all()) {
     param->set_user(weak_from_this());
-    param->follow_home();
+    follow_home(*param);
   }
 }
 
@@ -96,7 +96,7 @@ void ShardedModule::begin() {
   if (has_begun_ || params_.form() != Form::kSharded) return take_replaced();
   if (params_.are_replaced() && is_in_functional_call()) return;
   take_over_changed(handles::state(controls_).live_groups(), params_);
-  if (find_hooked_) take_late_hooks(params_, find_hooked_.object());
+  take_late_hooks(params_);
   has_begun_ = true;
 }
 
@@ -165,12 +165,6 @@ bool ShardedModule::run_with_full_parameters(const py::tuple& args) const {
   if (records_autograd(args) || !std::ranges::all_of(params_.all(), shows_full))
     context().step().check(StepEvent::kForwardBegins);
   return true;
-}
-
-/// Inside FullParameters there is nothing to take over: what the module shows is no sharded parameter.
-void ShardedModule::applied(const py::object& function, const py::object& of) {
-  if (std::ranges::none_of(params_.all(), shows_full))
-    apply_.end(handles::state(controls_).live_groups(), params_, function, of);
 }
 
 void ShardedModule::before_apply() {

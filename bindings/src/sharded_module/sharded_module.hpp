@@ -43,13 +43,11 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   void unshard();
   void unshard_done();
   void reshard();
-  /// Around nn.Module._apply, as ApplyCall says. Throws StateError inside FullParameters.
+  /// Begins `apply`. Throws StateError inside FullParameters.
   void before_apply();
-  void applied(const py::object& function, const py::object& of);
-  void apply_failed() { apply_.give_up(params_); }
+  /// nn.Module._apply that is under way.
+  ApplyCall& apply() { return apply_; }
   void reset_iter_state();
-  /// (the DTensor, its module's table, its name there) -> a HookedParameter, or None: see take_late_hooks.
-  void set_find_hooked(py::object find) { find_hooked_ = PyRef(std::move(find)); }
   /// The root's next forward waits for it first; None: for nothing.
   void set_post_optim_event(py::object event);
   /// Outside forward: parameters that are gathered and stay show unsharded, others sharded; and all their gradients.
@@ -80,7 +78,6 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   BoundaryCasts casts_;
   ShownParams params_;
   ApplyCall apply_;
-  PyRef find_hooked_;
   std::shared_ptr<RootFollower> follower_;  ///< a root's
   const RootContext* followed_ = nullptr;   ///< of the root when it was last looked for
   PostOptimEvent post_optim_event_;

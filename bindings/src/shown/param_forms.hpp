@@ -48,10 +48,6 @@ class ParamForms {
   bool is_replaced() const {
     return entries_.any_now([this](PyObject* now) { return !is_one(now) && is_parameter(now); });
   }
-  /// The sharded one has been replaced, and shows in all places where there is a parameter.
-  void show_replaced() const {
-    entries_.put_over(sharded_.parameter(), [](const PyObject* now) { return now != nullptr && now != Py_None; });
-  }
 
   void show_sharded() const;
   void show_unsharded() const;

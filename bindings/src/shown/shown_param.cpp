@@ -62,7 +62,7 @@ void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
 
 void ShownParam::replace_sharded(py::object dtensor) {
   sharded_.replace(std::move(dtensor));
-  forms_.show_replaced();
+  forms_.entries().put_over(sharded_.parameter(), [](const PyObject* now) { return now != nullptr && now != Py_None; });
   gradient_.follow_replaced();
 }
 
@@ -115,10 +115,6 @@ void ShownParam::point_home() {
   forms_.drop_post_forward();      // the unsharded parameter may have got another dtype or device
   gradient_.bring_back();
   gradient_.follow_home();
-}
-
-void ShownParam::follow_home() {
-  if (!sharded_.is_home()) point_home();
 }
 
 }  // namespace fsdp::python

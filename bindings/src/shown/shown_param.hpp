@@ -26,6 +26,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
 
   const ShardedDTensor& sharded() const { return sharded_; }
   const ParamForms& forms() const { return forms_; }
+  ParamForms& forms() { return forms_; }
   ShownGradient& gradient() { return gradient_; }
   const DTensorMaker& maker() const { return maker_; }
   void set_user(std::weak_ptr<ParamUser> user) { user_ = std::move(user); }
@@ -37,11 +38,6 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   void add_place(const Place& place);
   /// As shards of fewer ranks; a parameter that is not cut shows as it does outside.
   void show_post_forward(const PostForwardMesh& mesh);
-  /// The core has made the unsharded parameter an ordinary tensor, and `end_full`: has taken that back (FullParameters).
-  void show_full() { forms_.show_full(); }
-  void end_full() { forms_.end_full(); }
-  /// The mesh is another one from now on.
-  void drop_post_forward() { forms_.drop_post_forward(); }
   /// Another DTensor stands for it from now on, wherever one does. It may be another parameter's, too.
   void replace_sharded(py::object dtensor);
   /// Says whether its DTensor stands for another parameter, too; both have its values then.
@@ -62,8 +58,6 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
 
   /// The sharded parameter holds the values: the DTensor shows its memory again.
   void point_home();
-  /// The same if the sharded parameter lies in other memory now than when the DTensor was made.
-  void follow_home();
 
  private:
   ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded, std::unique_ptr<ComputeHandle> handle,
@@ -80,5 +74,10 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   std::weak_ptr<ParamUser> user_;
   const DTensorMaker& maker_;
 };
+
+/// Shows the sharded parameter's memory again if that is another one than when the DTensor was made.
+inline void follow_home(ShownParam& param) {
+  if (!param.sharded().is_home()) param.point_home();
+}
 
 }  // namespace fsdp::python

@@ -22,7 +22,7 @@ ShownParams::Form ShownParams::released_form() const {
 void ShownParams::set_post_forward_mesh(PostForwardMesh mesh) {
   if (form_ == Form::kPostForward) show_as(Form::kSharded);
   post_forward_mesh_ = std::move(mesh);
-  for (const auto& param : params_) param->drop_post_forward();
+  for (const auto& param : params_) param->forms().drop_post_forward();
 }
 
 bool ShownParams::have_hooks() const {

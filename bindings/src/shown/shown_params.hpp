@@ -27,6 +27,9 @@ class ShownParams {
   /// How they show in kPostForward; no mesh: as they do outside.
   void set_post_forward_mesh(PostForwardMesh mesh);
 
+  /// (the DTensor, its module's table, its name there) -> a HookedParameter, or None: see take_late_hooks. Null: there is none.
+  void set_find_hooked(py::object find) { find_hooked_ = PyRef(std::move(find)); }
+  const PyRef& find_hooked() const { return find_hooked_; }
   /// True if one of them is gathered by hooks of a user's.
   bool have_hooks() const;
   /// True if autograd would record what is computed from them.
@@ -46,6 +49,7 @@ class ShownParams {
   std::vector<std::shared_ptr<ShownParam>> params_;
   Form form_ = Form::kSharded;
   PostForwardMesh post_forward_mesh_;
+  PyRef find_hooked_;
 };
 
 }  // namespace fsdp::python

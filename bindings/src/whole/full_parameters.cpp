@@ -54,7 +54,7 @@ FullScope::FullScope(const py::handle& module, const FullParametersOptions& opti
   for (const auto& param : candidates)
     if (!full_before.contains(param.get()) && is_full(*param)) shown_.push_back(param);
   try {
-    for (const auto& param : shown_) param->show_full();
+    for (const auto& param : shown_) param->forms().show_full();
   } catch (...) {
     end();
     throw;
@@ -96,8 +96,8 @@ void FullScope::end() {
     scopes_.clear();
   }
   for (const auto& param : shown) {
-    param->end_full();
-    param->follow_home();
+    param->forms().end_full();
+    follow_home(*param);
     param->show_gradient();
   }
   if (!wrong.empty()) throw UsageError(wrong);
