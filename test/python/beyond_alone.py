@@ -91,7 +91,7 @@ def two_threads_that_use_one_process_group_at_once_are_refused_by_name(rank, ran
         begin.wait()
         try:
             take_steps(model)
-        except fsdp.CommError as error:
+        except RuntimeError as error:  # torch's, where it comes out of a backward
             errors.append(error)
 
     threads = [threading.Thread(target=train, args=(model,)) for model in (first, second)]

@@ -133,6 +133,7 @@ TEST_CASE("limit_all_gathers holds the host back, however slow ranks and collect
         }
         seen.gathered = rank.subjects_of("all_gather");
         seen.reduced = rank.subjects_of("reduce_scatter");
+        rank.check_equal(seen.started.size(), size_t{4}, "layers");
         std::lock_guard lock(mutex);
         by_limit[limited].push_back(std::move(seen));
       });

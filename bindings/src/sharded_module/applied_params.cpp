@@ -53,7 +53,7 @@ std::vector<size_t> members_of(const ParamGroup& group, const ShownParams& param
   return members;
 }
 
-Followed followed_by(const ParamGroup& group, const ShownParams& params, const Locals& locals) {
+Followed followed_by(const ParamGroup& group, const ShownParams& params, const Locals& locals, Changed changes) {
   Followed followed;
   const auto members = members_of(group, params);
   if (members.empty()) return followed;
@@ -68,6 +68,7 @@ Followed followed_by(const ParamGroup& group, const ShownParams& params, const L
     if (!has_rows(i)) continue;
     const auto own = home(i).scalar_type(), now = locals[i].scalar_type();
     if (at::isFloatingType(own) && at::isFloatingType(*followed.dtype) ? now == *followed.dtype : now == own) continue;
+    if (changes == Changed::kOneByOne && now == own) continue;
     throw StateError(fmt::format("{}: expected a tensor of dtype {}, found {}, while {}, of the same group, holds {}; the "
                                  "floating-point parameters of a group change their dtype together",
                                  full_name_of(*params.all()[*changed]), c10::toString(home(*changed).scalar_type()),
@@ -112,7 +113,8 @@ void take_values(const ShownParams& params, const Locals& locals) {
 
 /// Returns a parameter on meta where others of its call have been given memory: nothing is taken over then. `to_empty` goes
 /// from module to module, and each of several that share a group comes here: the group follows when the last one has memory.
-const ShownParam* take_over(const Groups& groups, const ShownParams& params, const std::vector<Replacement>& replacements) {
+const ShownParam* take_over(const Groups& groups, const ShownParams& params, const std::vector<Replacement>& replacements,
+                            Changed changes) {
   const c10::InferenceMode no_inference(false);  // whose tensors could be used in that mode alone
   at::NoGradGuard no_grad;
   const auto locals = locals_of(params, replacements);
@@ -120,7 +122,7 @@ const ShownParam* take_over(const Groups& groups, const ShownParams& params, con
   const bool are_partly_on_meta = on_meta != locals.end() && !std::ranges::all_of(locals, is_meta);
   std::vector<Followed> followed;
   if (!are_partly_on_meta)
-    for (const auto& group : groups) followed.push_back(followed_by(*group, params, locals));
+    for (const auto& group : groups) followed.push_back(followed_by(*group, params, locals, changes));
   for (const auto& [param, dtensor] : replacements) {
     param->sharded().take_over_grad_dtype();  // of the one that goes
     param->replace_sharded(dtensor.object());
@@ -144,8 +146,8 @@ void prepare_apply(const ShownParams& params) {
   }
 }
 
-void take_over_applied(const Groups& groups, const ShownParams& params) {
-  take_over(groups, params, find_replacements(params, Untied::kLeave));
+void take_over_applied(const Groups& groups, const ShownParams& params, Changed changes) {
+  take_over(groups, params, find_replacements(params, Untied::kLeave), changes);
 }
 
 void take_over_replaced(const Groups& groups, ShownParams& params) {
@@ -161,7 +163,7 @@ void take_over_changed(const Groups& groups, const ShownParams& params) {
   if (replacements.empty() &&
       std::ranges::none_of(params.all(), [](const auto& param) { return shows_other_memory(*param); }))
     return;
-  if (const auto* left = take_over(groups, params, replacements))
+  if (const auto* left = take_over(groups, params, replacements, Changed::kTogether))
     throw StateError(fmt::format("{}: is on the meta device, but other parameters of its group have been given memory; call "
                                  "to_empty(device=...) on its module, too, before using it",
                                  full_name_of(*left)));

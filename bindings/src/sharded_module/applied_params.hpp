@@ -18,11 +18,15 @@ using Groups = std::vector<std::shared_ptr<ParamGroup>>;
 /// has set is taken over.
 void prepare_apply(const ShownParams& params);
 
+/// Whether all floating-point parameters of a group have to have the same new dtype, or those that have none follow the others:
+/// `_apply` goes from module to module, and several may share a group.
+enum class Changed { kTogether, kOneByOne };
+
 /// After it, or after load_state_dict: the groups have the new values, device and dtype, and the DTensors show their memory.
 /// Ties that hold different parameters are left as they are: they may be tied anew before a use. Throws TypeError where no
 /// DTensor stands any more, ValueError for one of another form, StateError where only some of a group's dtypes have changed;
 /// nothing has changed then.
-void take_over_applied(const Groups& groups, const ShownParams& params);
+void take_over_applied(const Groups& groups, const ShownParams& params, Changed changed = Changed::kTogether);
 
 /// The same before a use, where users have put other parameters in the place of sharded ones, or `_apply` on a module below
 /// has put other memory behind a DTensor; else nothing. Throws StateError also where that leaves some of a group without

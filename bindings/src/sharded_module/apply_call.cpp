@@ -72,7 +72,7 @@ void ApplyCall::end(const Groups& groups, const ShownParams& params, const py::o
     return;
   }
   const auto gradients = apply_to_gradients(params, function, of);
-  take_over_applied(groups, params);
+  take_over_applied(groups, params, function.is_none() ? Changed::kTogether : Changed::kOneByOne);
   copy_values(gradients);
   for (const auto& param : params.all()) param->gradient().bring_back();  // of a group that has no memory yet, say
   depth_ = 0;

@@ -99,7 +99,8 @@ class Hooks final : public Interface {
     const torch::NoGradGuard no_grad;
     const c10::Storage before = found->param().sharded_param().storage();
     next_.set_data(target, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
-    ShardStorage::leave_to_aliases(before);
+    if (before.unsafeGetStorageImpl() != found->param().sharded_param().storage().unsafeGetStorageImpl())
+      ShardStorage::leave_to_aliases(before);
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;
     std::lock_guard lock(port.root()->mutex());
