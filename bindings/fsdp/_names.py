@@ -68,7 +68,7 @@ class Members:
         if name is not None:
             return (f"the optimizer holds parameter {name!r} as it was before fully_shard, and does not train it; build the "
                     "optimizer behind fully_shard, from model.parameters()")
-        return (f"the optimizer holds an ordinary tensor of sizes {sizes} that is no parameter of the module; build the "
+        return (f"the optimizer holds an ordinary tensor of sizes {sizes}, which is not the module's; build the "
                 "optimizer behind fully_shard, from model.parameters()")
 
     def _name_before(self, parameter):

@@ -13,9 +13,10 @@ _LIBRARIES = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (
 
 def of_thread(ident: int) -> str:
     """"in full_tensor, called at train.py:33": what the program called, and where; "" for a thread that runs no Python."""
-    frame, called = sys._current_frames().get(ident), None
+    frame, called = sys._current_frames().get(ident), ""
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame, called = frame.f_back, frame.f_code.co_name
+        called = frame.f_code.co_name
+        frame = frame.f_back
     if frame is None:
         return ""
     place = f"at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
