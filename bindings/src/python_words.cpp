@@ -23,6 +23,8 @@ constexpr std::array kPhrases = {
     Phrase{"add fsdp::initializer<Class>(function) for these classes to InitOptions::initializers",
            "add fsdp.initializer(Class, function) for these classes to the argument initializers"},
     Phrase{"fsdp::to_empty", "module.to_empty"},
+    Phrase{"fsdp::full_tensor(parameter)", "parameter.full_tensor()"},
+    Phrase{"fsdp::to_local(fsdp::sharded(parameter))", "parameter.to_local()"},
     Phrase{"fsdp::to_local(tensor)", "tensor.to_local()"},
     Phrase{"fsdp::to_local(parameter)", "parameter.to_local()"},
     Phrase{"fsdp::full_tensor(tensor)", "tensor.full_tensor()"},
