@@ -93,8 +93,8 @@ void take_over_ties(const std::vector<WalkedModule>& modules) {
       owner->add_registration(*found->group, std::move(place));
       table[slot].value() = found->param().registered_param();
       warn_once(fmt::format("'{}' was registered after fully_shard with the tensor of '{}', and is one parameter with it from "
-                            "now on. An optimizer that was built in between steps two: register it before fully_shard, or as "
-                            "fsdp::sharded(tensor)",
+                            "now on. An optimizer that was built in between steps two: register it before fully_shard, or register "
+                            "what parameters() gives for it",
                             table[slot].key(), found->param().name()));
     }
   }
