@@ -73,7 +73,7 @@ void refuse(const InStorage& one, const InStorage& other) {
       *one.name, *other.name);
   if (one.is_python || other.is_python) return warn_once(text + "; hold one parameter in both places");
   throw UsageError("fully_shard: " + text +
-                   ". Let both places hold one tensor (head->weight = embedding->weight), or give one of them a copy (clone)");
+                   ". Let both places hold one tensor, or give one of them a copy (clone)");
 }
 
 }  // namespace
