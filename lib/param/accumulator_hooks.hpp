@@ -9,11 +9,11 @@
 namespace fsdp {
 
 /// Note [Hooks of gradient accumulators]
-/// A user may hang hooks on the node that accumulates a parameter's gradient: an optimizer in backward, a reducer of his own. In plain
-/// LibTorch the last of them run when the gradient is on the parameter. Here autograd has a node of the unsharded tensor alone, and
-/// what that accumulates is of one rank: the parameter's gradient comes later. So hooks behind that node are taken off while autograd
-/// runs it and put back when they have run, behind the reduction. One that LibTorch has made for the DTensor, which autograd never
-/// runs, has its hooks run there, too.
+/// A user may hang hooks on the node that accumulates a parameter's gradient: an optimizer in backward, a reducer of his own.
+/// In plain LibTorch the last of them run when the gradient is on the parameter. Here autograd has a node of the unsharded
+/// tensor alone, and what that accumulates is of one rank: the parameter's gradient comes later. So hooks behind that node are
+/// taken off while autograd runs it and put back when they have run, behind the reduction. One that LibTorch has made for the
+/// DTensor, which autograd never runs, has its hooks run there, too.
 
 /// Those of one parameter. Not thread-safe: as its tensors.
 class AccumulatorHooks {

@@ -12,9 +12,9 @@
 
 namespace fsdp {
 
-/// One parameter with its tensors (Note [One parameter, three tensors]): the *unsharded parameter*, which the module's member holds and `forward` reads, and
-/// the *sharded parameter*, which `parameters()` and the optimizer see. What concerns one of them is a function of it;
-/// what keeps the two in step is here.
+/// One parameter with its tensors (Note [One parameter, three tensors]): the *unsharded parameter*, which the module's member
+/// holds and `forward` reads, and the *sharded parameter*, which `parameters()` and the optimizer see. What concerns one of
+/// them is a function of it; what keeps the two in step is here.
 ///
 /// It keeps neither alive. The module keeps the sharded parameter, as before; the sharded parameter keeps the unsharded
 /// one (a ParameterList has no member that would); the unsharded parameter's storage keeps the group. Not thread-safe: its
@@ -56,8 +56,8 @@ struct FSDPParam {
   void sync_version() {
     if (sharded.see_version()) unsharded.bump_version();
   }
-  /// An operator has written the sharded parameter. The unsharded parameter's version follows at once: what autograd has saved is
-  /// compared before any operator asks for a gather.
+  /// An operator has written the sharded parameter. The unsharded parameter's version follows at once: what autograd has saved
+  /// is compared before any operator asks for a gather.
   void note_write() {
     if (sharded.note_write()) unsharded.bump_version();
   }

@@ -47,7 +47,8 @@ void LeftStorages::mark(const Left& left, const std::string& name, Reads reads) 
   if (!storage) return;
   auto text = fmt::format(
       "fsdp: this tensor shows the memory that parameter '{}' had before fully_shard: it is a view of it, an alias (detach, "
-      "data, set_data), or was saved by autograd. The parameter has other memory now, so the two would part. Make the tensor anew "
+      "data, set_data), or was saved by autograd. The parameter has other memory now, so the two would part. Make the tensor "
+      "anew "
       "from the parameter, or run forward again; or give it memory of its own (clone) before fully_shard",
       name);
   storage->set_allocator(&left_mark());

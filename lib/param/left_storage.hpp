@@ -8,8 +8,8 @@
 
 namespace fsdp {
 
-/// The memory that parameters had before fully_shard, and that other tensors still show: views, aliases (detach, data, set_data),
-/// what autograd has saved. It is not kept alive.
+/// The memory that parameters had before fully_shard, and that other tensors still show: views, aliases (detach, data,
+/// set_data), what autograd has saved. It is not kept alive.
 ///
 /// Where it was the parameter's alone, whatever else shows it is the parameter to the plain program, and goes on with values
 /// that are not the parameter's once that is written. So it is closed: whoever reads it gets an error that names the

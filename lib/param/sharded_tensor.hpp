@@ -13,8 +13,9 @@
 
 namespace fsdp {
 
-/// This rank's rows of a parameter, in the original dtype, on top of the group's shard, and the gradient that the user is to see of
-/// them. `parameters()` and the optimizer see it as a DTensor around it, or itself (ParamSpec::dtensor): what is registered.
+/// This rank's rows of a parameter, in the original dtype, on top of the group's shard, and the gradient that the user is to
+/// see of them. `parameters()` and the optimizer see it as a DTensor around it, or itself (ParamSpec::dtensor): what is
+/// registered.
 ///
 /// Does not keep what is registered alive: the module does, as before fully_shard. Not thread-safe: its group's lock guards it.
 class ShardedTensor {

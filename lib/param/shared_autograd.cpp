@@ -79,7 +79,9 @@ void SharedAutograd::join(const at::Tensor& tensor, Side side) {
   sides_[static_cast<size_t>(side)] = meta;
 }
 
-void SharedAutograd::join_piece(const at::Tensor& local) { replace_meta(local, std::make_unique<PieceMeta>(shared_from_this())); }
+void SharedAutograd::join_piece(const at::Tensor& local) {
+  replace_meta(local, std::make_unique<PieceMeta>(shared_from_this()));
+}
 
 at::Tensor& SharedAutograd::dtensor_grad() {
   if (!has_piece_) return dtensor_grad_;
@@ -95,8 +97,8 @@ at::Tensor& SharedAutograd::dtensor_grad() {
   return dtensor_grad_ = make_dtensor(std::move(value), std::move(storage));
 }
 
-/// What the user has assigned may be of any kind: the whole, this rank's rows, a DTensor placed in another way. Of any other sizes it
-/// is refused where gradients are added to it.
+/// What the user has assigned may be of any kind: the whole, this rank's rows, a DTensor placed in another way. Of any other
+/// sizes it is refused where gradients are added to it.
 at::Tensor& SharedAutograd::piece_grad() {
   if (has_piece_) return piece_grad_;
   has_piece_ = true;
@@ -115,18 +117,11 @@ at::Tensor& SharedAutograd::piece_grad() {
   return piece_grad_;
 }
 
-/// LibTorch sets requires_grad as a field of a tensor's metadata, past every virtual function, and reads it through one: so whichever
-/// side differs from what was known has been changed.
-bool SharedAutograd::requires_grad() {
-  for (const auto* side : sides_) {
-    if (side == nullptr || side->requires_grad_ == requires_grad_) continue;
-    requires_grad_ = side->requires_grad_;
-    ++toggles_;
-    for (auto* other : sides_)
-      if (other != nullptr) other->requires_grad_ = requires_grad_;
-    break;
-  }
-  return requires_grad_;
+void SharedAutograd::toggle_requires_grad() {
+  requires_grad_ = !requires_grad_;
+  ++toggles_;
+  for (auto* side : sides_)
+    if (side != nullptr) side->requires_grad_ = requires_grad_;
 }
 
 void SharedAutograd::join_accumulators() {
@@ -146,14 +141,17 @@ AccumulatorHooks& SharedAutograd::accumulator_hooks() {
 /// Whoever looks for hooks asks the DTensor's metadata whether there is an accumulator.
 void SharedAutograd::defer_accumulator_hooks() {
   join_accumulators();
-  if (const auto* unsharded = sides_[static_cast<size_t>(Side::kUnsharded)]) accumulator_hooks_.defer(unsharded->grad_accumulator_);
+  if (const auto* unsharded = sides_[static_cast<size_t>(Side::kUnsharded)])
+    accumulator_hooks_.defer(unsharded->grad_accumulator_);
 }
 
 namespace {
 
+/// By the address of its type's description: the type is this file's alone, so there is one. Names would be compared letter by
+/// letter.
 JointMeta* joint_meta(const c10::TensorImpl& tensor) {
   auto* meta = tensor.autograd_meta();
-  return meta != nullptr && typeid(*meta) == typeid(JointMeta) ? static_cast<JointMeta*>(meta) : nullptr;
+  return meta != nullptr && &typeid(*meta) == &typeid(JointMeta) ? static_cast<JointMeta*>(meta) : nullptr;
 }
 
 }  // namespace

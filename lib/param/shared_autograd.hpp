@@ -15,12 +15,12 @@ namespace fsdp {
 
 /// Note [One parameter, three tensors]
 /// A parameter that is registered as a DTensor has three: the unsharded tensor, which the module's member holds and autograd
-/// records, the DTensor, which `parameters()` gives, and the piece inside that, which the runtime works with. To a user the first two
-/// are one parameter: one gradient, a DTensor, and one requires_grad. So they have autograd metadata of a kind that asks here
-/// instead of having fields of its own. The piece's gradient is the runtime's: an ordinary tensor, the piece of the same gradient. A
-/// change on either side shows on the other when that is asked the next time. Once a user has asked, the DTensor alone holds the
-/// memory: it goes as soon as he resets the gradient. The whole gradient of one rank, which
-/// autograd accumulates on the unsharded tensor, is nobody's but the runtime's: `accumulated_grad`.
+/// records, the DTensor, which `parameters()` gives, and the piece inside that, which the runtime works with. To a user the
+/// first two are one parameter: one gradient, a DTensor, and one requires_grad. So they have autograd metadata of a kind that
+/// asks here instead of having fields of its own. The piece's gradient is the runtime's: an ordinary tensor, the piece of the
+/// same gradient. A change on either side shows on the other when that is asked the next time. Once a user has asked, the
+/// DTensor alone holds the memory: it goes as soon as he resets the gradient. The whole gradient of one rank, which autograd
+/// accumulates on the unsharded tensor, is nobody's but the runtime's: `accumulated_grad`.
 
 /// What a parameter's tensors have in common. They keep it alive. Not thread-safe: as the tensors themselves.
 class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
@@ -46,11 +46,20 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   /// Either reference is good until the other side is asked.
   at::Tensor& dtensor_grad();
   at::Tensor& piece_grad();
-  bool requires_grad();
+  /// LibTorch sets requires_grad as a field of a tensor's metadata, past every virtual function, and reads it through one: so
+  /// whichever side differs from what was known has been changed.
+  bool requires_grad() {
+    for (const auto* side : sides_)
+      if (side != nullptr && side->requires_grad_ != requires_grad_) [[unlikely]] {
+        toggle_requires_grad();
+        break;
+      }
+    return requires_grad_;
+  }
   /// `requires_grad`, and whether it has been changed since this was asked last.
   bool see_requires_grad() {
     requires_grad();
-    return std::exchange(toggles_, 0) != 0;
+    return toggles_ != 0 && std::exchange(toggles_, 0) != 0;
   }
   /// What leads to the DTensor leads to the unsharded tensor, as far as that is led to.
   void join_accumulators();
@@ -66,6 +75,8 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   void defer_accumulator_hooks();
 
  private:
+  void toggle_requires_grad();
+
   DTensorSpec::Ptr spec_;
   KeptStorage gradient_storage_;
   at::Tensor dtensor_grad_, piece_grad_;  // one of them at a time: whoever drops it frees the memory

@@ -15,7 +15,7 @@ bool Scheduler::is_used_again(int group) const {
 /// By its options, which the plan knows: a group is there for nothing behind its last use in backward.
 bool Scheduler::is_told_to_stay(int group) const {
   const auto& facts = groups_[group].facts;
-  if (follows_plan()) {
+  if (follows_plan()) [[unlikely]] {
     if (!facts.reshards_after_backward)  // its room is taken for good
       return orders_.is_backward() || facts.is_after_forward_unset || !facts.reshards_after_forward;
     return !facts.is_after_forward_unset && !facts.reshards_after_forward && (orders_.is_forward() || is_used_again(group));

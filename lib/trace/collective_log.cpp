@@ -40,9 +40,8 @@ void CollectiveLog::count_between(std::shared_ptr<GroupPlace> group) {
   if (counted_) counted_before_ = counted_->awaited().count();
 }
 
-/// For the entry that is about to be noted.
+/// For the entry that is about to be noted. There is a group to count of.
 uint64_t CollectiveLog::take_between() {
-  if (!counted_) return 0;
   const uint64_t count = counted_->awaited().count();
   const uint64_t between = count - std::exchange(counted_before_, count);
   if (between == 0) return 0;
@@ -54,7 +53,7 @@ uint64_t CollectiveLog::take_between() {
 
 void CollectiveLog::note(const CollectiveEntry& entry) {
   std::lock_guard lock(mutex_);
-  const uint64_t between = take_between();
+  const uint64_t between = counted_ ? take_between() : 0;
   uint64_t hash = mixed_hash(subjects_[static_cast<size_t>(entry.group)].hash,
                         static_cast<uint64_t>(entry.operation) << 32 |
                             static_cast<uint64_t>(entry.dtype) << 24 |

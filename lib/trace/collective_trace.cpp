@@ -161,13 +161,6 @@ void CollectiveTrace::note_first_values(std::vector<FirstValuesOfGroup> all) {
   }
 }
 
-void CollectiveTrace::enter_channel(Operation operation, const GroupIdentity& group, InCollective& inside) {
-  auto [place, conflict, comm] = channels_.enter(operation, group);
-  if (conflict) [[unlikely]]
-    refuse_two_threads(*comm, *conflict);
-  inside.hold(std::move(place));
-}
-
 void CollectiveTrace::begin(const CollectiveCall& call, InCollective& inside) {
   if (recorder_) [[unlikely]]
     recorder_->begin_collective({.name = names_of(call.operation).plain,
@@ -184,8 +177,7 @@ void CollectiveTrace::begin(const CollectiveCall& call, InCollective& inside) {
     (*watch_)->check();
     (*watch_)->add(call.comm);
   }
-  channels_.note(call.operation, call.group, call.comm);
-  enter_channel(call.operation, call.group, inside);
+  inside.enter(channels_.launches(call.operation, call.group, call.comm), call.operation, call.group);
   const bool is_apart = is_apart_[static_cast<size_t>(call.group.id)];
   log_->note({.operation = call.operation,
               .dtype = call.dtype,
@@ -219,7 +211,7 @@ void CollectiveTrace::wait(Operation operation, const GroupIdentity& group, cons
     if (watch_) (*watch_)->enter(operation, group.id);
     const WaitClock clock(meter_);
     try {
-      enter_channel(operation, group, inside);
+      if (const auto* channel = channels_.of(operation, group)) inside.enter(*channel, operation, group);
       work->wait();
     } catch (const CommError& error) {
       explain(error);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/watch/thread_in_group.hpp"
 #include "fsdp/communicator.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/schedule_check_options.hpp"
@@ -100,7 +101,6 @@ class CollectiveTrace {
   class InCollective;
   void begin(const CollectiveCall& call, InCollective& inside);
   void compare_entry(const CollectiveCall& call);
-  void enter_channel(Operation operation, const GroupIdentity& group, InCollective& inside);
   void leave() noexcept;
   void show_use(const GroupIdentity* group);
   void start_watch(const CollectiveCall& call);
@@ -152,19 +152,18 @@ class Range {
 class CollectiveTrace::InCollective {
  public:
   explicit InCollective(CollectiveTrace& trace) : trace_(trace) {}
-  ~InCollective() {
-    if (place_) place_->threads().leave();
-    trace_.leave();
-  }
+  ~InCollective() { trace_.leave(); }
   InCollective(const InCollective&) = delete;
   InCollective& operator=(const InCollective&) = delete;
 
-  /// From now on this thread is in the communicator.
-  void hold(std::shared_ptr<GroupPlace> place) { place_ = std::move(place); }
+  /// From now on this thread is in the communicator. Throws ScheduleError where another one is.
+  void enter(const GroupChannels::Channel& channel, Operation operation, const GroupIdentity& group) {
+    if (channel.place) thread_.emplace(*channel.comm, channel.place, OneThread::Use{names_of(operation).plain, group.name});
+  }
 
  private:
   CollectiveTrace& trace_;
-  std::shared_ptr<GroupPlace> place_;
+  std::optional<ThreadInGroup> thread_;
 };
 
 template <class Start>

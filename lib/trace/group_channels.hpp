@@ -2,8 +2,6 @@
 
 #include <array>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "comm/watch/group_place.hpp"
@@ -13,25 +11,31 @@
 
 namespace fsdp {
 
-/// The communicators that groups launch on, each for one thread at a time. Not thread-safe.
+/// On which communicator a group has launched an operation last: that is where it waits, too. Not thread-safe.
 class GroupChannels {
  public:
-  /// The group is about to launch the operation there.
-  void note(Operation operation, const GroupIdentity& group, Communicator& comm);
-
-  struct Entry {
-    std::shared_ptr<GroupPlace> place = nullptr;    ///< to be left; null: nothing was entered
-    std::optional<std::string> conflict = {};  ///< another thread is there
-    Communicator* comm = nullptr;                ///< which that is
+  struct Channel {
+    Communicator* comm = nullptr;                 ///< alive while the group launches or waits there
+    std::shared_ptr<GroupPlace> place = nullptr;  ///< null: none is kept for it
   };
-  /// This thread goes into the communicator that the operation was launched on last, to launch or to wait.
-  Entry enter(Operation operation, const GroupIdentity& group) const;
+
+  /// The group is about to launch the operation on `comm`.
+  const Channel& launches(Operation operation, const GroupIdentity& group, Communicator& comm) {
+    const auto id = static_cast<size_t>(group.id);
+    if (id >= channels_.size()) [[unlikely]]
+      channels_.resize(id + 1);
+    auto& channel = channels_[id][static_cast<size_t>(operation)];
+    if (channel.comm != &comm) [[unlikely]]
+      channel = {&comm, place_of(comm)};
+    return channel;
+  }
+  /// Null: it has launched nothing yet.
+  const Channel* of(Operation operation, const GroupIdentity& group) const {
+    const auto id = static_cast<size_t>(group.id);
+    return id < channels_.size() ? &channels_[id][static_cast<size_t>(operation)] : nullptr;
+  }
 
  private:
-  struct Channel {
-    Communicator* comm = nullptr;                 // alive while the group launches or waits there
-    std::shared_ptr<GroupPlace> place = nullptr;  // null: none is kept for it
-  };
   std::vector<std::array<Channel, 3>> channels_;  // by group and operation
 };
 

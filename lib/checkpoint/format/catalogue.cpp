@@ -1,5 +1,7 @@
 #include "checkpoint/format/catalogue.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -120,7 +122,7 @@ Catalogue read_catalogue(const std::string& given_path, bool verifies, bool foll
   }
   Reading reading(path, verifies, follow_symlinks);
   if (is_checkpoint(path)) return reading.checkpoint();
-  const auto index = index_file_of(kModel), whole = std::string(kModel) + ".safetensors";
+  const auto index = index_file_of(kModel), whole = fmt::format("{}.safetensors", kModel);
   if (fs::exists(fs::symlink_status(fs::path(path) / index, error))) return reading.indexed(index);
   require_checkpoint(fs::exists(fs::symlink_status(fs::path(path) / whole, error)),
                      "{}: is no checkpoint: it has neither {} nor {} nor {}", path, kManifestFile, index, whole);

@@ -12,6 +12,7 @@
 #include "comm/watch/group_place.hpp"
 #include "comm/watch/rank_lines.hpp"
 #include "comm/watch/rank_watch.hpp"
+#include "comm/watch/thread_in_group.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp {
@@ -19,20 +20,6 @@ namespace fsdp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// One collective under way: this thread is in its communicator.
-class ThreadInGroup {
- public:
-  ThreadInGroup(Communicator& group, GroupPlace& place, const OneThread::Use& use) : threads_(place.threads()) {
-    if (const auto conflict = threads_.enter(use)) refuse_two_threads(group, *conflict);
-  }
-  ~ThreadInGroup() { threads_.leave(); }
-  ThreadInGroup(const ThreadInGroup&) = delete;
-  ThreadInGroup& operator=(const ThreadInGroup&) = delete;
-
- private:
-  OneThread& threads_;
-};
 
 /// Tells the other ranks of an awaited collective that takes long, and asks them what they do.
 class AwaitedWait {
@@ -101,7 +88,8 @@ class AwaitedWait {
       lines.add(rank == own_ ? "waits for " + call_.text : what_does(rank, newest), rank);
     const std::chrono::duration<double> waited = Clock::now() - begin_;
     const auto text = fmt::format(
-        "{} is late: rank {} has waited {:.1f} s for it. All ranks of group '{}' have to make the call that it belongs to. What "
+        "{} is late: rank {} has waited {:.1f} s for it. All ranks of group '{}' have to make the call that it belongs to. "
+        "What "
         "the ranks do:{}",
         call_.text, own_, waited.count(), group_.name(), lines.text());
     board_.post(key("report"), text);
@@ -132,7 +120,7 @@ template <class Start>
 void run(Communicator& group, const OneThread::Use& use, const Start& start) {
   const auto place = group.size() == 1 ? nullptr : place_of(group);
   if (!place) return start()->wait();
-  const ThreadInGroup inside(group, *place, use);
+  const ThreadInGroup inside(group, place, use);
   if (!notice_board_of(group) || !environment::checks_schedule()) return start()->wait();
   AwaitedWait awaited(group, *place, use);
   try {

@@ -30,5 +30,4 @@ class OneThread {
   Use use_ = {};   // its outermost one
 };
 
-
 }  // namespace fsdp
