@@ -63,13 +63,10 @@ void follow_modes(const std::shared_ptr<ModuleState>& state) {
 
 /// To the device, and in the policy's dtype where it is not exempt from that.
 void move_buffers(const ManagedStates& states, ModuleState& state, c10::Device device) {
-  const auto& exempt = states.exempt_buffers;
+  std::vector<at::Tensor> exempt, others;
+  for (const auto& buffer : states.buffers) (buffer.is_exempt ? exempt : others).push_back(buffer.tensor);
   ModulePrecision(MixedPrecisionPolicy(), {}).move_buffers(exempt, device);
-  auto buffers = states.buffers;
-  std::erase_if(buffers, [&](const at::Tensor& buffer) {
-    return std::ranges::any_of(exempt, [&](const at::Tensor& other) { return other.is_same(buffer); });
-  });
-  state.precision().move_buffers(buffers, device);
+  state.precision().move_buffers(others, device);
 }
 
 /// Python changes no mirrors of its modules.
@@ -92,10 +89,11 @@ void take_over_ties(const std::vector<WalkedModule>& modules) {
       place.param = found->index;
       owner->add_registration(*found->group, std::move(place));
       table[slot].value() = found->param().registered_param();
-      warn_once(fmt::format("'{}' was registered after fully_shard with the tensor of '{}', and is one parameter with it from "
-                            "now on. An optimizer that was built in between steps two: register it before fully_shard, or register "
-                            "what parameters() gives for it",
-                            table[slot].key(), found->param().name()));
+      warn_once(
+          fmt::format("'{}' was registered after fully_shard with the tensor of '{}', and is one parameter with it from "
+                      "now on. An optimizer that was built in between steps two: register it before fully_shard, or register "
+                      "what parameters() gives for it",
+                      table[slot].key(), found->param().name()));
     }
   }
 }
@@ -115,8 +113,9 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested, const
   auto prepared = prepare(requested, with_environment(options), like);
   const auto& info = prepared.request.mesh_info;
   const auto device = info.mesh.device();
-  info_once("parameters() of a sharded module are DTensors: sizes, numel and grad mean the whole parameter; this rank's part is "
-            "fsdp::to_local(parameter)");
+  info_once(
+      "parameters() of a sharded module are DTensors: sizes, numel and grad mean the whole parameter; this rank's part is "
+      "fsdp::to_local(parameter)");
   if (info.data_parallel_size() == 1) warn_once("one rank: nothing is communicated, copied or released");
   auto context = attach_groups(prepared);
   const auto state = std::make_shared<ModuleState>(std::move(prepared.request), std::move(prepared.units),

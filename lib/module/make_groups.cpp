@@ -84,7 +84,8 @@ std::shared_ptr<ParamGroup> cut_to_follow(const ModuleState* like, const MeshInf
   auto group = like != nullptr ? find_group(like->groups(), info) : nullptr;
   if (!group || group->params().size() != params.size()) return nullptr;
   for (size_t i = 0; i < params.size(); ++i)
-    if (group->params()[i].has_moved_away || params[i].unsharded_param.sizes() != c10::IntArrayRef(group->params()[i].spec.sizes()))
+    if (group->params()[i].has_moved_away ||
+        params[i].unsharded_param.sizes() != c10::IntArrayRef(group->params()[i].spec.sizes()))
       return nullptr;
   return group;
 }

@@ -55,11 +55,8 @@ ManagedStates collect_states(const ModuleWalk& walk, c10::Device device) {
       states.params[found->second].registrations.push_back(std::move(place));
     }
     for (const auto& buffer : walked.module->named_buffers(/*recurse=*/false))
-      if (buffer.value().defined() && known_buffers.insert(buffer.value().unsafeGetTensorImpl()).second) {
-        states.buffers.push_back(buffer.value());
-        if (walked.is_exempt) states.exempt_buffers.push_back(buffer.value());
-        states.buffer_names.push_back(join_path(walked.path, buffer.key()));
-      }
+      if (buffer.value().defined() && known_buffers.insert(buffer.value().unsafeGetTensorImpl()).second)
+        states.buffers.push_back({buffer.value(), join_path(walked.path, buffer.key()), walked.is_exempt});
   }
   return states;
 }

@@ -21,13 +21,17 @@ struct ManagedParam {
   std::optional<TiedSource> tied = {};  ///< by a sharded module below, which is to give it up
 };
 
+struct ManagedBuffer {
+  at::Tensor tensor;
+  std::string name;        ///< as a parameter's
+  bool is_exempt = false;  ///< buffer_dtype is not for it
+};
+
 /// The states of the managed modules, each tensor once, without what is ignored.
 struct ManagedStates {
   std::vector<ManagedParam> params;
   std::vector<SharedEntry> shared;  ///< entries that hold another group's unsharded parameter
-  std::vector<at::Tensor> buffers;
-  std::vector<at::Tensor> exempt_buffers;   ///< those of them that buffer_dtype is not for
-  std::vector<std::string> buffer_names;  ///< as the parameters' names
+  std::vector<ManagedBuffer> buffers;
 };
 
 /// Changes nothing. Throws UsageError for a parameter that another group has sharded already (fully_shard

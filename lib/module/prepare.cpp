@@ -108,12 +108,8 @@ void leave_out_known(const ModuleState& state, ModuleWalk& walk, ManagedStates& 
   for (const auto& walked : walk.managed)
     if (state.watch().knows(*walked.module))
       for (const auto& buffer : walked.module->buffers(/*recurse=*/false)) known.insert(buffer.unsafeGetTensorImpl());
-  std::erase_if(states.exempt_buffers, [&](const at::Tensor& buffer) { return known.contains(buffer.unsafeGetTensorImpl()); });
-  for (size_t i = states.buffers.size(); i-- > 0;) {
-    if (!known.contains(states.buffers[i].unsafeGetTensorImpl())) continue;
-    states.buffers.erase(states.buffers.begin() + static_cast<std::ptrdiff_t>(i));
-    states.buffer_names.erase(states.buffer_names.begin() + static_cast<std::ptrdiff_t>(i));
-  }
+  std::erase_if(states.buffers,
+                [&](const ManagedBuffer& buffer) { return known.contains(buffer.tensor.unsafeGetTensorImpl()); });
 }
 
 void ignore_sharded(ModuleWalk& walk) {

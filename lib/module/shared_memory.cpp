@@ -78,7 +78,8 @@ void refuse(const InStorage& one, const InStorage& other) {
 
 }  // namespace
 
-void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamPlace>& places, const FullyShardOptions& options) {
+void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamPlace>& places,
+                          const FullyShardOptions& options) {
   ByStorage all;
   for (size_t i = 0; i < states.params.size(); ++i) {
     const auto& param = states.params[i];
@@ -86,7 +87,7 @@ void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamPl
     const bool is_python = dynamic_cast<const ShowsOwnParameters*>(param.registrations.front().module) != nullptr;
     add(all, {param.unsharded_param, &param.name, leaves_its_memory(param.unsharded_param, places[i], options), is_python});
   }
-  for (size_t i = 0; i < states.buffers.size(); ++i) add(all, {states.buffers[i], &states.buffer_names[i], /*leaves=*/false});
+  for (const auto& buffer : states.buffers) add(all, {buffer.tensor, &buffer.name, /*leaves=*/false});
   const at::NoGradGuard no_grad;
   for (auto& [storage, tensors] : all) {
     std::ranges::stable_sort(tensors, {}, &InStorage::begin);

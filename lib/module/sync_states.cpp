@@ -77,8 +77,7 @@ std::vector<std::string> describe(const ManagedStates& states, std::span<const P
     const auto more = describe(states, group);
     lines.insert(lines.end(), more.begin(), more.end());
   }
-  for (size_t i = 0; i < states.buffers.size(); ++i)
-    lines.push_back(describe(states.buffer_names[i], states.buffers[i]));
+  for (const auto& buffer : states.buffers) lines.push_back(describe(buffer.name, buffer.tensor));
   return lines;
 }
 
@@ -157,11 +156,11 @@ void check_source(const ManagedStates& states, std::span<const PreparedGroup> gr
               "the others; give it values there, or leave sync_from_rank0 out and use fsdp::materialize",
               states.params[i].name);
   if (!is_first_rank(info.mesh)) return;
-  for (size_t i = 0; i < states.buffers.size(); ++i)
-    require(!states.buffers[i].is_meta(),
+  for (const auto& buffer : states.buffers)
+    require(!buffer.tensor.is_meta(),
             "{}: this buffer is on the meta device on the first rank, whose values sync_from_rank0 "
             "would give to the others; give it values there",
-            states.buffer_names[i]);
+            buffer.name);
 }
 
 namespace {
@@ -268,13 +267,13 @@ void send_states(const ManagedStates& states, std::span<const PreparedGroup> gro
   if (info.data_parallel_size() == 1) return;
   std::vector<std::pair<at::Tensor, at::Tensor>> received;
   std::vector<at::Tensor> marked;
-  for (const auto& buffer : states.buffers) {
+  for (const auto& [buffer, name, is_exempt] : states.buffers) {
     if (was_sent(buffer)) continue;
     marked.push_back(buffer);
     if (buffer.numel() == 0 && buffer.is_meta())
       received.emplace_back(buffer,
                             at::empty(buffer.sizes(), buffer.options().device(info.mesh.device())));
-    all.push_back({buffer, [&, buffer](const at::Tensor& whole) {
+    all.push_back({buffer, [&, buffer = buffer](const at::Tensor& whole) {
                      received.emplace_back(buffer, whole.clone());
                    }});
   }

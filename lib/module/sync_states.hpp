@@ -26,7 +26,7 @@ void agree_on_states(const ManagedStates& states, std::span<const PreparedGroup>
 void check_source(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info);
 
 /// Gives the groups' sharded parameters (not attached yet) the values of the first rank of each group's
-/// mesh, and the buffers those of the module's (A4). Meta buffers become real. A buffer that has been sent
+/// mesh, and the buffers those of the module's. Meta buffers become real. A buffer that has been sent
 /// already, with another group, is left alone. A collective call. Throws CommError; buffers are
 /// unchanged then.
 void send_states(const ManagedStates& states, std::span<const PreparedGroup> groups, const MeshInfo& info);
