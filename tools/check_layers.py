@@ -1,9 +1,7 @@
 """Fails if a file of lib/ or include/ includes a header of a layer to its right, one of group/ a header of schedule/, or one
 of schedule/ a header of LibTorch.
 
-    base <- { schedule | comm } <- mesh <- tensor <- dtensor <- { collectives | param | trace } <- group <- root <- module <- api <- checkpoint
-
-Runs with every build. With --stamp and --depfile it tells ninja what it has read, folders too, so that it
+--line prints the layers. Runs with every build. With --stamp and --depfile it tells ninja what it has read, folders too, so that it
 runs again when a file changes, comes or goes.
 """
 
@@ -83,6 +81,11 @@ NO_LAYER = {"pch", "torch"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<](?P<path>[^">]+)[">]')
 
 
+def layer_line():
+    """The layers as documents show them, lowest first; those in braces do not include each other."""
+    return " <- ".join(layers[0] if len(layers) == 1 else f"{{ {' | '.join(layers)} }}" for layers in LAYERS)
+
+
 def layer_of_include(path):
     """The layer of what an #include names; None if it is not ours."""
     folder, _, name = path.partition("/")
@@ -135,9 +138,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path, help="the repository")
+    parser.add_argument("--line", action="store_true", help="print the layers, lowest first, and end")
     parser.add_argument("--stamp", help="a file to write if all is well")
     parser.add_argument("--depfile", help="where to write what was read, for ninja")
     options = parser.parse_args()
+    if options.line:
+        print(layer_line())
+        return 0
 
     violations = list(find_violations(options.root))
     for violation in violations:

@@ -227,7 +227,8 @@ Ranges held_ranges(const std::vector<int64_t>& sizes, const std::vector<int64_t>
     require(0 <= coordinates[i] && coordinates[i] < mesh_shape[i], "held_ranges: a coordinate is {} of {}", coordinates[i],
             mesh_shape[i]);
     require(!cut || (0 <= cut->first && cut->first < static_cast<int64_t>(sizes.size()) && cut->second >= 1),
-            "held_ranges: a placement is ({}, {}) for {} dimensions", cut ? cut->first : 0, cut ? cut->second : 0, sizes.size());
+            "held_ranges: a placement is ({}, {}) for {} dimensions", cut ? cut->first : 0, cut ? cut->second : 0,
+            sizes.size());
     if (!cut)
       placements.emplace_back(Replicate{});
     else if (cut->second == 1)
@@ -236,7 +237,8 @@ Ranges held_ranges(const std::vector<int64_t>& sizes, const std::vector<int64_t>
       placements.emplace_back(StridedShard{cut->first, cut->second});
   }
   Ranges ranges;
-  for (const auto& range : element_ranges(sizes, mesh_shape, coordinates, placements)) ranges.emplace_back(range.begin, range.end);
+  for (const auto& range : element_ranges(sizes, mesh_shape, coordinates, placements))
+    ranges.emplace_back(range.begin, range.end);
   return ranges;
 }
 

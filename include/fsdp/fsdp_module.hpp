@@ -92,8 +92,8 @@ class FSDP_API FSDPModule {
   /// use. The limit goes before prefetch lists and, where the order is not known, before reshard_after_forward = false. What
   /// one operator reads together, a user's hook beside its operator, or `unshard()` gathers is there whatever the limit.
   ///
-  /// Throws UsageError for less than the largest group. The next forward throws StateError, before it begins, if groups that stay
-  /// by their options leave too little.
+  /// Throws UsageError for less than the largest group. The next forward throws StateError, before it begins, if groups that
+  /// stay by their options leave too little.
   void set_unsharded_byte_budget(std::optional<int64_t> bytes);
   /// Gradients are divided by this factor. Default: the data-parallel size.
   void set_gradient_divide_factor(double factor);

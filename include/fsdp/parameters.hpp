@@ -17,8 +17,8 @@ FSDP_API at::Tensor sharded(const at::Tensor& parameter);
 /// The unsharded parameter, which the module's member holds, of a sharded one. An unsharded parameter is returned as it is.
 FSDP_API at::Tensor unsharded(const at::Tensor& parameter);
 
-/// What `parameters()` gives for a tensor that a module's member holds. Any other tensor is returned as it is, so that a program
-/// means the same with and without fully_shard: `p.is_same(fsdp::registered(head->weight))`, or
+/// What `parameters()` gives for a tensor that a module's member holds. Any other tensor is returned as it is, so that a
+/// program means the same with and without fully_shard: `p.is_same(fsdp::registered(head->weight))`, or
 /// `fsdp::registered(head->weight).unsafeGetTensorImpl()` as the key of a set or of an optimizer's state. Of a sharded module a
 /// member is another tensor than its entry in `parameters()`, and LibTorch compares addresses without asking anybody.
 FSDP_API at::Tensor registered(const at::Tensor& tensor);

@@ -12,9 +12,9 @@
 
 namespace fsdp {
 
-/// A file that comes to its path once it is whole. Until then it lies beside it under a name of its own, so that ranks may write
-/// to one path at once, and what was there before stays if the writing fails. Where something other than a regular file is at
-/// the path (a pipe, a device), that is written to directly.
+/// A file that comes to its path once it is whole. Until then it lies beside it under a name of its own, so that ranks may
+/// write to one path at once, and what was there before stays if the writing fails. Where something other than a regular file
+/// is at the path (a pipe, a device), that is written to directly.
 class FSDP_API SavedFile {
  public:
   /// Throws StateError if the file cannot be opened, with the system's reason.
@@ -38,8 +38,8 @@ class FSDP_API SavedFile {
 namespace torch {
 
 /// `torch::save` of a sharded module or optimizer is called by all ranks, as it gathers. So that they may name one path, a file
-/// gets its content at once (fsdp::SavedFile): the last rank's, each of which is whole. Otherwise as LibTorch's, which it stands
-/// before wherever this header is included.
+/// gets its content at once (fsdp::SavedFile): the last rank's, each of which is whole. Otherwise as LibTorch's, which it
+/// stands before wherever this header is included.
 template <class Value, class Path>
   requires std::convertible_to<Path&&, std::string>
 void save(const Value& value, Path&& path) {

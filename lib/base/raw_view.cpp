@@ -25,8 +25,8 @@ at::Tensor raw_view(const at::Tensor& base, int64_t numel, int64_t offset) {
 }
 
 c10::Storage empty_storage(c10::Device device) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, at::DataPtr(nullptr, device),
-                                                            nullptr, /*resizable=*/false));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                            at::DataPtr(nullptr, device), nullptr, /*resizable=*/false));
 }
 
 }  // namespace fsdp

@@ -5,9 +5,9 @@
 
 namespace fsdp {
 
-/// Memory of objects that are made and gone by the thousand in each step: a thread keeps that of the last ones for the next. The
-/// allocator's own cache holds seven of a size, and what goes past that costs several hundred instructions.
-/// T inherits it, and is what `new` makes: no class derives from T. Not under the address sanitizer, which is to see what is gone.
+/// Memory of objects that are made and gone by the thousand in each step: a thread keeps that of the last ones for the next.
+/// The allocator's own cache holds seven of a size, and what goes past that costs several hundred instructions. T inherits it,
+/// and is what `new` makes: no class derives from T. Not under the address sanitizer, which is to see what is gone.
 template <class T>
 class RecycledMemory {
  public:

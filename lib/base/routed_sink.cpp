@@ -10,7 +10,8 @@ namespace fsdp {
 
 namespace {
 
-static_assert(static_cast<int>(LogLevel::kTrace) == SPDLOG_LEVEL_TRACE && static_cast<int>(LogLevel::kError) == SPDLOG_LEVEL_ERROR,
+static_assert(static_cast<int>(LogLevel::kTrace) == SPDLOG_LEVEL_TRACE &&
+                  static_cast<int>(LogLevel::kError) == SPDLOG_LEVEL_ERROR,
               "the levels are spdlog's");
 
 }  // namespace

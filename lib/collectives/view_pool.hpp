@@ -12,15 +12,16 @@ namespace fsdp {
 /// pointed at other memory from then on: to make one costs a thousand instructions, and a group has several for each of its
 /// parameters in each step. A view that somebody still holds, as a collective under way does, is left to him.
 ///
-/// Most often all are views of one tensor. They share a storage of the pool's, which takes that tensor's memory and lets go of it
-/// once for all of them.
+/// Most often all are views of one tensor. They share a storage of the pool's, which takes that tensor's memory and lets go of
+/// it once for all of them.
 ///
 /// Not thread-safe; others may let go of the tensors on any thread.
 class ViewPool {
  public:
   /// An empty list, and what was in it is let go.
   void begin();
-  /// The same; base: of which most views will be, and which stays while they are added. Holds its memory until the pool lets go.
+  /// The same; base: of which most views will be, and which stays while they are added. Holds its memory until the pool lets
+  /// go.
   void begin(const at::Tensor& base);
   /// 1-D: `numel` elements of base's storage from element `offset` on, as raw_view.
   void add(const at::Tensor& base, int64_t numel, int64_t offset);

@@ -146,7 +146,8 @@ void OperandScan::check_write(const ParamStorage& storage, const IValue& value) 
   if (!traits_.changes_metadata) return;
   const auto unsharded_param = storage.owner()->unsharded_param(storage.index());
   const auto& name = op_.schema().name();
-  const bool is_unsharded_param = unsharded_param.defined() && unsharded_param.unsafeGetTensorImpl() == value.unsafeToTensorImpl();
+  const bool is_unsharded_param =
+      unsharded_param.defined() && unsharded_param.unsafeGetTensorImpl() == value.unsafeToTensorImpl();
   // A detached copy's own sizes may change; the unsharded parameter's may not, nor may anybody's storage.
   require(!is_unsharded_param && name != "aten::set_" && name != "aten::resize_",
           "{}: {} would change the shape or storage of this sharded parameter; change it before "
@@ -176,7 +177,8 @@ bool shows_all(const at::Tensor& tensor, const at::Tensor& unsharded_param) {
 /// Of the parameter what `alias` is of its unsharded parameter: needs no gradient, and counts writes where that one does.
 at::Tensor alias_like(const at::Tensor& dtensor, const at::Tensor& alias) {
   auto version = alias.unsafeGetTensorImpl()->version_counter();
-  return at::Tensor(dtensor.unsafeGetTensorImpl()->shallow_copy_and_detach(std::move(version), /*allow_tensor_metadata_change=*/true));
+  return at::Tensor(
+      dtensor.unsafeGetTensorImpl()->shallow_copy_and_detach(std::move(version), /*allow_tensor_metadata_change=*/true));
 }
 
 }  // namespace
@@ -186,7 +188,8 @@ OperandScan::Replaced OperandScan::use_dtensors() {
   if (owners_.empty() || records_autograd()) return replaced;
   for (auto& value : arguments_)
     replace_tensors(value, [&](const at::Tensor& tensor, int64_t) {
-      const auto* storage = has_residency_key(tensor.unsafeGetTensorImpl()) ? ParamStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
+      const auto* storage =
+          has_residency_key(tensor.unsafeGetTensorImpl()) ? ParamStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
       if (storage == nullptr || storage->kind() != ParamStorage::Kind::kUnsharded) return at::Tensor();
       auto& owner = *storage->owner();
       const auto dtensor = owner.registered_param(storage->index());

@@ -60,7 +60,7 @@ class OperandScan {
   bool records_autograd() const;
   const std::string& first_param_name() const { return owners_[0]->param_name(first_index_); }
 
-  /// T8: see OperandCast.
+  /// Floating-point operands beside a parameter come in its dtype: see OperandCast.
   void cast_operands() { cast_.cast_operands(arguments_, traits_.statistics); }
   void cast_results(torch::jit::Stack* stack) const { cast_.cast_results(stack, op_.schema().returns().size()); }
   /// Behind the operator: what it has written is taken over.

@@ -78,8 +78,8 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   /// True while no step is under way.
   bool is_between_steps() const { return time_.load(std::memory_order_acquire) == Time::kBetweenSteps; }
 
-  /// True while requires_grad may have been changed on one of a parameter's tensors and not show on the other. Within a step that
-  /// is so of tensors that do not share it: what autograd records of the others tells of a change by itself.
+  /// True while requires_grad may have been changed on one of a parameter's tensors and not show on the other. Within a step
+  /// that is so of tensors that do not share it: what autograd records of the others tells of a change by itself.
   bool may_have_toggled() const { return time_.load(std::memory_order_acquire) != Time::kInStep; }
 
   /// True if an operator that uses one of its parameters gets its other operands in their dtype.

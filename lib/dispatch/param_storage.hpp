@@ -75,8 +75,8 @@ class ShardStorage final : public ParamStorage {
  public:
   ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* data, c10::Storage memory,
                     c10::Device device);
-  /// The sharded parameter has another storage now than `before`. What else shows that one (`backup = parameter.data`) keeps the
-  /// values of now, in memory of its own, and is an ordinary tensor. Nothing for any other storage.
+  /// The sharded parameter has another storage now than `before`. What else shows that one (`backup = parameter.data`) keeps
+  /// the values of now, in memory of its own, and is an ordinary tensor. Nothing for any other storage.
   static void leave_to_aliases(const c10::Storage& before);
 };
 

@@ -28,9 +28,11 @@ class BelowResidency {
  public:
   BelowResidency() {
     auto keys = c10::impl::tls_local_dispatch_key_set();
-    // Outside inference mode tensors' versions count. To ask for the mode itself, or to turn it off, costs more than all else here.
+    // Outside inference mode tensors' versions count. To ask for the mode itself, or to turn it off, costs more than all else
+    // here.
     const bool may_infer = !keys.included_.has(c10::DispatchKey::ADInplaceOrView);
-    if (!may_infer && keys.excluded_.has_all(kExcluded) && !keys.included_.has_any(kNotIncluded)) return;  // another is about it
+    if (!may_infer && keys.excluded_.has_all(kExcluded) && !keys.included_.has_any(kNotIncluded))
+      return;  // another is about it
     if (may_infer && c10::InferenceMode::is_enabled()) {
       no_inference_.emplace(false);
       keys = c10::impl::tls_local_dispatch_key_set();

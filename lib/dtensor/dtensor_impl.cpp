@@ -136,7 +136,8 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   return copy;
 }
 /// A counter of its own: `data()`.
-c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version, bool may_change) const {
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                         bool may_change) const {
   auto copy = copied(std::move(version), may_change);
   static_cast<DTensorImpl&>(*copy).counts_apart_ = true;
   return copy;

@@ -16,8 +16,8 @@ namespace fsdp {
 /// keeps every cut dimension as it is holds a view of the piece. Any other view is a *window*: it has no piece, but names the
 /// tensor whose elements it shows (`base`), by sizes, strides and offset.
 ///
-/// It has the piece's version counter, so that writes to either show on both. Which kind a view is follows from what is the same on
-/// all ranks: one that decided by its own piece would take another branch than the others, and collectives would cross.
+/// It has the piece's version counter, so that writes to either show on both. Which kind a view is follows from what is the
+/// same on all ranks: one that decided by its own piece would take another branch than the others, and collectives would cross.
 class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorImpl> {
  public:
   /// storage: a WholeStorage of this value.
@@ -49,8 +49,8 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
 
   /// The whole as an ordinary tensor of these sizes, outside autograd; may share memory with the piece. A collective call.
   at::Tensor whole(std::string_view operation) const;
-  /// Before somebody works with its piece. What waits is read, and replicated from then on. `data()`, which counts its writes by
-  /// itself, has the other tensor's piece until then.
+  /// Before somebody works with its piece. What waits is read, and replicated from then on. `data()`, which counts its writes
+  /// by itself, has the other tensor's piece until then.
   void settle();
 
   /// Of a parameter, whose memory is a group's: it is around this piece from now on, with its dtype and device, and what is
@@ -97,8 +97,8 @@ at::Tensor make_dtensor(PartialScalar::Ptr scalar, DTensorSpec::Ptr spec);
 /// Of an ordinary tensor: itself. Else as DTensorImpl::whole.
 at::Tensor whole_of(const at::Tensor& tensor, std::string_view operation);
 
-/// An ordinary tensor that `set_data` gave a DTensor's metadata and storage (LibTorch's Module::clone() does) gets the values, in
-/// place: a collective call. Returns false for any other tensor.
+/// An ordinary tensor that `set_data` gave a DTensor's metadata and storage (LibTorch's Module::clone() does) gets the values,
+/// in place: a collective call. Returns false for any other tensor.
 bool become_ordinary(const at::Tensor& tensor);
 
 }  // namespace fsdp

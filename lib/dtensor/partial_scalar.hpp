@@ -26,8 +26,8 @@ struct Combination {
 };
 
 /// Note [Partial scalars]
-/// What a full reduction (a norm, a sum, a maximum) of a DTensor returns: this rank's part, until somebody reads the scalar. Then
-/// one all-gather takes the parts of all scalars over the same ranks that wait, so that a loop over parameters, such as
+/// What a full reduction (a norm, a sum, a maximum) of a DTensor returns: this rank's part, until somebody reads the scalar.
+/// Then one all-gather takes the parts of all scalars over the same ranks that wait, so that a loop over parameters, such as
 /// LibTorch's clip_grad_norm_, communicates once. Those that nobody holds any more go with them: which ones there are
 /// follows from the program, and not from when a rank lets go of them. When 4,096 wait, they are reduced.
 class PartialScalar {

@@ -86,7 +86,8 @@ class ToLocal : public torch::autograd::Function<ToLocal> {
     const auto held = kept(context);
     const auto& spec = *held->spec;
     const auto piece = placed_spec(held->spec, held->gradient);
-    const auto gradient = is_recorded(gradients[0]) ? recorded_from_local(gradients[0], piece) : make_dtensor(gradients[0], piece);
+    const auto gradient =
+        is_recorded(gradients[0]) ? recorded_from_local(gradients[0], piece) : make_dtensor(gradients[0], piece);
     // Whoever made a tensor that is no leaf brings its gradient where it belongs, in one step.
     if (!held->is_leaf) return {gradient, at::Tensor()};
     return {placed(gradient, held->spec, default_gradient(spec.placements()), held->subject), at::Tensor()};

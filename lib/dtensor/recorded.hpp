@@ -7,8 +7,8 @@
 
 #include "tensor/dtensor_spec.hpp"
 
-// What autograd records of DTensors: these functions, and nothing else (Note [Sharding propagation]). Each is a collective call where
-// it moves anything, and so is its backward.
+// What autograd records of DTensors: these functions, and nothing else (Note [Sharding propagation]). Each is a collective call
+// where it moves anything, and so is its backward.
 namespace fsdp {
 
 /// A DTensor around `local`. Its gradient comes back as `local`'s: placed as default_gradient of the spec's placements.

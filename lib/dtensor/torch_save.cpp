@@ -99,11 +99,12 @@ at::Tensor own_whole_of_all(int64_t own, const std::vector<int64_t>& ids, const 
   const std::set<int64_t> wanted(ids.begin(), ids.end());
   const bool has_all = std::ranges::all_of(wanted, [&](int64_t id) { return listed.contains(id); });
   const auto answers = all_numbers(has_all, groups, spec.mesh().device());
-  require_state(std::ranges::all_of(answers, [](int64_t answer) { return answer != 0; }),
-                "torch::save: the ranks are about to write different tensors, this one {} of sizes {}, and not every rank has a part of "
-                "each. Write the same tensors on all ranks. For an optimizer there is fsdp::optimizer_state_dict, too, and "
-                "fsdp::save_checkpoint",
-                spec.name().empty() ? "a tensor" : "'" + spec.name() + "'", sizes_text(spec.sizes()));
+  require_state(
+      std::ranges::all_of(answers, [](int64_t answer) { return answer != 0; }),
+      "torch::save: the ranks are about to write different tensors, this one {} of sizes {}, and not every rank has a part of "
+      "each. Write the same tensors on all ranks. For an optimizer there is fsdp::optimizer_state_dict, too, and "
+      "fsdp::save_checkpoint",
+      spec.name().empty() ? "a tensor" : "'" + spec.name() + "'", sizes_text(spec.sizes()));
   at::Tensor whole;
   for (const auto id : wanted) {
     auto gathered = listed.at(id).value.own_whole("torch::save");
@@ -128,8 +129,8 @@ at::Tensor whole_to_save(const WholeStorage& storage) {
 }
 
 /// torch::save of a storage that is not on the CPU is `empty({0}).set_(storage, ...).cpu()`. Here the bytes are gathered, so
-/// every rank writes what the unsharded program would: a collective call. Every call of the operator passes BackendSelect, where
-/// LibTorch has no kernel of it.
+/// every rank writes what the unsharded program would: a collective call. Every call of the operator passes BackendSelect,
+/// where LibTorch has no kernel of it.
 at::Tensor& set_storage(c10::DispatchKeySet keys, at::Tensor& self, c10::Storage source, c10::SymInt offset,
                         c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
   if (const auto* storage = WholeStorage::of(source.unsafeGetStorageImpl())) {

@@ -97,8 +97,9 @@ at::Tensor KeptStorage::piece_on(const at::Tensor& base, c10::IntArrayRef sizes,
   auto* kept = WholeStorage::of(next_.unsafeGetStorageImpl());
   auto piece = kept != nullptr ? kept->take_spare() : at::Tensor();
   // A view or a detached tensor that somebody has shares the version counter.
-  if (!piece.defined() || piece.key_set() != base.key_set() || piece.dtype() != base.dtype() || piece.device() != base.device() ||
-      piece.sizes() != sizes || piece.strides() != strides || !piece.unsafeGetTensorImpl()->unique_version())
+  if (!piece.defined() || piece.key_set() != base.key_set() || piece.dtype() != base.dtype() ||
+      piece.device() != base.device() || piece.sizes() != sizes || piece.strides() != strides ||
+      !piece.unsafeGetTensorImpl()->unique_version())
     return raw_view(base, sizes, strides, offset);
   piece.unsafeGetTensorImpl()->set_storage_keep_dtype(base.storage());
   piece.unsafeGetTensorImpl()->set_storage_offset(offset);

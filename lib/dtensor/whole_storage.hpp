@@ -71,8 +71,8 @@ class WholeStorage final : public c10::StorageImpl {
   /// With the last strong reference: a weak one keeps the object, but must not keep the piece.
   void release_resources() override;
 
-  /// Of a copy or a `*_like`, which may be an optimizer's state: from now on other ranks can ask this one for its piece, when they
-  /// save in another order.
+  /// Of a copy or a `*_like`, which may be an optimizer's state: from now on other ranks can ask this one for its piece, when
+  /// they save in another order.
   void list();
   struct Listed {
     const WholeStorage* storage;  // may be gone

@@ -27,7 +27,7 @@ struct GroupConfig {
   bool throws_outside_step = false;  ///< FaultOutsideStep::kThrow
   /// Where shards live, if that is other memory than `device`, where unsharded parameters are.
   std::optional<HostMemory> host_memory = {};
-  int warn_after_reductions = 16;    ///< A7; 0: never
+  int warn_after_reductions = 16;    ///< backwards without an optimizer that writes; 0: never
   std::optional<SanitizerOptions> sanitizer = {};  ///< none: the mode is off
 };
 

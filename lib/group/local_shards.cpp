@@ -20,7 +20,8 @@ std::vector<LocalShards::Class> LocalShards::plan(const ParamGroup& group,
     if (param.has_moved_away) continue;
     auto known = std::find_if(classes.begin(), classes.end(), [&](const Class& one) {
       return one.label == labels[i] && one.dtype == param.spec.dtype &&
-             group.params()[one.members.front()].grad_dtype() == param.grad_dtype() && one.is_trainable == param.requires_grad() &&
+             group.params()[one.members.front()].grad_dtype() == param.grad_dtype() &&
+             one.is_trainable == param.requires_grad() &&
              group.params()[one.members.front()].spec.spread.summed_over == param.spec.spread.summed_over;
     });
     if (known == classes.end())

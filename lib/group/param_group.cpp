@@ -78,14 +78,15 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
     parts_.identity.params.push_back(param.name);
-    parts_.params.emplace_back(ParamSpec{.name = param.name,
-                                         .layout = parts_.layout.shard(i),
-                                         .rank = info.shard_rank(),
-                                         .param_dtype = param.param_dtype,
-                                         .asked_param_dtype = param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt,
-                                         .output_dtype = param.output_dtype,
-                                         .spread = param.spread},
-                               param.unsharded_param);
+    parts_.params.emplace_back(
+        ParamSpec{.name = param.name,
+                  .layout = parts_.layout.shard(i),
+                  .rank = info.shard_rank(),
+                  .param_dtype = param.param_dtype,
+                  .asked_param_dtype = param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt,
+                  .output_dtype = param.output_dtype,
+                  .spread = param.spread},
+        param.unsharded_param);
     choose_form(parts_.params.back(), param, info);
     if (param.tied) tied_.push_back({i, *param.tied});
     parts_.is_cast |= parts_.params.back().spec.is_cast();

@@ -5,8 +5,8 @@
 
 namespace fsdp {
 
-/// How many ranks each node has, as the launcher of this rank (`launch`) and of the others says. A collective call over `world`.
-/// Throws UsageError on every rank if nodes have different numbers of ranks, or ranks that are not consecutive.
+/// How many ranks each node has, as the launcher of this rank (`launch`) and of the others says. A collective call over
+/// `world`. Throws UsageError on every rank if nodes have different numbers of ranks, or ranks that are not consecutive.
 int64_t ranks_per_node(Communicator& world, const LaunchEnvironment& launch);
 
 /// `hybrid_mesh` for a rank that was started as `launch` says. A collective call over `world`.

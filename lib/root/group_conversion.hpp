@@ -21,8 +21,8 @@ struct ParamDtypes {
 /// floating: that floating-point parameters are to be kept in; none: as they are. in_own_dtype: they are gathered in it.
 ParamDtypes dtypes_in(const ParamGroup& group, std::optional<at::ScalarType> floating, bool in_own_dtype);
 
-/// Other dtypes, another device (A9): unsharded parameters, shards and gradients, with what waits for a reduction; who holds one of
-/// the tensors keeps it. From the meta device: shards of zeros (A3). No communication. If memory runs out, nothing has
+/// Other dtypes, another device: unsharded parameters, shards and gradients, with what waits for a reduction; who holds one of
+/// the tensors keeps it. From the meta device: shards of zeros. No communication. If memory runs out, nothing has
 /// changed. Takes the root's lock. Throws StateError inside a step or a scope.
 void convert(ParamGroup& group, const GroupConversion& to);
 
@@ -30,8 +30,8 @@ void convert(ParamGroup& group, const GroupConversion& to);
 void check_convertible(const ParamGroup& group, const GroupConversion& to = {});
 
 /// full_precision_in_eval: unsharded parameters are in the parameters' own dtype, or in the policy's. Releases them if that is
-/// another one. Nothing else changes; no communication. Unsharded parameters stay the same tensors; only between steps do they change,
-/// so that what autograd saved in a step is of the step's dtype.
+/// another one. Nothing else changes; no communication. Unsharded parameters stay the same tensors; only between steps do they
+/// change, so that what autograd saved in a step is of the step's dtype.
 void compute_in_own_dtype(ParamGroup& group, bool value);
 
 }  // namespace fsdp

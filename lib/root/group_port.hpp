@@ -27,8 +27,8 @@ class GroupPort final : public ParamOwner {
   /// What is to live as long as the group: its module's state.
   const std::shared_ptr<void>& companion() const { return companion_; }
   void set_companion(std::shared_ptr<void> companion) { companion_ = std::move(companion); }
-  /// Turns the tensors into unsharded parameters, with hooks that tell of their gradients. Does not fail halfway: all allocations that
-  /// matter come before.
+  /// Turns the tensors into unsharded parameters, with hooks that tell of their gradients. Does not fail halfway: all
+  /// allocations that matter come before.
   void attach();
 
   void mark_ready(int64_t task) { set_ready(task); }

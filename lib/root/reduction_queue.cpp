@@ -12,8 +12,9 @@
 namespace fsdp {
 
 bool ReductionQueue::has_in_turn(const ParamGroup& group) const {
-  return std::ranges::any_of(
-      under_way_, [&](const auto& reduction) { return &reduction.group() == &group && reduction.order() == ReduceOrder::kInTurn; });
+  return std::ranges::any_of(under_way_, [&](const auto& reduction) {
+    return &reduction.group() == &group && reduction.order() == ReduceOrder::kInTurn;
+  });
 }
 
 /// By default one reduction under way at a time (and one all-reduce behind it): two groups' gradients are never packed

@@ -119,7 +119,8 @@ DTensorSpec::Ptr spec_of_local(const at::Tensor& local, DeviceMesh mesh, std::ve
 DTensorSpec::Ptr spec_like(const DTensorSpec& like, std::vector<int64_t> sizes, std::vector<Placement> placements,
                            at::OptionalIntArrayRef strides) {
   auto rows = strides ? strides->vec() : row_major_strides(sizes);
-  return std::make_shared<const DTensorSpec>(like.mesh(), std::move(placements), std::move(sizes), std::move(rows), like.name());
+  return std::make_shared<const DTensorSpec>(like.mesh(), std::move(placements), std::move(sizes), std::move(rows),
+                                             like.name());
 }
 
 bool DTensorSpec::is_equal(const DTensorSpec& other) const {
@@ -152,7 +153,8 @@ at::Tensor gather_flat(const DTensorSpec& spec, const at::Tensor& local, std::st
   const auto all = at::empty({group->size(), longest}, local.options());
   awaited::all_gather(*group, all.view(-1), own, way_to(spec, everywhere(spec), operation).subject);
   for (int rank = 0; rank < group->size(); ++rank)
-    in_memory.narrow(0, layout.range(rank).begin, layout.local_numel(rank)).copy_(all[rank].narrow(0, 0, layout.local_numel(rank)));
+    in_memory.narrow(0, layout.range(rank).begin, layout.local_numel(rank))
+        .copy_(all[rank].narrow(0, 0, layout.local_numel(rank)));
   return in_memory.as_strided(spec.sizes(), spec.strides());
 }
 

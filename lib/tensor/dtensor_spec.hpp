@@ -58,7 +58,8 @@ class DTensorSpec {
   bool is_replicated() const { return !has_partial_ && !is_flat() && std::ranges::find(cut_dims_, true) == cut_dims_.end(); }
   /// Of a 0-dim tensor: dimension 0.
   bool is_cut(int64_t dim) const { return is_flat() || cut_dims_[static_cast<size_t>(dim)]; }
-  /// The groups of several ranks that hold different indices of any of these dimensions, those of the last mesh dimension first.
+  /// The groups of several ranks that hold different indices of any of these dimensions, those of the last mesh dimension
+  /// first.
   std::vector<std::shared_ptr<Communicator>> groups_cutting(c10::IntArrayRef dims) const;
   /// Equal sizes and placements on one mesh: ranks hold the same elements of both.
   bool is_placed_as(const DTensorSpec& other) const { return this == &other || is_equal(other); }

@@ -53,6 +53,11 @@ class Layers(unittest.TestCase):
     def test_a_public_header_includes_public_ones_alone(self):
         self.expect_found("includes base/log.hpp, which is not installed", "include/fsdp/policy.hpp", "base/log.hpp")
 
+    def test_the_page_about_layers_shows_these(self):
+        ran = subprocess.run([sys.executable, TOOL, TOOL.parents[1], "--line"], text=True, capture_output=True, timeout=60)
+        page = (TOOL.parents[1] / "docs" / "internals" / "how-it-works.md").read_text()
+        self.assertIn(" ".join(ran.stdout.split()), " ".join(page.split()))
+
     def test_a_folder_that_is_no_layer_is_named(self):
         self.expect_found("lib/new is no layer", "lib/new/a.cpp")
 

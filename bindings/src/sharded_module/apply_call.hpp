@@ -7,8 +7,8 @@
 namespace fsdp::python {
 
 /// `nn.Module._apply` (to, cpu, half...) under way on the modules of one call. It goes from parameter to parameter and swaps
-/// the tensor behind each; the groups follow when all are there. Whatever is raised on the way, parameters and gradients are what
-/// they were.
+/// the tensor behind each; the groups follow when all are there. Whatever is raised on the way, parameters and gradients are
+/// what they were.
 ///
 /// Gradients do not go through it, as they would lose a grad_dtype and fail: they are aside, and follow their groups, or what
 /// the same function makes of them.

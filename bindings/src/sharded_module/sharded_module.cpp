@@ -31,8 +31,9 @@ bool shows_full(const std::shared_ptr<ShownParam>& param) { return param->forms(
 void refuse_fake_tensors() {
   using c10::impl::TorchDispatchModeTLS;
   if (TorchDispatchModeTLS::any_modes_set() && TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE))
-    throw StateError("forward: a sharded module was called under FakeTensorMode (torch.export), whose tensors have no memory to "
-                     "gather its parameters into; export the module before fully_shard");
+    throw StateError(
+        "forward: a sharded module was called under FakeTensorMode (torch.export), whose tensors have no memory to "
+        "gather its parameters into; export the module before fully_shard");
 }
 
 /// While it lives, what the core does is not part of a transform of torch.func that a forward runs under.
@@ -184,7 +185,8 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   refuse_fake_tensors();
   follow_root();
   if (context().step().is_pinned() && run_with_full_parameters(args)) return py::none();
-  if (post_optim_event_.is_set()) post_optim_event_.wait(context(), handles::state(controls_).request().mesh_info.mesh.device());
+  if (post_optim_event_.is_set())
+    post_optim_event_.wait(context(), handles::state(controls_).request().mesh_info.mesh.device());
   const bool records = records_autograd(args);
   {
     py::gil_scoped_release no_gil;

@@ -66,7 +66,8 @@ class ParamStandIn final : public StandIn {
   /// Null where nobody is to be told.
   const ParamStorage* written() const {
     const auto shown = shown_.lock();
-    const auto* storage = shown && shows_mine(*shown) ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
+    const auto* storage =
+        shown && shows_mine(*shown) ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
     return storage != nullptr && storage->owner() != nullptr ? storage : nullptr;
   }
   /// False once a user has put another DTensor in the place of this one, which is a tensor by itself then.

@@ -54,13 +54,16 @@ at::Tensor ShardedDTensor::values_in(const at::Tensor& data, const std::string& 
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(data));
   if (!holds_subclass_ && is_dtensor(object)) {
     const auto is_same = [&](const char* what) { return object.attr(what).equal(dtensor_.object().attr(what)); };
-    if (is_same("placements") && is_same("device_mesh") && data.sizes() == tensor().sizes()) return local_tensor_of(object).detach();
+    if (is_same("placements") && is_same("device_mesh") && data.sizes() == tensor().sizes())
+      return local_tensor_of(object).detach();
   } else if (!holds_subclass_ && !data.unsafeGetTensorImpl()->is_python_dispatch() && data.sizes() == tensor().sizes()) {
     return data.detach();
   }
-  TORCH_CHECK_TYPE(false, "parameter '", name, "': its .data was set to ", std::string(py::str(py::type::of(object))), " of sizes ",
-                   data.sizes(), "; expected a DTensor with the parameter's mesh, placements and sizes, or the whole parameter as an "
-                   "ordinary tensor. Write values with copy_ under torch.no_grad(), or load_state_dict. The old values are still there");
+  TORCH_CHECK_TYPE(
+      false, "parameter '", name, "': its .data was set to ", std::string(py::str(py::type::of(object))), " of sizes ",
+      data.sizes(),
+      "; expected a DTensor with the parameter's mesh, placements and sizes, or the whole parameter as an "
+      "ordinary tensor. Write values with copy_ under torch.no_grad(), or load_state_dict. The old values are still there");
 }
 
 void ShardedDTensor::point_home() {

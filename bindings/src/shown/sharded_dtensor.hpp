@@ -35,8 +35,8 @@ class ShardedDTensor {
   /// Where the DTensor shows other memory, the sharded parameter gets the values from there.
   void take_over_values() const;
 
-  /// What `data` has for the sharded parameter: this rank's rows, or the whole. TypeError, with the parameter's name, where it is
-  /// neither a DTensor placed as the parameter is nor the whole.
+  /// What `data` has for the sharded parameter: this rank's rows, or the whole. TypeError, with the parameter's name, where it
+  /// is neither a DTensor placed as the parameter is nor the whole.
   at::Tensor values_in(const at::Tensor& data, const std::string& name) const;
   /// The DTensor shows these until `point_home`.
   void show_values(const at::Tensor& values) const { set_local_tensor(dtensor_.get(), values); }

@@ -150,10 +150,12 @@ void ShownGradient::set_data(const at::Tensor& data) {
   const auto shown = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(data));
   const auto is_same = [&](const char* what) { return object.attr(what).equal(shown.attr(what)); };
-  TORCH_CHECK_TYPE(is_dtensor(object) && is_same("placements") && is_same("device_mesh") && is_same("shape") && is_same("dtype"),
-                   "parameter '", entries_.name(), "': its gradient's .data was set to another kind of tensor; expected a DTensor with "
-                   "the gradient's mesh, placements, sizes and dtype. Put another gradient on the parameter (.grad = ...), or write "
-                   "with copy_");
+  TORCH_CHECK_TYPE(
+      is_dtensor(object) && is_same("placements") && is_same("device_mesh") && is_same("shape") && is_same("dtype"),
+      "parameter '", entries_.name(),
+      "': its gradient's .data was set to another kind of tensor; expected a DTensor with "
+      "the gradient's mesh, placements, sizes and dtype. Put another gradient on the parameter (.grad = ...), or write "
+      "with copy_");
   const auto local = local_tensor_of(object).detach();
   set_local_tensor(shown, local);
   param_.sharded_param().mutable_grad() = local;

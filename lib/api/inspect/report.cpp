@@ -130,7 +130,8 @@ std::string gathering_text(const std::map<std::string, int64_t>& calls) {
   std::vector<std::pair<std::string, int64_t>> sorted(calls.begin(), calls.end());
   std::ranges::stable_sort(sorted, std::greater(), [](const auto& operator_calls) { return operator_calls.second; });
   std::string text;
-  for (const auto& [name, count] : sorted) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, with_separators(count));
+  for (const auto& [name, count] : sorted)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, with_separators(count));
   return text.empty() ? "" : "calls in this process that gathered sharded tensors to run on the whole: " + text + "\n";
 }
 

@@ -12,8 +12,8 @@ namespace fsdp {
 /// there are, as torch::nn::utils does.
 enum class ZeroNorm { kNotZero, kDefined };
 
-/// `clip_grad_norm_async_`. Its host waits for the device with `error_if_nonfinite`, and if gradients are on another device than
-/// the mesh.
+/// `clip_grad_norm_async_`. Its host waits for the device with `error_if_nonfinite`, and if gradients are on another device
+/// than the mesh.
 at::Tensor clip_grad_norm_on_device(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
                                     bool error_if_nonfinite, ZeroNorm zero);
 

@@ -26,7 +26,8 @@ std::vector<OptimizerStateDict::Group> save_groups(const torch::optim::Optimizer
     groups.push_back({.params = {}, .options = read_options(group.options())});
   std::set<std::string> known;  // a tied parameter may be there once for each of its names
   for (size_t i = 0; i < params.size(); ++i)
-    if (auto key = key_of(params[i], i, keys); known.insert(key).second) groups[params[i].group].params.push_back(std::move(key));
+    if (auto key = key_of(params[i], i, keys); known.insert(key).second)
+      groups[params[i].group].params.push_back(std::move(key));
   return groups;
 }
 
@@ -89,7 +90,8 @@ OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module,
     if (states[i]->step != nullptr) saved.step = *states[i]->step;
     for (const auto& [name, tensor] : states[i]->tensors) {
       if (!tensor->defined()) continue;
-      auto entry = save_entry({params[i].param ? own_state(*params[i].param, *tensor) : *tensor, params[i].param}, options.values, keeps);
+      auto entry = save_entry({params[i].param ? own_state(*params[i].param, *tensor) : *tensor, params[i].param},
+                              options.values, keeps);
       if (keeps) saved.tensors[name] = std::move(entry);
     }
     if (keeps) dict.state[key_of(params[i], i, options.keys)] = std::move(saved);

@@ -48,7 +48,8 @@ TensorSink::TensorSink(const at::Tensor& tensor, at::ScalarType file_dtype, int6
   // A copy begins with the tensor's values: not all of them need be loaded.
   flat_ = is_copy_ ? tensor_.contiguous().view({-1}) : tensor_.view({-1});
   max_count_ = is_direct_ ? std::max<int64_t>(1, flat_.numel()) : window_count(window_bytes, element_bytes_);
-  if (!is_direct_) window_ = at::empty({std::min(max_count_, std::max<int64_t>(1, flat_.numel()))}, at::device(at::kCPU).dtype(file_dtype));
+  if (!is_direct_)
+    window_ = at::empty({std::min(max_count_, std::max<int64_t>(1, flat_.numel()))}, at::device(at::kCPU).dtype(file_dtype));
 }
 
 std::span<std::byte> TensorSink::place(int64_t begin, int64_t count) {

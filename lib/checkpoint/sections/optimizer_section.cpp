@@ -70,7 +70,8 @@ std::optional<StateFields> state_of(const torch::optim::Optimizer& optimizer, co
 const std::string* saved_name(const OptimizerParam& param, const StateFields& fields, const OptimizerLoad::Saved& saved) {
   const auto has_any = [&](const std::string& name) {
     if (saved.tensors.contains(name + "." + kStep)) return true;
-    return std::ranges::any_of(fields.tensors, [&](const auto& field) { return saved.tensors.contains(name + "." + field.first); });
+    return std::ranges::any_of(fields.tensors,
+                               [&](const auto& field) { return saved.tensors.contains(name + "." + field.first); });
   };
   const std::string* name = nullptr;
   for (const auto& candidate : param.names)
@@ -113,8 +114,9 @@ CheckpointSection optimizer_section(const std::vector<OptimizerParam>& params, c
   for (const auto& param : distinct(params)) {
     const bool has_state = optimizer.state().count(param.tensor.unsafeGetTensorImpl()) > 0;
     const auto fields = state_of(optimizer, param);
-    require(fields.has_value() || !has_state, "save_checkpoint: '{}' has optimizer state of a class that is not known (known: {})",
-            param.names.front(), kKnownOptimizers);
+    require(fields.has_value() || !has_state,
+            "save_checkpoint: '{}' has optimizer state of a class that is not known (known: {})", param.names.front(),
+            kKnownOptimizers);
     if (!fields) continue;
     for (const auto& [field, tensor] : fields->tensors) {
       if (!tensor->defined()) continue;
@@ -134,7 +136,8 @@ std::string optimizer_document(const std::vector<OptimizerParam>& params, const 
   json document{{"optimizer", optimizer_class(optimizer, "save_checkpoint")}, {"groups", json::array()}};
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     json options = json::object(), names = json::array();
-    for (const auto& [name, value] : read_options(optimizer.param_groups()[group].options())) options[name] = option_json(value);
+    for (const auto& [name, value] : read_options(optimizer.param_groups()[group].options()))
+      options[name] = option_json(value);
     for (const auto& param : distinct(params))
       if (param.group == group) names.push_back(param.names.front());
     document["groups"].push_back({{"options", options}, {"params", names}});
@@ -241,7 +244,8 @@ OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const Sa
   const auto* name = saved_name(param, fields, saved);
   if (name == nullptr) return plan_without_state(param);
   if (const auto group = groups_.find(*name); group != groups_.end() && group->second != param.group)
-    misfits_.wrong.push_back(fmt::format("'{}' is in the optimizer's group {}, expected {}", *name, group->second, param.group));
+    misfits_.wrong.push_back(
+        fmt::format("'{}' is in the optimizer's group {}, expected {}", *name, group->second, param.group));
   auto wanted = wanted_tensors(param, *name, fields, state_of(optimizer_, param), saved);
   if (fields.step != nullptr) {
     planned.step = step_like_saved(*name + "." + kStep, saved);

@@ -12,8 +12,9 @@ namespace fsdp {
 namespace {
 
 // As gloo and the system say it.
-constexpr std::array<std::string_view, 5> kEndOfConnection = {"Connection closed by peer", "Connection reset by peer", "Broken pipe",
-                                                              "Remote peer closed the connection", "Socket closed"};
+constexpr std::array<std::string_view, 5> kEndOfConnection = {"Connection closed by peer", "Connection reset by peer",
+                                                              "Broken pipe", "Remote peer closed the connection",
+                                                              "Socket closed"};
 constexpr std::string_view kSentence = "the connection has ended";
 constexpr std::string_view kAdvice = ". This is typically caused by";
 

@@ -25,8 +25,8 @@ inline constexpr int64_t kGlooPacksBelow = 64 << 10;
 
 /// A gloo backend whose all-gather and reduce-scatter of tensors, one or several (coalesced), send
 /// every byte once, straight from where it is to where it belongs (see Note [Pairwise exchange]),
-/// and whose `abort` wakes whoever waits for one of these two. It has peer connections (peer_connections.hpp). Returns when all ranks are connected; throws what c10d
-/// throws.
+/// and whose `abort` wakes whoever waits for one of these two. It has peer connections (peer_connections.hpp). Returns when all
+/// ranks are connected; throws what c10d throws.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     int rank, int size, const GlooOptions& options);
 

@@ -12,7 +12,8 @@
 namespace fsdp::awaited {
 
 void all_gather(Communicator& group, const at::Tensor& output, const at::Tensor& input, std::string_view subject);
-void reduce_scatter(Communicator& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string_view subject);
+void reduce_scatter(Communicator& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                    std::string_view subject);
 void all_reduce(Communicator& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject);
 void broadcast(Communicator& group, const at::Tensor& tensor, int root, std::string_view subject);
 

@@ -23,8 +23,10 @@ std::shared_ptr<GroupPlace> place_of(Communicator& group) {
 void refuse_two_threads(Communicator& group, const std::string& conflict) {
   const int own = group.ranks()[static_cast<size_t>(group.rank())];
   const auto text = fmt::format(
-      "two threads of rank {} use communicator '{}' at once: {}. The ranks cannot tell which collectives belong together. Use it "
-      "from one thread, or give the model of each thread a mesh over a communicator of its own (Communicator::split; in Python a "
+      "two threads of rank {} use communicator '{}' at once: {}. The ranks cannot tell which collectives belong together. Use "
+      "it "
+      "from one thread, or give the model of each thread a mesh over a communicator of its own (Communicator::split; in Python "
+      "a "
       "process group)",
       own, group.name(), conflict);
   const auto board = notice_board_of(group);

@@ -44,11 +44,14 @@ void add_piece_kernels(torch::Library& library) {
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
   using namespace at::_ops;
-  add_piece_kernels<add__Scalar, mul__Scalar, sub__Scalar, div__Scalar, div__Tensor, addcmul_, lerp__Scalar, zero_, fill__Scalar>(library);
-  add_piece_kernels<add_Scalar, mul_Scalar, sub_Tensor, div_Scalar, div_Tensor, at::_ops::sqrt, at::_ops::abs, at::_ops::neg>(library);
-  add_piece_kernels<_foreach_mul_Scalar, _foreach_add_Scalar, _foreach_sqrt, _foreach_div_ScalarList, _foreach_div_List>(library);
-  add_piece_kernels<_foreach_add__Scalar, _foreach_add__ScalarList, _foreach_addcmul__Scalar, _foreach_lerp__Scalar, _foreach_div__Scalar,
-          _foreach_div__ScalarList, _foreach_mul__Tensor, _foreach_zero_>(library);
+  add_piece_kernels<add__Scalar, mul__Scalar, sub__Scalar, div__Scalar, div__Tensor, addcmul_, lerp__Scalar, zero_,
+                    fill__Scalar>(library);
+  add_piece_kernels<add_Scalar, mul_Scalar, sub_Tensor, div_Scalar, div_Tensor, at::_ops::sqrt, at::_ops::abs, at::_ops::neg>(
+      library);
+  add_piece_kernels<_foreach_mul_Scalar, _foreach_add_Scalar, _foreach_sqrt, _foreach_div_ScalarList, _foreach_div_List>(
+      library);
+  add_piece_kernels<_foreach_add__Scalar, _foreach_add__ScalarList, _foreach_addcmul__Scalar, _foreach_lerp__Scalar,
+                    _foreach_div__Scalar, _foreach_div__ScalarList, _foreach_mul__Tensor, _foreach_zero_>(library);
 }
 
 }  // namespace

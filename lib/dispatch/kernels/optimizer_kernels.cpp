@@ -16,8 +16,8 @@
 #include "dispatch/param_storage.hpp"
 #include "dispatch/stand_in/stand_in.hpp"
 
-// Note [Unboxed kernels], for what optimizers write to parameters: to DTensors, or to what stand-ins show. Of those the question is
-// whether the operator is one that passes on to their own kind unchanged (Note [Stand-ins]).
+// Note [Unboxed kernels], for what optimizers write to parameters: to DTensors, or to what stand-ins show. Of those the
+// question is whether the operator is one that passes on to their own kind unchanged (Note [Stand-ins]).
 namespace fsdp {
 
 namespace {

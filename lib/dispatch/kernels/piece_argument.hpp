@@ -47,7 +47,8 @@ struct PieceArgument<at::Tensor&> {
 /// The pieces of a list, borrowed from its tensors: to count references costs as much as all else that is done for a list.
 class BorrowedPieces {
  public:
-  explicit BorrowedPieces(at::TensorList tensors) : count_(tensors.size()), pieces_(std::allocator<at::Tensor>().allocate(count_)) {
+  explicit BorrowedPieces(at::TensorList tensors)
+      : count_(tensors.size()), pieces_(std::allocator<at::Tensor>().allocate(count_)) {
     for (size_t i = 0; i < count_; ++i)
       new (pieces_ + i) at::Tensor(c10::MaybeOwnedTraits<at::Tensor>::createBorrow(piece_of(tensors[i])));
   }

@@ -12,9 +12,9 @@
 #include "dispatch/kernels/unboxed_kernel.hpp"
 #include "dtensor/rules/operator_family.hpp"
 
-// Note [Unboxed kernels], for pointwise operators on DTensors; the question is whether all operands are placed alike, so that the
-// operator runs on their pieces. There autograd and the version counter's layer have nothing to do: nothing records, pieces have
-// no history, and what is written counts here.
+// Note [Unboxed kernels], for pointwise operators on DTensors; the question is whether all operands are placed alike, so that
+// the operator runs on their pieces. There autograd and the version counter's layer have nothing to do: nothing records, pieces
+// have no history, and what is written counts here.
 namespace fsdp {
 
 template <class Op, class Signature>

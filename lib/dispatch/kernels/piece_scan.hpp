@@ -60,7 +60,8 @@ class PieceScan {
   /// A rank that has not got the element of a 0-dim DTensor has a piece of one dimension, which would decide the dtype of a
   /// result where a scalar stands beside it.
   bool may_lack_element() const {
-    return std::ranges::any_of(leaders_, [](const auto* leader) { return leader->dim() == 0 && !leader->spec().is_replicated(); });
+    return std::ranges::any_of(leaders_,
+                               [](const auto* leader) { return leader->dim() == 0 && !leader->spec().is_replicated(); });
   }
   /// A parameter in a scope of its root, where operators see the unsharded one.
   static bool is_shown_whole(const DTensorImpl& dtensor) {

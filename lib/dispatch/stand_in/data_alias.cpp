@@ -39,7 +39,8 @@ void watch_writes_to_data(const at::Tensor& tensor, const at::Tensor& data) {
   }
   // This rank's rows as an ordinary tensor: operators on that pass the owner by, as their writes move the parameter's version.
   const auto* storage = ParamStorage::of(impl);
-  if (storage != nullptr && storage->kind() == ParamStorage::Kind::kSharded && !has_residency_key(impl)) add_residency_key(data);
+  if (storage != nullptr && storage->kind() == ParamStorage::Kind::kSharded && !has_residency_key(impl))
+    add_residency_key(data);
 }
 
 }  // namespace fsdp

@@ -35,8 +35,8 @@ bool drops_dims(const OperatorCall& call) {
   return keepdim >= 0 ? !call.operand(static_cast<size_t>(keepdim)).toBool() : call.name() == "count_nonzero";
 }
 
-/// How a result is placed, of which a rank has `piece_sizes`: dimensions that are cut are the operand's. along: the dimension that
-/// may be gone.
+/// How a result is placed, of which a rank has `piece_sizes`: dimensions that are cut are the operand's. along: the dimension
+/// that may be gone.
 DTensorSpec::Ptr spec_of_result(const DTensorSpec& spec, c10::IntArrayRef piece_sizes, int64_t along) {
   auto sizes = piece_sizes.vec();
   auto placements = spec.placements();

@@ -3,8 +3,8 @@
 #include "dtensor/rules/propagate.hpp"
 #include "tensor/strides.hpp"
 
-// What makes tensors from a DTensor's form, and what draws random numbers. Every rank draws the whole from its generator and keeps its
-// part: the numbers of the unsharded program, and generators that stay in step, without a gather.
+// What makes tensors from a DTensor's form, and what draws random numbers. Every rank draws the whole from its generator and
+// keeps its part: the numbers of the unsharded program, and generators that stay in step, without a gather.
 namespace fsdp {
 
 namespace {

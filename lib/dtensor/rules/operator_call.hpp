@@ -15,8 +15,8 @@
 
 namespace fsdp {
 
-/// Calls `visit(tensor, position in its list or -1)` for every defined tensor of an operand; a defined tensor that it returns takes
-/// the other's place. Lists are the caller's own, so they are copied first.
+/// Calls `visit(tensor, position in its list or -1)` for every defined tensor of an operand; a defined tensor that it returns
+/// takes the other's place. Lists are the caller's own, so they are copied first.
 template <class Visit>
 void replace_tensors(c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {

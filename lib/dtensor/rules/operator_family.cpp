@@ -28,7 +28,8 @@ bool is_reduction(std::string_view name) {
 }
 
 bool draws_in_place(std::string_view name) {
-  static const Names names{"normal_", "uniform_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_", "bernoulli_"};
+  static const Names names{"normal_", "uniform_",    "random_",    "exponential_",
+                           "cauchy_", "log_normal_", "geometric_", "bernoulli_"};
   return names.contains(name);
 }
 
@@ -44,9 +45,10 @@ bool is_pointwise(std::string_view name) {
 
 /// Work along the dimension `dim`, or `dims`, and leave the others alone. Results have the operand's sizes, but along `dim`.
 bool works_along_dim(std::string_view name) {
-  static const Names names{"softmax",  "_softmax", "log_softmax", "_log_softmax", "cumsum",   "cumsum_", "cumprod", "cumprod_",
-                           "logcumsumexp", "sort", "argsort",     "topk",         "flip",     "argmax",  "argmin",  "roll",
-                           "logsumexp", "cummax",  "cummin",      "kthvalue",     "mode",     "nansum",  "aminmax", "count_nonzero"};
+  static const Names names{"softmax", "_softmax", "log_softmax",  "_log_softmax", "cumsum",    "cumsum_",
+                           "cumprod", "cumprod_", "logcumsumexp", "sort",         "argsort",   "topk",
+                           "flip",    "argmax",   "argmin",       "roll",         "logsumexp", "cummax",
+                           "cummin",  "kthvalue", "mode",         "nansum",       "aminmax",   "count_nonzero"};
   return names.contains(name);
 }
 
@@ -110,7 +112,8 @@ OperatorForm read(const c10::OperatorHandle& op) {
   OperatorForm form;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
-    if ((argument.alias_info() != nullptr && argument.alias_info()->isWrite()) || (is_aten && is_written_unsaid(name, argument.name())))
+    if ((argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
+        (is_aten && is_written_unsaid(name, argument.name())))
       form.writes |= uint64_t{1} << std::min<size_t>(i, 63);
     if (argument.name() == "dim" || argument.name() == "dims") form.dim = static_cast<int>(i);
     if (argument.name() == "keepdim") form.keepdim = static_cast<int>(i);

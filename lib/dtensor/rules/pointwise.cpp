@@ -21,7 +21,8 @@ bool has_dtensor(const c10::IValue& value) {
   return found;
 }
 
-/// By which of two operands results are as large as they get. Lists come before tensors, which stand beside them: lr, found_inf.
+/// By which of two operands results are as large as they get. Lists come before tensors, which stand beside them: lr,
+/// found_inf.
 std::array<int64_t, 3> extent(const c10::IValue& value) {
   if (!value.isTensor()) return {1, 0, 0};
   return {0, value.toTensor().dim(), value.toTensor().numel()};
@@ -40,12 +41,13 @@ std::optional<size_t> leading_argument(const OperatorCall& call) {
 
 /// Whether a zero in one rank's piece would be refused there, and nowhere else.
 bool may_divide_by_zero(const OperatorCall& call) {
-  static const std::unordered_set<std::string_view> names{"div",       "div_",       "divide", "divide_", "floor_divide", "floor_divide_",
-                                                          "remainder", "remainder_", "fmod",   "fmod_"};
+  static const std::unordered_set<std::string_view> names{"div",           "div_",      "divide",     "divide_", "floor_divide",
+                                                          "floor_divide_", "remainder", "remainder_", "fmod",    "fmod_"};
   if (!names.contains(call.name())) return false;
   bool are_whole_numbers = true;
   for (const auto& value : call.operands())
-    for_tensors(value, [&](const at::Tensor& tensor, int64_t) { are_whole_numbers &= at::isIntegralType(tensor.scalar_type(), true); });
+    for_tensors(
+        value, [&](const at::Tensor& tensor, int64_t) { are_whole_numbers &= at::isIntegralType(tensor.scalar_type(), true); });
   return are_whole_numbers;
 }
 

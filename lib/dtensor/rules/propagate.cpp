@@ -10,8 +10,8 @@ namespace fsdp {
 
 namespace {
 
-/// Scalars that waited are read, and what is 0-dim and the same everywhere is an ordinary tensor to operators that only read it.
-/// Returns whether DTensors are left.
+/// Scalars that waited are read, and what is 0-dim and the same everywhere is an ordinary tensor to operators that only read
+/// it. Returns whether DTensors are left.
 bool read_scalars(const OperatorCall& call) {
   bool has_dtensors = false;
   const auto family = call.form().family;
@@ -48,10 +48,11 @@ void run_recorded(const OperatorCall& call, torch::jit::Stack* stack) {
       if (dtensor == nullptr) return at::Tensor();
       TORCH_CHECK(!call.is_written(i) || !tensor.requires_grad() || !tensor.is_leaf(),
                   "a leaf Variable that requires grad is being used in an in-place operation.");
-      require(!call.is_written(i),
-              "{}: would write a value that needs a gradient to a tensor that is sharded over ranks, which autograd cannot record; "
-              "write it in a torch::NoGradGuard, or write to fsdp::full_tensor(tensor)",
-              call.op().schema().name());
+      require(
+          !call.is_written(i),
+          "{}: would write a value that needs a gradient to a tensor that is sharded over ranks, which autograd cannot record; "
+          "write it in a torch::NoGradGuard, or write to fsdp::full_tensor(tensor)",
+          call.op().schema().name());
       return tensor.requires_grad() && dtensor->has_piece() ? recorded_whole(tensor, call.name()) : dtensor->whole(call.name());
     });
   call.op().callBoxed(stack);

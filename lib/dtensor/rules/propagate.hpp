@@ -12,15 +12,15 @@
 namespace fsdp {
 
 /// Note [Sharding propagation]
-/// An operator with DTensors among its operands runs by the rule of its family: on pieces where that gives pieces of the result, else
-/// by the general rule. That one is right for every operator: it gathers, runs the operator on ordinary tensors, and cuts back what
-/// was written. Which rule applies follows from sizes and placements of the whole alone, so all ranks take the same, and
-/// collectives never cross. A rank without elements runs what the others run, on some that nobody sees, so that it refuses what they
-/// refuse.
+/// An operator with DTensors among its operands runs by the rule of its family: on pieces where that gives pieces of the
+/// result, else by the general rule. That one is right for every operator: it gathers, runs the operator on ordinary tensors,
+/// and cuts back what was written. Which rule applies follows from sizes and placements of the whole alone, so all ranks take
+/// the same, and collectives never cross. A rank without elements runs what the others run, on some that nobody sees, so that
+/// it refuses what they refuse.
 ///
-/// Views write through to what they show, but for those by a bit (conj): they are copies. One that would show memory as another dtype is
-/// refused. Schemas that do not say what is written (batch norms) and operators made of others that read memory by themselves are named
-/// in operator_family.cpp; the generated test over all operators (test/dtensor) finds them.
+/// Views write through to what they show, but for those by a bit (conj): they are copies. One that would show memory as another
+/// dtype is refused. Schemas that do not say what is written (batch norms) and operators made of others that read memory by
+/// themselves are named in operator_family.cpp; the generated test over all operators (test/dtensor) finds them.
 ///
 /// What autograd would record runs on whole tensors, gathered with a gradient: no piece has a history.
 
@@ -32,9 +32,9 @@ void propagate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::
 std::map<std::string, int64_t> general_rule_counts();
 
 /// Note [Ranks without elements]
-/// A rank that has none of a tensor's elements runs the operator all the same, on some that nobody sees: so that it refuses what the
-/// others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar. What the operator writes is
-/// written on it, too: a parameter with a new version is gathered anew, by all ranks or by none.
+/// A rank that has none of a tensor's elements runs the operator all the same, on some that nobody sees: so that it refuses
+/// what the others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar. What the
+/// operator writes is written on it, too: a parameter with a new version is gathered anew, by all ranks or by none.
 ///
 /// Some for such a piece. is_scalar: of a tensor without dimensions.
 at::Tensor with_elements(const at::Tensor& piece, bool is_scalar);

@@ -59,7 +59,8 @@ bool set_dtypes(Reduction& reduction, const OperatorCall& call, at::ScalarType o
   const auto kind = reduction.combination.kind;
   const int at = call.form().dtype;
   auto result = of_operand;
-  if ((kind == kSum || kind == kProd) && at::isIntegralType(of_operand, /*includeBool=*/true) && call.name() != "mean") result = at::kLong;
+  if ((kind == kSum || kind == kProd) && at::isIntegralType(of_operand, /*includeBool=*/true) && call.name() != "mean")
+    result = at::kLong;
   if (kind == kAny || kind == kAll) result = of_operand == at::kByte ? at::kByte : at::kBool;
   if (at >= 0 && call.operand(static_cast<size_t>(at)).isInt()) result = call.operand(static_cast<size_t>(at)).toScalarType();
   if (at::isComplexType(of_operand) || at::isComplexType(result)) return false;

@@ -11,9 +11,9 @@ namespace fsdp {
 namespace {
 
 /// Note [Dimensions of a view]
-/// Which dimensions of a tensor the dimensions of its view are made of: the operator runs on a meta tensor whose strides are powers of
-/// one large number. Each stride of the result, and its offset, is then a sum of these with small factors, which are read off
-/// like digits. What needs other strides (`view` that joins dimensions) fails on it, and is a window.
+/// Which dimensions of a tensor the dimensions of its view are made of: the operator runs on a meta tensor whose strides are
+/// powers of one large number. Each stride of the result, and its offset, is then a sum of these with small factors, which are
+/// read off like digits. What needs other strides (`view` that joins dimensions) fails on it, and is a window.
 class ViewedDims {
  public:
   static constexpr int kBits = 60;
@@ -60,7 +60,8 @@ std::optional<int64_t> kept_as(const ViewedDims& dims, const at::Tensor& shown, 
   for (int64_t i = 0; i < shown.dim(); ++i) {
     const auto factor = dims.factor(shown.stride(i), dim);
     if (factor == 0) continue;
-    const bool is_it = factor == 1 && !found && shown.size(i) == size && shown.stride(i) == dims.strides()[static_cast<size_t>(dim)];
+    const bool is_it =
+        factor == 1 && !found && shown.size(i) == size && shown.stride(i) == dims.strides()[static_cast<size_t>(dim)];
     if (!is_it) return std::nullopt;
     found = i;
   }

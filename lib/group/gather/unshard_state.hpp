@@ -46,16 +46,20 @@ inline constexpr auto kNoValues = forbidden(
     "using it");
 inline constexpr auto kNoGather = forbidden("a gather has failed that was not under way");
 
+inline constexpr auto kToSharded = to(kSharded), kToUnsharding = to(kUnsharding), kToUnsharded = to(kUnsharded),
+                      kToPost = to(kShardedPostForward), kToUnshardingPost = to(kUnshardingPostForward),
+                      kStaysAliased = to(kAliased), kStaysMeta = to(kMeta);
+
 // clang-format off
 inline constexpr std::array<std::array<UnshardTransition, kUnshardEventCount>, kUnshardStateCount> kUnshardTable = {{
-  //                         kUnshard                    kWaitForUnshard  kReshard      kReshardPostForward      kDropPiece       kGatherFails
-  /*kSharded*/               {to(kUnsharding),            kNotStarted,     to(kSharded), to(kSharded),            to(kSharded),    kNoGather},
-  /*kUnsharding*/            {to(kUnsharding),            to(kUnsharded),  to(kSharded), to(kSharded),            to(kUnsharding), to(kSharded)},
-  /*kUnsharded*/             {to(kUnsharded),             to(kUnsharded),  to(kSharded), to(kShardedPostForward), to(kUnsharded),  kNoGather},
-  /*kShardedPostForward*/    {to(kUnshardingPostForward), kNotStarted,     to(kSharded), to(kShardedPostForward), to(kSharded),    kNoGather},
-  /*kUnshardingPostForward*/ {to(kUnshardingPostForward), to(kUnsharded),  to(kSharded), to(kShardedPostForward), to(kUnsharding), to(kShardedPostForward)},
-  /*kAliased*/               {to(kAliased),               to(kAliased),    to(kAliased), to(kAliased),            to(kAliased),    kNoGather},
-  /*kMeta*/                  {kNoValues,                  kNoValues,       to(kMeta),    to(kMeta),               to(kMeta),       kNoGather},
+  //                         kUnshard           kWaitForUnshard kReshard       kReshardPostForward kDropPiece     kGatherFails
+  /*kSharded*/               {kToUnsharding,     kNotStarted,    kToSharded,    kToSharded,         kToSharded,    kNoGather},
+  /*kUnsharding*/            {kToUnsharding,     kToUnsharded,   kToSharded,    kToSharded,         kToUnsharding, kToSharded},
+  /*kUnsharded*/             {kToUnsharded,      kToUnsharded,   kToSharded,    kToPost,            kToUnsharded,  kNoGather},
+  /*kShardedPostForward*/    {kToUnshardingPost, kNotStarted,    kToSharded,    kToPost,            kToSharded,    kNoGather},
+  /*kUnshardingPostForward*/ {kToUnshardingPost, kToUnsharded,   kToSharded,    kToPost,            kToUnsharding, kToPost},
+  /*kAliased*/               {kStaysAliased,     kStaysAliased,  kStaysAliased, kStaysAliased,      kStaysAliased, kNoGather},
+  /*kMeta*/                  {kNoValues,         kNoValues,      kStaysMeta,    kStaysMeta,         kStaysMeta,    kNoGather},
 }};
 // clang-format on
 

@@ -136,7 +136,8 @@ AllGather Unsharder::start_gather_of_post_forward_piece() {
 
 /// One rank gathers nothing, and no user's collective does it.
 GatherCall Unsharder::call_over(Communicator& comm) const {
-  return {.group = parts_.launched_on(comm), .subject = parts_.name(), .custom = form_.encoded() ? form_.custom().get() : nullptr};
+  return {
+      .group = parts_.launched_on(comm), .subject = parts_.name(), .custom = form_.encoded() ? form_.custom().get() : nullptr};
 }
 
 at::Tensor Unsharder::finish_gather(AllGather gather) const {

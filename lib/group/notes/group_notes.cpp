@@ -39,11 +39,13 @@ void GroupNotes::say_all(const ParamGroup& group) {
     std::vector<std::string> names;
     for (const size_t i : left.params) names.push_back(group.params()[i].name());
     if (!left.is_larger) {
-      warn_once(fmt::format(
-          "{}: another tensor still shows the {} bytes that this parameter had before fully_shard (a view, an alias, or a graph "
-          "of autograd). They are not freed, and to read them is an error from now on: make the tensor anew from the parameter, "
-          "or give it memory of its own (clone) before fully_shard",
-          listed(names), with_separators(left.bytes)));
+      warn_once(
+          fmt::format("{}: another tensor still shows the {} bytes that this parameter had before fully_shard (a view, an "
+                      "alias, or a graph "
+                      "of autograd). They are not freed, and to read them is an error from now on: make the tensor anew from "
+                      "the parameter, "
+                      "or give it memory of its own (clone) before fully_shard",
+                      listed(names), with_separators(left.bytes)));
       continue;
     }
     warn_once(fmt::format(

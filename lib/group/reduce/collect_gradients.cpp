@@ -33,8 +33,8 @@ std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
             param.name());
     if (!dtypes.promotes()) continue;
     const auto unsharded_param = param.unsharded_param();
-    for (const auto& gradient : {unsharded_param.defined() ? accumulated_grad(unsharded_param) : at::Tensor(), store.accumulated(i),
-                                 store.partial_sum(i)})
+    for (const auto& gradient : {unsharded_param.defined() ? accumulated_grad(unsharded_param) : at::Tensor(),
+                                 store.accumulated(i), store.partial_sum(i)})
       if (gradient.defined()) joint = at::promote_types(joint.value_or(gradient.scalar_type()), gradient.scalar_type());
   }
   if (!joint) return std::nullopt;

@@ -94,14 +94,16 @@ void GradientStore::accumulate(const GradientDtypes& dtypes) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const auto dtype = dtypes.reduce_dtype(i);
     const auto unsharded_param = params_[i].unsharded_param();
-    if (dtype == params_[i].spec.param_dtype || !unsharded_param.defined() || !accumulated_grad(unsharded_param).defined()) continue;
+    if (dtype == params_[i].spec.param_dtype || !unsharded_param.defined() || !accumulated_grad(unsharded_param).defined())
+      continue;
     slots_[i].accumulated = take(i).to(dtype);
   }
 }
 
 void GradientStore::drop() {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (const auto unsharded_param = params_[i].unsharded_param(); unsharded_param.defined()) accumulated_grad(unsharded_param).reset();
+    if (const auto unsharded_param = params_[i].unsharded_param(); unsharded_param.defined())
+      accumulated_grad(unsharded_param).reset();
     slots_[i].partial_sum.reset();
     slots_[i].accumulated.reset();
   }

@@ -36,8 +36,8 @@ class GradientStore {
   // --- what no reduction has taken
   /// HSDP without all-reduce: this rank's rows, summed within the shard group so far, in the reduce dtype; undefined if none.
   at::Tensor& partial_sum(size_t index) { return slots_[index].partial_sum; }
-  /// Sum of whole gradients of backwards without reduction, in the reduce dtype where that is not the unsharded parameter's; undefined
-  /// if there is none.
+  /// Sum of whole gradients of backwards without reduction, in the reduce dtype where that is not the unsharded parameter's;
+  /// undefined if there is none.
   at::Tensor& accumulated(size_t index) { return slots_[index].accumulated; }
   bool has_partial_sums() const;
   /// The whole gradient since the last reduction, taken off the unsharded parameter and the sum; undefined if there is none.
@@ -46,8 +46,8 @@ class GradientStore {
   int64_t bytes_to_take(size_t index) const;
   /// An unsharded parameter holds a gradient, or a sum waits.
   bool has_unreduced(bool counts_partial_sums) const;
-  /// After a backward without reduction: adds the unsharded parameters' gradients up in the reduce dtype, if that is another one than
-  /// theirs. Else they stay where autograd adds to them.
+  /// After a backward without reduction: adds the unsharded parameters' gradients up in the reduce dtype, if that is another
+  /// one than theirs. Else they stay where autograd adds to them.
   void accumulate(const GradientDtypes& dtypes);
   /// Drops all of it.
   void drop();

@@ -24,7 +24,8 @@ at::Tensor gradient_piece(const ParamGroup& group, const ReducePart& part, size_
   const auto& param = group.params()[part.indices[i]];
   const auto& shared = param.sharded.shared();
   if (!shared) return local_piece(group, part, i);
-  return shared->piece_on(part.reduce_scatter.output, param.spec.local_sizes, param.spec.local_strides, begin_of(group, part, i));
+  return shared->piece_on(part.reduce_scatter.output, param.spec.local_sizes, param.spec.local_strides,
+                          begin_of(group, part, i));
 }
 
 void add_partial_sums(ParamGroup& group, ReducePart& part) {

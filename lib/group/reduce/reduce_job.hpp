@@ -28,8 +28,8 @@ enum class ReduceOrder : uint8_t {
 /// then free_inputs and finish only take memory back.
 class ReduceJob {
  public:
-  /// Takes the unsharded gradients off the unsharded parameters and packs them. is_behind_one: another of the group's is under way in
-  /// turn, so this one is, too. The group outlives this.
+  /// Takes the unsharded gradients off the unsharded parameters and packs them. is_behind_one: another of the group's is under
+  /// way in turn, so this one is, too. The group outlives this.
   ReduceJob(ParamGroup& group, bool is_behind_one);
   ReduceJob(ReduceJob&&) = default;
   ReduceJob& operator=(ReduceJob&&) = default;

@@ -12,7 +12,7 @@ namespace fsdp {
 struct ReductionConfig {
   bool requires_gradient_sync = true;
   bool requires_all_reduce = true;      ///< HSDP: false adds up partial sums
-  bool reduces_unused_params = false;   ///< T11: absent gradients take part as zero
+  bool reduces_unused_params = false;   ///< absent gradients take part as zeros
   /// Sum in the collective and divide outside, also where the group can multiply in the collective (NCCL).
   bool forces_sum = false;
   /// Where the policy has no reduce_dtype: in the dtypes that parameters are kept in, instead of those that they are

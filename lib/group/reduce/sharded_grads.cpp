@@ -24,7 +24,8 @@ bool is_user_hook(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook)
   return dynamic_cast<const UnshardedKeeper*>(hook.get()) == nullptr;
 }
 
-/// User hooks on what is registered, which autograd itself never reaches: they see the reduced gradient, in the parameter's form.
+/// User hooks on what is registered, which autograd itself never reaches: they see the reduced gradient, in the parameter's
+/// form.
 at::Tensor run_gradient_hooks(const FSDPParam& param, at::Tensor gradient) {
   const auto& placed = param.spec.dtensor;
   if (placed) gradient = make_dtensor(gradient, placed, WholeStorage::Message::kFull);
@@ -203,7 +204,8 @@ bool has_user_hooks(const FSDPParam& param) {
   // torch::autograd::grad has put the unsharded tensor's accumulator in the place of the one that a user keeps.
   const auto& shared = param.sharded.shared();
   return fields.post_acc_grad_hooks_ != nullptr || std::any_of(fields.hooks_.begin(), fields.hooks_.end(), is_user_hook) ||
-         ((!fields.grad_accumulator_.expired() || (shared != nullptr && shared->knows_accumulators())) && has_accumulator_hooks(param));
+         ((!fields.grad_accumulator_.expired() || (shared != nullptr && shared->knows_accumulators())) &&
+          has_accumulator_hooks(param));
 }
 
 }  // namespace fsdp

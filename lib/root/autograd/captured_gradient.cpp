@@ -49,7 +49,8 @@ at::Tensor reduced(const ParamGroup& group, size_t index, const at::Tensor& grad
 
 class MeanWithHistory : public torch::autograd::Function<MeanWithHistory> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& gradient, const ParamGroup* group, size_t index) {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& gradient, const ParamGroup* group,
+                            size_t index) {
     const auto& spec = group->params()[index].spec;
     const std::vector<Placement> everywhere(static_cast<size_t>(group->identity().mesh_info.mesh.ndim()), Replicate{});
     const auto way = way_to(unreduced(*group, spec), everywhere, "gradient");
