@@ -11,7 +11,7 @@
 #include "support/ranks.hpp"
 #include "support/skip.hpp"
 #include "temporary_folder.hpp"
-#include "tensor/draw.hpp"
+#include "support/draw.hpp"
 
 // A program that saves, killed at random moments. FSDP_KILLS says how many.
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tensor/draw.hpp"
+#include "support/draw.hpp"
 
 namespace fsdp::test {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "tensor/draw.hpp"
+#include "support/draw.hpp"
 
 namespace fsdp::test {
 

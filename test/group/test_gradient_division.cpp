@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "group/reduce/gradient_division.hpp"
-#include "tensor/draw.hpp"
+#include "support/draw.hpp"
 
 // What gradients are divided by. processes/test_fsdp2_mixed_precision.py compares with FSDP2's rule.
 namespace fsdp {

@@ -12,7 +12,7 @@
 #include "comm/forwarding.hpp"
 #include "group/group_layout.hpp"
 #include "tensor/shard_part.hpp"
-#include "tensor/split_log.hpp"
+#include "support/split_log.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp::test {

@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "support/models.hpp"
-#include "tensor/logged_lines.hpp"
+#include "support/logged_lines.hpp"
 
 // What a group says in the log when its first step begins. A process says each text once, so every case has names of
 // its own.

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "nccl_training.hpp"
-#include "tensor/logged_lines.hpp"
+#include "support/logged_lines.hpp"
 
 namespace fsdp::test {
 namespace {

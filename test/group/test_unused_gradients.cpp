@@ -1,9 +1,9 @@
 #include <catch2/catch.hpp>
 
 #include "support/models.hpp"
-#include "tensor/logged_lines.hpp"
+#include "support/logged_lines.hpp"
 
-// Gradients that no optimizer uses are warned of (A7). A process says each text once, so every case has names of its
+// Gradients that no optimizer uses are warned of. A process says each text once, so every case has names of its
 // own.
 
 namespace fsdp::test {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Optimizers built before fully_shard (A7).
+// Optimizers built before fully_shard.
 
 namespace fsdp::test {
 namespace {

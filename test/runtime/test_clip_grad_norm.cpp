@@ -4,7 +4,7 @@
 
 #include "support/models.hpp"
 
-// Clipping by the global norm (A1).
+// Clipping by the global norm.
 
 namespace fsdp::test {
 namespace {

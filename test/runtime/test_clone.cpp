@@ -3,7 +3,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 
-// Independent sharded copies, EMA, and what LibTorch's own clone() leaves behind (A8).
+// Independent sharded copies, EMA, and what LibTorch's own clone() leaves behind.
 
 namespace fsdp::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// fsdp::to: another dtype or device for a module that is sharded already (A9).
+// fsdp::to: another dtype or device for a module that is sharded already.
 
 namespace fsdp::test {
 namespace {

@@ -3,7 +3,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 
-// Full parameters in scope, and apply on top of it (A2).
+// Full parameters in scope, and apply on top of it.
 
 namespace fsdp::test {
 namespace {
@@ -24,12 +24,6 @@ void check_whole(const Rank& rank, const torch::nn::Module& model, const torch::
     rank.check_identical(parameter.detach(), expected[i].second.detach(), what + ": " + name);
     rank.check(parameter.requires_grad() == expected[i].second.requires_grad(), what + ": requires_grad of " + name);
   }
-}
-
-std::vector<Tensor> tensors_of(const NamedTensors& named) {
-  std::vector<Tensor> tensors;
-  for (auto& [name, tensor] : named) tensors.push_back(tensor);
-  return tensors;
 }
 
 std::vector<Tensor> clones(const std::vector<Tensor>& tensors) {

@@ -4,7 +4,7 @@
 
 #include "support/models.hpp"
 
-// What fsdp::Initializer draws (A3).
+// What fsdp::Initializer draws.
 
 namespace fsdp::test {
 namespace {

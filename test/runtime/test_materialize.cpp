@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// Modules built on the meta device: sharded, then given only this rank's memory and values (A3).
+// Modules built on the meta device: sharded, then given only this rank's memory and values.
 
 namespace fsdp::test {
 namespace {

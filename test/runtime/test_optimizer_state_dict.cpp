@@ -3,7 +3,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 
-// State dicts of optimizers: kinds, keys, worlds (A5).
+// State dicts of optimizers: kinds, keys, worlds.
 
 namespace fsdp::test {
 namespace {

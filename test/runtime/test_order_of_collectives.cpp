@@ -4,7 +4,7 @@
 
 #include "support/models.hpp"
 
-// Which collectives run, and in which order (T2, T3, T4).
+// Which collectives run, and in which order.
 
 namespace fsdp::test {
 namespace {

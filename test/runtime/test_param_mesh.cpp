@@ -2,7 +2,7 @@
 
 #include "support/expert_model.hpp"
 #include "support/sample.hpp"
-#include "tensor/draw.hpp"
+#include "support/draw.hpp"
 
 // Parameters on a mesh of their own, beside those of their module's mesh.
 

@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 #include "support/sample.hpp"
-#include "tensor/draw.hpp"
+#include "support/draw.hpp"
 
 // Parameters that are neither sharded nor ignored: replicated, their gradients averaged with the group's.
 

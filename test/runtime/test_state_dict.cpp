@@ -8,7 +8,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 
-// State dicts of modules: full, sharded, local; saved and loaded (A5).
+// State dicts of modules: full, sharded, local; saved and loaded.
 
 namespace fsdp::test {
 namespace {

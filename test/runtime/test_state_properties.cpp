@@ -5,7 +5,7 @@
 #include "support/drawn_module.hpp"
 
 // Materialising, sending from the first rank and converting, for modules drawn at random: any number of
-// dimensions, empty ones, strides, dtypes, groups, ranks and meshes (A3, A4, A9).
+// dimensions, empty ones, strides, dtypes, groups, ranks and meshes.
 
 namespace fsdp::test {
 namespace {

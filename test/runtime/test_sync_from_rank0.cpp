@@ -2,7 +2,7 @@
 
 #include "support/models.hpp"
 
-// All ranks start with the first rank's parameters and buffers (A4), and buffers are left alone afterwards.
+// All ranks start with the first rank's parameters and buffers, and buffers are left alone afterwards.
 
 namespace fsdp::test {
 namespace {

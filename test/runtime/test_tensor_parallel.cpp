@@ -2,7 +2,7 @@
 
 #include "support/sample.hpp"
 #include "support/tensor_parallel_model.hpp"
-#include "tensor/draw.hpp"
+#include "support/draw.hpp"
 
 // Modules that hold their tensor-parallel rank's part of a tensor, sharded further by data parallelism.
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "draw.hpp"
+#include "support/draw.hpp"
 
 namespace fsdp::test {
 

@@ -1,8 +1,8 @@
 #include <catch2/catch.hpp>
 
-#include "draw.hpp"
+#include "support/draw.hpp"
 #include "fsdp/error.hpp"
-#include "split_log.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "tensor/flat_run.hpp"
 

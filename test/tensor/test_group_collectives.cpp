@@ -4,7 +4,7 @@
 #include "collectives/all_gather.hpp"
 #include "collectives/buffer.hpp"
 #include "collectives/reduce_scatter.hpp"
-#include "draw.hpp"
+#include "support/draw.hpp"
 #include "support/ranks.hpp"
 #include "tensor/shard_part.hpp"
 

@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
-#include "draw.hpp"
-#include "printed.hpp"
+#include "support/draw.hpp"
+#include "support/printed.hpp"
 #include "tensor/index_ranges.hpp"
 
 namespace fsdp::test {

@@ -1,8 +1,8 @@
 #include <catch2/catch.hpp>
 
 #include "fsdp/error.hpp"
-#include "printed.hpp"
-#include "split_log.hpp"
+#include "support/printed.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "tensor/local_piece.hpp"
 #include "tensor/piece_map.hpp"

@@ -2,7 +2,7 @@
 
 #include "fsdp/dtensor.hpp"
 #include "fsdp/testing/recording.hpp"
-#include "printed.hpp"
+#include "support/printed.hpp"
 #include "support/ranks.hpp"
 #include "tensor/redistribution_plan.hpp"
 #include "whole_tensors.hpp"

@@ -3,9 +3,9 @@
 #include <torch/torch.h>
 
 #include "dense_tensor.hpp"
-#include "draw.hpp"
+#include "support/draw.hpp"
 #include "fsdp/error.hpp"
-#include "split_log.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "tensor/shard_part.hpp"
 

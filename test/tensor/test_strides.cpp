@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "dense_tensor.hpp"
-#include "draw.hpp"
+#include "support/draw.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp::test {

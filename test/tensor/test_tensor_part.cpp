@@ -1,10 +1,10 @@
 #include <catch2/catch.hpp>
 
-#include "draw.hpp"
+#include "support/draw.hpp"
 #include "fsdp/dtensor.hpp"
 #include "fsdp/error.hpp"
 #include "mesh/merged_mesh.hpp"
-#include "printed.hpp"
+#include "support/printed.hpp"
 #include "support/ranks.hpp"
 #include "tensor/shard_part.hpp"
 #include "tensor/tensor_part.hpp"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "draw.hpp"
+#include "support/draw.hpp"
 
 namespace fsdp::test {
 

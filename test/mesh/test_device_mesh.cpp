@@ -2,7 +2,7 @@
 
 #include "fsdp/device_mesh.hpp"
 #include "fsdp/error.hpp"
-#include "split_log.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "support/ranks.hpp"
 

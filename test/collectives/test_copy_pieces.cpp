@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "collectives/copy_pieces.hpp"
-#include "draw.hpp"
+#include "support/draw.hpp"
 
 namespace fsdp::test {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "fsdp/error.hpp"
 #include "mesh/mesh_init.hpp"
-#include "split_log.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "support/ranks.hpp"
 

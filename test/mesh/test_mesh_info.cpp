@@ -1,10 +1,10 @@
 #include <catch2/catch.hpp>
 
 #include "fsdp/error.hpp"
-#include "logged_lines.hpp"
+#include "support/logged_lines.hpp"
 #include "mesh/mesh_info.hpp"
-#include "printed.hpp"
-#include "split_log.hpp"
+#include "support/printed.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "support/ranks.hpp"
 #include "support/scoped_environment.hpp"

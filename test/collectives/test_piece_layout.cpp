@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "collectives/piece_layout.hpp"
-#include "draw.hpp"
+#include "support/draw.hpp"
 
 namespace fsdp::test {
 namespace {

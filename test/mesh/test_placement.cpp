@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "fsdp/placement.hpp"
-#include "printed.hpp"
+#include "support/printed.hpp"
 
 namespace fsdp::test {
 

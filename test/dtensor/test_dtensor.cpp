@@ -2,8 +2,8 @@
 
 #include "fsdp/dtensor.hpp"
 #include "fsdp/error.hpp"
-#include "printed.hpp"
-#include "split_log.hpp"
+#include "support/printed.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "support/ranks.hpp"
 

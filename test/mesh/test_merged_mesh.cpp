@@ -3,8 +3,8 @@
 #include "fsdp/error.hpp"
 #include "mesh/merged_mesh.hpp"
 #include "mesh/mesh_info.hpp"
-#include "printed.hpp"
-#include "split_log.hpp"
+#include "support/printed.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 #include "support/ranks.hpp"
 

@@ -1,9 +1,9 @@
 #include <catch2/catch.hpp>
 
 #include "fsdp/error.hpp"
-#include "logged_lines.hpp"
+#include "support/logged_lines.hpp"
 #include "mesh/mesh_device.hpp"
-#include "split_log.hpp"
+#include "support/split_log.hpp"
 #include "support/error_of.hpp"
 
 namespace fsdp::test {
