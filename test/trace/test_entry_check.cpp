@@ -3,6 +3,7 @@
 #include <future>
 #include <stdexcept>
 
+#include "support/patience.hpp"
 #include "support/silent_store.hpp"
 #include "trace/desync/entry_check.hpp"
 #include "watched_rank.hpp"
@@ -59,8 +60,8 @@ TEST_CASE("a rank with another entry, and one that does not come, are named", "[
 
 TEST_CASE("a board that does not answer for a while is asked again until the timeout", "[group][entry_check]") {
   const auto store = c10::make_intrusive<SilentStore>();
-  const auto notices = store_notice_board(store, std::chrono::milliseconds(20));
-  WatchedRank zero(notices, 0, 2), one(notices, 1, 2);
+  WatchedRank zero(store_notice_board(store, std::chrono::milliseconds(20)), 0, 2);
+  WatchedRank one(store_notice_board(store, beyond_patience()), 1, 2);
   for (auto* rank : {&zero, &one}) rank->gather(0);
   post_entry(one);
   store->cut();
