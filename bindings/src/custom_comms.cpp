@@ -151,9 +151,9 @@ void set_custom_reduce_scatter(ShardedModule& module, py::object comm, py::objec
 py::list group_comms(ShardedModule& module) {
   py::list comms;
   for (const auto& group : handles::state(module.controls()).live_groups()) {
-    const auto& config = group->gradients().config;
+    const auto& config = group->options().reduce;
     comms.append(py::make_tuple(group->identity().mesh_info.shard_group->ranks(),
-                                object_of<PythonAllGather>(group->unsharder().form().custom()),
+                                object_of<PythonAllGather>(group->options().memory.custom_all_gather),
                                 object_of<PythonReduceScatter>(config.custom_reduce_scatter), config.forces_sum,
                                 config.max_input_buffers));
   }

@@ -6,6 +6,7 @@
 #include "hooked/hooked_handle.hpp"
 #include "module/handles.hpp"
 #include "options.hpp"
+#include "root/configure.hpp"
 #include "shown/dtensor_handle.hpp"
 #include "shown/shown_registry.hpp"
 
@@ -97,10 +98,8 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
     py::gil_scoped_release no_gil;
     return fsdp::fully_shard(raw, call.options);
   }();
-  for (const auto& group : handles::state(controls).live_groups()) {
-    group->gradients().config.in_own_dtype = call.reduces_in_own_dtype;
-    group->gradients().dtypes.plan();
-  }
+  for (const auto& group : handles::state(controls).live_groups())
+    configure(*group, [&](GroupOptions& options) { options.reduce.in_own_dtype = call.reduces_in_own_dtype; });
   std::vector<bool> is_exempt;
   for (const auto& unit : raw) is_exempt.push_back(call.options.mp_policy.is_exempt && call.options.mp_policy.is_exempt(*unit));
   Params params;

@@ -17,7 +17,7 @@ using Originals = std::unordered_map<const c10::TensorImpl*, py::object>;
 struct ShardCall {
   FullyShardOptions options;
   std::optional<at::ScalarType> input_dtype, output_dtype;
-  bool reduces_in_own_dtype = false;  ///< see ReductionConfig
+  bool reduces_in_own_dtype = false;  ///< see ReduceOptions
   py::object apply_to_tensors;
 };
 

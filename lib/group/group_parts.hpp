@@ -37,7 +37,6 @@ struct GroupParts {
   std::unique_ptr<GroupSanitizer> sanitizer = nullptr;  ///< null unless the sanitizer mode is on
   EvalPrecision eval_precision = {};  ///< of full_precision_in_eval, where the policy asks for it
   bool is_cast = false;               ///< a parameter is gathered in another dtype than it is kept in
-  bool has_symmetric_memory = false;  ///< see symmetric_memory.hpp
 
   ParamOwner& owner() const { return **link; }
   const std::string& name() const { return identity.name; }

@@ -62,18 +62,6 @@ struct GroupConversion {
   std::optional<at::ScalarType> dtype = {};  ///< of floating-point parameters
 };
 
-/// What a group's unsharded parameters do between forward and backward, and after it.
-struct GroupPolicy {
-  ReshardPlan after_forward;           ///< set when the root is known
-  bool is_after_forward_unset = false;  ///< `after_forward` is a default: a byte budget may decide instead
-  bool reshard_after_backward = true;
-  /// What is kept after forward stays when the forward ends without a backward to come, too (FSDP2), until the
-  /// end of the next backward or `reshard`.
-  bool stays_after_evaluation = false;
-  bool prefetch_in_backward = true;    ///< FSDP2's set_unshard_in_backward
-  std::vector<std::weak_ptr<class ParamGroup>> forward_prefetch, backward_prefetch;
-};
-
 /// For the plan of its layout.
 LayoutParam layout_param(const GroupParam& param);
 

@@ -8,6 +8,7 @@
 #include "group/gather/prepared_extension.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/shard_rows.hpp"
+#include "group/symmetric_memory.hpp"
 #include "param/param_placements.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -65,7 +66,7 @@ void take_over_gradient(FSDPParam& param, int shard_rank) {
 ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig config, const std::vector<GroupParam>& params)
     : parts_{.link = std::move(link), .identity = std::move(identity), .config = std::move(config)},
       unsharder_(parts_, extensions_of(params)),
-      gradients_(parts_, params.size()),
+      gradients_(parts_, options_.reduce, params.size()),
       changes_(parts_, gradients_, notes_) {
   BelowResidency below;
   const auto& info = parts_.identity.mesh_info;
@@ -118,6 +119,24 @@ void ParamGroup::attach() {
   notes_.left().settle([&](size_t i) { return parts_.params[i].name(); });
   gradients_.dtypes.plan();
   unsharder_.rest();
+}
+
+void ParamGroup::set_options(GroupOptions options) {
+  auto& form = unsharder_.form();
+  const auto& custom = options.memory.custom_all_gather;
+  const bool travels_otherwise = custom != options_.memory.custom_all_gather;
+  auto encoded = travels_otherwise ? form.plan_with(custom.get(), parts_, parts_.layout, stored_dtypes(parts_)) : nullptr;
+  // Nothing of what follows fails.
+  const auto before = std::exchange(options_, std::move(options));
+  const auto& memory = options_.memory;
+  if (travels_otherwise) {
+    form.set_custom(memory.custom_all_gather);
+    unsharder_.set_encoded(std::move(encoded));
+  }
+  if (memory.has_symmetric_memory != before.memory.has_symmetric_memory) symmetric_memory_changed(*this);
+  unsharder_.memory().set_keeps(memory.keeps_unsharded_storage);
+  if (options_.residency.after_forward != before.residency.after_forward) unsharder_.drop_post_forward_piece();
+  if (options_.reduce.in_own_dtype != before.reduce.in_own_dtype) gradients_.dtypes.plan();
 }
 
 }  // namespace fsdp

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "group/gather/unsharder.hpp"
+#include "group/group_options.hpp"
 #include "group/group_parts.hpp"
 #include "group/notes/group_notes.hpp"
 #include "group/reduce/group_gradients.hpp"
@@ -43,18 +44,15 @@ class ParamGroup final {
   UserChanges& changes() { return changes_; }
   GroupNotes& notes() { return notes_; }
 
-  /// Its root sets it (fsdp::set_policy).
-  const GroupPolicy& policy() const { return policy_; }
-  template <class Value>
-  void set_policy(Value GroupPolicy::*option, Value value) {
-    policy_.*option = std::move(value);
-  }
+  const GroupOptions& options() const { return options_; }
+  /// Does what follows, too; but its root is to tell the scheduler (root/configure.hpp). If it throws, nothing has changed.
+  void set_options(GroupOptions options);
 
  private:
   GroupParts parts_;
   std::vector<TiedParam> tied_;  // until attach
+  GroupOptions options_;
   Unsharder unsharder_;
-  GroupPolicy policy_;
   GroupGradients gradients_;
   GroupNotes notes_;
   UserChanges changes_;

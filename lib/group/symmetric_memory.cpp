@@ -7,27 +7,26 @@ namespace fsdp {
 
 namespace {
 
-bool may_use_slots(const GroupParts& parts) {
-  return parts.has_symmetric_memory && parts.identity.mesh_info.shard_size() > 1;
+bool may_use_slots(const ParamGroup& group) {
+  return group.options().memory.has_symmetric_memory && group.identity().mesh_info.shard_size() > 1;
 }
 
 }  // namespace
 
-void set_symmetric_memory(ParamGroup& group, bool value) {
-  auto& parts = group.parts();
-  parts.has_symmetric_memory = value;
+void symmetric_memory_changed(ParamGroup& group) {
   group.unsharder().memory().drop_kept();
-  if (value) return;
-  parts.comm_ctx->gather_slots.remove(group);
-  parts.comm_ctx->reduction_slots.remove(group);
+  if (group.options().memory.has_symmetric_memory) return;
+  auto& shared = *group.parts().comm_ctx;
+  shared.gather_slots.remove(group);
+  shared.reduction_slots.remove(group);
 }
 
 bool gathers_in_slots(const ParamGroup& group) {
-  return may_use_slots(group.parts()) && group.unsharder().form().encoded() == nullptr;
+  return may_use_slots(group) && group.unsharder().form().encoded() == nullptr;
 }
 
 bool reduces_in_slots(const ParamGroup& group) {
-  return may_use_slots(group.parts()) && !group.gradients().config.custom_reduce_scatter;
+  return may_use_slots(group) && !group.options().reduce.custom_reduce_scatter;
 }
 
 }  // namespace fsdp

@@ -74,6 +74,8 @@ struct ReshardPlan {
   /// The `ranks` ranks that gather together in backward, in shard order: shard ranks
   /// j * ranks .. (j + 1) * ranks of one replica. Null unless 1 < ranks < shard size.
   std::shared_ptr<Communicator> post_forward_group;
+
+  bool operator==(const ReshardPlan&) const = default;
 };
 
 /// The plan for groups of `ranks` ranks. 1 warns once and means false; the shard size means true.

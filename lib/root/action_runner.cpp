@@ -45,7 +45,10 @@ void ActionRunner::remove(ParamGroup& group) {
 }
 
 void ActionRunner::facts_changed(const ParamGroup& group) {
-  scheduler_.groups().set_facts(group.identity().id, facts_of(group));
+  auto facts = facts_of(group);
+  const int id = group.identity().id;
+  if (scheduler_.groups()[id].facts == facts) return;
+  scheduler_.groups().set_facts(id, std::move(facts));
   scheduler_.budget().invalidate();
 }
 
@@ -112,12 +115,12 @@ void ActionRunner::unshard_now(ParamGroup& group) {
 void ActionRunner::reshard_now(ParamGroup& group, bool after_forward) {
   GroupPort::of(group).mark_not_ready();
   if (!after_forward) return group.unsharder().reshard();
-  const auto& over = group.policy().after_forward.post_forward_group;
+  const auto& over = group.options().residency.after_forward.post_forward_group;
   group.unsharder().reshard_after_forward(over && !group.changes().is_stale() ? over : nullptr);  // may find no memory
 }
 
 void ActionRunner::prefetch_listed(const ParamGroup& group) {
-  const auto& policy = group.policy();
+  const auto& policy = group.options().residency;
   for (const auto& weak : is_backward(step_.state()) ? policy.backward_prefetch : policy.forward_prefetch) {
     const auto listed = weak.lock();
     if (!listed || listed->unsharder().is_held()) continue;

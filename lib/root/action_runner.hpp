@@ -21,7 +21,7 @@ class ActionRunner {
   /// Takes a group over; in the order of use as far as it is known (depth-first).
   void add(ParamGroup& group);
   void remove(ParamGroup& group);
-  /// Another layout, dtype or device has come: the scheduler is told.
+  /// Another layout, dtype, device or option has come: the scheduler is told, if that is news to it.
   void facts_changed(const ParamGroup& group);
 
   const std::vector<ParamGroup*>& groups() const { return comm_ctx_.groups; }

@@ -23,12 +23,12 @@ bool has_all_gradients(const ParamGroup& group) {
   // Ranks may use different parameters then: no rank may start a reduction because its own are
   // complete, or the order of collectives would depend on the data.
   const auto& gradients = group.gradients();
-  return !gradients.config.reduces_unused_params && gradients.store.is_complete(gradients.trainable_count);
+  return !gradients.options.reduces_unused_params && gradients.store.is_complete(gradients.trainable_count);
 }
 
 bool owes_zeros(const ParamGroup& group) {
   const auto& gradients = group.gradients();
-  return gradients.config.requires_gradient_sync && gradients.config.reduces_unused_params && gradients.trainable_count > 0;
+  return gradients.options.requires_gradient_sync && gradients.options.reduces_unused_params && gradients.trainable_count > 0;
 }
 
 void BackwardReducer::on_last_gradient(ParamGroup& group) {
@@ -38,10 +38,10 @@ void BackwardReducer::on_last_gradient(ParamGroup& group) {
   }
   auto& reductions = runner_.reductions();
   reductions.launch_behind_backward();
-  if (!group.gradients().config.requires_gradient_sync) return;
+  if (!group.options().reduce.requires_gradient_sync) return;
   // Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
   // earlier reductions, and over a communicator of its own the gather need not.
-  const bool gathers_first = group.gradients().config.uses_separate_group;
+  const bool gathers_first = group.options().reduce.uses_separate_group;
   const auto* gathered = gathers_first ? gather_before_reduce(group) : nullptr;
   auto reduction = pack(group);
   if (!gathers_first) gathered = gather_before_reduce(group);
@@ -90,7 +90,7 @@ ReduceJob BackwardReducer::pack(ParamGroup& group) {
 /// gathered: in the room that the reduction's group has left; null: nothing.
 ReductionQueue::Waits BackwardReducer::hold_back(ReduceJob& reduction, const ParamGroup* gathered) {
   using Waits = ReductionQueue::Waits;
-  if (gathered == nullptr || !reduction.group().gradients().config.uses_separate_group) return Waits::kNot;
+  if (gathered == nullptr || !reduction.group().options().reduce.uses_separate_group) return Waits::kNot;
   // Groups over other ranks may have other bytes there, by which these would come to another order.
   const auto& ranks = reduction.group().identity().mesh_info.shard_group;
   if (std::ranges::any_of(runner_.groups(),
@@ -110,7 +110,7 @@ namespace {
 /// What the backward has left is added up for a later one.
 void end_backward(ParamGroup& group) {
   auto& gradients = group.gradients();
-  if (!gradients.config.requires_gradient_sync) gradients.store.accumulate(gradients.dtypes);
+  if (!gradients.options.requires_gradient_sync) gradients.store.accumulate(gradients.dtypes);
   gradients.store.end_backward();
 }
 

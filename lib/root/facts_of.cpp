@@ -6,7 +6,7 @@ namespace fsdp {
 
 GroupFacts facts_of(const ParamGroup& group) {
   const auto& parts = group.parts();
-  const auto& policy = group.policy();
+  const auto& policy = group.options().residency;
   return {.name = group.name(),
           .unsharded_bytes = parts.unsharded_bytes(),
           // Without values it is asked for, which says so.

@@ -71,13 +71,4 @@ std::shared_ptr<ParamGroup> make_group(GroupIdentity identity, GroupConfig confi
 /// Whose the group is: from RootContext::add on.
 inline RootContext& root_of(const ParamGroup& group) { return *GroupPort::of(group).root(); }
 
-/// Sets it, and tells the scheduler.
-template <class Value>
-void set_policy(ParamGroup& group, Value GroupPolicy::*option, Value value) {
-  auto& root = root_of(group);
-  std::lock_guard lock(root.mutex());
-  group.set_policy(option, std::move(value));
-  root.runner().facts_changed(group);
-}
-
 }  // namespace fsdp

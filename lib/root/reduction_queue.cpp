@@ -20,7 +20,7 @@ bool ReductionQueue::has_in_turn(const ParamGroup& group) const {
 /// By default one reduction under way at a time (and one all-reduce behind it): two groups' gradients are never packed
 /// together.
 void ReductionQueue::make_room(const ParamGroup& group) {
-  const auto limit = static_cast<size_t>(group.gradients().config.max_input_buffers);
+  const auto limit = static_cast<size_t>(group.options().reduce.max_input_buffers);
   if (sharers_) {
     // What other roots have left under way goes first: they are further back in time.
     size_t alive = inputs();

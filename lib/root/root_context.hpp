@@ -26,6 +26,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   struct Options {
     bool is_last_backward = true;
     ReduceScatterStart reduce_scatter_start = ReduceScatterStart::kBySize;
+    Scheduler::Options schedule = {};
   };
 
   RootMutex& mutex() { return mutex_; }
@@ -66,6 +67,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
 
   /// Groups, scheduler, and what the groups share.
   ActionRunner& runner() { return runner_; }
+  /// What users set of the root; `configure` changes it.
   Options& options() { return options_; }
   struct Hooks {
     std::shared_ptr<StepHooks> modules;  ///< what only the module tree knows; may be null

@@ -148,7 +148,7 @@ void RootContext::begin_backward(int64_t task) {
     // Written between forward and backward: what autograd saved is out of date, and is to say so.
     if (group->unsharder().is_held()) group->changes().sync_versions();
     // Zeros are for what is trainable now.
-    if (group->gradients().config.reduces_unused_params) group->changes().sync_requires_grad();
+    if (group->options().reduce.reduces_unused_params) group->changes().sync_requires_grad();
   }
   watch_end_of(task);
 }

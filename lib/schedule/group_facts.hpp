@@ -18,7 +18,7 @@ struct GroupFacts {
   bool reshards_after_forward = true;
   bool is_after_forward_unset = false;  ///< that is a default: a byte budget may decide instead
   bool reshards_after_backward = true;
-  bool stays_after_evaluation = false;  ///< GroupPolicy::stays_after_evaluation
+  bool stays_after_evaluation = false;  ///< ResidencyOptions::stays_after_evaluation
   bool prefetches_in_backward = true;   ///< it is gathered ahead there
   bool has_forward_list = false, has_backward_list = false;  ///< a prefetch list says what is gathered with its use
 

@@ -12,7 +12,7 @@ enum class Hold : uint8_t {
   kByUser,           ///< unshard() was called
   kListed,           ///< gathered ahead because a prefetch list, perhaps another root's, said so; not used yet
   kAheadOfBackward,  ///< gathered at the end of a forward for the backward, which has not begun
-  kAfterEvaluation,  ///< left there by a forward without a backward (GroupPolicy::stays_after_evaluation)
+  kAfterEvaluation,  ///< left there by a forward without a backward (ResidencyOptions::stays_after_evaluation)
 };
 inline constexpr size_t kHoldCount = 4;
 

@@ -8,11 +8,11 @@ from structure.rule import Rule, full_name, is_in_type, short
 RULES = [
     Rule("inner parts", 0, "uses of a group's inner parts outside of group/ and root/",
          "ask the group or its root; what follows from a change is the owner's business"),
-    Rule("changeable parts", 0, "ways to change a group's parts from outside", "make parts() const; RootContext changes groups"),
+    Rule("changeable parts", 0, "ways to change a group's parts from outside", "make parts() const; root/ changes groups"),
     Rule("changing structs", 0, "functions that change a struct with public data", "make it a class, or the functions free ones"),
     Rule("callbacks", 0, "std::function", "pass who is to be asked as an argument, or name an interface"),
     Rule("untyped owners", 0, "shared_ptr<void>", "name an interface with a virtual destructor"),
-    Rule("written settings", 0, "settings written past their owner", "RootContext::configure"),
+    Rule("written settings", 0, "settings written past their owner", "configure (root/configure.hpp)"),
     Rule("decisions", 0, "enums of what schedule/ decides", "move the decision to schedule/"),
 ]
 INNER = re.compile(r"(?:\.|->)(?:unsharder|gradients|changes|notes)\(\)")

@@ -10,6 +10,7 @@
 
 #include "fsdp/error.hpp"
 #include "module/handles.hpp"
+#include "root/configure.hpp"
 #include "root/group_port.hpp"
 #include "hooked/late_hooks.hpp"
 #include "sharded_module/applied_params.hpp"
@@ -66,7 +67,7 @@ void ShardedModule::find_params() {
   by_state()[&handles::state(controls_)] = weak_from_this();
   std::vector<std::shared_ptr<ShownParam>> found;
   for (const auto& group : handles::state(controls_).live_groups()) {
-    set_policy(*group, &GroupPolicy::stays_after_evaluation, true);
+    configure(*group, [](GroupOptions& options) { options.residency.stays_after_evaluation = true; });
     for (const auto& param : group->params())
       if (!param.has_moved_away)
         if (auto shown = shown_registry().find(param.sharded_param())) found.push_back(std::move(shown));
@@ -110,7 +111,7 @@ bool ShardedModule::is_kept() const {
   return std::ranges::any_of(groups, [](const auto& group) {
     const auto& holds = root_of(*group).runner().scheduler().groups()[group->identity().id].holds;
     const bool is_meant_to = holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation);
-    return group->unsharder().is_held() && (is_meant_to || !group->policy().reshard_after_backward);
+    return group->unsharder().is_held() && (is_meant_to || !group->options().residency.reshard_after_backward);
   });
 }
 
@@ -123,7 +124,7 @@ void ShardedModule::before_hook() {
 
 bool ShardedModule::reshards_after_forward() const {
   const auto groups = handles::state(controls_).live_groups();
-  return std::ranges::any_of(groups, [](const auto& group) { return group->policy().after_forward.reshard; });
+  return std::ranges::any_of(groups, [](const auto& group) { return group->options().residency.after_forward.reshard; });
 }
 
 bool ShardedModule::records_autograd(const py::tuple& args) const {

@@ -33,7 +33,7 @@ std::string layout_of(const std::shared_ptr<ParamGroup>& group) {
 }
 
 std::string reshard_text(const ParamGroup& group) {
-  const auto& policy = group.policy();
+  const auto& policy = group.options().residency;
   const auto& plan = policy.after_forward;
   const std::string value = plan.post_forward_group ? std::to_string(plan.ranks) : plan.reshard ? "true" : "false";
   return policy.is_after_forward_unset ? "unset (" + value + ")" : value;

@@ -51,7 +51,7 @@ ReduceScatterStart FSDPModule::choose_reduce_scatter_start(const std::function<d
   const auto before = context.options().reduce_scatter_start;
   if (communicators_of(context).empty()) return before;
   require_state(std::any_of(context.runner().groups().begin(), context.runner().groups().end(),
-                            [](const auto* group) { return group->gradients().config.uses_separate_group; }),
+                            [](const auto* group) { return group->options().reduce.uses_separate_group; }),
                 "choose_reduce_scatter_start: no module reduces over a process group of its own, so all choices are the same; "
                 "call set_separate_reduce_scatter_group first");
   std::array<std::vector<double>, kReduceScatterStarts.size()> times;

@@ -6,7 +6,7 @@
 #include "group/symmetric_memory.hpp"
 #include "mesh/separate_group.hpp"
 #include "module/handles.hpp"
-#include "root/group_port.hpp"
+#include "root/configure.hpp"
 
 // The controls that say through what a group communicates, and in which memory.
 namespace fsdp {
@@ -22,10 +22,13 @@ void check_between_steps(const std::vector<std::shared_ptr<ParamGroup>>& groups,
 
 bool is_own(const Comm* comm) { return comm == nullptr || is_process_group_comm(comm); }
 
-void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
-  std::lock_guard lock(root_of(group).mutex());
-  root_of(group).control(group, GroupEvent::kUserReshards);
-  group.unsharder().form().set_custom(group.parts(), std::move(comm));
+/// What a gather relies on changes while the group is released. change(GroupOptions&) -> void.
+template <class Change>
+void configure_released(ParamGroup& group, Change&& change) {
+  auto& root = root_of(group);
+  std::lock_guard lock(root.mutex());
+  root.control(group, GroupEvent::kUserReshards);
+  configure(group, change);
 }
 
 }  // namespace
@@ -33,19 +36,21 @@ void set_all_gather(ParamGroup& group, std::shared_ptr<AllGatherComm> comm) {
 void FSDPModule::set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recurse recurse) {
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_custom_all_gather");
-  for (const auto& group : groups) set_all_gather(*group, comm);
+  for (const auto& group : groups)
+    configure_released(*group, [&](GroupOptions& options) { options.memory.custom_all_gather = comm; });
 }
 
 void FSDPModule::set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse) {
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_custom_reduce_scatter");
-  for (const auto& group : groups) group->gradients().config.custom_reduce_scatter = comm;
+  for (const auto& group : groups)
+    configure(*group, [&](GroupOptions& options) { options.reduce.custom_reduce_scatter = comm; });
 }
 
 void FSDPModule::set_all_reduce_hook(AllReduceHook hook, Recurse recurse) {
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, "set_all_reduce_hook");
-  for (const auto& group : groups) group->gradients().config.all_reduce_hook = hook;
+  for (const auto& group : groups) configure(*group, [&](GroupOptions& options) { options.reduce.all_reduce_hook = hook; });
 }
 
 void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse) {
@@ -53,8 +58,8 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
   const auto groups = controlled_groups(*state_, recurse);
   check_between_steps(groups, control);
   for (const auto& group : groups) {
-    const auto& gather = group->unsharder().form().custom();
-    const auto& reduce = group->gradients().config.custom_reduce_scatter;
+    const auto& gather = group->options().memory.custom_all_gather;
+    const auto& reduce = group->options().reduce.custom_reduce_scatter;
     require(is_own(gather.get()) && is_own(reduce.get()),
             "{}: '{}' has a custom {}, which allocates its own buffers; set that to null first", control,
             group->name(), is_own(gather.get()) ? "reduce-scatter" : "all-gather");
@@ -64,9 +69,11 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool enable, Re
     // Where there are slots, parameters are gathered into the backend's memory and need no packing for it.
     const bool has_slots = why_no_slots(*comm).empty();
     const bool packs = enable && !has_slots;
-    set_all_gather(*group, packs ? process_group_all_gather(comm) : nullptr);
-    set_symmetric_memory(*group, enable && has_slots);
-    group->gradients().config.custom_reduce_scatter = packs ? process_group_reduce_scatter(comm) : nullptr;
+    configure_released(*group, [&](GroupOptions& options) {
+      options.memory.custom_all_gather = packs ? process_group_all_gather(comm) : nullptr;
+      options.memory.has_symmetric_memory = enable && has_slots;
+      options.reduce.custom_reduce_scatter = packs ? process_group_reduce_scatter(comm) : nullptr;
+    });
   }
 }
 
@@ -77,8 +84,8 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
                 "set_symm_mem_for_comm: expected backend \"NCCL\", the only one there is, found \"{}\"", backend);
   check_between_steps(groups, "set_symm_mem_for_comm");
   for (const auto& group : groups) {
-    const auto& gather = group->unsharder().form().custom();
-    const auto& reduce = group->gradients().config.custom_reduce_scatter;
+    const auto& gather = group->options().memory.custom_all_gather;
+    const auto& reduce = group->options().reduce.custom_reduce_scatter;
     require(!gather && !reduce,
             "set_symm_mem_for_comm: '{}' has a custom {} or memory from the process group, which decides where buffers are; "
             "first set that to null, or set_allocate_memory_from_process_group_for_comm to false",
@@ -90,16 +97,14 @@ void FSDPModule::set_symm_mem_for_comm(const std::string& backend) {
                   "set_allocate_memory_from_process_group_for_comm, or bring your own with set_custom_all_gather",
                   group->name(), comm.backend(), why);
   }
-  for (const auto& group : groups) {
-    std::lock_guard lock(root_of(*group).mutex());
-    root_of(*group).control(*group, GroupEvent::kUserReshards);
-    set_symmetric_memory(*group, true);
-  }
+  for (const auto& group : groups)
+    configure_released(*group, [](GroupOptions& options) { options.memory.has_symmetric_memory = true; });
 }
 
 void FSDPModule::set_reduce_scatter_max_input_buffers(int buffers, Recurse recurse) {
   require(buffers >= 1, "set_reduce_scatter_max_input_buffers: expected 1 buffer or more, found {}", buffers);
-  for (const auto& group : controlled_groups(*state_, recurse)) group->gradients().config.max_input_buffers = buffers;
+  for (const auto& group : controlled_groups(*state_, recurse))
+    configure(*group, [&](GroupOptions& options) { options.reduce.max_input_buffers = buffers; });
 }
 
 void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse) {
@@ -107,17 +112,20 @@ void FSDPModule::set_separate_reduce_scatter_group(bool enable, Recurse recurse)
   check_between_steps(groups, "set_separate_reduce_scatter_group");
   for (const auto& group : groups) {
     const auto& info = group->identity().mesh_info;
-    auto& config = group->gradients().config;
-    config.uses_separate_group = enable && info.shard_size() > 1;
-    if (config.uses_separate_group && !config.separate_group) config.separate_group = separate_group_of(info);
+    const bool uses = enable && info.shard_size() > 1;
+    // Made once, and without the root's lock: all ranks do that together.
+    auto separate = group->options().reduce.separate_group;
+    if (uses && !separate) separate = separate_group_of(info);
+    configure(*group, [&](GroupOptions& options) {
+      options.reduce.uses_separate_group = uses;
+      options.reduce.separate_group = std::move(separate);
+    });
   }
 }
 
 void FSDPModule::set_keep_unsharded_storage(bool keep, Recurse recurse) {
-  for (const auto& group : controlled_groups(*state_, recurse)) {
-    std::lock_guard lock(root_of(*group).mutex());
-    group->unsharder().memory().set_keeps(keep);
-  }
+  for (const auto& group : controlled_groups(*state_, recurse))
+    configure(*group, [&](GroupOptions& options) { options.memory.keeps_unsharded_storage = keep; });
 }
 
 void FSDPModule::set_post_optim_event(c10::Event event) {

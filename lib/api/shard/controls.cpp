@@ -1,7 +1,7 @@
 #include "api/shard/controlled_groups.hpp"
 #include "base/require.hpp"
 #include "module/handles.hpp"
-#include "root/group_port.hpp"
+#include "root/configure.hpp"
 #include "root/sanitizer_faults.hpp"
 
 // The controls of a sharded module. Without parameters to shard every one of them does nothing.
@@ -18,6 +18,12 @@ void for_groups(ModuleState& state, Recurse recurse, Action&& action) {
 template <class Action>
 void for_own(ModuleState& state, Action&& action) {
   for_groups(state, Recurse::kNo, action);
+}
+
+/// change(GroupOptions&) -> void.
+template <class Change>
+void configure_groups(ModuleState& state, Recurse recurse, Change&& change) {
+  for_groups(state, recurse, [&](ParamGroup& group) { configure(group, change); });
 }
 
 std::vector<std::weak_ptr<ParamGroup>> groups_of(const std::vector<FSDPModule>& modules) {
@@ -52,25 +58,22 @@ void FSDPModule::reshard() {
 
 void FSDPModule::set_requires_gradient_sync(bool value, Recurse recurse) {
   // Both parts of the reduction, as in FSDP2: what set_requires_all_reduce said before is over.
-  for_groups(*state_, recurse, [&](ParamGroup& group) {
-    auto& config = group.gradients().config;
-    config.requires_gradient_sync = config.requires_all_reduce = value;
+  configure_groups(*state_, recurse, [&](GroupOptions& options) {
+    options.reduce.requires_gradient_sync = options.reduce.requires_all_reduce = value;
   });
 }
 
 void FSDPModule::set_requires_all_reduce(bool value, Recurse recurse) {
-  for_groups(*state_, recurse,
-             [&](ParamGroup& group) { group.gradients().config.requires_all_reduce = value; });
+  configure_groups(*state_, recurse, [&](GroupOptions& options) { options.reduce.requires_all_reduce = value; });
 }
 
-void FSDPModule::set_is_last_backward(bool value) { state_->context()->options().is_last_backward = value; }
+void FSDPModule::set_is_last_backward(bool value) {
+  configure(*state_->context(), [&](RootContext::Options& options) { options.is_last_backward = value; });
+}
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse recurse) {
   const auto check = [&](const ModuleState& state) { check_reshard(state.groups(), value); };
-  auto apply = [&](ModuleState& state) {
-    state.set_reshard_after_forward(value);
-    for_own(state, [](ParamGroup& group) { group.unsharder().drop_post_forward_piece(); });
-  };
+  const auto apply = [&](ModuleState& state) { state.set_reshard_after_forward(value); };
   if (recurse == Recurse::kNo) {
     check(*state_);
     return apply(*state_);
@@ -80,43 +83,45 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward value, Recurse re
 }
 
 void FSDPModule::set_reshard_after_backward(bool value, Recurse recurse) {
-  for_groups(*state_, recurse,
-             [&](ParamGroup& group) { set_policy(group, &GroupPolicy::reshard_after_backward, value); });
+  configure_groups(*state_, recurse, [&](GroupOptions& options) { options.residency.reshard_after_backward = value; });
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
-  for_own(*state_,
-          [&](ParamGroup& group) { set_policy(group, &GroupPolicy::forward_prefetch, groups_of(modules)); });
+  configure_groups(*state_, Recurse::kNo,
+                   [&](GroupOptions& options) { options.residency.forward_prefetch = groups_of(modules); });
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
-  for_own(*state_,
-          [&](ParamGroup& group) { set_policy(group, &GroupPolicy::backward_prefetch, groups_of(modules)); });
+  configure_groups(*state_, Recurse::kNo,
+                   [&](GroupOptions& options) { options.residency.backward_prefetch = groups_of(modules); });
 }
 
 void FSDPModule::set_prefetch_distance(int groups) {
   require(groups >= 0, "set_prefetch_distance: expected 0 or more groups, found {}", groups);
-  root_context(*state_, "set_prefetch_distance").runner().scheduler().options().prefetch_distance = groups;
+  configure(root_context(*state_, "set_prefetch_distance"),
+            [&](RootContext::Options& options) { options.schedule.prefetch_distance = groups; });
 }
 
 void FSDPModule::set_reduce_scatter_start(ReduceScatterStart start) {
-  root_context(*state_, "set_reduce_scatter_start").options().reduce_scatter_start = start;
+  configure(root_context(*state_, "set_reduce_scatter_start"),
+            [&](RootContext::Options& options) { options.reduce_scatter_start = start; });
 }
 
 void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {
   auto& context = root_context(*state_, "set_unsharded_byte_budget");
+  std::lock_guard lock(context.mutex());
   int64_t largest = 0;
   for (const auto* group : context.runner().groups())
     if (!group->parts().is_never_released()) largest = std::max(largest, group->parts().unsharded_bytes());
   require(!bytes || *bytes >= largest,
           "set_unsharded_byte_budget: expected {} bytes or more, the size of the largest group, found {}",
           largest, bytes.value_or(0));
-  context.runner().scheduler().options().unsharded_byte_budget = bytes;
+  configure(context, [&](RootContext::Options& options) { options.schedule.unsharded_byte_budget = bytes; });
 }
 
 void set_gradient_divide_factor(ModuleState& state, double factor, Recurse recurse) {
   require(factor > 0, "set_gradient_divide_factor: expected a factor above 0, found {}", factor);
-  for_groups(state, recurse, [&](ParamGroup& group) { group.gradients().config.divide_factor = factor; });
+  configure_groups(state, recurse, [&](GroupOptions& options) { options.reduce.divide_factor = factor; });
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) {
@@ -124,7 +129,7 @@ void FSDPModule::set_gradient_divide_factor(double factor) {
 }
 
 void set_force_sum_reduction_for_comms(ModuleState& state, bool value, Recurse recurse) {
-  for_groups(state, recurse, [&](ParamGroup& group) { group.gradients().config.forces_sum = value; });
+  configure_groups(state, recurse, [&](GroupOptions& options) { options.reduce.forces_sum = value; });
 }
 
 void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
@@ -132,11 +137,11 @@ void FSDPModule::set_force_sum_reduction_for_comms(bool value) {
 }
 
 void FSDPModule::set_unshard_in_backward(bool value) {
-  for_own(*state_, [&](ParamGroup& group) { set_policy(group, &GroupPolicy::prefetch_in_backward, value); });
+  configure_groups(*state_, Recurse::kNo, [&](GroupOptions& options) { options.residency.prefetch_in_backward = value; });
 }
 
 void set_reduce_scatter_unused_params(ModuleState& state, bool value, Recurse recurse) {
-  for_groups(state, recurse, [&](ParamGroup& group) { group.gradients().config.reduces_unused_params = value; });
+  configure_groups(state, recurse, [&](GroupOptions& options) { options.reduce.reduces_unused_params = value; });
 }
 
 void FSDPModule::set_reduce_scatter_unused_params(bool value) {

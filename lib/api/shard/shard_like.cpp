@@ -11,11 +11,11 @@
 #include "api/state_dict/named_states.hpp"
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
-#include "group/symmetric_memory.hpp"
 #include "module/attach.hpp"
 #include "module/handles.hpp"
 #include "module/module_access.hpp"
 #include "param/grad_dtype.hpp"
+#include "root/configure.hpp"
 
 namespace fsdp {
 
@@ -107,8 +107,7 @@ class ShardLike {
  private:
   void copy_controls(ModuleState& from, ModuleState& to) const {
     copy_dtypes(from.precision(), to.precision());
-    to.context()->options() = from.context()->options();
-    to.context()->runner().scheduler().options() = from.context()->runner().scheduler().options();
+    configure(*to.context(), [&](RootContext::Options& options) { options = from.context()->options(); });
     for (const auto& copy : to.live_groups())
       if (const auto group = find_group(from.groups(), copy->identity().mesh_info)) copy_controls(*group, *copy);
   }
@@ -124,13 +123,13 @@ class ShardLike {
   }
 
   static void copy_controls(const ParamGroup& from, ParamGroup& to) {
-    to.gradients().config = from.gradients().config;
-    to.gradients().dtypes.plan();
-    for (const auto option : {&GroupPolicy::reshard_after_backward, &GroupPolicy::prefetch_in_backward})
-      set_policy(to, option, from.policy().*option);
-    to.unsharder().form().set_custom(to.parts(), from.unsharder().form().custom());
-    set_symmetric_memory(to, from.parts().has_symmetric_memory);
-    to.unsharder().memory().set_keeps(from.unsharder().memory().keeps());
+    const auto& known = from.options();
+    configure(to, [&](GroupOptions& options) {
+      options.reduce = known.reduce;
+      options.memory = known.memory;
+      options.residency.reshard_after_backward = known.residency.reshard_after_backward;
+      options.residency.prefetch_in_backward = known.residency.prefetch_in_backward;
+    });
   }
 
   const CopyPairs& pairs_;

@@ -48,18 +48,18 @@ void GatherForm::check(const GroupParts& parts, const std::vector<at::ScalarType
 
 std::unique_ptr<EncodedGather> GatherForm::plan(const GroupParts& parts, const GroupLayout& layout,
                                                 std::vector<at::ScalarType> dtypes) const {
+  return plan_with(custom_.get(), parts, layout, std::move(dtypes));
+}
+
+std::unique_ptr<EncodedGather> GatherForm::plan_with(const AllGatherComm* custom, const GroupParts& parts,
+                                                     const GroupLayout& layout, std::vector<at::ScalarType> dtypes) const {
   check(parts, dtypes);
   const int world = parts.identity.mesh_info.shard_size();
   const bool is_encoded = std::any_of(extensions_.begin(), extensions_.end(),
                                       [](const auto& extension) { return extension != nullptr; });
   // One rank gathers nothing, so nothing is rounded either.
-  if (world == 1 || (!is_encoded && !custom_)) return nullptr;
+  if (world == 1 || (!is_encoded && custom == nullptr)) return nullptr;
   return std::make_unique<EncodedGather>(layout, extensions_, std::move(dtypes), world);
-}
-
-void GatherForm::set_custom(const GroupParts& parts, std::shared_ptr<AllGatherComm> comm) {
-  custom_ = std::move(comm);
-  encoded_ = plan(parts, parts.layout, stored_dtypes(parts));
 }
 
 std::vector<at::ScalarType> stored_dtypes(const GroupParts& parts) {

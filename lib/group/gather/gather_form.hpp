@@ -21,12 +21,15 @@ class GatherForm {
   /// The packed buffer of a group that is laid out so; null: it travels as it lies. Throws as `check`; changes nothing.
   std::unique_ptr<EncodedGather> plan(const GroupParts& parts, const GroupLayout& layout,
                                       std::vector<at::ScalarType> dtypes) const;
+  /// What `plan` gives with another custom collective; null: the communicator's own.
+  std::unique_ptr<EncodedGather> plan_with(const AllGatherComm* custom, const GroupParts& parts, const GroupLayout& layout,
+                                           std::vector<at::ScalarType> dtypes) const;
   void set_encoded(std::unique_ptr<EncodedGather> encoded) { encoded_ = std::move(encoded); }
   /// Null: as it lies in the shard.
   const EncodedGather* encoded() const { return encoded_.get(); }
 
-  /// From the next gather on; while the group is released. Null: the communicator's own.
-  void set_custom(const GroupParts& parts, std::shared_ptr<AllGatherComm> comm);
+  /// From the next gather on; while the group is released. Goes with what `plan_with` has made for it.
+  void set_custom(std::shared_ptr<AllGatherComm> comm) { custom_ = std::move(comm); }
   const std::shared_ptr<AllGatherComm>& custom() const { return custom_; }
 
   /// Of parameter `index`, from the next `plan` on; null: it travels as its values, or belongs to another group.

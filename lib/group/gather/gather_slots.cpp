@@ -10,8 +10,8 @@ namespace fsdp {
 namespace {
 
 bool stays(const ParamGroup& group) {
-  const auto& policy = group.policy();
-  return !policy.after_forward.reshard || !policy.reshard_after_backward || group.unsharder().memory().keeps();
+  const auto& policy = group.options().residency;
+  return !policy.after_forward.reshard || !policy.reshard_after_backward || group.options().memory.keeps_unsharded_storage;
 }
 
 /// Groups of one module enclose each other; they come and go together.

@@ -21,7 +21,7 @@ void run_hook(ParamGroup& group, ReducePart& part, Communicator& comm) {
                                 .divide_factor = division_of(group, part.dtype).after,
                                 .subject = group.name()};
   auto result =
-      group.parts().comm_ctx->trace.launch(call, [&] { return group.gradients().config.all_reduce_hook(arguments); });
+      group.parts().comm_ctx->trace.launch(call, [&] { return group.options().reduce.all_reduce_hook(arguments); });
   const auto& output = result.gradients;
   require(output.defined() && is_plain(output) && output.dim() == 1 && output.numel() == input.numel() &&
               output.is_contiguous() &&
@@ -41,7 +41,7 @@ void start_all_reduce(ParamGroup& group, ReducePart& part) {
   const auto& info = group.identity().mesh_info;
   // A hook on a mesh that does not replicate sums over ranks we know nothing of; ours all run it.
   auto& comm = info.replicate_group ? *info.replicate_group : *info.shard_group;
-  if (group.gradients().config.all_reduce_hook) return run_hook(group, part, comm);
+  if (group.options().reduce.all_reduce_hook) return run_hook(group, part, comm);
   auto call = call_of(group, part, Operation::kAllReduce, comm);
   call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
   group.parts().comm_ctx->meter.total().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();

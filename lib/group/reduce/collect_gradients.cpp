@@ -27,7 +27,7 @@ std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto& param = group.params()[i];
     if (!dtypes.takes_any(i)) continue;
-    require(!group.gradients().config.reduces_unused_params || !param.requires_grad(),
+    require(!group.options().reduce.reduces_unused_params || !param.requires_grad(),
             "{}: set_reduce_scatter_unused_params needs one gradient dtype on all ranks, but grad_dtype is None; set "
             "MixedPrecisionPolicy::reduce_dtype, or a grad_dtype",
             param.name());
@@ -168,7 +168,7 @@ ReduceInputs collect_gradients(ParamGroup& group) {
     if (param.unsharded.peek() == nullptr) continue;
     auto gradient = gradients.store.take(i);
     const bool takes_part = gradient.defined() || gradients.store.partial_sum(i).defined() ||
-                            (gradients.config.reduces_unused_params && param.requires_grad());
+                            (gradients.options.reduces_unused_params && param.requires_grad());
     if (!takes_part) continue;
     if (is_alone)
       collection.add_alone(i, std::move(gradient));

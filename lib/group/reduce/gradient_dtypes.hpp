@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
+#include "group/group_options.hpp"
 #include "group/group_parts.hpp"
-#include "group/reduce/reduction_config.hpp"
 
 namespace fsdp {
 
@@ -13,7 +13,7 @@ namespace fsdp {
 class GradientDtypes {
  public:
   /// Both outlive this.
-  GradientDtypes(GroupParts& parts, const ReductionConfig& reduction) : parts_(parts), reduction_(reduction) {}
+  GradientDtypes(GroupParts& parts, const ReduceOptions& reduction) : parts_(parts), reduction_(reduction) {}
 
   /// From what the policy, the reduction and the parameters say now.
   void plan();
@@ -34,7 +34,7 @@ class GradientDtypes {
   std::optional<at::ScalarType> own_reduce_dtype(size_t index) const;
 
   GroupParts& parts_;
-  const ReductionConfig& reduction_;
+  const ReduceOptions& reduction_;
   std::vector<at::ScalarType> reduce_dtypes_;  // by parameter
   bool takes_any_ = false;
 };

@@ -3,25 +3,26 @@
 #include <cstddef>
 #include <vector>
 
+#include "group/group_options.hpp"
 #include "group/group_parts.hpp"
 #include "group/reduce/gradient_dtypes.hpp"
 #include "group/reduce/gradient_store.hpp"
 #include "group/reduce/reduce_part.hpp"
-#include "group/reduce/reduction_config.hpp"
 
 namespace fsdp {
 
 /// What becomes of one group's gradients, and those that wait for it.
 struct GroupGradients {
-  ReductionConfig config = {};
+  const ReduceOptions& options;
   GradientDtypes dtypes;
   GradientStore store;
   size_t trainable_count = 0;  ///< parameters that need a gradient, as of the last `sync_requires_grad`
   /// Of the last reduction that was finished, without gradients, for the next one to fill (collect_gradients).
   std::vector<ReducePart> kept_parts = {};
 
-  /// parts: outlive this. count: of the parameters that they are about to have.
-  GroupGradients(GroupParts& parts, size_t count) : dtypes(parts, config), store(parts.params, count) {}
+  /// parts, options: outlive this. count: of the parameters that they are about to have.
+  GroupGradients(GroupParts& parts, const ReduceOptions& options, size_t count)
+      : options(options), dtypes(parts, options), store(parts.params, count) {}
   GroupGradients(const GroupGradients&) = delete;
   GroupGradients& operator=(const GroupGradients&) = delete;
 };

@@ -7,20 +7,20 @@
 namespace fsdp {
 
 const std::shared_ptr<Communicator>& reduction_comm(const ParamGroup& group) {
-  const auto& config = group.gradients().config;
+  const auto& config = group.options().reduce;
   return config.uses_separate_group ? config.separate_group : group.identity().mesh_info.shard_group;
 }
 
 bool has_all_reduce(const ParamGroup& group) {
-  return group.identity().mesh_info.replicate_size() > 1 || group.gradients().config.all_reduce_hook;
+  return group.identity().mesh_info.replicate_size() > 1 || group.options().reduce.all_reduce_hook;
 }
 
 bool reduces_alone(const ParamGroup& group) {
-  return group.identity().mesh_info.data_parallel_size() == 1 && !group.gradients().config.all_reduce_hook;
+  return group.identity().mesh_info.data_parallel_size() == 1 && !group.options().reduce.all_reduce_hook;
 }
 
 bool has_gradients_to_reduce(const ParamGroup& group) {
-  const auto& config = group.gradients().config;
+  const auto& config = group.options().reduce;
   return config.requires_gradient_sync && group.gradients().store.has_unreduced(config.requires_all_reduce);
 }
 
@@ -32,20 +32,20 @@ bool reduces_in_streams(const ParamGroup& group) {
 
 GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype) {
   const int ranks = group.identity().mesh_info.data_parallel_size();
-  return gradient_division(group.gradients().config.divide_factor.value_or(ranks), dtype);
+  return gradient_division(group.options().reduce.divide_factor.value_or(ranks), dtype);
 }
 
 /// One before the last would have to be as often there.
 std::optional<double> scale_in_collective(const ParamGroup& group, const ReducePart& part) {
   const auto [before, after] = division_of(group, part.dtype);
   // A division in two parts keeps sums in float16's range, which a product rounded to it does not.
-  if (group.gradients().config.forces_sum || before != 1 || after == 1) return std::nullopt;
+  if (group.options().reduce.forces_sum || before != 1 || after == 1) return std::nullopt;
   return 1 / after;
 }
 
 ReduceScatterOptions options_of(const ParamGroup& group, const ReducePart& part) {
   return {.sum = at::TensorOptions().dtype(part.dtype).device(group.parts().config.device),
-          .custom = group.gradients().config.custom_reduce_scatter.get(),
+          .custom = group.options().reduce.custom_reduce_scatter.get(),
           .scale = has_all_reduce(group) ? std::nullopt : scale_in_collective(group, part)};
 }
 

@@ -77,7 +77,7 @@ void ReduceJob::pack() {
 /// By options alone: with all-reduces it decides the order of launches.
 bool ReduceJob::can_be_on_streams() const {
   const auto& config = group_->parts().config;
-  const auto& reduction = group_->gradients().config;
+  const auto& reduction = group_->options().reduce;
   if (!SideStream::exists_on(config.device)) return false;
   if (reduction.all_reduce_hook || reduction.custom_reduce_scatter || !reduces_in_streams(*group_)) return false;
   // Alone there is nothing to wait for but copies to the host.
@@ -102,7 +102,7 @@ bool ReduceJob::hold_back_by(const ParamGroup& gathered) {
   auto& comm = *reduction_comm(*group_);
   auto* gather = gathered.unsharder().gather_under_way();
   // What a user's collective gives may depend on whether it is done, which differs by rank.
-  const bool is_custom = group_->gradients().config.custom_reduce_scatter || gathered.unsharder().form().custom();
+  const bool is_custom = group_->options().reduce.custom_reduce_scatter || gathered.unsharder().form().custom();
   const bool is_on_streams = order_ == ReduceOrder::kOnStreams;
   if (gather == nullptr || inputs_.parts.empty() || is_custom || (comm.waits_in_streams() && !is_on_streams)) return false;
   const auto beside =
@@ -185,7 +185,7 @@ void ReduceJob::free_inputs() {
 
 void ReduceJob::continue_behind_reduce_scatters() {
   const auto& identity = group_->identity();
-  const bool is_partial = identity.mesh_info.replicate_size() > 1 && !group_->gradients().config.requires_all_reduce;
+  const bool is_partial = identity.mesh_info.replicate_size() > 1 && !group_->options().reduce.requires_all_reduce;
   enter(is_partial ? ReduceEvent::kStorePartialSums : ReduceEvent::kAllReduce);
   for (auto& part : inputs_.parts) {
     group_->parts().comm_ctx->trace.wait(Operation::kReduceScatter, identity, part.reduce_scatter.work);

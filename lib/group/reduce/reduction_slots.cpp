@@ -36,7 +36,7 @@ std::shared_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& gro
   if (bytes == 0) return nullptr;
   const auto& comm = reduction_comm(group);
   auto& ring = rings_.try_emplace(comm, Ring{.pool = {comm, SlotUse::kReductions}}).first->second;
-  const auto most = static_cast<size_t>(group.gradients().config.max_input_buffers);
+  const auto most = static_cast<size_t>(group.options().reduce.max_input_buffers);
   if (bytes > ring.slot_bytes || most > ring.pool.size()) {
     grow(ring, comm.get(), group, bytes);
     drop_unused(group.parts().comm_ctx->groups, nullptr);
@@ -55,7 +55,7 @@ void ReductionSlots::grow(Ring& ring, const Communicator* comm, const ParamGroup
   int64_t most_bytes = std::max(bytes, ring.slot_bytes);
   for (auto* other : group.parts().comm_ctx->groups) {
     if (!is_over(*other, comm)) continue;
-    length = std::max(length, static_cast<size_t>(other->gradients().config.max_input_buffers));
+    length = std::max(length, static_cast<size_t>(other->options().reduce.max_input_buffers));
     most_bytes = std::max(most_bytes, expected_slot_bytes(*other));
   }
   if (most_bytes > ring.slot_bytes) {

@@ -1,7 +1,7 @@
 #include "module/state/owned_group.hpp"
 
 #include "base/require.hpp"
-#include "root/group_port.hpp"
+#include "root/configure.hpp"
 
 namespace fsdp {
 
@@ -60,8 +60,10 @@ void apply_reshard(const std::vector<OwnedGroup>& groups, ReshardAfterForward re
   for (const auto& owned : groups) {
     const auto group = owned.group.lock();
     if (!group) continue;
-    set_policy(*group, &GroupPolicy::after_forward, plan_of(owned, request, is_root));
-    set_policy(*group, &GroupPolicy::is_after_forward_unset, !request.is_set());
+    configure(*group, [&](GroupOptions& options) {
+      options.residency.after_forward = plan_of(owned, request, is_root);
+      options.residency.is_after_forward_unset = !request.is_set();
+    });
   }
 }
 

@@ -24,7 +24,7 @@ DTensorSpec unreduced(const ParamGroup& group, const ParamSpec& spec) {
 }
 
 double divisor(const ParamGroup& group) {
-  return group.gradients().config.divide_factor.value_or(group.identity().mesh_info.data_parallel_size());
+  return group.options().reduce.divide_factor.value_or(group.identity().mesh_info.data_parallel_size());
 }
 
 /// The mean over the ranks, in pieces.

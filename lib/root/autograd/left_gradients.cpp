@@ -70,7 +70,7 @@ LeftGradients left_gradients_of(RootContext& root) {
 void note_left_gradients(RootContext& root, std::thread::id thread) {
   // Only where the user has asked for it: to look at every gradient takes time.
   const auto keeps = [](const auto* group) {
-    const auto& config = group->gradients().config;
+    const auto& config = group->options().reduce;
     return !config.requires_gradient_sync || !config.requires_all_reduce;
   };
   if (root.options().is_last_backward && std::ranges::none_of(root.runner().groups(), keeps)) return;
