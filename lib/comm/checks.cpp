@@ -21,6 +21,16 @@ namespace {
                                comm.name(), comm.rank(), comm.size(), found));
 }
 
+bool is_groups(const Communicator& comm, c10::Device device) {
+  return device.type() == comm.device_type() && (comm.device_index() < 0 || device.index() == comm.device_index());
+}
+
+/// "cuda:1", or "cuda" of a group that takes any.
+std::string place_of(const Communicator& comm) {
+  const std::string type = c10::DeviceTypeName(comm.device_type(), /*lower_case=*/true);
+  return comm.device_index() < 0 ? type : fmt::format("{}:{}", type, comm.device_index());
+}
+
 void one(const Communicator& comm, const char* operation, const char* role,
          const at::Tensor& tensor, std::string_view subject, Devices devices) {
   if (!tensor.defined()) [[unlikely]]
@@ -33,37 +43,47 @@ void one(const Communicator& comm, const char* operation, const char* role,
            fmt::format("the {} must be contiguous, found sizes [{}] with strides [{}]; pass "
                        "tensor.contiguous()",
                        role, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
-  if (devices == Devices::kGroups && tensor.device().type() != comm.device_type()) [[unlikely]]
+  if (devices == Devices::kGroups && !is_groups(comm, tensor.device())) [[unlikely]]
     reject(comm, operation, subject,
-           fmt::format("the {} must be on {}, where this group's {} backend works, found {}", role,
-                       c10::DeviceTypeName(comm.device_type(), /*lower_case=*/true), comm.backend(),
-                       tensor.device().str()));
+           fmt::format("the {} must be on {}, where this group's {} backend works, found {}", role, place_of(comm),
+                       comm.backend(), tensor.device().str()));
 }
 
 /// What `pair` asks, in one go: it is asked of every piece of every collective.
 class Fine {
  public:
-  Fine(const Communicator& comm, Devices devices)
-      : ranks_(comm.size()), device_type_(comm.device_type()), is_any_(devices == Devices::kAny) {}
+  /// first: on whose device all others have to be, where the group takes any of its type.
+  Fine(const Communicator& comm, Devices devices, const at::Tensor& first)
+      : ranks_(comm.size()), device_(comm.device_type(), comm.device_index()), is_any_(devices == Devices::kAny) {
+    if (!device_.has_index() && is_plain(first) && first.device().type() == device_.type()) device_ = first.device();
+  }
 
   bool operator()(const at::Tensor& whole, const at::Tensor& piece) const {
     const auto *one = whole.unsafeGetTensorImpl(), *other = piece.unsafeGetTensorImpl();
     return is_plain(*one) && is_plain(*other) && one->is_contiguous() && other->is_contiguous() &&
            one->dtype() == other->dtype() && one->numel() == other->numel() * ranks_ &&
-           (is_any_ || (one->device_type() == device_type_ && other->device_type() == device_type_));
+           (is_any_ || (one->device() == device_ && other->device() == device_));
   }
 
  private:
   int64_t ranks_;
-  c10::DeviceType device_type_;
+  c10::Device device_;
   bool is_any_;
 };
+
+/// Of tensors that are right but for the one that lies elsewhere than `first`.
+[[noreturn]] void reject_places(const Communicator& comm, const char* operation, const at::Tensor& first,
+                                const at::Tensor& one, const at::Tensor& other, std::string_view subject) {
+  reject(comm, operation, subject,
+         fmt::format("all tensors of a collective must be on one device, found {} and {}", first.device().str(),
+                     (one.device() == first.device() ? other : one).device().str()));
+}
 
 /// `whole` holds one piece of `piece`'s size for each rank.
 void pair(const Communicator& comm, const char* operation, const at::Tensor& whole,
           const char* whole_role, const at::Tensor& piece, const char* piece_role,
           std::string_view subject, Devices devices) {
-  if (Fine(comm, devices)(whole, piece)) [[likely]]
+  if (Fine(comm, devices, whole)(whole, piece)) [[likely]]
     return;
   one(comm, operation, whole_role, whole, subject, devices);
   one(comm, operation, piece_role, piece, subject, devices);
@@ -77,6 +97,7 @@ void pair(const Communicator& comm, const char* operation, const at::Tensor& who
     reject(comm, operation, subject,
            fmt::format("the {} must have {} ranks x {} elements = {}, found {}", whole_role,
                        comm.size(), piece.numel(), piece.numel() * comm.size(), whole.numel()));
+  reject_places(comm, operation, whole, whole, piece, subject);
 }
 
 void batch(const Communicator& comm, const char* operation, std::span<const at::Tensor> outputs,
@@ -117,20 +138,24 @@ void all_gather_batch(const Communicator& comm, std::span<const at::Tensor> outp
                       std::span<const at::Tensor> inputs, std::string_view subject,
                       Devices devices) {
   batch(comm, "all_gather", outputs, inputs, subject);
-  const Fine is_fine(comm, devices);
+  const Fine is_fine(comm, devices, outputs[0]);
   for (size_t i = 0; i < outputs.size(); ++i)
-    if (!is_fine(outputs[i], inputs[i])) [[unlikely]]
+    if (!is_fine(outputs[i], inputs[i])) [[unlikely]] {
       all_gather(comm, outputs[i], inputs[i], subject, devices);
+      reject_places(comm, "all_gather", outputs[0], outputs[i], inputs[i], subject);
+    }
 }
 
 void reduce_scatter_batch(const Communicator& comm, std::span<const at::Tensor> outputs,
                           std::span<const at::Tensor> inputs, std::string_view subject,
                           Devices devices) {
   batch(comm, "reduce_scatter", outputs, inputs, subject);
-  const Fine is_fine(comm, devices);
+  const Fine is_fine(comm, devices, inputs[0]);
   for (size_t i = 0; i < outputs.size(); ++i)
-    if (!is_fine(inputs[i], outputs[i])) [[unlikely]]
+    if (!is_fine(inputs[i], outputs[i])) [[unlikely]] {
       reduce_scatter(comm, outputs[i], inputs[i], subject, devices);
+      reject_places(comm, "reduce_scatter", inputs[0], outputs[i], inputs[i], subject);
+    }
 }
 
 }  // namespace checks

@@ -15,6 +15,7 @@ class ForwardingCommunicator : public Communicator,
                                public HasScaledSums {
  public:
   c10::DeviceType device_type() const override { return inner_->device_type(); }
+  c10::DeviceIndex device_index() const override { return inner_->device_index(); }
   std::string backend() const override { return inner_->backend(); }
   bool launches_batches() const override { return inner_->launches_batches(); }
   int64_t packs_below() const override { return inner_->packs_below(); }

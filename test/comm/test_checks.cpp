@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "comm/forwarding.hpp"
 #include "comm/work.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/process_group.hpp"
@@ -74,6 +75,53 @@ TEST_CASE("a tensor on another device than the group's is rejected by a real bac
     }
     throw std::logic_error("a meta tensor was accepted");
   });
+}
+
+namespace {
+
+/// A group on CUDA devices, of two ranks that never meet.
+struct OnCuda : ForwardingCommunicator {
+  explicit OnCuda(c10::DeviceIndex index) : ForwardingCommunicator(simulated_network({.world_size = 2})), index(index) {}
+  c10::DeviceType device_type() const override { return c10::DeviceType::CUDA; }
+  c10::DeviceIndex device_index() const override { return index; }
+  std::shared_ptr<Communicator> split(std::span<const int> ranks, const std::string& name) override {
+    return inner().split(ranks, name);
+  }
+  c10::DeviceIndex index;
+};
+
+/// That says so of itself; nobody reads it.
+at::Tensor on_cuda(c10::DeviceIndex index, int64_t numel) {
+  static float memory[64];
+  const c10::Device device(c10::DeviceType::CUDA, index);
+  const auto options = at::TensorOptions(at::kFloat).device(device);
+  return at::for_blob(memory, {numel}).options(options).target_device(device).make_tensor();
+}
+
+}  // namespace
+
+TEST_CASE("a tensor on another device of the same type than the group's is rejected with both", "[comm][checks]") {
+  const OnCuda group(1);
+  checks::all_gather(group, on_cuda(1, 4), on_cuda(1, 2), "b");
+  CHECK_THROWS_WITH(checks::all_gather(group, on_cuda(1, 4), on_cuda(0, 2), "b"),
+                    Contains("the input must be on cuda:1") && Contains("found cuda:0"));
+  CHECK_THROWS_WITH(checks::reduce_scatter(group, on_cuda(0, 2), on_cuda(0, 4), "b"),
+                    Contains("the input must be on cuda:1") && Contains("found cuda:0"));
+  CHECK_THROWS_WITH(checks::all_reduce(group, on_cuda(0, 4), "b"), Contains("must be on cuda:1"));
+  CHECK_THROWS_WITH(checks::broadcast(group, on_cuda(0, 4), 0, "b"), Contains("must be on cuda:1"));
+}
+
+TEST_CASE("a group that takes any device of its type takes one for each collective", "[comm][checks]") {
+  const OnCuda group(-1);
+  checks::all_gather(group, on_cuda(0, 4), on_cuda(0, 2), "b");
+  checks::all_reduce(group, on_cuda(1, 4), "b");
+  CHECK_THROWS_WITH(checks::all_gather(group, on_cuda(0, 4), on_cuda(1, 2), "b"),
+                    Contains("on one device, found cuda:0 and cuda:1"));
+  const std::vector<at::Tensor> wholes = {on_cuda(0, 4), on_cuda(1, 4)}, pieces = {on_cuda(0, 2), on_cuda(1, 2)};
+  CHECK_THROWS_WITH(checks::all_gather_batch(group, wholes, pieces, "b"), Contains("on one device, found cuda:0 and cuda:1"));
+  CHECK_THROWS_WITH(checks::reduce_scatter_batch(group, pieces, wholes, "b"),
+                    Contains("on one device, found cuda:0 and cuda:1"));
+  CHECK_THROWS_WITH(checks::all_reduce(group, at::zeros({2}), "b"), Contains("must be on cuda,") && Contains("found cpu"));
 }
 
 TEST_CASE("bytes are written with separators", "[comm][checks]") {

@@ -21,8 +21,8 @@ RULES = [
     Rule("files", 30, "source files in a folder", "sub-folders by concept"),
     Rule("friends", 0, "friends", "a public function, or an inner class"),
 ]
-# Public classes that only forward to what does the work, and one that has the names of 0.1 beside torch's until the next release.
-FACADES = {"FSDPModule", "DeviceMesh"}
+# Classes that only forward to what does the work, and one that has the names of 0.1 beside torch's until the next release.
+FACADES = {"FSDPModule", "DeviceMesh", "ForwardingCommunicator"}
 
 
 def look_at_types(tree, found):

@@ -115,6 +115,7 @@ class NcclCommunicator final : public Communicator,
   }
 
   c10::DeviceType device_type() const override { return config_.streams->device().type(); }
+  c10::DeviceIndex device_index() const override { return config_.streams->device().index(); }
   std::string backend() const override { return "nccl"; }
   bool launches_batches() const override { return true; }
   int64_t packs_below() const override { return kPacksBelow; }
