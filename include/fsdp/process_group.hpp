@@ -13,14 +13,15 @@
 namespace fsdp {
 
 struct FSDP_API ProcessGroupOptions {
-  /// "gloo", "nccl", "c10d_nccl" (NCCL through c10d) or "single". Empty: nccl if each local rank has a GPU, else gloo.
+  /// "gloo", "c10d_nccl" (NCCL through c10d), "nccl" (NCCL's own API) or "single". Empty: c10d_nccl if each local rank has a
+  /// GPU, else gloo. nccl alone has symmetric memory; it becomes the default when it has been shown right and faster on GPUs.
   std::string backend = {};
   /// "env://" (MASTER_ADDR, MASTER_PORT), "tcp://host:port" or "file:///path". Empty: env://.
   std::string init_method = {};
   std::optional<int> rank = {};        ///< empty: from the launcher
   std::optional<int> world_size = {};  ///< empty: from the launcher; no launcher: 1
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// Backend nccl, NCCL 2.28: the GPUs' copy engines run all-gathers into symmetric memory
+  /// Backend nccl, NCCL 2.29: the GPUs' copy engines run all-gathers into symmetric memory
   /// (`FSDPModule::set_symm_mem_for_comm`), so that these take no multiprocessors from compute. NVLink has to connect all
   /// ranks of a group. NCCL_CTA_POLICY=2 in the environment does the same.
   bool use_copy_engine_all_gather = false;

@@ -11,6 +11,7 @@
 #include "base/require.hpp"
 #include "comm/backend_factory.hpp"
 #include "comm/c10d/transport_error.hpp"
+#include "comm/default_backend.hpp"
 #include "comm/default_world.hpp"
 #include "comm/nccl/nccl_backend.hpp"
 #include "comm/nccl/nccl_communicator.hpp"
@@ -70,9 +71,7 @@ WorldPlan plan_world(const ProcessGroupOptions& options) {
                      .timeout = options.timeout};
   plan.backend = options.backend;
   if (plan.backend.empty())
-    plan.backend = world_size == 1                          ? "single"
-                   : has_nccl(plan.launch.local_world_size) ? "nccl"
-                                                            : "gloo";
+    plan.backend = default_backend(world_size, world_size > 1 && has_nccl(plan.launch.local_world_size));
   require(!options.use_copy_engine_all_gather || plan.backend == "nccl" || plan.backend == "single",
           "init_process_group: use_copy_engine_all_gather needs backend nccl, found {}; set it to false", plan.backend);
   plan.use_copy_engine_all_gather = options.use_copy_engine_all_gather;
@@ -93,7 +92,7 @@ std::shared_ptr<Communicator> make_c10d_world(const WorldPlan& plan, const Meeti
                             .store = place.store,
                             .make_backend = make_backend,
                             .launches_batches = true,
-                            .packs_below = is_nccl ? 0 : kGlooPacksBelow});
+                            .packs_below = is_nccl ? kNcclPacksBelow : kGlooPacksBelow});
 }
 
 std::shared_ptr<Communicator> make_connected_world(const WorldPlan& plan) {

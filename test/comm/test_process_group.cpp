@@ -6,6 +6,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "comm/default_backend.hpp"
 #include "comm/nccl/nccl_backend.hpp"
 #include "fsdp/error.hpp"
 #include "rank_results.hpp"
@@ -181,6 +182,12 @@ TEST_CASE("without a GPU, NCCL is refused with the way out, through c10d too", "
   CHECK_THAT(init_error(options("nccl")), Contains("backend nccl") && Contains("use backend gloo"));
   CHECK_THROWS_WITH(init_process_group(options("c10d_nccl")), Contains("GPU") || Contains("use backend gloo"));
   CHECK_FALSE(is_initialized());
+}
+
+TEST_CASE("over GPUs a program that names no backend gets c10d's NCCL", "[comm][process_group]") {
+  CHECK(std::string(default_backend(/*world_size=*/2, /*has_gpus=*/true)) == "c10d_nccl");
+  CHECK(std::string(default_backend(2, false)) == "gloo");
+  CHECK(std::string(default_backend(1, true)) == "single");
 }
 
 TEST_CASE("options that contradict each other are rejected", "[comm][process_group]") {

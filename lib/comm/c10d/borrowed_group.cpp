@@ -10,6 +10,7 @@
 #include "comm/backend_factory.hpp"
 #include "comm/checks.hpp"
 #include "comm/forwarding.hpp"
+#include "comm/nccl/nccl_backend.hpp"
 #include "comm/single_rank.hpp"
 
 namespace fsdp {
@@ -115,6 +116,7 @@ std::shared_ptr<Communicator> borrowed_group(const ProcessGroupPtr& group, Borro
                  .device_type = options.device_type,
                  .make_backend = is_left_to_c10d ? nullptr : backend_factory(kind, {.timeout = options.timeout}),
                  .launches_batches = kind == "nccl",
+                 .packs_below = kind == "nccl" ? kNcclPacksBelow : 0,
                  .is_borrowed = true};
   // Of other kinds we do not know whether there is a store, or what it does (the fake one's keeps nothing).
   if (!made.make_backend)

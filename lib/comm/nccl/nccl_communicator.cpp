@@ -18,11 +18,6 @@
 namespace fsdp {
 namespace {
 
-/// Of a rank's piece. Below it a collective costs NCCL its latency, some 10 us for a few ranks, whatever its length,
-/// and a place of its own in the launch some us of the host's time; packing costs two copies at the device's
-/// bandwidth, under a us for a piece of this length on 8 ranks. An estimate: to be measured on GPUs.
-constexpr int64_t kPacksBelow = 64 * 1024;
-
 ncclDataType_t dtype_to_reduce(const at::Tensor& tensor, const char* operation, std::string_view subject) {
   switch (tensor.scalar_type()) {
     case at::kFloat:
@@ -118,7 +113,7 @@ class NcclCommunicator final : public Communicator,
   c10::DeviceIndex device_index() const override { return config_.streams->device().index(); }
   std::string backend() const override { return "nccl"; }
   bool launches_batches() const override { return true; }
-  int64_t packs_below() const override { return kPacksBelow; }
+  int64_t packs_below() const override { return kNcclPacksBelow; }
   bool waits_in_streams() const override { return true; }
 
   std::shared_ptr<Work> start_all_gather(const at::Tensor& output, const at::Tensor& input,
