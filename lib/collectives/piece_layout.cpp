@@ -6,7 +6,7 @@
 
 namespace fsdp {
 
-PieceLayout::PieceLayout(std::vector<Piece> pieces, int world_size, int64_t packs_below)
+PieceLayout::PieceLayout(std::vector<Piece> pieces, int world_size, int64_t packs_below, int64_t alignment)
     : pieces_(std::move(pieces)), offsets_(count()), world_size_(world_size) {
   // One without elements has no place of its own: it stays in the order of those that are packed.
   auto is_packed = [&](size_t i) {
@@ -19,19 +19,20 @@ PieceLayout::PieceLayout(std::vector<Piece> pieces, int world_size, int64_t pack
     return;
   }
   for (size_t i = 0; i < count(); ++i)
-    if (!is_packed(i)) place(i);
+    if (!is_packed(i)) place(i, alignment);
   tail_begin_ = rank_bytes_;
   for (size_t i = 0; i < count(); ++i)
-    if (is_packed(i)) place(i);
+    if (is_packed(i)) place(i, alignment);
 }
 
 PieceLayout::PieceLayout(std::vector<Piece> pieces, const Communicator& group)
     : PieceLayout(std::move(pieces), group.size(),
-                  group.launches_batches() ? group.packs_below() : kPackAll) {}
+                  group.launches_batches() ? group.packs_below() : kPackAll,
+                  piece_alignment(group.device_type(), group.size())) {}
 
-void PieceLayout::place(size_t i) {
+void PieceLayout::place(size_t i, int64_t alignment) {
   offsets_[i] = rank_bytes_;
-  rank_bytes_ += aligned(pieces_[i].bytes);
+  rank_bytes_ += aligned(pieces_[i].bytes, alignment);
 }
 
 PieceLayout PieceLayout::packed() const {

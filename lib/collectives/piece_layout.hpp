@@ -1,7 +1,11 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 namespace fsdp {
@@ -10,8 +14,17 @@ class Communicator;
 
 /// In bytes: every dtype's alignment and one SSE register.
 inline constexpr int64_t kPieceAlignment = 16;
+/// Of pieces whose W together, side by side, begin where an allocation of their own would on such a device: kernels that were
+/// tuned on allocations meet nothing else. CUDA's begin at multiples of 512.
+constexpr int64_t piece_alignment(c10::DeviceType device, int world_size) {
+  constexpr int64_t kCudaAlignment = 512;
+  if (device != c10::DeviceType::CUDA) return kPieceAlignment;
+  return std::max(kPieceAlignment, kCudaAlignment / std::gcd(kCudaAlignment, int64_t{world_size}));
+}
 /// `bytes` and what is to lie behind them so that the next piece is aligned.
-constexpr int64_t aligned(int64_t bytes) { return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment; }
+constexpr int64_t aligned(int64_t bytes, int64_t alignment = kPieceAlignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
 /// What W ranks hold one piece each of. All in bytes.
 struct Piece {
@@ -26,7 +39,7 @@ struct Piece {
 /// Where the pieces of several tensors lie when W ranks hold one piece of each. All in bytes.
 ///
 /// One rank's pieces: first those that travel from place to place (`is_direct`), then the tail: the
-/// others, packed, which travel as one. Piece i starts at `offset(i)`, aligned to 16.
+/// others, packed, which travel as one. Piece i starts at `offset(i)`, aligned to 16 or to what the device wants.
 ///
 /// tensor-major (what an unsharded tensor needs): tensor i lies from `tensor_offset(i)` on, its W pieces
 ///   side by side in rank order, its padding after its last row; with outer above 1 its rows in their
@@ -39,8 +52,9 @@ class PieceLayout {
 
   PieceLayout() = default;
   /// packs_below: pieces with fewer bytes go to the tail.
-  PieceLayout(std::vector<Piece> pieces, int world_size, int64_t packs_below = kPackAll);
-  /// As the group's backend likes it.
+  PieceLayout(std::vector<Piece> pieces, int world_size, int64_t packs_below = kPackAll,
+              int64_t alignment = kPieceAlignment);
+  /// As the group's backend and its device like it.
   PieceLayout(std::vector<Piece> pieces, const Communicator& group);
 
   size_t count() const { return pieces_.size(); }
@@ -69,7 +83,7 @@ class PieceLayout {
   PieceLayout regrouped(int world_size) const;
 
  private:
-  void place(size_t i);
+  void place(size_t i, int64_t alignment);
 
   std::vector<Piece> pieces_;
   std::vector<int64_t> offsets_;

@@ -53,7 +53,9 @@ void GroupLayout::measure(const Communicator& group) {
     describe(gathered[place.unit], place.gathered_itemsize);
   }
   // A backend that sends large pieces apart wants them in front; what was put in order stays so.
-  stored_ = is_reordered_ ? PieceLayout(std::move(stored), group.size()) : PieceLayout(std::move(stored), group);
+  const int64_t alignment = piece_alignment(group.device_type(), group.size());
+  stored_ = is_reordered_ ? PieceLayout(std::move(stored), group.size(), PieceLayout::kPackAll, alignment)
+                          : PieceLayout(std::move(stored), group);
   gathered_ = PieceLayout(std::move(gathered), group);
   is_repacked_ = is_reordered_ && gathered_.has_direct() && gathered_.has_tail();
 }

@@ -39,6 +39,25 @@ TEST_CASE("pieces lie one after another, aligned to 16 bytes, none over another"
   }
 }
 
+TEST_CASE("on CUDA every unsharded tensor begins where an allocation of its own could", "[collectives][piece_layout]") {
+  for (const int ranks : {1, 2, 3, 8, 48, 512, 1024}) {
+    const int64_t alignment = piece_alignment(c10::DeviceType::CUDA, ranks);
+    CHECK(piece_alignment(c10::DeviceType::CPU, ranks) == kPieceAlignment);
+    const std::vector<Piece> pieces = {{.bytes = 4}, {.bytes = 1 << 20}, {.bytes = 700}, {.bytes = 16}};
+    for (const int64_t packs_below : {int64_t{0}, int64_t{1024}, PieceLayout::kPackAll}) {
+      const PieceLayout layout(pieces, ranks, packs_below, alignment);
+      for (size_t i = 0; i < layout.count(); ++i) {
+        CAPTURE(ranks, packs_below, i);
+        CHECK(layout.tensor_offset(i) % 512 == 0);
+        CHECK(layout.offset(i) % kPieceAlignment == 0);
+      }
+    }
+  }
+  CHECK(piece_alignment(c10::DeviceType::CUDA, 2) == 256);
+  CHECK(piece_alignment(c10::DeviceType::CUDA, 8) == 64);
+  CHECK(piece_alignment(c10::DeviceType::CUDA, 64) == 16);
+}
+
 TEST_CASE("short pieces form the tail, long ones lie before it", "[collectives][piece_layout]") {
   const PieceLayout layout(pieces_of({100, 8, 64, 24}), 4, /*packs_below=*/64);
   CHECK(layout.is_direct(0));

@@ -18,11 +18,13 @@
 namespace fsdp::test {
 namespace {
 
-/// A rank that never communicates, and packs small pieces as some backends do.
+/// A rank that never communicates, packs small pieces as some backends do, and says that it is on that device.
 class PackingRank final : public ForwardingCommunicator {
  public:
-  PackingRank(int rank, int size, std::optional<int64_t> packs_below)
-      : ForwardingCommunicator(SplitLog::world(rank, size)), packs_below_(packs_below) {}
+  PackingRank(int rank, int size, std::optional<int64_t> packs_below, c10::DeviceType device)
+      : ForwardingCommunicator(SplitLog::world(rank, size)), packs_below_(packs_below), device_(device) {}
+
+  c10::DeviceType device_type() const override { return device_; }
 
   bool launches_batches() const override { return packs_below_.has_value(); }
   int64_t packs_below() const override { return packs_below_.value_or(0); }
@@ -32,6 +34,7 @@ class PackingRank final : public ForwardingCommunicator {
 
  private:
   std::optional<int64_t> packs_below_;
+  c10::DeviceType device_;
 };
 
 /// One group as all of its ranks see it.
@@ -70,8 +73,9 @@ DrawnGroup draw_group(std::mt19937_64& draw, ParamLayout kind) {
   const int size = static_cast<int>(1 + below(5));
   std::optional<int64_t> packs_below;
   if (below(2) == 0) packs_below = below(200);
+  const auto device = below(2) == 0 ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
   for (int r = 0; r < size; ++r) {
-    group.ranks.push_back(std::make_shared<PackingRank>(r, size, packs_below));
+    group.ranks.push_back(std::make_shared<PackingRank>(r, size, packs_below, device));
     group.layouts.emplace_back(group.params, kind, *group.ranks.back());
   }
   return group;
