@@ -35,7 +35,9 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
   const auto outputs = reduction.outputs.tensors(), inputs = reduction.inputs.tensors();
   if (outputs.empty()) return;
   const auto dtype = c10::typeMetaToScalarType(options.sum.dtype());
-  auto* scaled = options.scale && !reduction.is_custom ? scaled_sums_of(group, dtype) : nullptr;
+  auto* scaled = options.scale && !reduction.is_custom
+                     ? scaled_sums_of(group, {.dtype = dtype, .scale = *options.scale, .reads_slot = options.reads_slot})
+                     : nullptr;
   reduction.is_scaled = scaled != nullptr;
   if (scaled != nullptr)
     reduction.work = scaled->start_scaled_reduce_scatter(outputs, inputs, *options.scale, subject);

@@ -65,6 +65,7 @@ struct ReduceScatterOptions {
   /// 1-D bytes on that device, at least `packed_bytes` long: where inputs are packed that all ranks pack. Undefined:
   /// every input is allocated.
   at::Tensor memory = {};
+  bool reads_slot = false;              ///< to launch: that memory was a slot's, and something is packed there
 };
 
 /// Of the inputs that all ranks pack, by the layout alone, each aligned: what is small, padded, joined from several

@@ -46,7 +46,7 @@ class ForwardingCommunicator : public Communicator,
     return inner_->start_reduce_scatter_batch(outputs, inputs, op, subject);
   }
 
-  bool scales_sums(at::ScalarType dtype) const override { return scaled_sums_of(*inner_, dtype) != nullptr; }
+  bool scales_sums(const ScaledSum& sum) const override { return scaled_sums_of(*inner_, sum) != nullptr; }
   std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
                                                     std::span<const at::Tensor> inputs, double scale,
                                                     std::string_view subject) override {

@@ -84,7 +84,7 @@ TEST_CASE("a scaled sum averages in the collective, in every floating-point dtyp
       std::vector<at::Tensor> pieces(size), sums(size);
       const auto values = [&](int rank) { return (at::arange(2 * size, at::kDouble) + 3 * rank).to(dtype); };
       const auto errors = errors_on_nccl(nccl, {.world_size = size}, [&](NcclRank& rank) {
-        auto* scaled = scaled_sums_of(*rank.world, dtype);
+        auto* scaled = scaled_sums_of(*rank.world, {.dtype = dtype, .scale = scale});
         if (scaled == nullptr) throw std::logic_error("it scales no sums");
         const int index = rank.world->rank();
         pieces[index] = at::zeros({2}, dtype);
@@ -121,7 +121,7 @@ TEST_CASE("scaled sums pass through what wraps a communicator: written down, lat
     const auto late = with_late_delivery(recording(rank.world, log), {.faults = faults,
                                                                       .max_delay = std::chrono::microseconds(100),
                                                                       .random = std::mt19937_64(index)});
-    auto& scaled = *scaled_sums_of(*late, at::kFloat);
+    auto& scaled = *scaled_sums_of(*late, {.scale = 0.5});
     const at::Tensor input = at::full({2}, index + 1.0F);
     const auto sum = scaled.start_scaled_all_reduce(sums[index], 0.5, "sum");
     const auto piece = scaled.start_scaled_reduce_scatter({&pieces[index], 1}, {&input, 1}, 0.5, "piece");
@@ -130,11 +130,11 @@ TEST_CASE("scaled sums pass through what wraps a communicator: written down, lat
     sum->wait();
     piece->wait();
     written[index] = log->names();
-    if (scaled_sums_of(*late, at::kLong) != nullptr) throw std::logic_error("it scales integers");
+    if (scaled_sums_of(*late, {.dtype = at::kLong, .scale = 0.5}) != nullptr) throw std::logic_error("it scales integers");
     if (index == 0) launches = nccl.counts().launches;
     const auto left_out = with_fake_collectives(rank.world);
-    scaled_sums_of(*left_out, at::kFloat)->start_scaled_all_reduce(at::ones({1}), 0.5, "left out")->wait();
-    scaled_sums_of(*left_out, at::kFloat)
+    scaled_sums_of(*left_out, {.scale = 0.5})->start_scaled_all_reduce(at::ones({1}), 0.5, "left out")->wait();
+    scaled_sums_of(*left_out, {.scale = 0.5})
         ->start_scaled_reduce_scatter({&pieces[index], 1}, {&input, 1}, 0.5, "left out");
   });
   CHECK(errors == no_errors(2));
@@ -158,7 +158,7 @@ TEST_CASE("dtypes without arithmetic are refused by name, before anything is lau
                             Catch::Contains(c10::toString(dtype)));
   }
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
-    if (scaled_sums_of(*rank.world, at::kLong) != nullptr) throw std::logic_error("it scales integers");
+    if (scaled_sums_of(*rank.world, {.dtype = at::kLong, .scale = 0.5}) != nullptr) throw std::logic_error("it scales integers");
     dynamic_cast<HasScaledSums&>(*rank.world).start_scaled_all_reduce(at::ones({1}, at::kLong), 0.5, "sums");
   });
   for (const auto& error : errors) CHECK_THAT(error, Catch::Contains("sums of Long cannot be scaled"));

@@ -229,7 +229,7 @@ class Runner {
     });
     auto work = step.kind == Kind::kReduceScatter
                     ? group.start_reduce_scatter(result, weighted, ReduceOp::kSum, "reduce")
-                    : scaled_sums_of(group, at::kDouble)
+                    : scaled_sums_of(group, {.dtype = at::kDouble, .scale = 0.5})
                           ->start_scaled_reduce_scatter({&result, 1}, {&weighted, 1}, 0.5, "reduce");
     return {std::move(work), [mine, from = result.data_ptr<double>()] {
               std::copy_n(from, kNumel, mine);

@@ -4,7 +4,7 @@
 #include "comm/work.hpp"
 #include "support/models.hpp"
 
-// Averages inside the collective (NCCL's pre-multiplied sum), where a group offers them.
+// Averages inside the collective, where a group offers them.
 
 namespace fsdp::test {
 namespace {
@@ -20,7 +20,7 @@ class Scaling final : public ForwardingCommunicator {
   Scaling(std::shared_ptr<Communicator> inner, std::shared_ptr<Launches> launches)
       : ForwardingCommunicator(std::move(inner)), launches_(std::move(launches)) {}
 
-  bool scales_sums(at::ScalarType dtype) const override { return at::isFloatingType(dtype); }
+  bool scales_sums(const ScaledSum& sum) const override { return at::isFloatingType(sum.dtype); }
   std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                              std::string_view subject) override {
     ++launches_->scatters;

@@ -18,13 +18,6 @@ c10d::ReduceOp c10d_op(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-c10d::ReduceOp c10d_scaled_sum(double scale) {
-  c10d::ReduceOp op;
-  op.op_ = c10d::ReduceOp::PREMUL_SUM;
-  op.supplement_ = c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(scale);
-  return op;
-}
-
 at::Tensor as_sent(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kFloat:

@@ -11,8 +11,6 @@
 namespace fsdp {
 
 c10d::ReduceOp c10d_op(ReduceOp op);
-/// A sum of what each rank multiplies by `scale` before it is sent. NCCL's backend alone knows it.
-c10d::ReduceOp c10d_scaled_sum(double scale);
 
 /// What is gathered or broadcast, as bytes if it is of a dtype that a backend may have no name for: bytes need no
 /// arithmetic.

@@ -23,6 +23,11 @@
 namespace fsdp {
 namespace {
 
+// Note [No factor goes through c10d]
+// c10d's NCCL backend of torch 2.11 hands NCCL the factor of a PREMUL_SUM as a float where the tensor is bfloat16. NCCL reads
+// the first two of its four bytes, which of 1/2, 1/4 and 1/8 are zero, and so is the sum; nothing says so. So no factor goes
+// through c10d in any dtype: an average is AVG, whose factor NCCL makes itself, and for any other the caller divides.
+
 class C10dCommunicator final : public Communicator,
                                public HasNoticeBoard,
                                public HasCommMemory,
@@ -77,22 +82,23 @@ class C10dCommunicator final : public Communicator,
     return all_reduce(tensor, c10d_op(op), subject);
   }
 
-  bool scales_sums(at::ScalarType dtype) const override {
-    return backend_name_ == "nccl" && nccl_scales_sums(dtype);
+  // See Note [No factor goes through c10d].
+  bool scales_sums(const ScaledSum& sum) const override {
+    return backend_name_ == "nccl" && nccl_scales_sums(sum.dtype) && is_average(sum.scale, *this);
   }
 
   std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
                                                     std::span<const at::Tensor> inputs, double scale,
                                                     std::string_view subject) override {
-    check_scales(inputs, "reduce_scatter", subject);
-    return outputs.size() == 1 ? reduce_scatter(outputs[0], inputs[0], c10d_scaled_sum(scale), subject)
-                               : reduce_scatter_batch(outputs, inputs, c10d_scaled_sum(scale), subject);
+    check_scales(inputs, scale, "reduce_scatter", subject);
+    return outputs.size() == 1 ? reduce_scatter(outputs[0], inputs[0], c10d::ReduceOp::AVG, subject)
+                               : reduce_scatter_batch(outputs, inputs, c10d::ReduceOp::AVG, subject);
   }
 
   std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
                                                 std::string_view subject) override {
-    check_scales({&tensor, 1}, "all_reduce", subject);
-    return all_reduce(tensor, c10d_scaled_sum(scale), subject);
+    check_scales({&tensor, 1}, scale, "all_reduce", subject);
+    return all_reduce(tensor, c10d::ReduceOp::AVG, subject);
   }
 
   std::shared_ptr<Work> start_broadcast(const at::Tensor& tensor, int root,
@@ -198,11 +204,12 @@ class C10dCommunicator final : public Communicator,
     });
   }
 
-  void check_scales(std::span<const at::Tensor> summed, const char* operation, std::string_view subject) const {
+  void check_scales(std::span<const at::Tensor> summed, double scale, const char* operation,
+                    std::string_view subject) const {
     for (const at::Tensor& tensor : summed)
-      require(scales_sums(tensor.scalar_type()),
-              "{} of '{}' in group '{}': sums of {} over backend {} cannot be scaled; ask scaled_sums_of() first",
-              operation, subject, name(), c10::toString(tensor.scalar_type()), backend_name_);
+      require(scales_sums({.dtype = tensor.scalar_type(), .scale = scale}),
+              "{} of '{}' in group '{}': sums of {} over backend {} cannot be scaled by {}; ask scaled_sums_of() first",
+              operation, subject, name(), c10::toString(tensor.scalar_type()), backend_name_, scale);
   }
 
   template <class Launch>

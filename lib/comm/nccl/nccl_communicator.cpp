@@ -160,9 +160,7 @@ class NcclCommunicator final : public Communicator,
                   });
   }
 
-  bool scales_sums(at::ScalarType dtype) const override {
-    return nccl_scales_sums(dtype);
-  }
+  bool scales_sums(const ScaledSum& sum) const override { return nccl_scales_sums(sum.dtype); }
 
   std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
                                                     std::span<const at::Tensor> inputs, double scale,
@@ -246,7 +244,7 @@ class NcclCommunicator final : public Communicator,
   void check_reduction(const at::Tensor& tensor, const Reduction& how, const char* operation,
                        std::string_view subject) const {
     (void)dtype_to_reduce(tensor, operation, subject);
-    require(!how.scale || scales_sums(tensor.scalar_type()),
+    require(!how.scale || nccl_scales_sums(tensor.scalar_type()),
             "{} of '{}' in group '{}': sums of {} cannot be scaled; ask scaled_sums_of() first", operation, subject,
             name(), c10::toString(tensor.scalar_type()));
   }

@@ -47,7 +47,7 @@ void start_all_reduce(ParamGroup& group, ReducePart& part) {
   group.parts().comm_ctx->meter.total().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
   auto& launched = group.parts().launched_on(comm);
   const auto scale = scale_in_collective(group, part);
-  auto* scaled = scale ? scaled_sums_of(launched, part.dtype) : nullptr;
+  auto* scaled = scale ? scaled_sums_of(launched, {.dtype = part.dtype, .scale = *scale}) : nullptr;
   part.is_divided = scaled != nullptr;
   const auto& sum = part.reduce_scatter.output;
   part.all_reduce = group.parts().comm_ctx->trace.launch(call, [&] {

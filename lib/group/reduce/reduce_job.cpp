@@ -122,8 +122,10 @@ void ReduceJob::start() {
   auto& comm = *reduction_comm(*group_);
   for (auto& part : inputs_.parts) {
     auto& reduce_scatter = part.reduce_scatter;
+    auto options = options_of(*group_, part);
+    options.reads_slot = slot_ != nullptr && part.slot_bytes > 0;
     comm_ctx.trace.launch(call_of(*group_, part, Operation::kReduceScatter, comm), [&] {
-      launch_reduce_scatter(reduce_scatter, options_of(*group_, part), parts.launched_on(comm), parts.name());
+      launch_reduce_scatter(reduce_scatter, options, parts.launched_on(comm), parts.name());
     });
     if (slot_ && reduce_scatter.work) slot_->note_reader(reduce_scatter.work);
     part.is_divided = reduce_scatter.is_scaled;
