@@ -156,8 +156,8 @@ class FSDP_API FSDPModule {
   /// Others are sent from where autograd left them.
   ///
   /// These use LibTorch's memory: gradients that are not packed, reduced gradients, all-gathers with an extension or after an
-  /// integer reshard_after_forward. So does everything if the devices cannot map each other's memory, which the log says
-  /// once.
+  /// integer reshard_after_forward. So does everything if devices cannot map each other's memory, and with NCCL 2.27 and 2.28,
+  /// which want it on both sides of a collective; the log says either once. Destroy graphs that have captured it first.
   ///
   /// Throws StateError inside a step, and if the backend has no such memory: it needs backend "nccl" of init_process_group
   /// with NCCL 2.27. Throws UsageError with custom collectives or with set_allocate_memory_from_process_group_for_comm over

@@ -32,6 +32,9 @@ struct CollectiveInfo {
         size(comm.size()),
         bytes(bytes) {}
 
+  CollectiveInfo(const char* operation, std::string_view subject, std::string group, int rank, int size, int64_t bytes)
+      : operation(operation), subject(subject), group(std::move(group)), rank(rank), size(size), bytes(bytes) {}
+
   FailedOperation failed() const { return {operation, subject, group, rank, size}; }
   /// "all_gather of 'blocks.3' (12,345 bytes) in group 'shard[0,1]' on rank 0 of 2".
   std::string describe() const;

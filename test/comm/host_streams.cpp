@@ -4,14 +4,25 @@
 #include <condition_variable>
 #include <deque>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
 namespace fsdp::test {
 
+struct HostStreams::Capture {
+  std::atomic<bool> is_on{false};
+  std::atomic<int> asked{0};
+  std::mutex mutex;
+  std::shared_ptr<const int> graph;  // the last one, while it lives
+  std::vector<std::shared_ptr<const int>> graphs;
+};
+
 class HostStream {
  public:
-  HostStream(uint64_t seed, std::chrono::microseconds max_delay)
-      : random_(seed), max_delay_(max_delay), thread_([this] { run(); }) {}
+  HostStream(uint64_t seed, std::chrono::microseconds max_delay, std::shared_ptr<HostStreams::Capture> capture)
+      : capture(std::move(capture)), random_(seed), max_delay_(max_delay), thread_([this] { run(); }) {}
+
+  const std::shared_ptr<HostStreams::Capture> capture;
 
   ~HostStream() {
     {
@@ -54,11 +65,6 @@ class HostStream {
   std::deque<std::function<void()>> operations_;
   bool ends_ = false;
   std::thread thread_;
-};
-
-struct HostStreams::Capture {
-  std::atomic<bool> is_on{false};
-  std::atomic<int> asked{0};
 };
 
 namespace {
@@ -109,7 +115,7 @@ StreamHandle HostStreams::make_stream(StreamPriority /*priority*/) {
   const uint64_t seed = options_.seed * 1000003 + streams_.size();
   auto max_delay = options_.max_delay;
   if (options_.has_own_paces) max_delay *= std::mt19937_64(~seed)() % 4;
-  streams_.push_back(std::make_unique<HostStream>(seed, max_delay));
+  streams_.push_back(std::make_unique<HostStream>(seed, max_delay, capture_));
   return reinterpret_cast<StreamHandle>(streams_.back().get());
 }
 
@@ -148,7 +154,29 @@ void HostStreams::wait(StreamHandle stream, const StreamEvent& event) {
 }
 
 bool HostStreams::is_capturing(StreamHandle /*stream*/) { return capture_->is_on; }
-void HostStreams::set_capturing(bool is_capturing) { capture_->is_on = is_capturing; }
+void HostStreams::set_capturing(bool is_capturing) {
+  std::lock_guard lock(capture_->mutex);
+  if (is_capturing) capture_->graphs.push_back(capture_->graph = std::make_shared<const int>(0));
+  capture_->is_on = is_capturing;
+}
+
+void HostStreams::drop_graphs() {
+  std::lock_guard lock(capture_->mutex);
+  capture_->graph.reset();
+  capture_->graphs.clear();
+}
+
+std::shared_ptr<const void> HostStreams::captured_graph(StreamHandle stream) {
+  if (stream == nullptr) return nullptr;
+  auto& capture = *host_stream(stream)->capture;
+  std::lock_guard lock(capture.mutex);
+  return capture.is_on ? capture.graph : nullptr;
+}
+
+c10::Device HostStreams::device() const {
+  if (options_.has_lost_device && *options_.has_lost_device) throw std::runtime_error("CUDA error: no such device any more");
+  return c10::Device(c10::DeviceType::CPU);
+}
 int HostStreams::captured_events_asked() const { return capture_->asked; }
 
 void HostStreams::enqueue(StreamHandle stream, std::function<void()> operation) {

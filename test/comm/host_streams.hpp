@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -19,6 +20,7 @@ class HostStream;
 /// it does is done, and where its stream is to wait, it does.
 class HostStreams : public CommStreams {
  public:
+  struct Capture;
   struct Options {
     uint64_t seed = 1;
     /// Every other operation or so starts late, by up to this.
@@ -29,6 +31,8 @@ class HostStreams : public CommStreams {
     bool forgets_waits = false;
     /// The same of one wait alone, by its number (see `waits`).
     std::optional<int> forgets_wait = {};
+    /// Once it is set, whoever asks for the device gets an exception, as of one that has fallen off its bus.
+    std::shared_ptr<std::atomic<bool>> has_lost_device = {};
   };
 
   HostStreams();
@@ -36,7 +40,7 @@ class HostStreams : public CommStreams {
   /// Returns when all that is queued has run.
   ~HostStreams() override;
 
-  c10::Device device() const override { return c10::Device(c10::DeviceType::CPU); }
+  c10::Device device() const override;
   StreamHandle make_stream(StreamPriority priority) override;
   StreamHandle current() override;
   std::shared_ptr<StreamEvent> record(StreamHandle stream) override;
@@ -45,8 +49,12 @@ class HostStreams : public CommStreams {
   /// How often a stream has been told to wait; the same for the same event again counts once.
   int waits() const;
 
-  /// From now on what is recorded must not be asked whether it is done.
+  /// From now on what is recorded must not be asked whether it is done. What is launched meanwhile is a graph's, too.
   void set_capturing(bool is_capturing);
+  /// Destroys the graphs that were captured so far.
+  void drop_graphs();
+  /// The graph that is being captured on a stream of HostStreams; null: none.
+  static std::shared_ptr<const void> captured_graph(StreamHandle stream);
   /// How often one was asked all the same.
   int captured_events_asked() const;
 
@@ -68,7 +76,6 @@ class HostStreams : public CommStreams {
   };
 
  private:
-  struct Capture;
   bool is_forgotten(StreamHandle stream, const StreamEvent& event);
 
   Options options_;

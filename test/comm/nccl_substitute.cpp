@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -25,6 +26,9 @@ struct Queued {
 };
 thread_local int group_depth = 0;
 thread_local std::vector<Queued> group_calls;
+thread_local ncclResult_t group_error = ncclSuccess;  // of a call inside of the group, which its end says again
+
+constexpr int kOneSidedWindows = 22900, kSymmetricAverages = 23000;
 
 /// Null if `comm` may be used for something new now.
 const char* why_unusable(ncclComm_t comm) {
@@ -37,6 +41,18 @@ const char* why_unusable(ncclComm_t comm) {
 }
 
 std::string name_of(ncclComm_t comm) { return comm == nullptr ? "no rank" : fmt::format("rank {}", comm->rank); }
+
+/// Whether NCCL would take a symmetric kernel, on devices that all see each other.
+bool is_symmetric(int version, const NcclCall& call, const ncclComm& comm) {
+  const bool has_input = comm.window_of(call.input) != nullptr, has_output = comm.window_of(call.output) != nullptr;
+  const bool is_gather = call.name == std::string_view("all_gather");
+  const bool is_reduction = call.name == std::string_view("reduce_scatter") || call.name == std::string_view("all_reduce");
+  if (!is_gather && !is_reduction) return false;
+  if (is_reduction && call.op != ncclSum && !(call.op == ncclAvg && version >= kSymmetricAverages)) return false;
+  const bool is_small_float = call.dtype == ncclFloat32 || call.dtype == ncclFloat16 || call.dtype == ncclBfloat16;
+  if (is_reduction && !is_small_float) return false;
+  return version < kOneSidedWindows ? has_input && has_output : is_gather ? has_output : has_input;
+}
 
 bool is_at(const std::optional<NcclSubstitute::Place>& place, ncclComm_t comm, int launch) {
   return place && place->rank == comm->rank && place->launch == launch;
@@ -85,10 +101,14 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
   ++state.launches;
   state.collectives += static_cast<int>(calls.size());
   if (is_at(state.options.blocks, comm, number)) {
-    state.changed.wait(lock, [&] { return comm->is_aborted; });
+    (void)state.await(lock, *comm, [] { return false; });
     return ncclInternalError;
   }
   ++comm->queued;
+  if (!comm->blocks) ++state.launch_threads;
+  if (auto graph = HostStreams::captured_graph(stream)) comm->graphs.push_back(graph);
+  for (const NcclCall& call : calls)
+    if (is_symmetric(state.options.version, call, *comm)) ++state.symmetric_kernels;
   for (const NcclCall& call : calls)
     if (call.window > 0) {
       comm->windows_in_use.insert(call.window);
@@ -97,7 +117,7 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
   auto start = [&state, comm, number, stream, calls = std::move(calls)] {
     HostStreams::enqueue(stream, [&state, comm, number, calls] { run_launch(state, comm, number, calls); });
   };
-  if (state.options.polls == 0) {
+  if (comm->blocks) {
     start();
     return ncclSuccess;
   }
@@ -110,6 +130,7 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
 namespace entry {
 
 ncclResult_t get_version(int* version) {
+  if (active == nullptr) return ncclInternalError;  // of a call that comes back when the substitute has gone
   *version = active->options.version;
   return ncclSuccess;
 }
@@ -129,6 +150,7 @@ const char* get_error_string(ncclResult_t result) {
 
 const char* get_last_error(ncclComm_t /*comm*/) {
   thread_local std::string text;
+  if (active == nullptr) return "";
   std::lock_guard lock(active->mutex);
   text = active->last_error;
   return text.c_str();
@@ -144,8 +166,8 @@ ncclResult_t get_unique_id(ncclUniqueId* id) {
 
 ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   State& state = *active;
-  std::lock_guard lock(state.mutex);
-  if (config == nullptr || config->blocking != 0) return state.misuse("a communicator is made that blocks");
+  std::unique_lock lock(state.mutex);
+  if (config == nullptr) return state.misuse("a communicator is made without a config");
   auto& clique = state.cliques[std::string(id.internal)];
   if (!clique) clique = std::make_shared<Clique>(Clique{.size = size});
   if (clique->size != size || rank < 0 || rank >= size || clique->joined == clique->size)
@@ -153,17 +175,40 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
   state.comms.push_back(std::make_unique<ncclComm>(ncclComm{.clique = clique, .rank = rank}));
   state.comms.back()->cta_policy = config->CTAPolicy == NCCL_CONFIG_UNDEF_INT ? 0 : config->CTAPolicy;
   *made = state.comms.back().get();
-  (*made)->polls_left = state.options.polls;
+  const ncclComm_t comm = *made;
+  comm->owner = active;
+  comm->polls_left = state.options.polls;
+  comm->blocks = state.options.polls == 0 && config->blocking != 0;
   if (state.options.init_fails_on == rank) {
-    (*made)->error = ncclSystemError;
+    comm->error = ncclSystemError;
     state.last_error = "no network interface was found";
-  } else {
-    ++clique->joined;
+    return comm->blocks ? ncclSystemError : ncclInProgress;
   }
-  return ncclInProgress;
+  ++clique->joined;
+  state.changed.notify_all();
+  if (!comm->blocks) return ncclInProgress;
+  // As in NCCL, an abort does not reach a call that connects.
+  if (!state.await(lock, *comm, [comm] { return comm->clique->joined == comm->clique->size; })) return ncclInternalError;
+  comm->state = ncclComm::State::kReady;
+  return ncclSuccess;
 }
 
+/// Behind all ranks' registration.
+void finish_registering(State& state, ncclComm_t comm) {
+  *std::exchange(comm->registering, nullptr) = comm->windows.back().get();
+  comm->windows.back()->is_registered = true;
+  ++state.windows;
+}
+
+bool have_all_registered(const ncclComm& comm) {
+  return comm.clique->registrations[comm.windows.back()->number].joined == comm.clique->size;
+}
+
+/// A call of which nobody knows any more comes back when its substitute has gone.
+bool is_left_over(ncclComm_t comm) { return active == nullptr || (comm != nullptr && comm->owner != active); }
+
 ncclResult_t comm_get_async_error(ncclComm_t comm, ncclResult_t* result) {
+  if (is_left_over(comm)) return ncclInternalError;
   State& state = *active;
   std::lock_guard lock(state.mutex);
   if (comm == nullptr || comm->state == ncclComm::State::kGone)
@@ -171,30 +216,28 @@ ncclResult_t comm_get_async_error(ncclComm_t comm, ncclResult_t* result) {
   *result = comm->error;
   if (comm->error != ncclSuccess) return ncclSuccess;
   const bool waits = (comm->state == ncclComm::State::kConnecting && comm->clique->joined < comm->clique->size) ||
-                     (comm->state == ncclComm::State::kFinalizing && comm->queued > 0) ||
-                     (comm->registering != nullptr &&
-                      comm->clique->registrations[comm->windows.back()->number].joined < comm->clique->size);
+                     (comm->state == ncclComm::State::kFinalizing && (comm->queued > 0 || comm->has_graphs())) ||
+                     (comm->registering != nullptr && !have_all_registered(*comm));
   if (waits || comm->polls_left > 0) {
     if (!waits) --comm->polls_left;
     *result = ncclInProgress;
     return ncclSuccess;
   }
   if (comm->state == ncclComm::State::kConnecting) comm->state = ncclComm::State::kReady;
-  if (comm->registering != nullptr) {
-    *std::exchange(comm->registering, nullptr) = comm->windows.back().get();
-    comm->windows.back()->is_registered = true;
-    ++state.windows;
-  }
+  if (comm->registering != nullptr) finish_registering(state, comm);
   for (const auto& start : comm->held) start();
   comm->held.clear();
   return ncclSuccess;
 }
 
 ncclResult_t comm_finalize(ncclComm_t comm) {
-  std::lock_guard lock(active->mutex);
-  if (const char* why = why_unusable(comm)) return active->misuse(fmt::format("finalize of one that is {}", why));
+  State& state = *active;
+  std::unique_lock lock(state.mutex);
+  if (const char* why = why_unusable(comm)) return state.misuse(fmt::format("finalize of one that is {}", why));
   comm->state = ncclComm::State::kFinalizing;
-  return ncclInProgress;
+  if (!comm->blocks) return ncclInProgress;
+  return state.await(lock, *comm, [comm] { return comm->queued == 0 && !comm->has_graphs(); }) ? ncclSuccess
+                                                                                             : ncclInternalError;
 }
 
 ncclResult_t leave(State& state, ncclComm_t comm) {
@@ -210,6 +253,7 @@ ncclResult_t leave(State& state, ncclComm_t comm) {
 }
 
 ncclResult_t comm_destroy(ncclComm_t comm) {
+  if (is_left_over(comm)) return ncclInternalError;
   std::lock_guard lock(active->mutex);
   if (comm == nullptr || comm->state != ncclComm::State::kFinalizing || comm->queued > 0)
     return active->misuse(name_of(comm) + " destroys a communicator that was not finalized");
@@ -217,15 +261,22 @@ ncclResult_t comm_destroy(ncclComm_t comm) {
 }
 
 ncclResult_t comm_abort(ncclComm_t comm) {
+  if (is_left_over(comm)) return ncclInternalError;
   State& state = *active;
   std::unique_lock lock(state.mutex);
   if (comm == nullptr || comm->state == ncclComm::State::kGone)
     return state.misuse(name_of(comm) + " aborts a communicator that is gone");
+  if (comm->state == ncclComm::State::kFinalizing && comm->blocks)
+    return state.misuse(name_of(comm) + " aborts a communicator whose end another call waits for");
   comm->is_aborted = true;
   state.changed.notify_all();
-  // Kernels end before their memory goes.
-  state.changed.wait(lock, [&] { return comm->running == 0; });
-  return leave(state, comm);
+  // Kernels end before their memory goes, and graphs before what they need.
+  ++state.waiting;
+  while (!state.has_gone && (comm->running > 0 || comm->has_graphs()))
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  --state.waiting;
+  state.changed.notify_all();
+  return state.has_gone ? ncclInternalError : leave(state, comm);
 }
 
 ncclResult_t group_start() {
@@ -237,8 +288,9 @@ ncclResult_t group_end() {
   std::unique_lock lock(active->mutex);
   if (group_depth == 0) return active->misuse("a group ends that has not begun");
   if (--group_depth > 0) return ncclSuccess;
-  ncclResult_t result = ncclSuccess;
+  ncclResult_t result = std::exchange(group_error, ncclSuccess);
   const auto calls = std::exchange(group_calls, {});
+  if (result != ncclSuccess) return result;  // and nothing of the group is launched
   for (size_t i = 0; i < calls.size();) {
     const auto& first = calls[i];
     std::vector<NcclCall> together;
@@ -251,16 +303,24 @@ ncclResult_t group_end() {
   return result;
 }
 
+ncclResult_t misuse_in_group(const std::string& what) {
+  const ncclResult_t result = active->misuse(what);
+  if (group_depth > 0) group_error = result;
+  return result;
+}
+
 ncclResult_t add(NcclCall call, ncclComm_t comm, cudaStream_t stream) {
   {
     std::lock_guard lock(active->mutex);
     if (const char* why = why_unusable(comm))
-      return active->misuse(fmt::format("{} of {} on a communicator that is {}", call.name, name_of(comm), why));
+      return misuse_in_group(fmt::format("{} of {} on a communicator that is {}", call.name, name_of(comm), why));
+    // NCCL makes the factor itself, of the dtype.
+    if (call.op == ncclAvg) call.scale = scalar_in(1.0 / comm->clique->size, call.dtype);
     if (call.op >= ncclNumOps) {
       const auto index = static_cast<size_t>(call.op - ncclNumOps);
       if (index >= comm->operators.size() || !comm->operators[index].is_alive ||
           comm->operators[index].dtype != call.dtype)
-        return active->misuse(std::string(call.name) + " with an operator that is destroyed, or not of its dtype");
+        return misuse_in_group(std::string(call.name) + " with an operator that is destroyed, or not of its dtype");
       call.scale = comm->operators[index].scale;
     }
     const void* buffer = buffer_of_all(call);
@@ -342,7 +402,7 @@ ncclResult_t mem_free(void* memory) {
 
 ncclResult_t comm_window_register(ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* made, int flags) {
   State& state = *active;
-  std::lock_guard lock(state.mutex);
+  std::unique_lock lock(state.mutex);
   if (const char* why = why_unusable(comm)) return state.misuse(fmt::format("a window of one that is {}", why));
   if (group_depth > 0) return state.misuse("a window is registered amid a group of launches");
   const auto block = state.blocks.find(static_cast<char*>(memory));
@@ -350,12 +410,12 @@ ncclResult_t comm_window_register(ncclComm_t comm, void* memory, size_t bytes, n
     return state.misuse("a window that is not one block of NCCL's memory");
   if (flags != NCCL_WIN_COLL_SYMMETRIC) return state.misuse("a window that is not symmetric");
   *made = nullptr;
-  if (!state.options.has_windows) return ncclSuccess;
+  if (!state.options.has_windows && state.options.version >= kOneSidedWindows) return ncclSuccess;
   const int number = static_cast<int>(comm->windows.size()) + 1;
   if (is_at(state.options.register_fails, comm, number)) {
     comm->error = ncclSystemError;
     state.last_error = "a handle could not be exported";
-    return ncclInProgress;
+    return comm->blocks ? ncclSystemError : ncclInProgress;
   }
   auto& registration = comm->clique->registrations[number];
   if (registration.joined > 0 && registration.bytes != bytes)
@@ -367,7 +427,11 @@ ncclResult_t comm_window_register(ncclComm_t comm, void* memory, size_t bytes, n
       ncclWindow_vidmem{.memory = static_cast<char*>(memory), .bytes = bytes, .number = number}));
   comm->registering = made;
   comm->polls_left = state.options.polls;
-  return ncclInProgress;
+  state.changed.notify_all();
+  if (!comm->blocks) return ncclInProgress;
+  if (!state.await(lock, *comm, [comm] { return have_all_registered(*comm); })) return ncclInternalError;
+  finish_registering(state, comm);
+  return ncclSuccess;
 }
 
 ncclResult_t comm_window_deregister(ncclComm_t comm, ncclWindow_t window) {
@@ -397,7 +461,24 @@ NcclSubstitute::NcclSubstitute(Options options) : state_(std::make_unique<State>
   }
 }
 
-NcclSubstitute::~NcclSubstitute() { active = nullptr; }
+NcclSubstitute::~NcclSubstitute() {
+  std::unique_lock lock(state_->mutex);
+  active = nullptr;
+  state_->has_gone = true;
+  state_->changed.notify_all();
+  // Calls that nobody waits for any more come back at some time, to what there was.
+  const bool is_left = state_->waiting > 0 || std::any_of(state_->comms.begin(), state_->comms.end(),
+                                                          [](const auto& comm) { return !comm->graphs.empty(); });
+  lock.unlock();
+  if (is_left) (void)state_.release();
+}
+
+int nccl_test_version() {
+  const char* text = std::getenv("FSDP_TEST_NCCL_VERSION");
+  return text == nullptr ? NCCL_VERSION_CODE : std::atoi(text);
+}
+
+bool NcclSubstitute::has_slots() const { return state_->options.version >= kOneSidedWindows; }
 
 const NcclApi& NcclSubstitute::api() const { return state_->api; }
 
@@ -434,7 +515,9 @@ std::vector<std::string> NcclSubstitute::misuses() const {
   std::lock_guard lock(state_->mutex);
   auto all = state_->misuses;
   for (const auto& comm : state_->comms)
-    if (comm->state != ncclComm::State::kGone) all.push_back(name_of(comm.get()) + " still has a communicator");
+    // One that a call is still connecting is the call's.
+    if (comm->state != ncclComm::State::kGone && !(comm->blocks && comm->state == ncclComm::State::kConnecting))
+      all.push_back(name_of(comm.get()) + " still has a communicator");
   if (!state_->blocks.empty()) all.push_back(fmt::format("{} blocks of memory are not freed", state_->blocks.size()));
   return all;
 }
@@ -449,6 +532,8 @@ NcclSubstitute::Counts NcclSubstitute::counts() const {
           .windows = state_->windows,
           .windowed_gathers = state_->windowed_gathers,
           .windowed_reductions = state_->windowed_reductions,
+          .symmetric_kernels = state_->symmetric_kernels,
+          .launch_threads = state_->launch_threads,
           .bytes = bytes};
 }
 

@@ -115,6 +115,10 @@ void run_collectives(const Ranks& by_rank) {
   }
 }
 
+double scalar_in(double value, ncclDataType_t dtype) {
+  return at::scalar_tensor(value, scalar_type(dtype)).to(at::kDouble).item<double>();
+}
+
 double scalar_value(const void* scalar, ncclDataType_t dtype) {
   return tensor_at(scalar, 1, dtype).to(at::kDouble).item<double>();
 }

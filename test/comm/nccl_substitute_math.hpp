@@ -17,7 +17,7 @@ struct NcclCall {
   ncclDataType_t dtype;
   ncclRedOp_t op = ncclSum;
   int root = 0;
-  double scale = 1;  // of a pre-multiplied sum
+  double scale = 1;  // of a pre-multiplied sum, or an average
   int window = 0;    // in which the buffer of all ranks lies; 0: in none
   size_t window_offset = 0;
 };
@@ -33,5 +33,7 @@ void run_collectives(const std::map<int, std::vector<NcclCall>>& by_rank);
 
 /// A factor as NCCL reads it.
 double scalar_value(const void* scalar, ncclDataType_t dtype);
+/// As a value of that dtype.
+double scalar_in(double value, ncclDataType_t dtype);
 
 }  // namespace fsdp::test

@@ -1,6 +1,7 @@
 // What the functions of the substitute share.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -63,11 +64,18 @@ struct ncclComm {
   int running = 0;  // of these, those that their stream has come to
   std::vector<std::function<void()>> held = {};  // what is in progress still
   std::vector<fsdp::test::Operator> operators = {};
+  const void* owner = nullptr;  // the substitute's state
+  bool blocks = true;
+  // Graphs that have captured launches of it.
+  std::vector<std::weak_ptr<const void>> graphs = {};
   int cta_policy = 0;
   std::vector<std::unique_ptr<ncclWindow_vidmem>> windows = {};
   ncclWindow_t* registering = nullptr;     // where the last of them is to be told, once all ranks have come
   std::multiset<int> windows_in_use = {};  // by launches that have not ended
 
+  bool has_graphs() const {
+    return std::any_of(graphs.begin(), graphs.end(), [](const auto& graph) { return !graph.expired(); });
+  }
   ncclWindow_vidmem* window_of(const void* memory) const {
     for (const auto& window : windows)
       if (window->is_registered && window->contains(memory)) return window.get();
@@ -87,8 +95,22 @@ struct NcclSubstitute::State {
   std::vector<std::string> misuses;
   std::string last_error;
   int ids = 0, launches = 0, collectives = 0;
-  int allocations = 0, windows = 0, windowed_gathers = 0, windowed_reductions = 0;
+  int allocations = 0, windows = 0, windowed_gathers = 0, windowed_reductions = 0, symmetric_kernels = 0;
+  int launch_threads = 0;
+  int waiting = 0;       // calls that wait for other ranks
+  bool has_gone = false;  // the substitute: they fail now
   std::map<char*, size_t> blocks;  // of ncclMemAlloc, alive
+
+  /// As a call of NCCL's waits: until it is so, or the communicator has been aborted. False: it is not so.
+  template <class Condition>
+  bool await(std::unique_lock<std::mutex>& lock, const ncclComm& comm, const Condition& is_so) {
+    ++waiting;
+    // Graphs and devices tell nobody.
+    while (!is_so() && !comm.is_aborted && !has_gone) changed.wait_for(lock, std::chrono::milliseconds(1));
+    --waiting;
+    changed.notify_all();
+    return is_so() && !has_gone;
+  }
 
   ncclResult_t misuse(const std::string& what) {
     misuses.push_back(what);

@@ -80,7 +80,8 @@ TEST_CASE("a scaled sum averages in the collective, in every floating-point dtyp
     for (const int size : {1, 2, 3}) {
       CAPTURE(dtype, size);
       const NcclSubstitute nccl({.polls = 1});
-      const double scale = 1.0 / size;
+      // The average, which is NCCL's, and a factor of ours.
+      const double scale = GENERATE(true, false) ? 1.0 / size : 0.375;
       std::vector<at::Tensor> pieces(size), sums(size);
       const auto values = [&](int rank) { return (at::arange(2 * size, at::kDouble) + 3 * rank).to(dtype); };
       const auto errors = errors_on_nccl(nccl, {.world_size = size}, [&](NcclRank& rank) {
@@ -297,10 +298,50 @@ TEST_CASE("no event of a captured graph is asked whether it is done", "[comm][nc
     work->wait();
     std::this_thread::sleep_for(50ms);  // several looks of the watchdog
     rank.streams->set_capturing(false);
+    rank.streams->drop_graphs();
     asked[rank.world->rank()] = rank.streams->captured_events_asked();
   });
   CHECK(errors == no_errors(2));
   CHECK(asked == std::vector<int>{0, 0});
+}
+
+TEST_CASE("a launch is NCCL's on the caller's thread, and on another where the user has it so", "[comm][nccl_communicator]") {
+  for (const int polls : {0, 1}) {
+    const NcclSubstitute nccl({.polls = polls});
+    const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
+      for (int i = 0; i < 3; ++i) {
+        all_gather(*rank.world, at::zeros({2}), at::ones({1}));
+        all_reduce(*rank.world, at::ones({1}));
+      }
+    });
+    CHECK(errors == no_errors(2));
+    CHECK(nccl.counts().launches == 2 * 6);
+    CHECK(nccl.counts().launch_threads == (polls == 0 ? 0 : 2 * 6));
+    CHECK(nccl.misuses().empty());
+  }
+}
+
+TEST_CASE("NCCL launches the kernels of two communicators in the host's order, unless the user has said something",
+          "[comm][nccl_communicator]") {
+  const auto order = [](const Variables& variables, int version) -> std::string {
+    const ScopedEnvironment environment(variables);
+    const NcclSubstitute nccl({.version = version});
+    CHECK(errors_on_nccl(nccl, {.world_size = 1}, [](NcclRank&) {}) == no_errors(1));
+    const char* value = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    return value == nullptr ? "unset" : value;
+  };
+  ::unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  CHECK(order({}, 22505) == "unset");  // knows no such variable
+  CHECK(order({{"NCCL_LAUNCH_ORDER_IMPLICIT", "0"}}, 22809) == "0");
+  CHECK(order({}, 22809) == "1");
+}
+
+TEST_CASE("a tensor on another device than the group's is refused, also one of the same kind", "[comm][nccl_communicator]") {
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {.world_size = 1}, [](NcclRank& rank) {
+    rank.world->start_all_reduce(at::zeros({2}, at::kMeta), ReduceOp::kSum, "elsewhere");
+  });
+  CHECK_THAT(errors[0], Catch::Contains("must be on cpu") && Catch::Contains("found meta"));
 }
 
 TEST_CASE("wrong arguments are refused before anything is launched", "[comm][nccl_communicator]") {

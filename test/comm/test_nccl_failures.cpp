@@ -2,14 +2,22 @@
 #include <catch2/catch.hpp>
 
 #include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <future>
+#include <stdexcept>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "comm/nccl/nccl_communicator.hpp"
 #include "fsdp/error.hpp"
 #include "nccl_ranks.hpp"
+#include "support/logged_lines.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -28,6 +36,48 @@ class Stopwatch {
 };
 
 at::Tensor rank_numbers(const Communicator& comm, int64_t numel = 4) { return at::full({numel}, comm.rank() + 1.0F); }
+
+/// Of a device that goes when the process begins to end, as CUDA does.
+class EndingStreams final : public HostStreams {
+ public:
+  EndingStreams() {
+    std::atexit([] {
+      has_gone = true;
+      std::this_thread::sleep_for(50ms);  // what comes behind this takes its time
+    });
+  }
+  c10::Device device() const override {
+    if (has_gone) throw std::runtime_error("CUDA error: driver shutting down");
+    return HostStreams::device();
+  }
+
+ private:
+  static inline std::atomic<bool> has_gone{false};
+};
+
+struct Run {
+  int status = 0;
+  std::string errors;  // what it has written there
+};
+
+/// This program again for the one hidden test `name`.
+Run run_self(const std::string& name) {
+  std::array<int, 2> ends{};
+  if (::pipe(ends.data()) != 0) throw std::runtime_error("no pipe");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(ends[1], STDERR_FILENO);
+    ::execl("/proc/self/exe", "fsdp_test_comm", name.c_str(), static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  ::close(ends[1]);
+  Run run;
+  std::array<char, 4096> part{};
+  for (ssize_t count; (count = ::read(ends[0], part.data(), part.size())) > 0;) run.errors.append(part.data(), count);
+  ::close(ends[0]);
+  ::waitpid(child, &run.status, 0);
+  return run;
+}
 
 void gather_once(Communicator& comm, const std::string& subject) {
   all_gather(comm, at::zeros({comm.size() * 4}), rank_numbers(comm), subject);
@@ -245,6 +295,63 @@ TEST_CASE("a group that fails leaves its parent and its siblings alone", "[comm]
   CHECK(errors == no_errors(2));
   CHECK(sums == std::vector<float>{4, 4});
   CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("a device that is gone is an error of the next collective, and ends no process", "[comm][nccl_failures]") {
+  const NcclSubstitute nccl;
+  const auto has_lost_device = std::make_shared<std::atomic<bool>>(false);
+  std::vector<int> are_comm_errors(2);
+  const auto errors = errors_on_nccl(nccl, {.streams = {.has_lost_device = has_lost_device}}, [&](NcclRank& rank) {
+    try {
+      gather_once(*rank.world, "first");
+      gather_once(*rank.world, "second");  // the other has come through the first
+      *has_lost_device = true;
+      std::this_thread::sleep_for(50ms);  // several looks of the watchdog
+      gather_once(*rank.world, "third");
+    } catch (const CommError&) {
+      are_comm_errors[rank.world->rank()] = 1;
+      throw;
+    }
+  });
+  for (const std::string& error : errors) CHECK_THAT(error, Contains("all_gather of '") && Contains("no such device any more"));
+  CHECK(are_comm_errors == std::vector<int>{1, 1});
+}
+
+TEST_CASE("a group that ends before a graph of its collectives says so, and does not wait for long", "[comm][nccl_failures]") {
+  const LoggedLines logged;
+  const Stopwatch watch;
+  std::vector<std::shared_ptr<HostStreams>> streams(2);
+  const NcclSubstitute nccl;
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    streams[rank.world->rank()] = rank.streams;
+    rank.streams->set_capturing(true);
+    gather_once(*rank.world, "captured");
+    rank.streams->set_capturing(false);
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(watch.elapsed() < patience());
+  CHECK(logged.count("a CUDA graph that has captured gathers of it is still there") == 2);
+  CHECK(nccl.misuses().size() == 2);  // both ranks' communicators, until the graphs go
+  for (const auto& of_rank : streams) of_rank->drop_graphs();
+  while (!nccl.misuses().empty() && watch.elapsed() < 2 * patience()) std::this_thread::sleep_for(1ms);
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("the process of a world that nobody destroys", "[.][nccl_exit]") {
+  static auto* nccl = new NcclSubstitute;
+  static auto* world = new std::shared_ptr<Communicator>;
+  *world = make_nccl_communicator({.store = c10::make_intrusive<c10d::HashStore>(),
+                                   .watch_interval = 1ms,
+                                   .api = &nccl->api(),
+                                   .streams = std::make_shared<EndingStreams>()});
+  all_reduce(**world, at::ones({1}));
+  (*world)->start_all_reduce(at::ones({1}), ReduceOp::kSum, "not waited for");
+}
+
+TEST_CASE("a process ends quietly with a world that nobody has destroyed", "[comm][nccl_failures]") {
+  const Run run = run_self("the process of a world that nobody destroys");
+  CHECK(run.status == 0);
+  CHECK(run.errors.empty());
 }
 
 TEST_CASE("the substitute notices launches that differ, in order or in size", "[comm][nccl_failures]") {

@@ -1,8 +1,11 @@
 // Memory that NCCL knows: slots that all ranks register as windows; who may use them when, and who frees them.
 #include <ATen/ATen.h>
 
+#include <fmt/format.h>
+
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 #include <thread>
@@ -10,6 +13,7 @@
 #include "comm/comm_memory.hpp"
 #include "fsdp/error.hpp"
 #include "nccl_ranks.hpp"
+#include "support/logged_lines.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -44,6 +48,9 @@ at::Tensor gather_into(SymmMemBuffer& slot, Communicator& comm, int value) {
   return gather_into(slot, comm, piece_of(comm, value));
 }
 
+/// Of those that are tested the one, or the oldest, that has slots.
+int version_with_slots() { return std::max(nccl_test_version(), 22907); }
+
 /// Throws what a test of a rank is to find.
 void expect(bool condition, const std::string& what) {
   if (!condition) throw UsageError("not so: " + what);
@@ -53,7 +60,7 @@ void expect(bool condition, const std::string& what) {
 
 TEST_CASE("what is gathered into a slot is what is gathered anywhere, and lies in a window", "[comm][nccl_memory]") {
   for (const int world_size : {1, 2, 3}) {
-    const NcclSubstitute nccl({.polls = 2});
+    const NcclSubstitute nccl({.polls = 2, .version = version_with_slots()});
     const auto errors = errors_on_nccl(
         nccl, {.world_size = world_size, .streams = {.max_delay = 200us}}, [&](NcclRank& rank) {
           const auto first = make_slot(*rank.world, SlotUse::kGathers, world_size * 8);
@@ -80,7 +87,7 @@ TEST_CASE("what is gathered into a slot is what is gathered anywhere, and lies i
 }
 
 TEST_CASE("a slot is filled again behind the stream that let go of it", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
     const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     const StreamHandle compute = rank.streams->make_stream(StreamPriority::kNormal);
@@ -111,7 +118,7 @@ TEST_CASE("a slot is filled again behind the stream that let go of it", "[comm][
 }
 
 TEST_CASE("a slot is not filled again while a tensor refers to it, or a view of one", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
     const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     auto view = gather_into(*slot, *rank.world, 1).narrow(0, 4, 2).view(at::kShort);
@@ -137,7 +144,7 @@ TEST_CASE("a slot is not filled again while a tensor refers to it, or a view of 
 }
 
 TEST_CASE("ranks that ask for slots of different sizes are told so", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   const auto errors = errors_on_nccl(nccl, {.timeout = on_this_machine(300ms)}, [](NcclRank& rank) {
     make_slot(*rank.world, SlotUse::kGathers, rank.world->rank() == 0 ? 100 : 200);
   });
@@ -148,7 +155,7 @@ TEST_CASE("ranks that ask for slots of different sizes are told so", "[comm][ncc
 }
 
 TEST_CASE("ranks that ask for slots of different uses are told so", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   const auto errors = errors_on_nccl(nccl, {.timeout = on_this_machine(300ms)}, [](NcclRank& rank) {
     // Both are connected.
     all_gather(*rank.world, at::zeros({16}, at::kByte), piece_of(*rank.world, 1));
@@ -162,7 +169,8 @@ TEST_CASE("ranks that ask for slots of different uses are told so", "[comm][nccl
 
 TEST_CASE("memory or windows that one rank lacks leave all with plain memory, for good", "[comm][nccl_memory]") {
   using Options = NcclSubstitute::Options;
-  for (const auto& options : {Options{.mem_alloc_fails_at = 3}, Options{.has_windows = false}}) {
+  for (const auto& options : {Options{.version = version_with_slots(), .mem_alloc_fails_at = 3},
+                              Options{.version = version_with_slots(), .has_windows = false}}) {
     const NcclSubstitute nccl(options);
     const auto errors = errors_on_nccl(nccl, {.world_size = 3}, [](NcclRank& rank) {
       expect(why_no_slots(*rank.world).empty(), "not known before");
@@ -194,7 +202,7 @@ TEST_CASE("an NCCL without windows says so before anything is made", "[comm][ncc
 
 TEST_CASE("a slot that goes gives back its window, after the collectives that use it, and its memory",
           "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   const auto errors = errors_on_nccl(nccl, {.streams = {.max_delay = 500us}}, [&](NcclRank& rank) {
     for (int round = 0; round < 5; ++round) {
       auto input = make_slot(*rank.world, SlotUse::kReductions, 32);
@@ -223,7 +231,7 @@ TEST_CASE("a slot that goes gives back its window, after the collectives that us
 
 TEST_CASE("what is reduced from a slot for reductions lies in a window of theirs", "[comm][nccl_memory]") {
   for (const int world_size : {1, 2, 3}) {
-    const NcclSubstitute nccl({.polls = 2});
+    const NcclSubstitute nccl({.polls = 2, .version = version_with_slots()});
     const auto errors = errors_on_nccl(
         nccl, {.world_size = world_size, .streams = {.max_delay = 200us}}, [&](NcclRank& rank) {
           const auto reduced_from = [&](SymmMemBuffer& slot, float value) {
@@ -253,7 +261,7 @@ TEST_CASE("what is reduced from a slot for reductions lies in a window of theirs
 }
 
 TEST_CASE("a tensor keeps its memory when slot and communicator are gone", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   std::vector<at::Tensor> kept(2);
   const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
@@ -268,7 +276,7 @@ TEST_CASE("a tensor keeps its memory when slot and communicator are gone", "[com
 }
 
 TEST_CASE("a slot may outlive its communicator", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   std::vector<std::shared_ptr<SymmMemBuffer>> kept(2);
   const auto errors =
       errors_on_nccl(nccl, {}, [&](NcclRank& rank) { kept[rank.world->rank()] = make_slot(*rank.world, SlotUse::kGathers, 16); });
@@ -280,7 +288,7 @@ TEST_CASE("a slot may outlive its communicator", "[comm][nccl_memory]") {
 
 TEST_CASE("after an error or an abort nothing stays registered or allocated", "[comm][nccl_memory]") {
   for (const bool is_aborted : {false, true}) {
-    NcclSubstitute::Options options;
+    NcclSubstitute::Options options{.version = version_with_slots()};
     if (!is_aborted) options.async_error = {.rank = 1, .launch = 2};
     const NcclSubstitute nccl(options);
     const auto errors = errors_on_nccl(nccl, {.world_size = 3}, [&](NcclRank& rank) {
@@ -301,7 +309,7 @@ TEST_CASE("after an error or an abort nothing stays registered or allocated", "[
 }
 
 TEST_CASE("a window that cannot be registered ends the group on all ranks", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl({.register_fails = NcclSubstitute::Place{.rank = 1, .launch = 2}});
+  const NcclSubstitute nccl({.version = version_with_slots(), .register_fails = NcclSubstitute::Place{.rank = 1, .launch = 2}});
   const auto errors = errors_on_nccl(nccl, {.world_size = 2}, [](NcclRank& rank) {
     const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     expect(gather_into(*slot, *rank.world, 1).equal(whole_of(2, 1)), "gathered");
@@ -314,7 +322,7 @@ TEST_CASE("a window that cannot be registered ends the group on all ranks", "[co
 }
 
 TEST_CASE("while a graph is captured slots keep no events", "[comm][nccl_memory]") {
-  const NcclSubstitute nccl;
+  const NcclSubstitute nccl({.version = version_with_slots()});
   const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
     const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
     gather_into(*slot, *rank.world, 1);
@@ -324,6 +332,7 @@ TEST_CASE("while a graph is captured slots keep no events", "[comm][nccl_memory]
     rank.streams->set_capturing(false);
     expect(gather_into(*slot, *rank.world, 4).equal(whole_of(2, 4)), "gathered");
     expect(rank.streams->captured_events_asked() == 0, "none is asked");
+    rank.streams->drop_graphs();
   });
   CHECK(errors == no_errors(2));
   CHECK(nccl.misuses().empty());
@@ -331,7 +340,7 @@ TEST_CASE("while a graph is captured slots keep no events", "[comm][nccl_memory]
 
 TEST_CASE("gathers by copy engines are asked of the communicator for gathers alone", "[comm][nccl_memory]") {
   for (const bool is_asked : {false, true}) {
-    const NcclSubstitute nccl;
+    const NcclSubstitute nccl({.version = version_with_slots()});
     const auto errors = errors_on_nccl(nccl, {.use_copy_engine_all_gather = is_asked}, [](NcclRank& rank) {
       all_gather(*rank.world, at::zeros({16}, at::kByte), piece_of(*rank.world, 1));
       all_reduce(*rank.world, at::ones({3}));
@@ -353,9 +362,98 @@ TEST_CASE("gathers by copy engines are refused of an older NCCL", "[comm][nccl_m
     CHECK(nccl.misuses().empty());
     return errors[0];
   };
-  CHECK_THAT(refusal({.version = 22705}), Contains("need NCCL 2.28 or later, found 2.27.5"));
+  CHECK_THAT(refusal({.version = 22705}), Contains("need NCCL 2.29 or later, found 2.27.5"));
+  // It has them, for windows on both sides.
+  CHECK_THAT(refusal({.version = 22809}), Contains("need NCCL 2.29 or later, found 2.28.9"));
   CHECK_THAT(refusal({.missing_symbol = "ncclMemAlloc"}), Contains("use_copy_engine_all_gather"));
-  CHECK(refusal({.version = 22809}).empty());
+  CHECK(refusal({.version = 22907}).empty());
+}
+
+TEST_CASE("where NCCL wants windows on both sides none is made, which one line in the log says", "[comm][nccl_memory]") {
+  for (const bool has_windows : {true, false}) {
+    const LoggedLines logged;
+    // Each version is said once.
+    const NcclSubstitute nccl({.version = has_windows ? 22808 : 22806, .has_windows = has_windows});
+    const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
+      expect(why_no_slots(*rank.world).empty(), "no error");
+      for (const auto use : {SlotUse::kGathers, SlotUse::kReductions})
+        for (int i = 0; i < 2; ++i) expect(make_slot(*rank.world, use, 100) == nullptr, "no slot");
+    });
+    CHECK(errors == no_errors(2));
+    CHECK(logged.count(fmt::format("symmetric memory does nothing with NCCL 2.28.{}", has_windows ? 8 : 6)) == 1);
+    CHECK(logged.count("\n") == 1);
+    CHECK(nccl.counts().windows == 0);
+    CHECK(nccl.counts().bytes == 0);
+    CHECK(nccl.misuses().empty());
+  }
+}
+
+TEST_CASE("the substitute's windows are those of its version", "[comm][nccl_memory]") {
+  const auto window_without_devices = [](int version) {
+    const NcclSubstitute nccl({.version = version, .has_windows = false});
+    const NcclApi& api = nccl.api();
+    ncclUniqueId id;
+    REQUIRE(api.get_unique_id(&id) == ncclSuccess);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm = nullptr;
+    REQUIRE(api.comm_init_rank_config(&comm, 1, id, 0, &config) == ncclSuccess);
+    void* memory = nullptr;
+    REQUIRE(api.mem_alloc(&memory, kBlock) == ncclSuccess);
+    ncclWindow_t window = nullptr;
+    REQUIRE(api.comm_window_register(comm, memory, kBlock, &window, NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess);
+    if (window != nullptr) REQUIRE(api.comm_window_deregister(comm, window) == ncclSuccess);
+    REQUIRE(api.mem_free(memory) == ncclSuccess);
+    REQUIRE(api.comm_finalize(comm) == ncclSuccess);
+    REQUIRE(api.comm_destroy(comm) == ncclSuccess);
+    CHECK(nccl.misuses().empty());
+    return window != nullptr;
+  };
+  CHECK(window_without_devices(22707));
+  CHECK(window_without_devices(22809));
+  CHECK_FALSE(window_without_devices(22907));
+  CHECK_FALSE(window_without_devices(23007));
+}
+
+TEST_CASE("a captured slot that goes stays registered and allocated until the group ends, which one line says",
+          "[comm][nccl_memory]") {
+  const LoggedLines logged;
+  const NcclSubstitute nccl({.version = version_with_slots()});
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    const auto group = rank.world->split(std::vector<int>{0, 1}, "graph");  // each group is said once
+    const auto stream = rank.streams->make_stream(StreamPriority::kNormal);
+    {
+      const HostStreams::Current current(stream);
+      auto slot = make_slot(*group, SlotUse::kGathers, 16);
+      rank.streams->set_capturing(true);
+      gather_into(*slot, *group, 1);
+      rank.streams->set_capturing(false);
+      slot.reset();
+    }
+    rank.streams->synchronize(stream);
+    all_reduce(*rank.world, at::ones({1}));
+    expect(nccl.counts().bytes == 2 * kBlock, "the graph may run again");
+    all_reduce(*rank.world, at::ones({1}));
+    rank.streams->drop_graphs();
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(logged.count("group 'graph[0,1]': a CUDA graph has captured collectives of symmetric memory") == 1);
+  CHECK(nccl.counts().bytes == 0);
+  CHECK(nccl.misuses().empty());
+}
+
+TEST_CASE("memory that a graph may use is not freed with the group", "[comm][nccl_memory]") {
+  const NcclSubstitute nccl({.version = version_with_slots()});
+  std::vector<std::shared_ptr<HostStreams>> streams(2);
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
+    streams[rank.world->rank()] = rank.streams;
+    const auto slot = make_slot(*rank.world, SlotUse::kGathers, 16);
+    rank.streams->set_capturing(true);
+    gather_into(*slot, *rank.world, 1);
+    rank.streams->set_capturing(false);
+  });
+  CHECK(errors == no_errors(2));
+  CHECK(nccl.counts().bytes == 2 * kBlock);
+  for (const auto& of_rank : streams) of_rank->drop_graphs();
 }
 
 }  // namespace fsdp::test

@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
-#include <cstring>
+#include <future>
+#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm/nccl/nccl_rendezvous.hpp"
@@ -27,14 +28,24 @@ struct MeetingPlace {
 
 TEST_CASE("ranks connect by what the first of them has made, a channel by its own", "[comm][nccl_rendezvous]") {
   const MeetingPlace place;
-  const auto gathers = exchange_id(place.rank(0), "gathers", no_patience);
-  for (const int rank : {1, 2}) {
-    const auto found = exchange_id(place.rank(rank), "gathers", no_patience);
-    CHECK(std::memcmp(&found, &gathers, sizeof gathers) == 0);
-  }
-  CHECK_THROWS_WITH(exchange_id(place.rank(1), "reductions", no_patience), "no patience");
-  const auto reductions = exchange_id(place.rank(0), "reductions", no_patience);
-  CHECK(std::memcmp(&reductions, &gathers, sizeof gathers) != 0);
+  const auto ids = [&](const std::string& channel) {
+    std::vector<std::future<ncclUniqueId>> all;
+    for (const int rank : {2, 1, 0})
+      all.push_back(std::async(std::launch::async, [&, rank] { return exchange_id(place.rank(rank), channel, [] {}); }));
+    std::vector<std::string> found;
+    for (auto& one : all) found.emplace_back(one.get().internal, sizeof(ncclUniqueId));
+    return found;
+  };
+  const auto gathers = ids("gathers"), reductions = ids("reductions");
+  for (const auto& all : {gathers, reductions}) CHECK(all == std::vector<std::string>(3, all[0]));
+  CHECK(gathers[0] != reductions[0]);
+}
+
+TEST_CASE("no rank goes on to NCCL before all have come", "[comm][nccl_rendezvous]") {
+  const MeetingPlace place;
+  for (const int rank : {0, 1})
+    CHECK_THROWS_WITH(exchange_id(place.rank(rank), "gathers", no_patience), "no patience");
+  CHECK(missing_ranks(place.rank(0), "gathers") == "2");
 }
 
 TEST_CASE("ranks that have not come are named", "[comm][nccl_rendezvous]") {

@@ -43,7 +43,10 @@ TEST_CASE("a model trains in symmetric memory as the plain one does", "[group][n
     CHECK(errors == no_errors(world_size));
     // Two slots in which the layers take turns, one for what the root holds, which stays after forward, and one for
     // gradients.
-    CHECK(nccl.counts().windows == 4 * world_size);
+    CHECK(nccl.counts().windows == nccl.slots(4 * world_size));
+    // Of what lies in them NCCL leaves nothing to its other kernels.
+    CHECK(nccl.counts().symmetric_kernels == nccl.counts().windowed_gathers + nccl.counts().windowed_reductions);
+    CHECK((nccl.counts().symmetric_kernels > 0) == nccl.has_slots());
     CHECK(nccl.counts().bytes == 0);
     CHECK(nccl.misuses().empty());
   }
@@ -57,9 +60,9 @@ TEST_CASE("every gather goes to a window, and slots have the bytes of the plan",
     expect(parameter_bytes(chain.root[0]).symmetric == 0, "none before the first gather");
     train(chain, rank, 0);
     const int64_t bytes = parameter_bytes(chain.root[0]).symmetric;
-    expect(bytes == symmetric_bytes(4), fmt::format("{} bytes by hand, not {}", symmetric_bytes(4), bytes));
+    expect(bytes == nccl.slots(symmetric_bytes(4)), fmt::format("{} bytes by hand, not {}", symmetric_bytes(4), bytes));
     wait_for_all(rank);
-    expect(nccl.counts().bytes == 2 * 4 * kBlock, "as NCCL counts them, on both ranks");
+    expect(nccl.counts().bytes == nccl.slots(2 * 4 * kBlock), "as NCCL counts them, on both ranks");
     const auto before = nccl.counts();
     wait_for_all(rank);
     const auto gathers_before = statistics(chain.root[0]).all_gathers;
@@ -69,7 +72,7 @@ TEST_CASE("every gather goes to a window, and slots have the bytes of the plan",
     const auto gathers = statistics(chain.root[0]).all_gathers - gathers_before;
     expect(now.windows == before.windows, "no more windows");
     // Of the layers a weight and a bias travel, of the head one packed piece.
-    expect(now.windowed_gathers - before.windowed_gathers == 2 * (2 * gathers - 1),
+    expect(now.windowed_gathers - before.windowed_gathers == nccl.slots(2 * (2 * gathers - 1)),
            fmt::format("{} collectives into windows for {} gathers on each rank",
                        now.windowed_gathers - before.windowed_gathers, gathers));
     wait_for_all(rank);
@@ -137,13 +140,13 @@ TEST_CASE("in the usual order nothing moves, however many groups are gathered ah
         const int64_t gathered = layers * (kLayer + kWidth * 4) + 2 * 2 * head_bytes(4);
         // Biases and the head are packed.
         const int64_t reduced = 2 * (5 * kWidth * 4 + head_bytes(4));
-        return now.buffer_bytes - before.buffer_bytes + (is_symmetric ? gathered + reduced : 0);
+        return now.buffer_bytes - before.buffer_bytes + (is_symmetric ? nccl.slots(gathered + reduced) : 0);
       };
       const int64_t plain = buffer_bytes(false), symmetric = buffer_bytes(true);
       expect(symmetric == plain, fmt::format("{} bytes where {} are made without slots", symmetric, plain));
     });
     CHECK(errors == no_errors(2));
-    CHECK(nccl.counts().windows == 2 * (1 + distance + 1 + 1));
+    CHECK(nccl.counts().windows == nccl.slots(2 * (1 + distance + 1 + 1)));
     CHECK(nccl.misuses().empty());
   }
 }
@@ -168,7 +171,8 @@ TEST_CASE("what stays unsharded beyond its turn moves to memory of its own, on t
         for (size_t i = 0; i < 2; ++i) chain.layers[i].reshard();
       for (size_t i = 2; i < 4; ++i) chain.layers[i].unshard();
       const int64_t moved = statistics(chain.root[0]).buffer_bytes - before;
-      expect(moved == (is_kept_here ? 2 * kLayer : 0), fmt::format("{} bytes have moved", moved));
+      if (nccl.has_slots())
+        expect(moved == (is_kept_here ? 2 * kLayer : 0), fmt::format("{} bytes have moved", moved));
       if (is_kept_here) expect(shows(0) && shows(1), "what has moved is what it was");
       expect(shows(2) && shows(3), "what is in the slots now");
       for (auto& layer : chain.layers) layer.reshard();
@@ -176,7 +180,7 @@ TEST_CASE("what stays unsharded beyond its turn moves to memory of its own, on t
     }
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 4 * 2);
+  CHECK(nccl.counts().windows == nccl.slots(4 * 2));
   CHECK(nccl.misuses().empty());
 }
 
@@ -229,19 +233,19 @@ TEST_CASE("another dtype is another plan, with new slots in place of the old", "
     to(*chain.model, at::kDouble);
     Inputs inputs(rank.world->rank(), 1);
     chain.model->forward(inputs.normal({4, kWidth}).to(at::kDouble)).square().mean().backward();
-    expect(parameter_bytes(chain.root[0]).symmetric == symmetric_bytes(8), "slots for double");
+    expect(parameter_bytes(chain.root[0]).symmetric == nccl.slots(symmetric_bytes(8)), "slots for double");
     wait_for_all(rank);
-    expect(nccl.counts().bytes == 2 * 4 * kBlock, "and none of the old ones");
+    expect(nccl.counts().bytes == nccl.slots(2 * 4 * kBlock), "and none of the old ones");
     wait_for_all(rank);
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 2 * 4 * 2);
+  CHECK(nccl.counts().windows == nccl.slots(2 * 4 * 2));
   CHECK(nccl.misuses().empty());
 }
 
 TEST_CASE("storage that is kept is a slot of its own, at one address", "[group][nccl_slots]") {
   const NcclSubstitute nccl;
-  const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     ShardedChain chain(mesh_of(rank), 4, kWidth);
     use_symmetric_memory(chain);
     chain.root[0].set_keep_unsharded_storage(true);
@@ -256,16 +260,16 @@ TEST_CASE("storage that is kept is a slot of its own, at one address", "[group][
       }
       for (auto& layer : chain.layers) layer.reshard();
     }
-    expect(parameter_bytes(chain.root[0]).kept == 0, "nothing beside the slots");
+    expect((parameter_bytes(chain.root[0]).kept == 0) == nccl.has_slots(), "nothing beside the slots");
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 2 * 6);
+  CHECK(nccl.counts().windows == nccl.slots(2 * 6));
   CHECK(nccl.misuses().empty());
 }
 
 TEST_CASE("without windows a model trains in plain memory", "[group][nccl_slots]") {
   const NcclSubstitute nccl({.has_windows = false});
-  const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     ShardedChain chain(mesh_of(rank), 4, kWidth);
     use_symmetric_memory(chain);
     for (int step = 0; step < 3; ++step) train(chain, rank, step);
@@ -280,7 +284,7 @@ TEST_CASE("without windows a model trains in plain memory", "[group][nccl_slots]
 
 TEST_CASE("gathers over some of the ranks, from forward to backward, are not in slots", "[group][nccl_slots]") {
   const NcclSubstitute nccl;
-  const auto errors = errors_on_nccl(nccl, {.world_size = 4}, [](NcclRank& rank) {
+  const auto errors = errors_on_nccl(nccl, {.world_size = 4}, [&](NcclRank& rank) {
     ShardedChain chain(mesh_of(rank), 3, kWidth, 2);
     use_symmetric_memory(chain);
     for (int step = 0; step < 3; ++step) train(chain, rank, step);
@@ -291,7 +295,7 @@ TEST_CASE("gathers over some of the ranks, from forward to backward, are not in 
 
 TEST_CASE("a rank that ends amid a step leaves nothing registered or allocated on any", "[group][nccl_slots]") {
   const NcclSubstitute nccl;
-  const auto errors = errors_on_nccl(nccl, {}, [](NcclRank& rank) {
+  const auto errors = errors_on_nccl(nccl, {}, [&](NcclRank& rank) {
     ShardedChain chain(mesh_of(rank), 4, kWidth);
     use_symmetric_memory(chain);
     train(chain, rank, 0);
@@ -318,11 +322,11 @@ TEST_CASE("two models have slots of their own, which go with them", "[group][ncc
       train(other, rank, 1);
       train(chain, rank, 2);
       wait_for_all(rank);
-      expect(nccl.counts().bytes == 2 * 2 * 4 * kBlock, "two models' slots");
+      expect(nccl.counts().bytes == nccl.slots(2 * 2 * 4 * kBlock), "two models' slots");
       wait_for_all(rank);
     }
     wait_for_all(rank);
-    expect(nccl.counts().bytes == 2 * 4 * kBlock, "one's, when the other is gone");
+    expect(nccl.counts().bytes == nccl.slots(2 * 4 * kBlock), "one's, when the other is gone");
     wait_for_all(rank);
   });
   CHECK(errors == no_errors(2));
@@ -339,7 +343,7 @@ TEST_CASE("memory from the process group is this memory, and goes when it is swi
     for (int round = 0; round < 2; ++round) {
       set(true);
       train(chain, rank, 2 * round);
-      expect(parameter_bytes(chain.root[0]).symmetric > 0, "slots");
+      expect((parameter_bytes(chain.root[0]).symmetric > 0) == nccl.has_slots(), "slots");
       set(false);
       expect(parameter_bytes(chain.root[0]).symmetric == 0, "none");
       wait_for_all(rank);
@@ -349,7 +353,7 @@ TEST_CASE("memory from the process group is this memory, and goes when it is swi
     }
   });
   CHECK(errors == no_errors(2));
-  CHECK(nccl.counts().windows == 2 * 2 * 4);
+  CHECK(nccl.counts().windows == nccl.slots(2 * 2 * 4));
   CHECK(nccl.misuses().empty());
 }
 

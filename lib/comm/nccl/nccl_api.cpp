@@ -3,6 +3,9 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
+
+#include "base/require.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp {
@@ -33,9 +36,14 @@ void* find_beside_libtorch(const char* name) {
 
 }  // namespace
 
-std::string NcclApi::version() const {
+int NcclApi::version_code() const {
   int code = 0;
-  if (get_version(&code) != ncclSuccess) return "of unknown version";
+  return get_version(&code) == ncclSuccess ? code : 0;
+}
+
+std::string NcclApi::version() const {
+  const int code = version_code();
+  if (code == 0) return "of unknown version";
   return fmt::format("{}.{}.{}", code / 10000, code % 10000 / 100, code % 100);
 }
 
@@ -74,6 +82,27 @@ NcclApi load_nccl_api(const SymbolSource& find) {
 const NcclApi& nccl_api() {
   static const NcclApi api = load_nccl_api(find_beside_libtorch);
   return api;
+}
+
+int gathers_cta_policy(const NcclApi& api, bool use_copy_engine_all_gather) {
+  if (!use_copy_engine_all_gather) return NCCL_CONFIG_UNDEF_INT;
+#ifdef NCCL_CTA_POLICY_ZERO
+  // 2.28 has them too, for gathers whose input lies in a window as well.
+  require(api.takes_one_sided_windows() && api.has_memory() && api.has_windows(),
+          "backend nccl: all-gathers by copy engines need NCCL 2.29 or later, found {}; set use_copy_engine_all_gather to "
+          "false, or install a newer nvidia-nccl wheel",
+          api.version());
+  return NCCL_CTA_POLICY_ZERO;
+#else
+  throw UsageError(
+      "backend nccl: this libfsdp was built with a nccl.h that knows no all-gathers by copy engines; build it with "
+      "that of NCCL 2.29 or later, or set use_copy_engine_all_gather to false");
+#endif
+}
+
+void order_nccl_launches(const NcclApi& api) {
+  constexpr int kFirstVersion = 22600;
+  if (api.version_code() >= kFirstVersion) ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
 }
 
 }  // namespace fsdp

@@ -41,6 +41,14 @@ struct NcclApi {
 
   /// "2.30.7", of the library.
   std::string version() const;
+  /// 23007, of the library; 0: it does not say.
+  int version_code() const;
+
+  // Where versions differ in what they do with windows. Before these NCCL registers a window and goes on as if there were none.
+  /// A window under what a gather writes, or a reduction reads, is enough: the other side may be any memory.
+  bool takes_one_sided_windows() const { return version_code() >= 22900; }
+  /// Symmetric kernels know averages beside sums; none knows factors.
+  bool averages_in_symmetric_kernels() const { return version_code() >= 23000; }
   /// What NCCL says of `result`, with its own account of the last error: "NCCL 2.30.7: remote process exited or
   /// there was a network error (...)". `comm` may be null.
   std::string describe(ncclResult_t result, ncclComm_t comm) const;
@@ -54,5 +62,14 @@ NcclApi load_nccl_api(const SymbolSource& find);
 
 /// The NCCL that LibTorch calls too, one that LD_PRELOAD put in its place included. Throws as above.
 const NcclApi& nccl_api();
+
+/// Of NCCL, of communicators for all-gathers. Throws UsageError where copy engines are asked for that this NCCL does not use
+/// for one-sided windows.
+int gathers_cta_policy(const NcclApi& api, bool use_copy_engine_all_gather);
+
+/// Asks NCCL to launch the kernels of all communicators of a device in the order in which the host launches them (see Note
+/// [Two NCCL communicators]), unless the user has said what NCCL_LAUNCH_ORDER_IMPLICIT is to be. NCCL reads it once, at the
+/// process's first launch: what another library launched before stays as it was.
+void order_nccl_launches(const NcclApi& api);
 
 }  // namespace fsdp

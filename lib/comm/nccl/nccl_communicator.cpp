@@ -7,6 +7,7 @@
 #include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/log.hpp"
 #include "base/require.hpp"
 #include "comm/checks.hpp"
 #include "comm/comm_memory.hpp"
@@ -66,23 +67,6 @@ Tensors joined(std::span<const at::Tensor> outputs, std::span<const at::Tensor> 
   return all;
 }
 
-int cta_policy_of(const NcclWorld& world, const NcclApi& api) {
-  if (!world.use_copy_engine_all_gather) return NCCL_CONFIG_UNDEF_INT;
-#ifdef NCCL_CTA_POLICY_ZERO
-  constexpr int kFirstVersion = 22800;
-  int version = 0;
-  require(api.get_version(&version) == ncclSuccess && version >= kFirstVersion && api.has_memory() && api.has_windows(),
-          "backend nccl: all-gathers by copy engines need NCCL 2.28 or later, found {}; set use_copy_engine_all_gather to "
-          "false, or install a newer nvidia-nccl wheel",
-          api.version());
-  return NCCL_CTA_POLICY_ZERO;
-#else
-  throw UsageError(
-      "backend nccl: this libfsdp was built with a nccl.h that knows no all-gathers by copy engines; build it with "
-      "that of NCCL 2.28 or later, or set use_copy_engine_all_gather to false");
-#endif
-}
-
 /// How a reduction treats what ranks bring.
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
@@ -98,6 +82,7 @@ class NcclCommunicator final : public Communicator,
                    std::shared_ptr<NcclWatchdog> watchdog)
       : Communicator(config.rank, std::move(world_ranks), config.name),
         config_(config),
+        device_(config.streams->device()),
         api_(*config.api),
         group_(std::make_shared<NcclGroup>(config)),
         watchdog_(std::move(watchdog)) {
@@ -109,8 +94,8 @@ class NcclCommunicator final : public Communicator,
     group_->close();
   }
 
-  c10::DeviceType device_type() const override { return config_.streams->device().type(); }
-  c10::DeviceIndex device_index() const override { return config_.streams->device().index(); }
+  c10::DeviceType device_type() const override { return device_.type(); }
+  c10::DeviceIndex device_index() const override { return device_.index(); }
   std::string backend() const override { return "nccl"; }
   bool launches_batches() const override { return true; }
   int64_t packs_below() const override { return kNcclPacksBelow; }
@@ -160,7 +145,11 @@ class NcclCommunicator final : public Communicator,
                   });
   }
 
-  bool scales_sums(const ScaledSum& sum) const override { return nccl_scales_sums(sum.dtype); }
+  // Symmetric kernels, for which slots are, know no factors, and averages only from some version on.
+  bool scales_sums(const ScaledSum& sum) const override {
+    if (sum.reads_slot && !(api_.averages_in_symmetric_kernels() && is_average(sum.scale, *this))) return false;
+    return nccl_scales_sums(sum.dtype);
+  }
 
   std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
                                                     std::span<const at::Tensor> inputs, double scale,
@@ -194,7 +183,12 @@ class NcclCommunicator final : public Communicator,
     return fmt::format("which has no symmetric memory in NCCL {}: that begins with NCCL 2.27", api_.version());
   }
   std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes) override {
-    return why_no_slots().empty() ? group_->make_slot(use, bytes) : nullptr;
+    if (!why_no_slots().empty()) return nullptr;
+    if (api_.takes_one_sided_windows()) return group_->make_slot(use, bytes);
+    warn_once(fmt::format("symmetric memory does nothing with NCCL {}, which uses it only where a collective's input and "
+                          "output both lie in it, and parameters and gradients do not; NCCL 2.29 does not ask for that",
+                          api_.version()));
+    return nullptr;
   }
 
   void abort(const std::string& reason) override { group_->fail(reason); }
@@ -253,11 +247,13 @@ class NcclCommunicator final : public Communicator,
   ncclResult_t with_op(const at::Tensor& tensor, const Reduction& how, ncclComm_t comm, const Call& call) const {
     const ncclDataType_t dtype = dtype_to_reduce(tensor, "reduction", name());
     if (!how.scale) return call(dtype, nccl_op(how.op));
+    if (is_average(*how.scale, *this)) return call(dtype, ncclAvg);
     const NcclScaledSum sum(api_, *how.scale, dtype, comm);
     return call(dtype, sum.op());
   }
 
   const NcclGroupConfig config_;
+  const c10::Device device_;
   const NcclApi& api_;
   std::shared_ptr<NcclGroup> group_;
   std::shared_ptr<NcclWatchdog> watchdog_;  // one for the world and all that is split off
@@ -273,6 +269,7 @@ std::shared_ptr<Communicator> make_nccl_communicator(NcclWorld world) {
     world.streams = cuda_streams({c10::DeviceType::CUDA, c10::cuda::current_device()});
   }
   const NcclApi& api = world.api != nullptr ? *world.api : nccl_api();
+  order_nccl_launches(api);
   const NcclGroupConfig config{.name = "world",
                                .rank = world.rank,
                                .size = world.size,
@@ -283,7 +280,7 @@ std::shared_ptr<Communicator> make_nccl_communicator(NcclWorld world) {
                                .streams = world.streams,
                                .timeout = world.timeout,
                                .watch_interval = world.watch_interval,
-                               .gathers_cta_policy = cta_policy_of(world, api)};
+                               .gathers_cta_policy = gathers_cta_policy(api, world.use_copy_engine_all_gather)};
   std::vector<int> ranks(world.size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return std::make_shared<NcclCommunicator>(config, std::move(ranks),

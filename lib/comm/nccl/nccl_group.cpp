@@ -3,6 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <thread>
@@ -22,6 +23,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLooksPerNotice = 10;
 /// How long the end of a group waits for NCCL's abort, and for the device after it.
 constexpr auto kLeavePatience = std::chrono::seconds(10);
+/// How long it waits for graphs that have captured collectives: whoever closes the group may destroy them after it.
+constexpr auto kGraphPatience = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -85,8 +88,8 @@ std::shared_ptr<Work> NcclGroup::launch(NcclChannel& channel, NcclCollective col
   check(collective.info);
   if (collective.info.bytes == 0) return completed_work();
   auto flight = std::make_shared<NcclFlight>(NcclFlight{.info = std::move(collective.info)});
-  const c10::DeviceGuard on_device(config_.streams->device());
   try {
+    const c10::DeviceGuard on_device(config_.streams->device());
     if (!channel.link().is_connected()) connect(channel);
     enqueue(channel, collective, flight);
   } catch (const std::exception& error) {
@@ -100,7 +103,10 @@ void NcclGroup::enqueue(NcclChannel& channel, NcclCollective& collective, const 
   auto& streams = *config_.streams;
   const StreamHandle current = streams.current();
   flight->is_captured = streams.is_capturing(current);
-  if (flight->is_captured) has_captured_ = true;
+  if (flight->is_captured) {
+    has_captured_ = true;
+    windows_.note_captured(collective.tensors);
+  }
   streams.wait(channel.stream(), *streams.record(current));
   channel.begin(flight, std::move(collective.tensors));
   channel.link().launch([&](ncclComm_t comm) { return collective.enqueue(comm, channel.stream()); },
@@ -130,80 +136,14 @@ void NcclGroup::connect(NcclChannel& channel) {
                                          missing, config_.timeout.count());
   });
   const ncclUniqueId id = exchange_id(config_, channel.name(), patient);
-  channel.link().connect(id, config_.rank, config_.size, patient);
-}
-
-// --- memory
-
-std::shared_ptr<SymmMemBuffer> NcclGroup::make_slot(SlotUse use, int64_t bytes) {
-  if (!abort_.has_begun() && !windows_.may_exist()) return nullptr;
-  const c10::DeviceGuard on_device(config_.streams->device());
-  NcclChannel& channel = channel_of(use);
-  std::shared_ptr<NcclBlock> block;  // goes after a failure is known, which it need not wait for then
-  try {
-    if (abort_.has_begun()) throw CommError(abort_.reason());
-    if (!channel.link().is_connected()) connect(channel);
-    const std::string request = windows_.next_request(bytes, channel.name());
-    const Patience patient = patience([&] {
-      return fmt::format("not all of the {} ranks allocated symmetric memory ({}) within {} ms; all ranks must gather and "
-                         "reduce the same groups, with the same sizes, in the same order",
-                         config_.size, request, config_.timeout.count());
-    });
-    const int64_t whole = NcclBlock::whole(bytes);
-    block = NcclBlock::allocate(
-        {.api = *config_.api,
-         .streams = config_.streams,
-         .use = use,
-         .await_quiet = [self = shared_from_this(), &channel](auto most) { return self->await_quiet(channel, most); }},
-        whole);
-    if (windows_.enroll(block, whole, request, channel.link(), patient))
-      return std::make_shared<NcclSlot>(shared_from_this(), std::move(block), bytes);
-    if (block) give_back_window(*block);
-    return nullptr;
-  } catch (const std::exception& error) {
-    fail(first_line(error.what()));
-    throw CommError(fmt::format("symmetric memory for {} in group '{}' on rank {} of {} failed: {}", channel.name(),
-                                config_.name,
-                                config_.rank, config_.size, abort_.reason()),
-                    {.operation = "symmetric_memory", .subject = channel.name(), .group = config_.name,
-                     .rank = config_.rank, .size = config_.size});
-  }
-}
-
-void NcclGroup::give_back_window(NcclBlock& block) noexcept {
-  const ncclWindow_t window = block.take_window();
-  if (window == nullptr || abort_.has_begun()) return;  // an abort gives back all of them
-  try {
-    const c10::DeviceGuard on_device(config_.streams->device());
-    NcclChannel& channel = channel_of(block.use());
-    if (await_quiet(channel, config_.timeout))
-      channel.link().deregister_window(window);
-    else
-      fail(fmt::format("{} were not done within the timeout, so their symmetric memory cannot be freed", channel.name()));
-  } catch (const std::exception& error) {
-    fail(first_line(error.what()));
-  }
-}
-
-/// False: what was launched, or an abort, has not come to an end by then.
-bool NcclGroup::await_quiet(const NcclChannel& channel, std::chrono::milliseconds most) {
-  const auto end = Clock::now() + most;
-  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
-    if (abort_.has_begun()) {
-      const auto links = abort_.await_links(end);
-      if (links != NcclAbort::Links::kAreUsed) return links == NcclAbort::Links::kHaveEnded;
-    } else if (channel.is_quiet()) {
-      return true;
-    }
-    if (Clock::now() > end) return false;
-  }
+  channel.link().connect(id, config_.rank, config_.size, config_.streams->device(), patient);
 }
 
 // --- what the watchdog looks for
 
 void NcclGroup::look(std::vector<at::Tensor>& unused) {
-  const c10::DeviceGuard on_device(config_.streams->device());
   try {
+    const c10::DeviceGuard on_device(config_.streams->device());
     for (NcclChannel* channel : {&gathers_, &reductions_}) channel->settle(unused);
   } catch (const std::exception& error) {
     fail(first_line(error.what()));  // an error of the device, which every later question would bring again
@@ -264,14 +204,51 @@ void NcclGroup::close() {
 void NcclGroup::close_links() {
   try {
     const c10::DeviceGuard on_device(config_.streams->device());
-    for (const auto& block : windows_.take_blocks()) give_back_window(*block);
     for (NcclChannel* channel : {&gathers_, &reductions_})
-      channel->link().close(patience([this] {
-        return fmt::format("the last collectives were not done within {} ms", config_.timeout.count());
-      }));
+      if (!await_quiet(*channel, config_.timeout))
+        throw CommError(fmt::format("the last collectives were not done within {} ms", config_.timeout.count()));
+    if (has_captured_) await_replays();
+    const auto blocks = windows_.take_blocks();
+    for (const auto& block : blocks) give_back_window(*block);
+    bool have_ended = true;
+    for (NcclChannel* channel : {&gathers_, &reductions_}) have_ended = close_link(*channel) && have_ended;
+    // NCCL ends a communicator when no graph has anything of it any more.
+    if (have_ended)
+      for (const auto& block : blocks) block->forget_captures();
   } catch (const std::exception& error) {
     log().warn("closing group '{}' on rank {} failed: {}", config_.name, config_.rank, first_line(error.what()));
     fail(first_line(error.what()));
+  }
+}
+
+/// Those that this thread's current stream has been given, which nothing else here knows of.
+void NcclGroup::await_replays() {
+  auto& streams = *config_.streams;
+  if (streams.is_capturing(streams.current())) return;
+  const auto behind = streams.record(streams.current());
+  for (const auto end = Clock::now() + config_.timeout; !behind->is_done() && Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+/// False: NCCL is not done with it, which is said.
+bool NcclGroup::close_link(NcclChannel& channel) {
+  struct IsLate {};
+  const auto most = has_captured_ ? std::min<std::chrono::milliseconds>(config_.timeout, kGraphPatience) : config_.timeout;
+  try {
+    channel.link().close(config_.streams->device(), [&, end = Clock::now() + most] {
+      if (abort_.has_begun()) throw CommError(abort_.reason());
+      if (Clock::now() > end) throw IsLate();
+    });
+    return true;
+  } catch (const IsLate&) {
+    if (has_captured_)
+      log().warn("group '{}' on rank {}: a CUDA graph that has captured {} of it is still there, and NCCL keeps what the graph "
+                 "needs until it goes; destroy graphs before their group",
+                 config_.name, config_.rank, channel.name());
+    else
+      log().warn("group '{}' on rank {}: NCCL did not end its communicator for {} within {} ms; it is left to NCCL",
+                 config_.name, config_.rank, channel.name(), most.count());
+    return false;
   }
 }
 

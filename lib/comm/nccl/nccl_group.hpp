@@ -33,9 +33,11 @@ struct NcclCollective {
 // communicator with the reduce-scatters; the all-reduces of HSDP go over the replicate group, whose communicators are
 // others than the shard group's, and so do run beside its reduce-scatters.
 //
-// Kernels of two communicators may wait for their peers at the same time on one device. That is safe as long as all
-// ranks launch them in the same order, which is what every user of a Communicator promises, and both fit on the device
-// beside each other, which they do: each takes a few of its processors.
+// Kernels of two communicators may wait for their peers at the same time on one device. Two that do not both fit beside
+// what else runs there, and that one rank's device has begun in another order than another's, wait for each other for ever.
+// Every user of a Communicator launches in the same order on all ranks; NCCL is asked to keep the devices to it
+// (order_nccl_launches), which it can from 2.26 on. With CUDA 12.3 it does so where kernels begin, and they run beside each
+// other still; with an older driver each communicator's wait for the other's.
 //
 // A group connects each of the two when it is first used, which all ranks do in the same order. Most groups of a mesh
 // need only one, and each costs time to connect and some 100 MB of the device's memory.
@@ -43,7 +45,7 @@ struct NcclCollective {
 /// What the ranks of one group share with their watchdog: two NCCL communicators, memory that they have registered, and
 /// what went wrong.
 ///
-/// launch, make_slot: one thread at a time. The others: any thread.
+/// launch, make_slot, close: one thread at a time. The others: any thread.
 class NcclGroup final : public Watched, public std::enable_shared_from_this<NcclGroup> {
  public:
   explicit NcclGroup(NcclGroupConfig config);
@@ -57,17 +59,18 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
 
   /// As HasCommMemory::make_slot.
   std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes);
-  /// Once nothing that is under way uses it. The memory stays the block's.
-  void give_back_window(NcclBlock& block) noexcept;
-  /// The same, when the group ends. Until then the block stays.
-  void keep_until_close(std::shared_ptr<NcclBlock> block) noexcept { windows_.keep(std::move(block)); }
+  /// Nobody gathers into the slot or reduces from it any more. Its registration is given back once nothing that is under way
+  /// uses it; the memory stays the block's. When the group ends, at the latest: where an exception is under way, or where a
+  /// graph may run again what it has captured of it. Until then the block stays.
+  void let_go_of_slot(std::shared_ptr<NcclBlock> block) noexcept;
 
   /// The first reason stays. Returns at once: another thread aborts NCCL and tells the other ranks.
   void fail(const std::string& reason);
 
   void look(std::vector<at::Tensor>& unused) override;
 
-  /// Nothing is launched any more. Waits for what is under way if all is well; else aborts it.
+  /// Nothing is launched any more. Waits for what is under way if all is well; else aborts it. Where a graph that has captured
+  /// collectives lives on it says so, and does not wait for long.
   void close();
 
  private:
@@ -78,13 +81,18 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   void enqueue(NcclChannel& channel, NcclCollective& collective, const std::shared_ptr<NcclFlight>& flight);
   Patience patience(std::function<std::string()> too_late);
   bool await_quiet(const NcclChannel& channel, std::chrono::milliseconds most);
+  void give_back_window(NcclBlock& block) noexcept;
+  std::shared_ptr<NcclBlock> make_block(SlotUse use, int64_t bytes);
+  bool enroll(const std::shared_ptr<NcclBlock>& block, int64_t bytes, const std::string& request);
   std::shared_ptr<NcclFlight> oldest() const;
 
   void check(const CollectiveInfo& info) const;
   void find_failure();
   void abort_links();
 
+  void await_replays();
   void close_links();
+  bool close_link(NcclChannel& channel);
   void finish_flights();
 
   const NcclGroupConfig config_;

@@ -24,6 +24,20 @@ constexpr auto kAbortGrace = std::chrono::seconds(1);
 /// In nonblocking mode "in progress" is good news too.
 bool is_bad(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 
+/// Empty: it is not.
+std::string why_bad(const NcclApi& api, ncclResult_t result, ncclComm_t comm) {
+  return is_bad(result) ? api.describe(result, comm) : std::string();
+}
+
+/// Waits until nothing of the communicator is in progress. Empty: all of it went well.
+std::string why_not_ready(const NcclApi& api, ncclComm_t comm) {
+  for (;; std::this_thread::sleep_for(kPollInterval)) {
+    ncclResult_t state = ncclSuccess;
+    if (const auto asked = api.comm_get_async_error(comm, &state); is_bad(asked)) return api.describe(asked, comm);
+    if (state != ncclInProgress) return why_bad(api, state, comm);
+  }
+}
+
 }  // namespace
 
 void NcclLink::check(ncclResult_t result) const {
@@ -52,17 +66,33 @@ void NcclLink::await_ready(const Patience& patience) const {
   }
 }
 
-void NcclLink::connect(const ncclUniqueId& id, int rank, int size, const Patience& patience) {
+void NcclLink::connect(const ncclUniqueId& id, int rank, int size, c10::Device device, const Patience& patience) {
   std::lock_guard lock(mutex_);
   stop_if_aborted();
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+  config.blocking = 1;
   config.CTAPolicy = cta_policy_;
-  ncclComm_t made = nullptr;
-  const ncclResult_t begun = api_.comm_init_rank_config(&made, size, id, rank, &config);
-  comm_ = made;
-  check(begun);
-  await_ready(patience);
+  const auto made = std::make_shared<ncclComm_t>(nullptr);
+  const auto last = make_last_step();
+  const auto connect = [api = &api_, id, rank, size, config, made, last]() mutable {
+    std::string reason = why_bad(*api, api->comm_init_rank_config(made.get(), size, id, rank, &config), *made);
+    if (reason.empty()) reason = why_not_ready(*api, *made);
+    const bool is_wanted = last->may_begin();
+    // Without a reason it is connected; a communicator that is not goes by an abort alone.
+    if (*made != nullptr && (!reason.empty() || !is_wanted)) {
+      (void)api->comm_abort(*made);
+      *made = nullptr;
+    }
+    return reason;
+  };
+  call_beside(device, connect, [&] {
+    try {
+      patience();
+    } catch (const std::exception&) {
+      if (last->give_up()) throw;
+    }
+  });
+  comm_ = *made;
   is_connected_.store(true, std::memory_order_release);
 }
 
@@ -91,8 +121,10 @@ ncclWindow_t NcclLink::register_window(void* memory, size_t bytes, const Patienc
   std::lock_guard lock(mutex_);
   stop_if_aborted();
   ncclWindow_t& window = windows_.emplace_back(nullptr);
-  check(api_.comm_window_register(comm_, memory, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
-  await_ready(patience);
+  const ncclResult_t registered = api_.comm_window_register(comm_, memory, bytes, &window, NCCL_WIN_COLL_SYMMETRIC);
+  stop_if_aborted();
+  check(registered);
+  if (registered == ncclInProgress) await_ready(patience);
   return window;
 }
 
@@ -109,18 +141,24 @@ std::string NcclLink::async_error() {
   if (!lock || is_aborted_ || comm_ == nullptr) return {};
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
-  if (is_bad(asked)) return api_.describe(asked, comm_);
-  return is_bad(state) ? api_.describe(state, comm_) : std::string();
+  return is_bad(asked) ? api_.describe(asked, comm_) : why_bad(api_, state, comm_);
 }
 
-void NcclLink::close(const Patience& patience) {
+void NcclLink::close(c10::Device device, const Patience& patience) {
   std::lock_guard lock(mutex_);
   stop_if_aborted();
-  if (comm_ == nullptr) return;
-  check(api_.comm_finalize(comm_));
-  await_ready(patience);
+  const ncclComm_t comm = comm_.exchange(nullptr);
+  if (comm == nullptr) return;
   is_connected_ = false;
-  check(api_.comm_destroy(comm_.exchange(nullptr)));
+  call_beside(
+      device,
+      [api = &api_, comm] {
+        std::string reason = why_bad(*api, api->comm_finalize(comm), comm);
+        if (reason.empty()) reason = why_not_ready(*api, comm);
+        const auto freed = reason.empty() ? api->comm_destroy(comm) : api->comm_abort(comm);
+        return reason.empty() ? why_bad(*api, freed, nullptr) : reason;
+      },
+      patience);
 }
 
 void NcclLink::abort(std::span<NcclLink* const> links) {

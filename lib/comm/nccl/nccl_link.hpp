@@ -1,6 +1,8 @@
 // Only in builds with CUDA.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <atomic>
 #include <functional>
 #include <list>
@@ -8,15 +10,21 @@
 #include <span>
 #include <string>
 
+#include "comm/nccl/call_beside.hpp"
 #include "comm/nccl/nccl_api.hpp"
 
 namespace fsdp {
 
-/// Asked again and again while the host waits for NCCL; throws CommError with the reason to wait no longer.
-using Patience = std::function<void()>;
+// Note [Calls of NCCL that block]
+// A communicator that does not block has NCCL start a thread for each group of launches, while the caller asks again and
+// again whether it is done: tens of microseconds of the host's time for each collective. So ours block, as c10d's do, and
+// launches run on the caller's thread. One that hangs there, as its peers do not answer, is ended by an abort from another
+// thread: whoever calls it is the watchdog. Connecting and closing wait for other ranks as a matter of course, and an abort
+// amid either would free what the call still uses. These run on a thread of their own, which is left to itself where the
+// caller's patience ends. (The user's NCCL_COMM_BLOCKING=0 comes before what we ask for: then what takes time is "in
+// progress", and asked for again and again.)
 
-/// One NCCL communicator of this rank. NCCL is told to block in no call: what takes time is asked for again and
-/// again, so that a failure elsewhere, a timeout or an abort always ends it.
+/// One NCCL communicator of this rank. See Note [Calls of NCCL that block].
 ///
 /// connect, launch and close: one thread at a time. The others may be called from any thread.
 class NcclLink {
@@ -28,8 +36,8 @@ class NcclLink {
 
   bool is_connected() const { return is_connected_.load(std::memory_order_acquire); }
 
-  /// Returns when all `size` ranks that were given `id` are connected.
-  void connect(const ncclUniqueId& id, int rank, int size, const Patience& patience);
+  /// Returns when all `size` ranks that were given `id` are connected, each with the device that it names.
+  void connect(const ncclUniqueId& id, int rank, int size, c10::Device device, const Patience& patience);
 
   /// Queues what `enqueue` calls as one launch, and returns when it is on its stream.
   /// Throws CommError with NCCL's message; the link is to be aborted then.
@@ -46,8 +54,9 @@ class NcclLink {
   /// used at this moment and its user will be told.
   std::string async_error();
 
-  /// Waits until everything queued has run, on all ranks, and frees the communicator.
-  void close(const Patience& patience);
+  /// Waits until NCCL is done with everything queued, and with the graphs that it was captured into, and frees the
+  /// communicator. Throws what `patience` does: NCCL frees it by itself then, when it is done, and it is not ours any more.
+  void close(c10::Device device, const Patience& patience);
 
   /// Ends what runs on the device and frees the communicators, together, as NCCL wants it where one's kernels
   /// could keep the other's memory from being freed. A call under way is given a moment to return, and then is

@@ -42,11 +42,15 @@ std::shared_ptr<NcclBlock> NcclBlock::allocate(NcclMemorySource source, int64_t 
   const bool is_made = result == ncclSuccess && memory != nullptr;
   if (!is_made) log().info("NCCL could not allocate {} bytes of symmetric memory: {}", bytes,
                            source.api.describe(result, nullptr));
-  return is_made ? std::make_shared<NcclBlock>(std::move(source), memory) : nullptr;
+  return is_made ? std::make_shared<NcclBlock>(std::move(source), memory, bytes) : nullptr;
 }
 
 NcclBlock::~NcclBlock() {
   try {
+    if (may_be_replayed_) {
+      log().warn("a CUDA graph that is still there may use a buffer that NCCL allocated; the buffer is not freed");
+      return;
+    }
     const c10::DeviceGuard on_device(source_.streams->device());
     // Unlike LibTorch's, this memory is unmapped when it is freed: nothing may be running that uses it.
     const bool is_quiet =
@@ -76,7 +80,9 @@ at::Tensor NcclBlock::take(int64_t bytes) {
                     .make_tensor();
   std::lock_guard lock(mutex_);
   const StreamHandle current = streams.current();
-  if (released_ != nullptr && !streams.is_capturing(current)) streams.wait(current, *released_);
+  const bool is_capturing = streams.is_capturing(current);
+  if (is_capturing) note_captured();
+  if (released_ != nullptr && !is_capturing) streams.wait(current, *released_);
   return tensor;
 }
 
@@ -92,13 +98,7 @@ void NcclBlock::let_go() noexcept {
   is_taken_ = false;
 }
 
-NcclSlot::~NcclSlot() {
-  // What is under way when an exception ends a step may never end: nothing is to wait for it here.
-  if (std::uncaught_exceptions() > 0)
-    group_->keep_until_close(block_);
-  else
-    group_->give_back_window(*block_);
-}
+NcclSlot::~NcclSlot() { group_->let_go_of_slot(block_); }
 
 at::Tensor NcclSlot::take(int64_t bytes) {
   require(bytes <= bytes_, "a buffer of {} bytes in symmetric memory cannot hold {} bytes", bytes_, bytes);

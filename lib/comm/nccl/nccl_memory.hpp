@@ -27,7 +27,9 @@ class NcclGroup;
 // apart.)
 //
 // A captured graph brings its own order: inside of a capture no events are kept from one tensor to the next, as those
-// recorded in another capture or outside must not be waited for. The launch itself runs behind the current stream.
+// recorded in another capture or outside must not be waited for. The launch itself runs behind the current stream. Nobody
+// sees when a graph runs again, and NCCL alone knows when it has gone: it ends a communicator only then. Until that, memory
+// that a graph has captured stays, and so does its registration while the group lives.
 
 /// What memory needs to know of its group, which it keeps.
 struct NcclMemorySource {
@@ -39,19 +41,25 @@ struct NcclMemorySource {
 };
 
 /// Memory of ncclMemAlloc to which one tensor at a time refers. It is freed when nobody refers to the block or to the
-/// tensor and the device is done with it: where that takes time, by a host that waits. Thread-safe.
+/// tensor and the device is done with it: where that takes time, by a host that waits. What a graph may use when it runs
+/// again is not freed. Thread-safe.
 class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
  public:
   /// So much of what NCCL gives out holds `bytes`.
   static int64_t whole(int64_t bytes);
   /// Null where NCCL gives none.
   static std::shared_ptr<NcclBlock> allocate(NcclMemorySource source, int64_t bytes);
-  NcclBlock(NcclMemorySource source, void* memory) : source_(std::move(source)), memory_(memory) {}
+  NcclBlock(NcclMemorySource source, void* memory, int64_t bytes)
+      : source_(std::move(source)), memory_(memory), bytes_(bytes) {}
   ~NcclBlock();
   NcclBlock(const NcclBlock&) = delete;
   NcclBlock& operator=(const NcclBlock&) = delete;
 
   void* memory() const { return memory_; }
+  bool contains(const void* other) const {
+    const auto* begin = static_cast<const char*>(memory_);
+    return other >= begin && other < begin + bytes_;
+  }
   SlotUse use() const { return source_.use; }
   /// As SymmMemBuffer::take.
   at::Tensor take(int64_t bytes);
@@ -63,12 +71,20 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
   /// By whoever gives it back: nobody else gets it.
   ncclWindow_t take_window() { return window_.exchange(nullptr); }
 
+  /// A graph has captured a collective that uses it, or somebody who takes it.
+  void note_captured() { may_be_replayed_ = true; }
+  /// Such a graph may be there still.
+  bool may_be_replayed() const { return may_be_replayed_; }
+  void forget_captures() { may_be_replayed_ = false; }
+
  private:
   void let_go() noexcept;
 
   const NcclMemorySource source_;
   void* const memory_;
+  const int64_t bytes_;
   std::atomic<bool> is_taken_{false};
+  std::atomic<bool> may_be_replayed_{false};
   std::atomic<ncclWindow_t> window_{nullptr};
   std::mutex mutex_;
   std::shared_ptr<StreamEvent> released_;  // behind what used the last tensor; guarded by the mutex

@@ -29,18 +29,19 @@ ncclUniqueId make_id(const NcclApi& api) {
 
 ncclUniqueId exchange_id(const NcclGroupConfig& group, const std::string& channel, const Patience& patience) {
   const std::string key = fmt::format("{}/id", channel);
-  group.store->set(rank_key(channel, group.rank), std::vector<uint8_t>{1});
+  ncclUniqueId id;
   if (group.rank == 0) {
-    const ncclUniqueId id = make_id(*group.api);
+    id = make_id(*group.api);
     const auto* bytes = reinterpret_cast<const uint8_t*>(&id);
     group.store->set(key, std::vector<uint8_t>(bytes, bytes + sizeof(id)));
-    return id;
   }
-  while (!group.store->check({key})) {
+  group.store->set(rank_key(channel, group.rank), std::vector<uint8_t>{1});
+  const std::string count = channel + "/ranks";
+  for (int64_t come = group.store->add(count, 1); come < group.size; come = group.store->add(count, 0)) {
     patience();
     std::this_thread::sleep_for(kStorePoll);
   }
-  ncclUniqueId id;
+  if (group.rank == 0) return id;
   const auto bytes = group.store->get(key);
   if (bytes.size() != sizeof(id))
     throw CommError(fmt::format("expected {} bytes of NCCL's id in the store, found {}", sizeof(id), bytes.size()));

@@ -9,7 +9,7 @@
 namespace fsdp {
 
 /// Says in the group's store that this rank has come to connect that channel, and returns what NCCL connects it by: the
-/// same on all ranks. Waits for the first of them.
+/// same on all ranks. Waits for all of them, as NCCL's own wait for a rank that does not come has no end.
 ncclUniqueId exchange_id(const NcclGroupConfig& group, const std::string& channel, const Patience& patience);
 
 /// Ranks that have not come to connect that channel: "1, 3".

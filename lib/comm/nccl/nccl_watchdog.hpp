@@ -18,7 +18,8 @@ class Watched {
   virtual void look(std::vector<at::Tensor>& unused) = 0;
 };
 
-/// A thread that looks at all groups of one world again and again. Thread-safe.
+/// A thread that looks at all groups of one world again and again, until the process begins to end: then devices and libraries
+/// go, with worlds alive that nobody has destroyed. Thread-safe.
 class NcclWatchdog {
  public:
   explicit NcclWatchdog(std::chrono::milliseconds interval);
@@ -32,6 +33,7 @@ class NcclWatchdog {
 
  private:
   struct State;
+  struct All;
   std::shared_ptr<State> state_;  // the thread's too
   std::thread thread_;
 };

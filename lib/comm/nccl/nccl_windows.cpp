@@ -31,12 +31,12 @@ bool NcclWindows::all_say(bool yes, const std::string& question, const Patience&
   return said("no", 0) == 0;
 }
 
-bool NcclWindows::enroll(const std::shared_ptr<NcclBlock>& block, int64_t bytes, const std::string& request,
-                         NcclLink& link, const Patience& patience) {
+bool NcclWindows::enroll(const std::shared_ptr<NcclBlock>& block, const std::string& request, const Patience& patience,
+                         const std::function<ncclWindow_t()>& register_it) {
   // A rank that came without memory would leave the others waiting in NCCL.
   bool is_made = all_say(block != nullptr, request + "/memory", patience);
   if (is_made) {
-    block->set_window(link.register_window(block->memory(), static_cast<size_t>(bytes), patience));
+    block->set_window(register_it());
     is_made = all_say(block->has_window(), request + "/window", patience);
   }
   if (is_made) {
@@ -49,6 +49,14 @@ bool NcclWindows::enroll(const std::shared_ptr<NcclBlock>& block, int64_t bytes,
                           group_.name, group_.size));
   }
   return is_made;
+}
+
+void NcclWindows::note_captured(std::span<const at::Tensor> tensors) {
+  std::lock_guard lock(mutex_);
+  for (const auto& known : blocks_)
+    if (const auto block = known.lock())
+      for (const at::Tensor& tensor : tensors)
+        if (tensor.defined() && block->contains(tensor.const_data_ptr())) block->note_captured();
 }
 
 void NcclWindows::keep(std::shared_ptr<NcclBlock> block) {
