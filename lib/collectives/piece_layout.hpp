@@ -14,8 +14,8 @@ class Communicator;
 
 /// In bytes: every dtype's alignment and one SSE register.
 inline constexpr int64_t kPieceAlignment = 16;
-/// Of pieces whose W together, side by side, begin where an allocation of their own would on such a device: kernels that were
-/// tuned on allocations meet nothing else. CUDA's begin at multiples of 512.
+/// Aligns pieces whose W together, side by side, begin where an allocation of their own would on such a device: kernels that
+/// were tuned on allocations meet nothing else. CUDA's begin at multiples of 512.
 constexpr int64_t piece_alignment(c10::DeviceType device, int world_size) {
   constexpr int64_t kCudaAlignment = 512;
   if (device != c10::DeviceType::CUDA) return kPieceAlignment;

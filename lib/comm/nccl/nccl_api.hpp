@@ -63,7 +63,7 @@ NcclApi load_nccl_api(const SymbolSource& find);
 /// The NCCL that LibTorch calls too, one that LD_PRELOAD put in its place included. Throws as above.
 const NcclApi& nccl_api();
 
-/// Of NCCL, of communicators for all-gathers. Throws UsageError where copy engines are asked for that this NCCL does not use
+/// NCCL's policy for communicators that gather. Throws UsageError where copy engines are asked for that this NCCL does not use
 /// for one-sided windows.
 int gathers_cta_policy(const NcclApi& api, bool use_copy_engine_all_gather);
 

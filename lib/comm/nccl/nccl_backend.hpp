@@ -9,9 +9,9 @@
 
 namespace fsdp {
 
-/// Of a rank's piece, see Communicator::packs_below. Below it a collective costs NCCL its latency, some 10 us for a few ranks,
-/// whatever its length, and a place of its own in the launch some us of the host's time; packing costs two copies at the
-/// device's bandwidth, under a us for a piece of this length on 8 ranks. An estimate: to be measured on GPUs.
+/// Bytes of a rank's piece (see Communicator::packs_below). Below it a collective costs NCCL its latency, some 10 us for a few
+/// ranks, whatever its length, and a place of its own in the launch some us of the host's time; packing costs two copies at
+/// the device's bandwidth, under a us for a piece of this length on 8 ranks. An estimate: to be measured on GPUs.
 inline constexpr int64_t kNcclPacksBelow = 64 << 10;
 
 /// True if the library was built with NCCL and this process sees `devices` CUDA devices or more.
