@@ -90,6 +90,8 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
         param.unsharded_param);
     choose_form(parts_.params.back(), param, info);
     if (param.tied) tied_.push_back({i, *param.tied});
+    // In Python, as with FSDP2, a state dict of before may go on with the values of before.
+    if (param.is_dtensor) closes_left_ = LeftStorages::Closes::kWhereWhole;
     parts_.is_cast |= parts_.params.back().spec.is_cast();
   }
   parts_.shard = ShardBuffer(parts_.config.host_memory);
@@ -110,9 +112,9 @@ void ParamGroup::attach() {
     const auto unsharded_param = param.unsharded_param();
     // One rank's memory may go on as its piece: then nothing was copied out.
     const auto* own = unsharded_param.has_storage() ? unsharded_param.storage().unsafeGetStorageImpl() : nullptr;
-    // In Python, as with FSDP2, a state dict of before may go on with the values of before.
-    const auto closes = param.spec.dtensor ? LeftStorages::Closes::kWhereWhole : LeftStorages::Closes::kNever;
-    if (piece.defined() && piece.storage().unsafeGetStorageImpl() != own) notes_.left().note(unsharded_param, i, closes);
+    const bool is_kept = piece.defined() && piece.storage().unsafeGetStorageImpl() == own;
+    if (is_kept && closes_left_ != LeftStorages::Closes::kNever) note_kept_memory(unsharded_param, piece, param.name());
+    if (piece.defined() && !is_kept) notes_.left().note(unsharded_param, i, closes_left_);
     take_over_gradient(param, parts_.identity.mesh_info.shard_rank());
     param.attach(self, parts_.config.device);
   }

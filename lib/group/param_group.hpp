@@ -52,6 +52,7 @@ class ParamGroup final {
   GroupParts parts_;
   std::vector<TiedParam> tied_;  // until attach
   GroupOptions options_;
+  LeftStorages::Closes closes_left_ = LeftStorages::Closes::kNever;
   Unsharder unsharder_;
   GroupGradients gradients_;
   GroupNotes notes_;

@@ -16,7 +16,12 @@ void UserChanges::validate() {
     parts_.sanitizer->check_shards(parts_.params, parts_.shard.pieces());
 }
 
+void UserChanges::close_left() {
+  notes_.left().close([&](size_t i) { return parts_.params[i].name(); });
+}
+
 void UserChanges::note_write(size_t index) {
+  close_left();  // now: what it shows is no longer the parameter
   auto& params = parts_.params;
   if (index < params.size()) return params[index].note_write();
   for (const size_t member : parts_.local_shards->members(index - params.size())) {
@@ -28,7 +33,7 @@ void UserChanges::note_write(size_t index) {
 void UserChanges::sync_versions() {
   if (!parts_.has_writes()) return;
   notes_.optimizer().note_write();
-  notes_.left().close([&](size_t i) { return parts_.params[i].name(); });
+  close_left();
   is_outdated_ = !parts_.is_never_released();
   for (auto& param : parts_.params) param.sync_version();
 }

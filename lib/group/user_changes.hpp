@@ -46,6 +46,8 @@ class UserChanges {
   void count_trainable();
 
  private:
+  void close_left();
+
   GroupParts& parts_;
   GroupGradients& gradients_;
   GroupNotes& notes_;

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "module/shows_own_parameters.hpp"
+#include "param/left_storage.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -85,7 +86,10 @@ void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamPl
     const auto& param = states.params[i];
     if (param.tied) continue;  // its memory is a group's already
     const bool is_python = dynamic_cast<const ShowsOwnParameters*>(param.registrations.front().module) != nullptr;
-    add(all, {param.unsharded_param, &param.name, leaves_its_memory(param.unsharded_param, places[i], options), is_python});
+    const bool leaves = leaves_its_memory(param.unsharded_param, places[i], options);
+    const auto keeper = leaves ? keeper_of_memory(param.unsharded_param) : std::string();
+    if (!keeper.empty()) refuse({param.unsharded_param, &param.name, leaves, is_python}, {{}, &keeper, /*leaves=*/false, is_python});
+    add(all, {param.unsharded_param, &param.name, leaves, is_python});
   }
   for (const auto& buffer : states.buffers) add(all, {buffer.tensor, &buffer.name, /*leaves=*/false});
   const at::NoGradGuard no_grad;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "dispatch/param_storage.hpp"
@@ -65,6 +67,70 @@ void LeftStorages::forget_unused() {
 std::vector<LeftStorages::Left> LeftStorages::take_used() {
   forget_unused();
   return std::exchange(left_, {});
+}
+
+namespace {
+
+/// The bytes of its storage that a tensor lies in.
+struct Stretch {
+  int64_t begin = 0, end = 0;
+};
+Stretch stretch_of(const at::Tensor& tensor) {
+  int64_t last = tensor.storage_offset();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  const auto itemsize = static_cast<int64_t>(tensor.element_size());
+  return {tensor.storage_offset() * itemsize, (last + 1) * itemsize};
+}
+
+bool has_memory(const at::Tensor& tensor) { return !tensor.is_meta() && tensor.has_storage() && tensor.numel() > 0; }
+
+/// Of all models of the process, whose storages have addresses of their own.
+class KeptMemory {
+ public:
+  void note(const at::Tensor& param, const at::Tensor& piece, const std::string& name) {
+    std::lock_guard lock(mutex_);
+    if (kept_.size() >= forget_at_) {
+      std::erase_if(kept_, [](const auto& entry) { return entry.second.piece.expired(); });
+      forget_at_ = 2 * kept_.size() + 64;
+    }
+    kept_.emplace(param.storage().unsafeGetStorageImpl(), Kept{WeakTensor(piece.getIntrusivePtr()), name, stretch_of(param)});
+  }
+  std::string keeper_of(const at::Tensor& tensor) {
+    const auto own = stretch_of(tensor);
+    std::lock_guard lock(mutex_);
+    const auto [begin, end] = kept_.equal_range(tensor.storage().unsafeGetStorageImpl());
+    for (auto entry = begin; entry != end; ++entry) {
+      const auto& [piece, name, stretch] = entry->second;
+      if (!piece.expired() && own.begin < stretch.end && stretch.begin < own.end) return name;
+    }
+    return {};
+  }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Kept {
+    WeakTensor piece;  // as long as it is there, no other storage has this one's address
+    std::string name;
+    Stretch stretch;
+  };
+  std::mutex mutex_;
+  std::unordered_multimap<const c10::StorageImpl*, Kept> kept_;
+  size_t forget_at_ = 64;
+};
+
+KeptMemory& kept_memory() {
+  static KeptMemory memory;
+  return memory;
+}
+
+}  // namespace
+
+void note_kept_memory(const at::Tensor& param, const at::Tensor& piece, const std::string& name) {
+  if (has_memory(param)) kept_memory().note(param, piece, name);
+}
+
+std::string keeper_of_memory(const at::Tensor& tensor) {
+  return has_memory(tensor) ? kept_memory().keeper_of(tensor) : std::string();
 }
 
 const std::string* said_of_left_memory(const at::Tensor& tensor) {

@@ -55,6 +55,11 @@ class LeftStorages {
   std::vector<Left> left_;
 };
 
+/// `param`, called `name`, goes on in the memory that it had before fully_shard (one rank's), as long as `piece` is there.
+void note_kept_memory(const at::Tensor& param, const at::Tensor& piece, const std::string& name);
+/// The name of a parameter that goes on in memory of which `tensor` shows some, too; none: "".
+std::string keeper_of_memory(const at::Tensor& tensor);
+
 /// What to say of a tensor that shows the memory that a parameter has left; null of any other.
 const std::string* said_of_left_memory(const at::Tensor& tensor);
 

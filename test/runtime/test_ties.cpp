@@ -472,5 +472,41 @@ TEST_CASE("a tensor that shows a parameter's memory of before fully_shard cannot
     }));
 }
 
+TEST_CASE("two parameters over one memory are refused by name where one keeps it and the other is cut, by two calls",
+          "[runtime][ties]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    auto net = seeded(3, [] { return Decoder(); });
+    net->head->weight.set_data(net->embed->weight.data());
+    fully_shard(net->embed, {.mesh = rank.mesh(), .replicate_only = true});
+    rank.check_throws<UsageError>([&] { fully_shard(net->head, {.mesh = rank.mesh()}); }, {"'weight'", "show the same memory"},
+                                  "the first one stays where it is");
+  }));
+}
+
+TEST_CASE("so is what shows a parameter that no rank cuts, where it leaves its memory", "[runtime][ties]") {
+  struct Case {
+    std::string name;
+    int world;
+    FullyShardOptions options;
+  };
+  for (const auto& [name, world, with] :
+       {Case{"cast, on one rank", 1, {.mp_policy = {.param_dtype = at::kDouble}}},
+        Case{"cast and replicated", 2, {.mp_policy = {.param_dtype = at::kDouble}, .replicate_only = true}},
+        Case{"cast, flat, on one rank", 1, {.mp_policy = {.param_dtype = at::kDouble}, .layout = ParamLayout::kFlat}}})
+    CHECK(on_ranks(world, [&, with = with](Rank& rank) {
+      auto net = seeded(3, [] { return Decoder(); });
+      const auto alias = net->embed->weight.detach(), view = net->head->weight.t();
+      auto options = with;
+      options.mesh = rank.mesh();
+      fully_shard(net, options);
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : net->parameters()) parameter.mul_(2);
+      }
+      rank.check_throws<c10::Error>([&] { alias.sum(); }, {"'embed.weight'", "before fully_shard"}, name + ": an alias");
+      rank.check_throws<c10::Error>([&] { view.sum(); }, {"'head.weight'", "before fully_shard"}, name + ": a view");
+    }));
+}
+
 }  // namespace
 }  // namespace fsdp::test
