@@ -57,6 +57,7 @@ ResidencyProblem residency_problem(const ResidencyBudget::Options& options, cons
     problem.budget -= resident;
     problem.resident.push_back(resident);
     problem.bytes.push_back(bytes - resident);
+    problem.is_never_released.push_back(group.is_never_released);
     problem.rules.push_back(rule_of(group));
   }
   return problem;

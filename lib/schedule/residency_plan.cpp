@@ -256,7 +256,8 @@ class Planner {
     for (size_t t = 0; t < problem_.uses.size(); ++t) {
       const auto group = static_cast<size_t>(problem_.uses[t]);
       const int64_t bytes = problem_.bytes[group] + resident_bytes(group);
-      if (!is_there[group] && bytes > 0) {
+      const bool is_gathered = problem_.is_never_released.empty() || !problem_.is_never_released[group];
+      if (!is_there[group] && is_gathered) {
         plan_.gathered_bytes += bytes;
         ++plan_.all_gathers;
       }

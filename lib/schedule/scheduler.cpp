@@ -180,8 +180,10 @@ Actions Scheduler::on(GroupEvent event, int group) {
       groups_.reshard(group, actions);
       break;
     case GroupEvent::kLastGradient:
-      // Before its gradients are packed, so that parameters, gradients and the packed copy are not all alive at once.
-      if (state.facts.reshards_after_backward && !state.holds.keep_through(HoldSpan::kLastGradient) && !is_used_again(group))
+      // Before its gradients are packed, so that parameters, gradients and the packed copy are not all alive at once. One that
+      // is read again behind that stays, or it would be gathered twice for what the order shows as one use.
+      if (state.facts.reshards_after_backward && !state.holds.keep_through(HoldSpan::kLastGradient) &&
+          !is_used_again(group) && !is_read_again(group))
         groups_.reshard(group, actions);
       break;
     case GroupEvent::kReduced:
@@ -193,8 +195,7 @@ Actions Scheduler::on(GroupEvent event, int group) {
 
 std::pair<Actions, int> Scheduler::gather_before_reduce(int group) {
   // Else the room is not free yet, or not for long.
-  const bool is_read_again = groups_[group].read_again_in >= orders_.learned_in();
-  const bool has_left = !groups_.is_held(group) && !is_read_again && current_.size() == 1 && current_.front() == group;
+  const bool has_left = !groups_.is_held(group) && !is_read_again(group) && current_.size() == 1 && current_.front() == group;
   if (!has_left || options_.prefetch_distance == 0 || !orders_.current().follows()) return {{}, -1};
   const auto& upcoming = orders_.current().upcoming(1);
   // A list says what that one is to gather ahead, and when.

@@ -37,6 +37,7 @@ class StepDraw {
     for (size_t i = drawn.forward.size(); i-- > 0;) {
       if (one_in(8)) drawn.backward.push_back(operands(groups));  // computed again
       if (!one_in(6)) drawn.backward.push_back(drawn.forward[i]);
+      if (one_in(6) && !drawn.backward.empty()) drawn.backward.push_back(drawn.backward.back());  // read once more
     }
     if (drawn.backward.empty()) drawn.backward.push_back(drawn.forward.back());
     drawn.lists.resize(static_cast<size_t>(groups));
@@ -68,11 +69,16 @@ class StepDraw {
     return used;
   }
 
-  /// As a rule at once; later where others are computed first, and never if it is frozen.
+  /// As a rule at once; later where others are computed first, before it is read for the last time where its gradient does not
+  /// take that, and never if it is frozen.
   size_t gradient_of(int group, const std::vector<Ids>& backward) {
     size_t at = backward.size() - 1;
-    for (size_t i = 0; i < backward.size(); ++i)
-      if (contains(backward[i], group)) at = i;
+    const bool is_early = one_in(5);
+    for (size_t i = backward.size(); i-- > 0;)
+      if (contains(backward[i], group)) {
+        at = i;
+        if (!is_early) break;
+      }
     if (one_in(8)) return backward.size();
     return one_in(3) ? at + static_cast<size_t>(below(static_cast<int>(backward.size() - at))) : at;
   }

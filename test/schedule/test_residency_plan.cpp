@@ -190,6 +190,14 @@ TEST_CASE("what is told to stay stays within a pass, too, until its last use in 
   CHECK(plan.gathered_bytes == 45);
 }
 
+TEST_CASE("a group of no bytes counts as a gather, one that is never released does not", "[group][residency_plan]") {
+  auto problem = problem_of({0, 1, 2}, {2, 1, 0}, {10, 0, 0}, /*budget=*/20);
+  problem.is_never_released = {false, false, true};
+  const auto plan = plan_residency(problem);
+  CHECK(plan.all_gathers == 2);
+  CHECK(plan.gathered_bytes == 10);
+}
+
 TEST_CASE("where there is no room ahead, the plan says so and does without", "[group][residency_plan]") {
   const auto plan = plan_residency(chain_problem({10, 10, 10}, 10, 1));
   CHECK_FALSE(plan.prefetch_fits);

@@ -93,6 +93,28 @@ TEST_CASE("a step in actions: when used at first, ahead of use when the order is
   CHECK(executor.use({1}) == "wait 1");
 }
 
+TEST_CASE("what is read again behind its last gradient stays there for that once a step has shown it", "[group][scheduler]") {
+  Executor executor;
+  add_chain(executor, {10, 10});
+  auto& scheduler = executor.scheduler;
+  const auto step = [&] {
+    scheduler.begin_forward(true);
+    for (const int group : {0, 1}) executor.use({group});
+    scheduler.begin_backward(true);
+    executor.use({1});
+    const auto released = executor.apply(scheduler.on(GroupEvent::kLastGradient, 1));
+    executor.apply(scheduler.on(GroupEvent::kReduced, 1));
+    const auto again = executor.use({1});
+    executor.use({0});
+    scheduler.end_pass();
+    executor.apply(scheduler.end_step(Scheduler::StepEnd::kBackward));
+    return released + "; " + again;
+  };
+  CHECK(step() == "reshard 1; unshard 1, wait 1");
+  CHECK(step() == "; ");
+  CHECK(step() == "; ");
+}
+
 TEST_CASE("what is written in a forward is gathered again", "[group][scheduler]") {
   Executor executor;
   add_chain(executor, {10, 10});
