@@ -1,9 +1,14 @@
+#include <list>
 #include <set>
 
+#include "property/aliases.hpp"
+#include "property/between_steps.hpp"
+#include "property/byte_budgets.hpp"
 #include "property/grad_dtypes.hpp"
 #include "property/parallel_parts.hpp"
 #include "property/parts.hpp"
 #include "property/run_watch.hpp"
+#include "property/runtime_allocations.hpp"
 #include "property/sharder.hpp"
 
 namespace fsdp::test {
@@ -24,16 +29,6 @@ struct Model : nn::Module {
   nn::Linear out{nullptr};
 };
 
-bool may_be_frozen(const RandomTree& tree, const std::string& name) {
-  // What a list or dict hands out is the sharded parameter: frozen, and with a batch that needs
-  // no gradient, no operator records autograd on it, so it is the shard.
-  const bool in_container = name.find("list.") != std::string::npos || name.find("dict.") != std::string::npos;
-  // Where ranks choose differently, a frozen choice would cut the graph on some ranks only, and with
-  // it what the parts in front of it gather in backward.
-  const bool is_choice = tree.training.reduce_unused && (name.ends_with(".odd") || name.ends_with(".even"));
-  return !in_container && !is_choice;
-}
-
 std::vector<at::Tensor> tensors_of_slices(const nn::Module& body) {
   std::vector<at::Tensor> cut;
   for (const auto& part : sliced_parts(body))
@@ -53,58 +48,6 @@ std::vector<at::Tensor> draw_exceptions(const RandomTree& tree, const nn::Module
     if (draw.chance(tree.ignored_probability) && !is_among(parameter, cut)) ignored.push_back(parameter);
   }
   return ignored;
-}
-
-/// Parameters that are frozen and thawed together.
-struct Toggle {
-  By by;
-  std::vector<std::string> names = {};
-  std::vector<at::Tensor> members = {};
-  std::vector<bool> is_trainable = {};  ///< by step
-};
-
-/// Of one parameter each, or of all that a module has.
-std::vector<Toggle> draw_toggles(const RandomTree& tree, const nn::Module& body) {
-  Draw draw(tree.seed * 7 + 9);
-  std::vector<Toggle> toggles;
-  if (tree.toggled_probability == 0) return toggles;
-  std::vector<at::Tensor> taken;
-  const auto all = unique_parameters(body);
-  const auto add = [&](const std::vector<at::Tensor>& together) {
-    Toggle toggle{.by = draw.chance(0.7) ? By::kSharded : By::kMember};
-    for (const auto& [name, parameter] : all) {
-      if (!is_among(parameter, together) || is_among(parameter, taken)) continue;
-      if (!may_be_frozen(tree, name) || !parameter.requires_grad()) continue;
-      toggle.names.push_back(name);
-      toggle.members.push_back(parameter);
-      taken.push_back(parameter);
-    }
-    for (int step = 0; step < tree.training.steps; ++step) toggle.is_trainable.push_back(draw.chance(0.5));
-    if (!toggle.names.empty()) toggles.push_back(std::move(toggle));
-  };
-  for (const auto& module : body.modules(/*include_self=*/false))
-    if (draw.chance(tree.toggled_probability / 3)) add(module->parameters());
-  for (const auto& [name, parameter] : all)
-    if (draw.chance(tree.toggled_probability)) add({parameter});
-  return toggles;
-}
-
-/// By step: before which toggle the model is evaluated, with autograd on and no backward behind it; -1: it is not.
-std::vector<int64_t> draw_evaluations(const RandomTree& tree, size_t toggles) {
-  Draw draw(tree.seed * 7 + 13);
-  std::vector<int64_t> places;
-  for (int step = 0; step < tree.training.steps; ++step)
-    places.push_back(draw.chance(tree.evaluated_probability) ? draw.number(0, static_cast<int64_t>(toggles)) : -1);
-  return places;
-}
-
-/// In eval mode, which leaves statistics as they are; all ranks on one batch.
-void evaluate(Model& model, const RandomTree& tree, int step) {
-  const auto& training = tree.training;
-  Inputs inputs(/*rank=*/0, step, /*micro_batch=*/0, training.dtype, training.param_dtype);
-  model.eval();
-  model.loss(inputs, tree.root.width);
-  model.train();
 }
 
 /// A user's gradient hook on a sharded parameter: gradients are scaled by a number, or by one that comes of the
@@ -189,16 +132,14 @@ void check_local_ranges(const Rank& rank, const nn::Module& model, const Unshard
   }
 }
 
-std::shared_ptr<TrainingCode> training_code(const RandomTree& tree, const std::shared_ptr<Model>& model,
-                                            OwnCollectives own) {
-  if (!tree.plain_code) return nullptr;
+LeftAlone left_alone(const RandomTree& tree, Model& model) {
   std::set<std::string> unpenalised, unknown;
   // One with gaps between its elements is filled in another order than a dense one, as which it is shown.
-  for (const auto& [name, parameter] : unique_parameters(*model))
+  for (const auto& [name, parameter] : unique_parameters(model))
     if (!parameter.is_non_overlapping_and_dense()) unknown.insert(name);
-  for (const auto& part : sliced_parts(*model))
+  for (const auto& part : sliced_parts(model))
     for (const auto& slice : part->slices())
-      for (const auto& [name, parameter] : unique_parameters(*model)) {
+      for (const auto& [name, parameter] : unique_parameters(model)) {
         if (!parameter.is_same(slice.tensor)) continue;
         if (slice.is_expert) unpenalised.insert(name);
         // Rows of a flat layout, and experts that the library knows one of, do not have the whole's sizes.
@@ -207,105 +148,219 @@ std::shared_ptr<TrainingCode> training_code(const RandomTree& tree, const std::s
   // Each rank's loss penalises its own expert once, whose gradient is averaged over the ranks that have the same one. The
   // plain model's would be the sum over all ranks. And where a gradient takes the dtype that autograd makes, that of the sum of
   // a wider operand's and a penalty's would have to be known.
-  for (const auto& [name, parameter] : unique_parameters(*model))
+  for (const auto& [name, parameter] : unique_parameters(model))
     if (name.ends_with(kWidenedWeight)) unpenalised.insert(name);
-  return make_code(model, *tree.plain_code,
-                   {.by_init = [unknown](const std::string& name) { return unknown.count(name) > 0; },
-                    .by_penalty = [unpenalised](const std::string& name) { return unpenalised.count(name) > 0; }},
-                   std::move(own));
+  return {.by_init = [unknown](const std::string& name) { return unknown.count(name) > 0; },
+          .by_penalty = [unpenalised](const std::string& name) { return unpenalised.count(name) > 0; }};
+}
+
+/// A random model, and what its sharded form has beside.
+struct Drawn {
+  RandomTree tree;
+  std::shared_ptr<Model> model;
+  std::shared_ptr<Unsharded> unsharded;
+  std::shared_ptr<GradDtypes> dtypes;
+  std::vector<Hook> hooks;
+  std::vector<at::Tensor> experts;
+  Aliases aliases;
+  SetDataTie tie;
+  std::shared_ptr<std::vector<PlainGroup>> groups = std::make_shared<std::vector<PlainGroup>>();
+  // Of the rank that it is sharded on; none: it is plain.
+  const Rank* rank = nullptr;
+  CallLog* log = nullptr;  // once it is watched
+  std::shared_ptr<ByteBudgets> budgets = nullptr;
+
+  OwnCollectives own_collectives() {
+    return [this] { return log != nullptr ? fsdp::test::own_collectives(*log, groups) : nullptr; };
+  }
+};
+
+Drawn draw_model(const RandomTree& tree) {
+  auto model = std::make_shared<Model>(tree.root);
+  auto unsharded = std::make_shared<Unsharded>(Unsharded{.tree = tree});
+  unsharded->ignored = draw_exceptions(tree, *model->body);
+  std::vector<at::Tensor> experts, cut;
+  for (const auto& part : sliced_parts(*model))
+    for (auto& slice : part->slices()) {
+      if (slice.is_expert) experts.push_back(slice.tensor);
+      cut.push_back(slice.tensor);
+    }
+  auto apart = cut;
+  apart.insert(apart.end(), unsharded->ignored.begin(), unsharded->ignored.end());
+  return {.tree = tree,
+          .model = model,
+          .unsharded = unsharded,
+          .dtypes = std::make_shared<GradDtypes>(tree, *model->body, unsharded->ignored),
+          .hooks = draw_hooks(tree, *model->body, unsharded->ignored),
+          .experts = std::move(experts),
+          .aliases = Aliases(tree, *model, cut),
+          .tie = SetDataTie::draw(tree, *model, apart)};
+}
+
+/// Two parameters are tied before anything else.
+class TiedFirst final : public TrainingCode {
+ public:
+  TiedFirst(SetDataTie tie, std::shared_ptr<TrainingCode> code) : tie_(std::move(tie)), code_(std::move(code)) {}
+  void before_sharding() override {
+    tie_.make();
+    code_->before_sharding();
+  }
+  void start() override { code_->start(); }
+  void zero_grad() override { code_->zero_grad(); }
+  at::Tensor penalty() override { return code_->penalty(); }
+  std::optional<double> clip() override { return code_->clip(); }
+  void step() override { code_->step(); }
+  std::vector<Kept> kept() const override { return code_->kept(); }
+
+ private:
+  SetDataTie tie_;
+  std::shared_ptr<TrainingCode> code_;
+};
+
+std::shared_ptr<TrainingCode> training_code(Drawn& drawn) {
+  const auto& training = drawn.tree.training;
+  auto code = drawn.tree.plain_code ? make_code(drawn.model, *drawn.tree.plain_code, left_alone(drawn.tree, *drawn.model),
+                                                drawn.own_collectives())
+                                    : adamw_code(drawn.model, training.weight_decay, training.max_norm);
+  return drawn.tie.is_there() ? std::make_shared<TiedFirst>(drawn.tie, std::move(code)) : code;
+}
+
+void localize(Drawn& drawn, const Rank& rank, FullyShardOptions& options) {
+  drawn.rank = &rank;
+  auto& meshes = drawn.unsharded->meshes;
+  meshes = make_meshes(rank, drawn.tree);
+  options.mesh = meshes.given;
+  options.dp_mesh_dims = meshes.dims;
+  cut_parts(*drawn.model, *drawn.unsharded);
+}
+
+void shard_all(Drawn& drawn, const FullyShardOptions& options) {
+  auto& model = *drawn.model;
+  Sharder sharder(model, drawn.unsharded, options);
+  const bool everything = !drawn.tree.root_is_sharded;
+  sharder.visit(*model.out, everything);
+  sharder.visit(*model.body, everything);
+  if (drawn.tree.root_is_sharded) sharder.shard(model);
+  if (drawn.tree.explicit_prefetch) sharder.prefetch_by_list();
+  *drawn.groups = sharder.groups();
+}
+
+void shard(Drawn& drawn, const FullyShardOptions& options) {
+  drawn.dtypes->set_before_sharding();
+  drawn.aliases.make();
+  try {
+    shard_all(drawn, options);
+  } catch (const UsageError& error) {
+    if (!drawn.tie.is_there()) throw;
+    drawn.tie.check_refused(*drawn.rank, message_of(error));
+    throw RefusedAsExpected();
+  }
+  use_checkpoints(*drawn.model->body);  // the plain model keeps its activations
+}
+
+at::Tensor loss(Drawn& drawn, Inputs& inputs) {
+  if (drawn.log == nullptr) return drawn.model->loss(inputs, drawn.tree.root.width);
+  drawn.budgets->check(fmt::format("before step {}, micro-batch {}", inputs.step, inputs.micro_batch));
+  note_micro_batch(*drawn.log, inputs.micro_batch);
+  return drawn.budgets->forward([&] {
+    inputs.rewind();
+    return drawn.model->loss(inputs, drawn.tree.root.width);
+  });
+}
+
+/// In eval mode, which leaves statistics as they are; all ranks on one batch. The plain model takes it in its own dtype.
+at::Tensor evaluate(Drawn& drawn, int step) {
+  const auto& training = drawn.tree.training;
+  Inputs inputs(/*rank=*/0, step, /*micro_batch=*/0, training.dtype,
+                drawn.log != nullptr ? training.param_dtype : std::nullopt);
+  // Without autograd and without a scope a list hands out what is registered, as between steps.
+  const auto is_list = [](const Part& part) { return part.kind == "lists"; };
+  const bool has_scope = drawn.log != nullptr && !at::GradMode::is_enabled() &&
+                         (drawn.tree.seed % 2 == 0 || contains(drawn.tree.root, is_list));
+  const auto run = [&] {
+    std::list<ForwardScope> scopes;
+    if (has_scope)
+      for (const auto& root : roots(*drawn.model)) scopes.emplace_back(root);
+    inputs.rewind();
+    return drawn.model->loss(inputs, drawn.tree.root.width);
+  };
+  drawn.model->eval();
+  auto loss = drawn.log != nullptr ? drawn.budgets->forward(run) : run();
+  drawn.model->train();
+  if (drawn.log != nullptr) drawn.budgets->check(fmt::format("evaluation before step {}", step));
+  return loss;
+}
+
+void check_outlook(Drawn& drawn, const Rank& rank) {
+  const auto& training = drawn.tree.training;
+  const auto reads = [](const Hook& hook) { return hook.reads; };
+  if (std::ranges::any_of(drawn.hooks, reads)) return;  // beside the plan
+  const int place = rank.index() / training.tensor_ranks;
+  const auto inputs = std::make_shared<Inputs>(place, training.steps - 1, training.micro_batches - 1, training.dtype,
+                                               training.param_dtype);
+  drawn.budgets->check_outlook({.forward =
+                                    [&drawn, inputs] {
+                                      inputs->rewind();
+                                      return drawn.model->loss(*inputs, drawn.tree.root.width);
+                                    },
+                                .end = [&drawn] { drawn.model->zero_grad(); }});
+}
+
+std::function<void()> watch(Drawn& drawn, Rank& rank) {
+  drawn.log = &rank.log();
+  register_hooks(rank, *drawn.model->body, drawn.hooks);
+  check_local_ranges(rank, *drawn.model, *drawn.unsharded, *drawn.groups);
+  std::vector<at::Tensor> hooked;
+  for (const auto& hook : drawn.hooks)
+    if (hook.reads) hooked.push_back(hook.member);
+  drawn.budgets = std::make_shared<ByteBudgets>(rank, *drawn.model, drawn.groups, drawn.tree, hooked);
+  drawn.aliases.read(rank, unique_parameters(*drawn.model), "before the first step");
+  const auto on_range = [budgets = drawn.budgets.get()](std::string_view name) { budgets->note_range(name); };
+  return [&drawn, &rank, on_range, check_run = watch_run(rank, drawn.model, drawn.groups, drawn.tree.training, on_range)] {
+    check_run();
+    listen_to_ranges(on_range);
+    drawn.aliases.read(rank, unique_parameters(*drawn.model), "after the last step");
+    check_outlook(drawn, rank);
+    listen_to_ranges({});
+  };
 }
 
 }  // namespace
 
 Workload build(const RandomTree& tree) {
-  auto model = std::make_shared<Model>(tree.root);
-  auto unsharded = std::make_shared<Unsharded>(Unsharded{.tree = tree});
-  unsharded->ignored = draw_exceptions(tree, *model->body);
-  const auto toggles = draw_toggles(tree, *model->body);
-  const auto evaluations = draw_evaluations(tree, toggles.size());
-  const auto hooks = draw_hooks(tree, *model->body, unsharded->ignored);
-  const auto dtypes = std::make_shared<GradDtypes>(tree, *model->body, unsharded->ignored);
-  auto groups = std::make_shared<std::vector<PlainGroup>>();
-  auto localize = [model, unsharded](const Rank& rank, FullyShardOptions& options) {
-    unsharded->meshes = make_meshes(rank, unsharded->tree);
-    options.mesh = unsharded->meshes.given;
-    options.dp_mesh_dims = unsharded->meshes.dims;
-    cut_parts(*model, *unsharded);
-  };
-  auto shard = [model, tree, unsharded, dtypes, groups](const FullyShardOptions& options) {
-    dtypes->set_before_sharding();
-    Sharder sharder(*model, unsharded, options);
-    bool everything = !tree.root_is_sharded;
-    sharder.visit(*model->out, everything);
-    sharder.visit(*model->body, everything);
-    if (tree.root_is_sharded) sharder.shard(*model);
-    if (tree.explicit_prefetch) sharder.prefetch_by_list();
-    *groups = sharder.groups();
-    use_checkpoints(*model->body);  // the plain model keeps its activations
-  };
-  auto log = std::make_shared<CallLog*>(nullptr);  // of the rank, if this is watched
-  std::vector<at::Tensor> experts;
-  for (const auto& part : sliced_parts(*model))
-    for (auto& slice : part->slices())
-      if (slice.is_expert) experts.push_back(slice.tensor);
-  const OwnCollectives own = [log, groups] { return *log != nullptr ? own_collectives(**log, groups) : nullptr; };
-  const auto is_expert = [experts](const at::Tensor& handle) { return is_among(handle, experts); };
-  return {.module = model,
-          .shard = shard,
-          .loss =
-              [model, log, width = tree.root.width](Inputs& in) {
-                if (*log != nullptr) note_micro_batch(**log, in.micro_batch);
-                return model->loss(in, width);
-              },
-          .watch =
-              [model, unsharded, groups, log, hooks](Rank& rank) {
-                *log = &rank.log();
-                register_hooks(rank, *model->body, hooks);
-                check_local_ranges(rank, *model, *unsharded, *groups);
-                return watch_run(rank, model, groups, unsharded->tree.training);
-              },
+  const auto drawn = std::make_shared<Drawn>(draw_model(tree));
+  const auto steps = std::make_shared<BetweenSteps>(tree, drawn->model, drawn->model->body, drawn->dtypes,
+                                                    [drawn](int step) { return evaluate(*drawn, step); });
+  return {.module = drawn->model,
+          .shard = [drawn](const FullyShardOptions& options) { return shard(*drawn, options); },
+          .loss = [drawn](Inputs& inputs) { return loss(*drawn, inputs); },
+          .watch = [drawn](Rank& rank) { return watch(*drawn, rank); },
           .before_step =
-              [model, tree, toggles, evaluations, dtypes, groups, log](int step) {
-                const auto registered = unique_parameters(*model->body);
-                dtypes->begin_step(step);
-                if (*log != nullptr) {
-                  dtypes->set_for_step(registered);
-                  for (const auto& [name, parameter] : unique_parameters(*model))
-                    if (is_fsdp_parameter(parameter))
-                      note_gradient_dtypes(**log, *groups, fsdp::unsharded(parameter), dtypes->of(fsdp::unsharded(parameter)));
-                }
-                const auto evaluate_before = [&](size_t toggle) {
-                  const bool is_due = evaluations[static_cast<size_t>(step)] == static_cast<int64_t>(toggle);
-                  if (is_due && *log != nullptr) evaluate(*model, tree, step);
-                };
-                for (const auto& toggle : toggles) {
-                  evaluate_before(static_cast<size_t>(&toggle - toggles.data()));
-                  const bool is_trainable = toggle.is_trainable[static_cast<size_t>(step)];
-                  for (size_t i = 0; i < toggle.names.size(); ++i) {
-                    const auto& member = toggle.members[i];
-                    if (*log != nullptr) note_trainable(**log, *groups, member, is_trainable);
-                    chosen(toggle.by, registered, toggle.names[i], member).set_requires_grad(is_trainable);
-                  }
-                }
-                evaluate_before(toggles.size());
+              [drawn, steps](int step) {
+                if (drawn->log == nullptr) return steps->run(step, nullptr);
+                drawn->budgets->check(fmt::format("before step {}", step));
+                drawn->budgets->draw_next();
+                const BetweenSteps::Sharded sharded{*drawn->log, *drawn->groups, drawn->own_collectives()};
+                return steps->run(step, &sharded);
               },
           .after_average =
-              [hooks, dtypes] {
-                for (const auto& hook : hooks)
+              [drawn] {
+                for (const auto& hook : drawn->hooks)
                   if (auto gradient = hook.member.grad(); gradient.defined()) gradient.mul_(hook.factor());
-                dtypes->round();
+                drawn->dtypes->round();
               },
-          .localize = localize,
+          .localize = [drawn](const Rank& rank, FullyShardOptions& options) { localize(*drawn, rank, options); },
           .averaged_over =
-              [is_expert, tree](const at::Tensor& parameter) {
-                return tree.training.world_size / (is_expert(parameter) ? static_cast<int>(tree.expert_ranks) : 1);
+              [drawn](const at::Tensor& parameter) {
+                const auto& tree = drawn->tree;
+                return tree.training.world_size / (is_among(parameter, drawn->experts) ? static_cast<int>(tree.expert_ranks) : 1);
               },
           .own_part =
-              [unsharded, groups](const Rank& rank, const at::Tensor& parameter, const at::Tensor& whole) {
-                return own_part(rank, *unsharded, *groups, fsdp::unsharded(parameter), whole);
+              [drawn](const Rank& rank, const at::Tensor& parameter, const at::Tensor& whole) {
+                return own_part(rank, *drawn->unsharded, *drawn->groups, fsdp::unsharded(parameter), whole);
               },
-          .gradient_dtypes = [dtypes](const at::Tensor& parameter) { return dtypes->of(parameter); },
-          .code = training_code(tree, model, own)};
+          .gradient_dtypes = [drawn](const at::Tensor& parameter) { return drawn->dtypes->of(parameter); },
+          .code = training_code(*drawn)};
 }
 
 }  // namespace fsdp::test

@@ -154,6 +154,21 @@ void draw_evaluations(RandomTree& tree) {
   if (draw.chance(tree.toggled_probability > 0 ? 0.6 : 0.1)) tree.evaluated_probability = draw.one_of<double>({0.4, 1.0});
 }
 
+/// What a program does to values, and what shows parameters' memory from before fully_shard. Drawn apart, too.
+void draw_writes(RandomTree& tree) {
+  Draw draw(tree.seed * 49979687 + 31);
+  if (draw.chance(0.35)) tree.written_probability = draw.one_of<double>({0.3, 0.8});
+  if (tree.written_probability > 0 && tree.evaluated_probability == 0 && draw.chance(0.5)) tree.evaluated_probability = 0.6;
+  if (draw.chance(0.12)) tree.alias_probability = draw.one_of<double>({0.15, 0.5});
+  tree.ties_by_set_data = draw.chance(0.02);
+}
+
+/// Of one root: a forward that several roots refuse halfway cannot begin anew. Drawn apart, too.
+void draw_budgets(RandomTree& tree) {
+  Draw draw(tree.seed * 49979693 + 37);
+  tree.draws_budgets = draw.chance(0.25) && tree.root_is_sharded && !tree.training.budget_factor;
+}
+
 /// In which dtypes gradients come, go and stay. Drawn apart, too.
 void draw_gradient_dtypes(RandomTree& tree) {
   Draw draw(tree.seed * 15485863 + 3);
@@ -226,6 +241,8 @@ RandomTree draw_tree(uint64_t seed) {
   draw_placements(draw, tree);
   draw_interventions(tree);
   draw_evaluations(tree);
+  draw_writes(tree);
+  draw_budgets(tree);
   draw_gradient_dtypes(tree);
   tree.plain_code = draw_plain_code(tree);
   return tree;
@@ -246,6 +263,10 @@ std::string describe_interventions(const RandomTree& tree) {
   std::string text;
   if (tree.toggled_probability > 0) text += fmt::format("frozen and thawed with {}; ", tree.toggled_probability);
   if (tree.evaluated_probability > 0) text += fmt::format("evaluated with {}; ", tree.evaluated_probability);
+  if (tree.written_probability > 0) text += fmt::format("values written with {}; ", tree.written_probability);
+  if (tree.alias_probability > 0) text += fmt::format("shown by others with {}; ", tree.alias_probability);
+  if (tree.ties_by_set_data) text += "two tied by set_data; ";
+  if (tree.draws_budgets) text += "budgets from step to step; ";
   if (tree.hooked_probability > 0) text += fmt::format("gradient hooks with {}; ", tree.hooked_probability);
   if (tree.grad_dtype_probability > 0)
     text += fmt::format("grad_dtype with {}{}; ", tree.grad_dtype_probability,

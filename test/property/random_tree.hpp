@@ -62,6 +62,10 @@ struct RandomTree {
   double replicated_probability = 0;  ///< of a parameter
   double toggled_probability = 0;     ///< of a parameter, or of a module's, to be frozen in some steps
   double evaluated_probability = 0;   ///< of a step to have an evaluation with autograd on before, among or behind what is toggled
+  double written_probability = 0;     ///< of values to be written at one place before a step
+  double alias_probability = 0;       ///< of a parameter's memory to be shown by another tensor from before fully_shard
+  bool ties_by_set_data = false;      ///< two parameters show one memory
+  bool draws_budgets = false;         ///< a byte budget, another one from step to step
   double hooked_probability = 0;      ///< of a sharded parameter to have a gradient hook of the user's
   double grad_dtype_probability = 0;  ///< of a parameter to have a grad_dtype
   std::optional<PlainCode> plain_code = {};

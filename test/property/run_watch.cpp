@@ -54,22 +54,17 @@ StepStatistics statistics_of_roots(const torch::nn::Module& module) {
   return sum;
 }
 
-/// What its collectives are called.
-std::string subject_of(const PlainGroup& group) {
-  const auto& name = group.module->name();
-  return (name.empty() ? "root" : name) + group.suffix;
-}
-
 /// Writes between the collectives of the log when gradients arrive, when a reduction takes them, and when a
 /// group gathers: one that shards with nobody has no collective for it.
-void log_gradients(const Groups& groups, CallLog& log) {
+void log_gradients(const Groups& groups, CallLog& log, std::function<void(std::string_view)> on_range) {
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t p = 0; p < groups[g].params.size(); ++p) {
       const auto& handle = groups[g].params[p].tensor;
       if (!handle.requires_grad() || groups[g].params[p].is_gone) continue;
       handle.register_hook([&log, g, p](const at::Tensor&) { log.calls.push_back(note_of(kGradient, g, p)); });
     }
-  listen_to_ranges([&log](std::string_view name) {
+  listen_to_ranges([&log, on_range = std::move(on_range)](std::string_view name) {
+    on_range(name);
     using Begins = std::pair<std::string_view, const char*>;
     for (const auto& [range, operation] :
          {Begins{"FSDP::post_backward_reduce (", kReduction}, Begins{"FSDP::all_gather (", kGather}}) {
@@ -346,6 +341,11 @@ void check_sums(const Rank& rank, const Counted& counted) {
 
 }  // namespace
 
+std::string subject_of(const PlainGroup& group) {
+  const auto& name = group.module->name();
+  return (name.empty() ? "root" : name) + group.suffix;
+}
+
 void note_micro_batch(CallLog& log, int index) {
   log.calls.push_back({.operation = kMicroBatch, .subject = {}, .group = {}, .bytes = index});
 }
@@ -375,9 +375,10 @@ void note_gradient_dtypes(CallLog& log, const Groups& groups, const at::Tensor& 
 }
 
 std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,
-                                std::shared_ptr<const Groups> groups, const Training& training) {
+                                std::shared_ptr<const Groups> groups, const Training& training,
+                                std::function<void(std::string_view)> on_range) {
   watch_runtime_allocations();
-  log_gradients(*groups, rank.log());
+  log_gradients(*groups, rank.log(), std::move(on_range));
   const size_t first = rank.log().calls.size();
   const auto before = statistics_of_roots(*module);
   const int64_t allocated = runtime_allocated_bytes();

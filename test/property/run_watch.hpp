@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "fsdp/testing/recording.hpp"
@@ -16,8 +18,13 @@ namespace fsdp::test {
 /// - the statistics are the sums of those, and of (W-1)/W and 2 (R-1)/R of them
 /// - the runtime allocated what its statistics planned, to the byte (not under FSDP_SANITIZE, whose late
 ///   delivery needs memory of its own)
+/// on_range: is also told of each range of the library.
 std::function<void()> watch_run(Rank& rank, const std::shared_ptr<torch::nn::Module>& module,
-                                std::shared_ptr<const std::vector<PlainGroup>> groups, const Training& training);
+                                std::shared_ptr<const std::vector<PlainGroup>> groups, const Training& training,
+                                std::function<void(std::string_view)> on_range);
+
+/// What a group's collectives are called.
+std::string subject_of(const PlainGroup& group);
 
 /// To be called where the loss of a micro-batch begins: which sums wait for replicas depends on it.
 void note_micro_batch(CallLog& log, int index);

@@ -57,15 +57,21 @@ std::vector<uint64_t> failed_draws(const Series& series) {
   const bool verbose = from_environment("FSDP_DRAW_VERBOSE", 0);
   const auto start = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  // A long run goes on behind failures: it is to find more than one cause.
+  const uint64_t most = from_environment("FSDP_DRAW_FAILURES", 5);
   uint64_t done = 0;
   std::vector<uint64_t> failed;
-  for (; done < series.draws && failed.size() < 5 && (!series.seconds || elapsed() < series.seconds); ++done) {
+  for (; done < series.draws && failed.size() < most && (!series.seconds || elapsed() < series.seconds); ++done) {
     const uint64_t seed = series.first + done;
     const auto tree = draw_tree(seed);
     if (verbose) fmt::print("seed {}: {}\n", seed, describe(tree)), std::fflush(stdout);
     INFO(fmt::format("reproduce with {}FSDP_SEED={} FSDP_DRAWS=1\n{}", is_sanitized() ? "FSDP_SANITIZE=1 " : "",
                      seed, describe(tree)));
-    if (!trains_like_plain([&] { return build(tree); }, tree.training)) failed.push_back(seed);
+    bool is_like_plain = false;
+    CHECK_NOTHROW(is_like_plain = trains_like_plain([&] { return build(tree); }, tree.training));
+    if (!is_like_plain) failed.push_back(seed);
+    if (const uint64_t drawn = done + 1; drawn % 250 == 0 && drawn < series.draws)
+      fmt::print("so far {} draws in {:.0f} s, {} failed\n", drawn, elapsed(), failed.size()), std::fflush(stdout);
   }
   fmt::print("{} draws from seed {} ({}) in {:.1f} s, {} failed{}\n", done, series.first, series.seeds_of, elapsed(),
              failed.size(), failed.empty() ? std::string() : fmt::format(": seeds {}", failed));

@@ -17,7 +17,7 @@ class Inputs {
   Inputs(int rank, int step, int micro_batch = 0, at::ScalarType dtype = at::kFloat,
          std::optional<at::ScalarType> given_in = {})
       : rank(rank), step(step), micro_batch(micro_batch), dtype_(dtype), given_in_(given_in.value_or(dtype)),
-        generator_(at::make_generator<at::CPUGeneratorImpl>(1 + rank + 100 * step + 10000 * micro_batch)) {}
+        generator_(at::make_generator<at::CPUGeneratorImpl>(seed())) {}
 
   at::Tensor normal(at::IntArrayRef sizes) {
     return torch::randn(sizes, generator_, at::TensorOptions(dtype_)).to(test_device(), given_in_);
@@ -25,6 +25,8 @@ class Inputs {
   at::Tensor integers(int64_t high, at::IntArrayRef sizes) {
     return torch::randint(0, high, sizes, generator_, at::TensorOptions(at::kLong)).to(test_device());
   }
+  /// As if nothing had been drawn.
+  void rewind() { generator_.set_current_seed(seed()); }
   at::ScalarType dtype() const { return given_in_; }
   /// What they are drawn from: to be preserved where a part that draws is recomputed.
   const at::Generator& generator() const { return generator_; }
@@ -32,6 +34,8 @@ class Inputs {
   const int rank, step, micro_batch;
 
  private:
+  uint64_t seed() const { return static_cast<uint64_t>(1 + rank + 100 * step + 10000 * micro_batch); }
+
   at::ScalarType dtype_, given_in_;
   at::Generator generator_;
 };

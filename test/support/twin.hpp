@@ -19,6 +19,9 @@ struct GradientDtypes {
   at::ScalarType reduced_in, kept_in;
 };
 
+/// `Workload::shard` has checked that its model is refused as it has to be. The run ends there, and all was well.
+struct RefusedAsExpected : std::exception {};
+
 /// A model, how a user shards it and what it is trained on.
 struct Workload {
   std::shared_ptr<torch::nn::Module> module;
@@ -27,8 +30,8 @@ struct Workload {
   std::function<at::Tensor(Inputs&)> loss;
   /// Called on a rank once the model is sharded; what it returns, after the last step.
   std::function<std::function<void()>(Rank&)> watch = {};
-  /// Called before each step, on the plain model too.
-  std::function<void(int step)> before_step = {};
+  /// Called before each step, on the plain model too. What it returns is compared.
+  std::function<std::vector<at::Tensor>(int step)> before_step = {};
   /// What gradient hooks that `watch` registers do to the averaged gradients, done to those of the plain model.
   std::function<void()> after_average = {};
   /// Called on a rank before `shard`, by all ranks together: makes the module this rank's part of the plain one,
@@ -113,6 +116,7 @@ struct Training {
 /// What the plain model did when each rank's batch was run separately and gradients averaged.
 struct PlainRecord {
   struct Step {
+    std::vector<at::Tensor> before;  ///< what `before_step` has returned
     std::vector<std::vector<at::Tensor>> losses;  ///< [rank][micro-batch]
     NamedTensors gradients;                       ///< before clipping; undefined where none
     NamedTensors magnitudes;  ///< in 16 bits: of the terms that a gradient is the sum of, averaged like it
