@@ -2,7 +2,7 @@
 
 It has 1.2 billion parameters, or with `--shape 8B` eight. Two worlds: one rank with NCCL, with AdamW; and a fake world of
 eight ranks (`--ranks`), whose collectives are copies within the device, without an optimizer (what it reduces to is no
-number to train with). `--worlds nccl` is two ranks over NCCL, on two GPUs, or on one with NCCL_MULTI_RANK_GPU_ENABLE=1.
+number to train with). `--worlds nccl` is two ranks over NCCL, on two GPUs.
 `--compile` compiles each block, of all but the C++ library. `--alone` has one model at a time on the device, where all of
 them do not fit: their turns are not pairs then. For each number of tokens in a micro-batch:
 
@@ -231,6 +231,9 @@ def beyond(names, plain, collectives):
 def run(options, report):
     if options.device == "cuda" and not harness.has_gpu():
         raise SystemExit("cuda_step: needs a CUDA device, found none; --device cpu tries it out with tiny sizes")
+    if options.device == "cuda" and "nccl" in options.worlds and harness.gpus() < WORLDS["nccl"]:
+        raise SystemExit(f"cuda_step: --worlds nccl needs {WORLDS['nccl']} CUDA devices, found {harness.gpus()}; the worlds one "
+                         "and fake need one")
     if options.device == "cpu":
         options.tokens = sorted({max(2, tokens // 16) for tokens in options.tokens})
     if "cpp" in options.impls and not options.compile and not harness.has_target(PROGRAM):

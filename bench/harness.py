@@ -118,6 +118,12 @@ def has_gpu():
     return torch.cuda.is_available()
 
 
+def gpus():
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def torch_version():
     from importlib.metadata import version
 

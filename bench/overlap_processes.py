@@ -1,14 +1,12 @@
 """all_gather_overlap over gloo and NCCL: the library and FSDP2 in turns, with collectives timed alone for the bound.
 
-With NCCL the ranks are processes with a GPU each, or all on one where NCCL lets them (NCCL_MULTI_RANK_GPU_ENABLE=1 with
-NCCL_MAX_CTAS=2, from NCCL 2.30 on). Ours go through the library's own NCCL communicator. Layers keep the GPU busy with
+With NCCL the ranks are processes with a GPU each: what ranks that share one take says nothing. Ours go through the library's own NCCL communicator. Layers keep the GPU busy with
 one spinning kernel, calibrated at the start, so a step's time holds what its other kernels and launches take besides.
 host_us: until the host has issued the step; where compute spins on the host that is all of it. peak_live_bytes: of tensors
 on the device, null where nothing counts them. FSDP2 has no prefetch distance and no budget: beside each of ours it is as
 it comes. Values are not looked at.
 """
 
-import os
 from dataclasses import dataclass, replace
 
 import conductor
@@ -34,14 +32,17 @@ class Alone:
 
 
 def gpus():
-    """The ranks of a world over NCCL: a GPU each, or two on one."""
+    """The ranks of a world over NCCL: a GPU each."""
     import torch
 
     count = torch.cuda.device_count()
     if count == 0:
         raise SystemExit("all_gather_overlap: --network nccl needs a CUDA device, found none; simulated networks and gloo "
                          "run anywhere")
-    return 2 if count == 1 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" else count
+    if count == 1:
+        raise SystemExit("all_gather_overlap: --network nccl needs two CUDA devices, found one; --network stream simulates a link "
+                         "on one")
+    return count
 
 
 def run(options, report):

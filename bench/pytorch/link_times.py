@@ -1,7 +1,7 @@
 """Times of all-gathers and reduce-scatters over the ranks' network, beside the simulated networks' (bench/networks.py).
 
 Usage: torchrun [--nnodes N --rdzv-endpoint HOST:PORT] --nproc-per-node G link_times.py [--device cpu] [--out FILE]
-Each rank has a GPU, or two share one where NCCL lets them. The first rank prints a line for each size: microseconds by events
+Each rank has a GPU. The first rank prints a line for each size: microseconds by events
 on the device, of the slowest rank, the bus bandwidth, and what nvlink and infiniband are simulated to take.
 """
 

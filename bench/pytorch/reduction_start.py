@@ -1,8 +1,7 @@
 """Which start of reductions is fastest here: a Llama's steps with each of them, and what choose_reduce_scatter_start takes.
 
 Usage: torchrun --nproc-per-node G reduction_start.py [--device cpu] [--tokens N] [--out FILE]
-Reductions have a communicator of their own. Each rank has a GPU, or two share one where NCCL lets them: that shows that it
-runs, and no network.
+Reductions have a communicator of their own. Each rank has a GPU.
 """
 
 import argparse

@@ -94,7 +94,7 @@ def call(options, seconds, more=()):
     """One call there, as the exit code of gpu_check."""
     repository = options.folder / "repository"
     command = [str(options.environment / "bin" / "python3"), "tools/gpu_check", "--device", "cpu",
-               "--packages", str(options.folder / "packages"), "--nccl", str(options.folder / "nccl"),
+               "--packages", str(options.folder / "packages"),
                "--slower", str(max(1, CORES / options.jobs)), "--jobs", str(options.jobs), "--seconds", str(seconds), *more]
     environment = {"PATH": f"{options.environment / 'bin'}:/usr/bin:/bin:/usr/sbin:/sbin",
                    "HOME": str(options.folder), "LANG": "C.UTF-8"}

@@ -8,21 +8,22 @@ import tempfile
 import time
 from pathlib import Path
 
+import shared_gpu
+from limits import case_limit_s
 from rank_files import read_lines, wait_for_all
-from worker import CASE_LIMIT_S
 
 HERE = Path(__file__).parent
 START_LIMIT_S = 60
 BAD = ("raised", "wrong")
 
 
-def environment():
+def environment(rank):
     more = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if "FSDP_BUILD_DIR" in os.environ:
         path = [str(Path(os.environ["FSDP_BUILD_DIR"]) / "bindings"), os.environ.get("PYTHONPATH", "")]
         more["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    return {**os.environ, **more}
+    return {**os.environ, **shared_gpu.environment(rank), **more}
 
 
 def run_once(world, names, limit_s, tell):
@@ -32,7 +33,7 @@ def run_once(world, names, limit_s, tell):
         folder = Path(folder)
         outputs = [open(folder / f"{rank}.log", "w+") for rank in range(world.processes)]
         processes = [subprocess.Popen([sys.executable, str(HERE / "worker.py"), world.name, str(rank), str(folder),
-                                       *names], stdout=output, stderr=output, env=environment(),
+                                       *names], stdout=output, stderr=output, env=environment(rank),
                                       stdin=subprocess.DEVNULL)
                      for rank, output in enumerate(outputs)]
         def read():
@@ -94,7 +95,7 @@ def run_cases(world, names, limit_s, write=lambda line: None):
             for name in left:
                 tell(done[name])
             break
-        results, words = run_once(world, left, min(remaining, START_LIMIT_S + CASE_LIMIT_S * len(left)), tell)
+        results, words = run_once(world, left, min(remaining, START_LIMIT_S + case_limit_s() * len(left)), tell)
         for name in finished(left, results):
             done[name] = joined(name, results, words)
             left.remove(name)

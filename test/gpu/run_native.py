@@ -22,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools")]
 
+import shared_gpu
 import test_programs
 from rank_files import read_lines, wait_for_all
 
@@ -49,7 +50,7 @@ class Program:
         self.path = Path(os.environ["FSDP_BUILD_DIR"]) / options.program
         # The same for all ranks, which would draw different models. What fails says it.
         self.seed = os.environ.get("FSDP_TEST_SEED") or str(random.randrange(1 << 32))
-        self.devices = gpus() if os.environ.get("FSDP_TEST_DEVICE", "cuda") == "cuda" else 0
+        self.devices = shared_gpu.gpus()
 
     def names(self, cases):
         """Exclusions are of all that are not hidden."""
@@ -57,11 +58,11 @@ class Program:
         return [line for line in done.stdout.splitlines() if line.strip() and line not in threads_only()]
 
     def environment(self, rank, folder):
-        found = {**os.environ, "FSDP_TEST_DEVICE": os.environ.get("FSDP_TEST_DEVICE", "cuda"), "FSDP_TEST_RANK": str(rank),
+        found = {**os.environ, **shared_gpu.environment(rank), "FSDP_TEST_DEVICE": os.environ.get("FSDP_TEST_DEVICE", "cuda"), "FSDP_TEST_RANK": str(rank),
                  "FSDP_TEST_RANKS": str(self.options.processes), "FSDP_TEST_STORE": str(folder / "store"),
                  "FSDP_TEST_FIGURES": str(folder / "figures"), "FSDP_TEST_SEED": self.seed, "OMP_NUM_THREADS": "1"}
-        if self.devices > 1:
-            found["CUDA_VISIBLE_DEVICES"] = str(rank % self.devices)
+        if len(self.devices) > 1:
+            found["CUDA_VISIBLE_DEVICES"] = self.devices[rank % len(self.devices)]
         if self.options.nccl_log:
             found |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,COLL,TUNING",
                       "NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")}
@@ -109,11 +110,6 @@ class Program:
 def threads_only():
     lines = (HERE / "threads_only.txt").read_text().splitlines()
     return {line.rsplit(": ", 1)[0] for line in lines if not line.startswith("#")}
-
-
-def gpus():
-    done = test_programs.run(["nvidia-smi", "-L"], {}, 30) if os.path.exists("/dev/nvidiactl") else None
-    return done.output.count("GPU ") if done and done.exit_code == 0 else 0
 
 
 def joined(ranks):

@@ -2,7 +2,6 @@
 
 import io
 import json
-import random
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,6 @@ sys.path[:0] = [str(HERE.parents[1] / "tools" / "gpu"), str(HERE.parent / "proce
 
 import command_line
 import machine
-import nccl_pieces
 import pack
 import parts
 import report
@@ -44,7 +42,7 @@ class InFolder(unittest.TestCase):
 class BadMachines(InFolder):
     def test_nothing_is_missing_on_the_machine_that_it_is_for(self):
         needs = self.needs()
-        self.assertEqual([needs.missing(need) for need in ("gpu", "torch", "preload", "sanitizer", "memory:70")], [""] * 5)
+        self.assertEqual([needs.missing(need) for need in ("gpu", "torch", "sanitizer", "memory:70")], [""] * 4)
 
     def test_without_a_driver_all_that_needs_a_gpu_says_so(self):
         self.assertEqual(self.needs(driver="", gpus=0, gpu="", memory_gib=0.0).missing("gpu"),
@@ -58,9 +56,8 @@ class BadMachines(InFolder):
         self.assertIn("compute-sanitizer is not on the PATH", needs.missing("sanitizer"))
         self.assertEqual(needs.missing("gpu"), "")
 
-    def test_a_torch_for_cuda_12_gets_no_nccl_for_13(self):
+    def test_a_torch_for_cuda_12_is_a_note(self):
         needs = self.needs(cuda="12.8")
-        self.assertIn("torch is built for CUDA 12.8", needs.missing("preload"))
         self.assertEqual(needs.missing("gpu"), "")
         self.assertTrue(any("12.8" in note for note in machine.notes(needs.machine)))
 
@@ -161,36 +158,6 @@ class Calls(InFolder):
         self.assertIn("no time was left for 1 parts", said)
 
 
-class Pieces(InFolder):
-    def setUp(self):
-        super().setUp()
-        self.bytes = random.Random(3).randbytes(300_000)
-        with mock.patch.object(nccl_pieces, "PIECE_BYTES", 100_000):
-            self.pieces = nccl_pieces.cut(io.BytesIO(self.bytes), self.folder / "pieces")
-        self.target = self.folder / "library"
-
-    def error(self):
-        with self.assertRaises(nccl_pieces.NcclError) as caught:
-            nccl_pieces.join(self.folder / "pieces", self.target)
-        self.assertFalse(self.target.exists())
-        return str(caught.exception)
-
-    def test_pieces_are_no_larger_than_asked_and_join_to_the_library(self):
-        self.assertEqual(list(self.pieces), ["nccl.00", "nccl.01", "nccl.02", "nccl.03"])
-        self.assertTrue(all(piece["bytes"] <= 100_000 for piece in self.pieces.values()))
-        nccl_pieces.join(self.folder / "pieces", self.target)
-        self.assertEqual(self.target.read_bytes(), self.bytes)
-
-    def test_a_piece_that_is_not_there_or_damaged_is_named(self):
-        piece = self.folder / "pieces" / "nccl.01"
-        good = piece.read_bytes()
-        piece.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-        self.assertIn("nccl.01", self.error())
-        self.assertIn("another hash", self.error())
-        piece.unlink()
-        self.assertIn("nccl.01 of 4 pieces are not in", self.error())
-
-
 class Packages(InFolder):
     def ask(self, *arguments):
         return subprocess.run([sys.executable, self.folder / "packages" / "bin" / "pkg-config", *arguments],
@@ -215,7 +182,7 @@ class Packages(InFolder):
 
 class Table(unittest.TestCase):
     def test_every_stage_has_parts_with_limits_that_a_call_can_hold(self):
-        options = Namespace(device="cuda", build=Path("/b/build-gpu"), packages=Path("/p"), nccl=Path("/n"), jobs=None)
+        options = Namespace(device="cuda", build=Path("/b/build-gpu"), packages=Path("/p"), jobs=None)
         for device in ("cuda", "cpu"):
             options.device = device
             found = stages.all_stages(options)

@@ -14,6 +14,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+import shared_gpu
+
 TOLERANCE = 1e-3
 
 
@@ -33,7 +35,8 @@ def losses(device, ranks, steps, limit_s, folder, *more):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if ranks > 1:
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+                            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+                            **shared_gpu.environment(rank)}
         processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
     try:
         codes = [process.wait(limit_s) for process in processes]

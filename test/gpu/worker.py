@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from cases import CASES, Place, Skip
+from limits import case_limit_s
 from worlds import WORLDS, join
 
-CASE_LIMIT_S = 60
 CANNOT_GO_ON = 3
 
 
@@ -45,7 +45,7 @@ def main():
     with open(folder / f"{rank}.jsonl", "w") as results:
         for name in names:
             begin = time.monotonic()
-            faulthandler.dump_traceback_later(CASE_LIMIT_S, exit=True)
+            faulthandler.dump_traceback_later(case_limit_s(), exit=True)
             status, found = outcome(CASES[name], place)
             faulthandler.cancel_dump_traceback_later()
             seconds = round(time.monotonic() - begin, 2)

@@ -1,8 +1,7 @@
 """The worlds that cases run in, and how a process joins one.
 
 one: world size 1, NCCL. fake: eight ranks, of which only the first is there. gloo: two processes on one device over
-gloo. nccl: two processes over NCCL, on two GPUs, or on one where NCCL_MULTI_RANK_GPU_ENABLE=1 says that its NCCL can
-(2.30.7 or newer). On a CPU all of them are gloo, but for fake.
+gloo. nccl: two processes over NCCL, on two GPUs, or on the only one (shared_gpu.py). On a CPU all of them are gloo, but for fake.
 """
 
 import datetime
@@ -41,9 +40,6 @@ def missing(world):
         return "on a CPU, gloo is there already" if world.name == "nccl" else ""
     if not torch.cuda.is_available():
         return "no GPU"
-    shares = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    if world.name == "nccl" and torch.cuda.device_count() < world.processes and not shares:
-        return "needs two GPUs, or NCCL 2.30.7 and NCCL_MULTI_RANK_GPU_ENABLE=1"
     return ""
 
 

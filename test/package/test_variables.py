@@ -21,7 +21,7 @@ THE_SYSTEMS = {"PATH", "PYTHONPATH", "CXX"}
 # Where the table's readers are; None: not in this tree, but the variable is set or asked for here.
 READERS = {"library": ["lib"], HOOKS_READER: ["bindings"], "tools": ["tools"], "tests": ["test"], "Python's tests": ["test"],
            "property test": ["test/property"], "`test/gpu`": ["test/gpu"], "`bench/`": ["bench"],
-           "`bench/run.py`": ["bench"], "LibTorch": None, "NCCL 2.30": None}
+           "`bench/run.py`": ["bench"], "LibTorch": None, "NCCL": None, "NCCL 2.26": None}
 
 NAME = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*"
 PYTHON = [rf"environ\.(?:get|setdefault)\(f?[\"']({NAME})[\"']", rf"environ\[[\"']({NAME})[\"']\](?!\s*=[^=])",

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import machine as machines
-import nccl_pieces
 import pack
 import parts
 import report
@@ -30,7 +29,6 @@ def arguments(description):
     parser = argparse.ArgumentParser(prog="tools/gpu_check", description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, metavar="DIR", help="fill DIR with the Debian packages of the build, and end")
-    parser.add_argument("--pack-nccl", type=Path, metavar="DIR", help="fill DIR with NCCL 2.30.7 in pieces, and end")
     parser.add_argument("--list", action="store_true", help="tell the stages' parts and what each needs, and end")
     parser.add_argument("--stage", type=lambda text: text.split(","), metavar="NAME,...",
                         help=f"of {', '.join(stages.NAMES)} (all)")
@@ -41,7 +39,6 @@ def arguments(description):
     parser.add_argument("--jobs", type=int, help="of the build (as many as there are cores)")
     parser.add_argument("--again", action="store_true", help="also what has passed before")
     parser.add_argument("--packages", type=Path, default=CACHE / "gpu_packages", metavar="DIR", help="what --pack has filled")
-    parser.add_argument("--nccl", type=Path, default=CACHE / "gpu_nccl", metavar="DIR", help="what --pack-nccl has filled")
     parser.add_argument("--build", type=Path, default=ROOT / "build-gpu", metavar="DIR", help="the build folder (build-gpu)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="JSON and logs of the stages (.cache/gpu_check/DEVICE)")
     parser.add_argument("--copy", type=Path, metavar="DIR",
@@ -51,7 +48,7 @@ def arguments(description):
     parser.add_argument("--version", action="version", version=version())
     options = parser.parse_args()
     options.out = (options.out or CACHE / "gpu_check" / options.device).resolve()
-    for name in ("packages", "nccl", "build"):
+    for name in ("packages", "build"):
         setattr(options, name, getattr(options, name).resolve())
     unknown = [name for name in options.stage or [] if name not in stages.NAMES]
     if unknown:
@@ -66,13 +63,10 @@ def main(description):
             size, versions = pack.pack(options.pack.resolve())
             listed = ", ".join(f"{name} {version}" for name, version in versions.items())
             print(f"{options.pack}: {size:,} bytes: {listed}")
-        if options.pack_nccl:
-            for name, piece in nccl_pieces.pack(options.pack_nccl.resolve()).items():
-                print(f"{options.pack_nccl / name}: {piece['bytes']:,} bytes, sha256 {piece['sha256']}")
-    except (pack.PackError, nccl_pieces.NcclError) as error:
+    except pack.PackError as error:
         print(f"tools/gpu_check: {error}", file=sys.stderr)
         return SOME_FAILED
-    if options.pack or options.pack_nccl:
+    if options.pack:
         return ALL_PASSED
     if options.list:
         return tell_parts(options)
@@ -139,7 +133,7 @@ class Check:
             self.skip(stage, part, why)
             return
         self.say(f"{stage}/{part.name} ...")
-        status = parts.run(part, stage, self.record, self.environment(part), min(limit_s, left))
+        status = parts.run(part, stage, self.record, self.environment(), min(limit_s, left))
         # Cut by this call's end and not by its own limit: it has its whole time in the next call.
         if status == "cut" and left < limit_s:
             status = "left"
@@ -155,15 +149,9 @@ class Check:
             self.record.add(stage, part=part.name, status="skipped", why=why, shows=part.shows)
         self.say(f"{stage}/{part.name}: skipped: {why}")
 
-    def environment(self, part):
-        """Two ranks on one GPU: with the NCCL that can, where its parts ask for it."""
-        found = {**os.environ, "FSDP_BUILD_DIR": str(self.options.build), "PYTHONUNBUFFERED": "1",
+    def environment(self):
+        return {**os.environ, "FSDP_BUILD_DIR": str(self.options.build), "PYTHONUNBUFFERED": "1",
                  "PATH": f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin", "FSDP_TEST_DEVICE": self.options.device}
-        joined = stages.joined_nccl(self.options)
-        shares = {"two_ranks", "preload"} & set(part.needs)
-        if shares and self.machine.device == "cuda" and self.machine.gpus == 1 and joined.exists():
-            found |= {"LD_PRELOAD": str(joined), "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
-        return found
 
     def exit_code(self):
         for status, code in (("failed", SOME_FAILED), ("cut", SOME_FAILED), ("left", TIME_IS_UP), ("skipped", SOME_SKIPPED)):

@@ -75,12 +75,6 @@ def why_no_gpu(machine):
     return f"no GPU that torch {machine.torch} (CUDA {machine.cuda}) can use, though driver {machine.driver} answers"
 
 
-def why_no_preload(machine):
-    """Why NCCL 2.30.7, which was built for CUDA 13, cannot take the place of torch's."""
-    major = machine.cuda.split(".")[0]
-    return "" if major == "13" else f"torch is built for CUDA {machine.cuda or '(none)'}; NCCL 2.30.7 here is for CUDA 13"
-
-
 def notes(machine):
     """What is no reason to skip anything, but has to be known to whoever reads the figures."""
     said = []
@@ -126,9 +120,6 @@ class Needs:
 
     def _sanitizer(self, _):
         return "" if self.machine.sanitizer else "no CUDA toolkit: compute-sanitizer is not on the PATH"
-
-    def _preload(self, _):
-        return why_no_preload(self.machine)
 
     def _passed(self, value):
         """stage/part"""

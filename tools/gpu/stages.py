@@ -17,10 +17,6 @@ TARGETS = (PACKAGE, NATIVE, RUNTIME, OVERLAP, TRAIN, CUDA_STEP)
 PACKAGE_IS_BUILT = "built:bindings/fsdp/_api.py"
 
 
-def joined_nccl(options):
-    return options.build.parent / ".cache" / "gpu_check" / "libnccl.so.2"
-
-
 def script(path, *arguments):
     return (sys.executable, str(ROOT / path), *map(str, arguments))
 
@@ -40,10 +36,8 @@ def build(options):
 
 def nccl(options):
     return [
-        Part("join", script("tools/gpu/join_nccl.py", options.nccl, joined_nccl(options)), 120, needs=("gpu", "preload"),
-             shows="NCCL 2.30.7 out of its pieces, with the hash that --pack-nccl wrote down"),
         Part("two_ranks", script("tools/gpu/two_ranks.py", "{out}", "{limit}"), 90,
-             needs=("torch",) if options.device == "cpu" else ("gpu", "preload", "passed:nccl/join"),
+             needs=("torch",) if options.device == "cpu" else ("gpu",),
              shows="two ranks on one GPU gather, reduce and average over torch's NCCL group"),
     ]
 
@@ -97,13 +91,10 @@ def ranks_of(program, name, limit_s, device, *, needs=(), shows="", processes=2)
 
 
 def several_gpus(device):
-    """What only several GPUs or nodes show; what runs with two ranks on one is run so, too."""
+    """What only several GPUs or nodes show."""
     start = "which start of reductions is fastest on a real network (choose_reduce_scatter_start)"
     links = "NCCL's latencies and bandwidths beside the simulated networks'"
     return [
-        ranks_of("reduction_start.py", "start_of_reductions", 120, device, needs=("two_ranks",),
-                 shows="choose_reduce_scatter_start runs; with two ranks on one GPU no network is measured"),
-        ranks_of("link_times.py", "link_times", 90, device, needs=("two_ranks",), shows="it runs, as above"),
         native("native_two_gpus", 2, 240, needs=("gpus:2",), shows="all of native_two and symmetric, a GPU for each rank"),
         ranks_of("reduction_start.py", "start_of_reductions_two_gpus", 120, device, needs=("gpus:2",), shows=start),
         ranks_of("link_times.py", "link_times_two_gpus", 90, device, needs=("gpus:2",), shows=f"{links}: NVLink"),
@@ -125,12 +116,12 @@ def overlap(options):
     few = ("--quick",) if options.device == "cpu" else ("--ratios", "0.5,1,2", "--shapes", "equal", "--repeats", "5")
     bench = ("bench/run.py", "all_gather_overlap", "--no-build", "--json")
     shown = "collectives run beside compute, and a step is near its bound"
-    over = "gloo" if options.device == "cpu" else "nccl"
+    over, ranks = ("gloo", ()) if options.device == "cpu" else ("nccl", ("gpus:2",))
     return [
         Part("stream", script(*bench, "--network", "stream", *device, *few), 120, needs=(*gpu, built), shows=shown),
         Part("stream_infiniband", script(*bench, "--network", "stream", "--preset", "infiniband", *device, *few), 120,
              needs=(*gpu, built), shows=f"{shown}, with the times of InfiniBand"),
-        Part(over, script(*bench, "--network", over, "--quick"), 120, needs=(*gpu, built, PACKAGE_IS_BUILT, "two_ranks"),
+        Part(over, script(*bench, "--network", over, "--quick"), 120, needs=(*gpu, built, PACKAGE_IS_BUILT, *ranks),
              shows="a step over NCCL beside its bound and FSDP2"),
     ]
 

@@ -1,7 +1,7 @@
 """Whether two ranks can share what is here: one GPU over NCCL, or on a CPU gloo. Usage: two_ranks.py OUT SECONDS
 
 Starts itself as two processes that gather, sum and average over torch's process group, and looks at the values. They are
-ended after SECONDS.
+ended after SECONDS. It also tells, without a judgement, what this torch makes of a bfloat16 sum that NCCL is to scale.
 """
 
 import datetime
@@ -10,7 +10,48 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "gpu"))
+
+import shared_gpu  # noqa: E402
+
+NUMEL = 1 << 16
+
+
+def values(on_gpu, rank, device):
+    """(found, wanted) of collectives over two ranks, of which rank r gives r + 1."""
+    import torch
+    import torch.distributed as dist
+
+    own = torch.full((NUMEL,), float(rank + 1), device=device)
+    whole = torch.zeros(2 * NUMEL, device=device)
+    dist.all_gather_into_tensor(whole, own)
+    total = own.clone()
+    dist.all_reduce(total)
+    found = {"gathered": [whole[0].item(), whole[-1].item()], "sum": total[5].item()}
+    wanted = {"gathered": [1.0, 2.0], "sum": 3.0}
+    if on_gpu:  # gloo has no average
+        for dtype in (torch.float32, torch.bfloat16):
+            piece = torch.zeros(NUMEL, device=device, dtype=dtype)
+            dist.reduce_scatter_tensor(piece, whole.to(dtype), op=dist.ReduceOp.AVG)
+            name = f"average, {str(dtype).removeprefix('torch.')}"
+            found[name], wanted[name] = piece[7].item(), float(rank + 1)
+    return found, wanted
+
+
+def scaled_by_nccl(device):
+    """A half of 1 + 1 in bfloat16: 0 where torch hands NCCL the half in four bytes, of which it reads two."""
+    import torch
+    import torch.distributed as dist
+
+    one = torch.ones(NUMEL, device=device, dtype=torch.bfloat16)
+    try:
+        dist.all_reduce(one, op=dist._make_nccl_premul_sum(0.5))
+    except (AttributeError, RuntimeError) as error:
+        return f"refused: {str(error).splitlines()[0]}"
+    return one[3].item()
 
 
 def rank_main(rank, store, limit_s):
@@ -23,30 +64,21 @@ def rank_main(rank, store, limit_s):
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=2,
                             timeout=datetime.timedelta(seconds=0.75 * limit_s))
-    own = torch.full((1 << 20,), float(rank + 1), device=device)
-    whole = torch.zeros(2 << 20, device=device)
-    dist.all_gather_into_tensor(whole, own)
-    total = own.clone()
-    dist.all_reduce(total)
-    found = {"gathered": [whole[0].item(), whole[-1].item()], "sum": total[5].item()}
+    begin = time.monotonic()
+    found, wanted = values(on_gpu, rank, device)
+    facts = {"seconds": round(time.monotonic() - begin, 2)}
     if on_gpu:
-        piece = torch.zeros(1 << 20, device=device)
-        dist.reduce_scatter_tensor(piece, whole * (rank + 1), op=dist.ReduceOp.AVG)
-        found["average"] = piece[7].item()
+        facts |= {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "half of 2, scaled by NCCL": scaled_by_nccl(device)}
     dist.destroy_process_group()
-    wanted = {"gathered": [1.0, 2.0], "sum": 3.0, **({"average": 1.5 * (rank + 1)} if on_gpu else {})}
-    print(json.dumps({"rank": rank, "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "", **found}),
-          flush=True)
+    print(json.dumps({"figure": f"two ranks, rank {rank}", **facts, **found}), flush=True)
     return 0 if found == wanted else f"rank {rank}: expected {wanted}, found {found}"
 
 
-def main():
-    if sys.argv[1] == "rank":
-        return rank_main(int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
-    out, limit_s = sys.argv[1], float(sys.argv[2])
+def run(out, limit_s):
     with tempfile.TemporaryDirectory() as folder:
         ranks = [subprocess.Popen([sys.executable, __file__, "rank", str(rank), str(Path(folder) / "store"), str(limit_s)],
-                                  stdout=subprocess.PIPE, text=True) for rank in range(2)]
+                                  stdout=subprocess.PIPE, text=True, env={**os.environ, **shared_gpu.environment(rank)})
+                 for rank in range(2)]
         try:
             texts = [rank.communicate(timeout=limit_s)[0] for rank in ranks]
         except subprocess.TimeoutExpired:
@@ -60,4 +92,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rank_main(int(sys.argv[2]), sys.argv[3], float(sys.argv[4])) if sys.argv[1] == "rank"
+             else run(sys.argv[1], float(sys.argv[2])))
