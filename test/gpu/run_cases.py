@@ -14,6 +14,7 @@ from rank_files import read_lines, wait_for_all
 
 HERE = Path(__file__).parent
 START_LIMIT_S = 60
+LEAST_S = 10  # for new processes behind a case that ended the others
 BAD = ("raised", "wrong")
 
 
@@ -77,27 +78,44 @@ def finished(names, results):
     return list(names)
 
 
+def has_ended(name, results):
+    return all(name in rank for rank in results) or any(rank.get(name, {}).get("status") in BAD for rank in results)
+
+
+class Told:
+    """Each case's result, which is written once."""
+
+    def __init__(self, write):
+        self.write, self.results = write, {}
+
+    def tell(self, line):
+        if line["case"] not in self.results:
+            self.results[line["case"]] = line
+            self.write(line)
+
+    def leave(self, names, why):
+        for name in names:
+            self.tell({"case": name, "status": "left", "found": why, "seconds": None})
+
+
 def run_cases(world, names, limit_s, write=lambda line: None):
-    """{name: result} with status passed, skipped or failed. write: called with each result once, when it is there."""
-    done, left, told = {}, list(names), set()
-
-    def tell(line):
-        if line["case"] not in told:
-            told.add(line["case"])
-            write(line)
-
-    end = time.monotonic() + limit_s
+    """{name: result} with status passed, skipped, failed, or left, where time was up. write: called with each result once,
+    when it is there."""
+    told, left, end, least_s = Told(write), list(names), time.monotonic() + limit_s, 0
     while left:
         remaining = end - time.monotonic()
-        if remaining <= 10:
-            done |= {name: {"case": name, "status": "failed", "found": "no time was left", "seconds": None}
-                     for name in left}
-            for name in left:
-                tell(done[name])
+        if remaining <= least_s:
+            told.leave(left, "no time was left")
             break
-        results, words = run_once(world, left, min(remaining, START_LIMIT_S + case_limit_s() * len(left)), tell)
+        least_s = LEAST_S
+        results, words = run_once(world, left, min(remaining, START_LIMIT_S + case_limit_s() * len(left)), told.tell)
+        is_over = time.monotonic() >= end
         for name in finished(left, results):
-            done[name] = joined(name, results, words)
-            left.remove(name)
-            tell(done[name])
-    return done
+            if has_ended(name, results) or not is_over:
+                told.tell(joined(name, results, words))
+                left.remove(name)
+        if is_over:
+            told.leave(left[:1], "time was up in the middle of it")
+            told.leave(left[1:], "no time was left")
+            break
+    return told.results

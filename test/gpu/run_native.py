@@ -1,7 +1,7 @@
 """Runs C++ tests whose ranks are processes: over NCCL on a GPU, over gloo with FSDP_TEST_DEVICE=cpu.
 
 Usage: run_native.py [--processes N] [--program PATH] [--together] [--limit SECONDS] [--out FILE] [--nccl-log] [CASES]
-CASES: as Catch2 takes them, [gpu] if nothing else is said. Each process runs each case, as one rank. Those with the tag
+CASES: as Catch2 takes them, all if nothing is said. Each process runs each case, as one rank. Those with the tag
 [alone] get processes of their own; with --together none do. Where a case ends a process, new ones go on behind it. --program:
 in FSDP_BUILD_DIR. --out: a JSON line for each case when it has ended, and for each figure that it told. --nccl-log: NCCL
 says what it takes for collectives; lines of symmetric kernels are counted.
@@ -24,10 +24,12 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools")]
 
 import shared_gpu
 import test_programs
+from limits import case_limit_s
 from rank_files import read_lines, wait_for_all
 
 PROGRAM = "test/gpu/native/fsdp_test_gpu"
 LAST_WORDS = 3000
+LEAST_S = 5  # for new processes
 NOT_AS_MANY = re.compile(r"skipped: \d+ ranks, where")
 SYMMETRIC = re.compile(r"symm|Symk|CE AllGather|copy engine", re.IGNORECASE)
 
@@ -52,9 +54,10 @@ class Program:
         self.seed = os.environ.get("FSDP_TEST_SEED") or str(random.randrange(1 << 32))
         self.devices = shared_gpu.gpus()
 
-    def names(self, cases):
-        """Exclusions are of all that are not hidden."""
-        done = subprocess.run([self.path, "--list-test-names-only", f"~[.]{cases}"], capture_output=True, text=True)
+    def names(self, cases, tag=""):
+        """Exclusions are of all that are not hidden. A comma stands between alternatives."""
+        chosen = ",".join(f"~[.]{some}{tag}" for some in cases.split(","))
+        done = subprocess.run([self.path, "--list-test-names-only", chosen], capture_output=True, text=True)
         return [line for line in done.stdout.splitlines() if line.strip() and line not in threads_only()]
 
     def environment(self, rank, folder):
@@ -86,7 +89,12 @@ class Program:
                 return joined([test_programs.read_cases(folder / f"{rank}.xml")[0]
                                for rank in range(self.options.processes)])
 
-            wait_for_all(processes, limit_s, lambda: [tell(*one) for one in ended().items()])
+            def look():
+                for one in ended().items():
+                    tell(*one)
+                return len(ended())
+
+            wait_for_all(processes, limit_s, look, case_limit_s(usual=limit_s))
             found = ended()
             for line in read_lines(folder / "figures"):
                 tell(None, line)
@@ -149,6 +157,10 @@ class Outcomes:
         print(f"{status}: {name}" + (f"\n{text}" if text else ""), flush=True)
         return self.write({"case": name, "status": status, "found": text[:2000]})
 
+    def leave(self, names, why):
+        for name in names:
+            self.tell(name, ("left", why))
+
     def write(self, line):
         if self.out:
             with open(self.out, "a") as out:
@@ -157,19 +169,23 @@ class Outcomes:
 
 def run_all(program, names, end, outcomes, may_die):
     """may_die: of their processes some end by themselves, and have no result."""
-    left = list(names)
+    left, least_s = list(names), 0
     while left:
         remaining = end - time.monotonic()
-        if remaining < 5:
-            for name in left:
-                outcomes.tell(name, ("failed", "no time was left"))
+        if remaining <= least_s:
+            outcomes.leave(left, "no time was left")
             return
+        least_s = LEAST_S
         found, codes, words = program.run(left, remaining, outcomes.tell)
         if may_die and codes[0] == 0 and not any(found.values()):
             found = {name: ("passed", "") for name in left}
         for name, result in found.items():
             outcomes.tell(name, result)
         behind = [name for name in left if name not in found]
+        if behind and time.monotonic() >= end:
+            outcomes.leave(behind[:1], "time was up in the middle of it")
+            outcomes.leave(behind[1:], "no time was left")
+            return
         if behind:  # in the order of the program: the first of them ended it
             outcomes.tell(behind[0], ("failed", f"did not end; {words}"))
         left = behind[1:]
@@ -186,17 +202,17 @@ def main():
         return 1
     outcomes, end = Outcomes(options.out), time.monotonic() + options.limit
     names = program.names(options.cases)
-    dying = set(program.names(f"{options.cases}[dies]"))
-    alone = set() if options.together else set(program.names(f"{options.cases}[alone]"))
+    dying = set(program.names(options.cases, "[dies]"))
+    alone = set() if options.together else set(program.names(options.cases, "[alone]"))
     run_all(program, [name for name in names if name not in alone], end, outcomes, may_die=False)
     for name in names:
         if name in alone:
             run_all(program, [name], end, outcomes, may_die=name in dying)
     if "failed" in outcomes.statuses.values():
         print(f"FSDP_TEST_SEED={program.seed} draws the same again")
-    counts = [list(outcomes.statuses.values()).count(status) for status in ("passed", "failed", "skipped")]
-    print("{} passed, {} failed, {} skipped".format(*counts), flush=True)
-    return 1 if counts[1] or not names else 0
+    counts = {status: list(outcomes.statuses.values()).count(status) for status in ("passed", "failed", "skipped", "left")}
+    print("{passed} passed, {0} failed, {skipped} skipped".format(counts["failed"] + counts["left"], **counts), flush=True)
+    return 1 if counts["failed"] or counts["left"] or not names else 0
 
 
 if __name__ == "__main__":

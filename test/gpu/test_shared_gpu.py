@@ -60,7 +60,7 @@ class Ranks(unittest.TestCase):
 
     def starts(self):
         def native():
-            options = Namespace(program="program", processes=2, nccl_log=False, case_limit=30)
+            options = Namespace(program="program", processes=2, nccl_log=False)
             run_native.Program(options).run(["a case"], 10, lambda *_: None)
 
         yield "cases", lambda: run_cases.run_once(WORLDS["nccl"], ["a case"], 10, lambda *_: None)
