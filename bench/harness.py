@@ -18,6 +18,7 @@ SIMULATED_DEVICE = "bench/fsdp_bench_simulated_device" + sysconfig.get_config_va
 PROGRAM = "bench/fsdp_bench"
 OVERLAP_PROGRAM = "bench/fsdp_bench_overlap"
 PACKAGE = ["python_package"]
+BUILT, PACKED = "build.ninja", "packed.json"  # of a build folder, and of what tools/gpu_check has brought along
 
 
 def add_common_options(parser):
@@ -30,14 +31,16 @@ def add_common_options(parser):
 
 def build_dir():
     path = os.environ.get("FSDP_BUILD_DIR")
-    if not path or not (Path(path) / "build.ninja").exists():
+    if not path or not any((Path(path) / name).exists() for name in (BUILT, PACKED)):
         raise SystemExit("FSDP_BUILD_DIR must name a configured build folder; tools/bench sets it")
     return Path(path)
 
 
 def has_target(name):
     """False: the build was configured where something was missing that the target needs."""
-    return name in (build_dir() / "build.ninja").read_text()
+    if (build_dir() / PACKED).exists():
+        return (build_dir() / name).exists()
+    return name in (build_dir() / BUILT).read_text()
 
 
 def build(options, targets):

@@ -1,4 +1,4 @@
-"""What this machine is, and what it lacks for a part of a stage."""
+"""What this machine is, and what it lacks for a part."""
 
 import json
 import os
@@ -9,15 +9,18 @@ import sys
 from dataclasses import asdict, dataclass
 
 ABOUT_TORCH = """
-import json, torch
+import json, os, torch
 gpu = torch.cuda.is_available()
 print(json.dumps({
-    "torch": torch.__version__, "cuda": torch.version.cuda or "",
+    "torch": torch.__version__, "torch_root": os.path.dirname(torch.__file__), "cuda": torch.version.cuda or "",
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "",
     "gpus": torch.cuda.device_count() if gpu else 0,
     "gpu": torch.cuda.get_device_name(0) if gpu else "",
     "memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1) if gpu else 0.0}))
 """
+
+
+COMPILERS = ("g++", "c++", "clang++")
 
 
 @dataclass
@@ -28,12 +31,15 @@ class Machine:
     memory_gib: float = 0.0
     driver: str = ""  # empty: no driver answers
     torch: str = ""  # empty: python3 has none
+    torch_root: str = ""
     cuda: str = ""  # that torch was built for
     nccl: str = ""
     toolkit: str = ""  # nvcc's version
     sanitizer: str = ""  # where compute-sanitizer is
     python: str = ""
     cores: int = 1
+    glibc: str = ""
+    compiler: str = ""  # where one is that C++ and Triton's kernels are compiled by
 
     def facts(self):
         return asdict(self)
@@ -48,8 +54,16 @@ def output_of(command, limit_s=120):
     return done.stdout if done.returncode == 0 else None
 
 
+def glibc():
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+    except (OSError, ValueError):  # another C library
+        return ""
+
+
 def look(device):
-    found = Machine(device=device, python=sys.version.split()[0], cores=len(os.sched_getaffinity(0)))
+    found = Machine(device=device, python=sys.version.split()[0], cores=len(os.sched_getaffinity(0)), glibc=glibc(),
+                    compiler=next(filter(None, map(shutil.which, COMPILERS)), ""))
     about = output_of([sys.executable, "-c", ABOUT_TORCH])
     if about:
         for name, value in json.loads(about.splitlines()[-1]).items():
@@ -89,10 +103,11 @@ def notes(machine):
 
 
 class Needs:
-    """Answers what a part lacks here: an empty text, or the reason why it is skipped. record: of what has passed before."""
+    """Answers what a part lacks here: an empty text, or the reason why it is skipped. record: of what has passed before.
+    build: where the programs are. unfit: why those that were packed are of no use here."""
 
-    def __init__(self, machine, record, build):
-        self.machine, self.record, self.build = machine, record, build
+    def __init__(self, machine, record, build, unfit=""):
+        self.machine, self.record, self.build, self.unfit = machine, record, build, unfit
 
     def missing(self, need):
         kind, _, value = need.partition(":")
@@ -121,6 +136,12 @@ class Needs:
     def _sanitizer(self, _):
         return "" if self.machine.sanitizer else "no CUDA toolkit: compute-sanitizer is not on the PATH"
 
+    def _compiler(self, _):
+        return "" if self.machine.compiler else "no C++ compiler is on the PATH"
+
+    def _unfit(self, _):
+        return "" if self.unfit else "the packed binaries fit, so nothing has to be built"
+
     def _passed(self, value):
         """stage/part"""
         stage, _, part = value.partition("/")
@@ -132,11 +153,12 @@ class Needs:
         return f"needs {value}, found it {last['status']}{': ' + last['why'] if last.get('why') else ''}"
 
     def _built(self, value):
-        path = self.build / value
-        return "" if path.exists() else f"{value} is not built; see stage build"
+        if (self.build / value).exists():
+            return ""
+        return f"{value} is not there: {self.unfit or 'it was not packed'}"
 
     def _two_ranks(self, _):
         """Two ranks over NCCL (on a CPU over gloo)."""
         if self.machine.device == "cpu" or self.machine.gpus >= 2:
             return ""
-        return why_no_gpu(self.machine) or self._passed("nccl/two_ranks")
+        return why_no_gpu(self.machine) or self._passed("first/two_ranks")

@@ -1,4 +1,4 @@
-"""A part of a stage: one command with a time limit and what it needs; and how it is run."""
+"""A part: one command with a time limit and what it needs; and how it is run."""
 
 import codecs
 import json
@@ -14,9 +14,12 @@ from pathlib import Path
 
 COUNTS = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.MULTILINE)
 TICK_S = 0.5
-GRACE_S = 5
-BEFORE_S = 15  # of its end a command is to end by itself, where it can
+# Of a part's limit: what its end may take, and before that what a command may need that ends by itself.
+END_PART, END_S = 0.08, 5
+OWN_PART, OWN_S = 0.1, 8
 LEAST_S = 15  # with less time left nothing is begun
+BAD = ("failed", "wrong", "raised")
+NAMED = 3  # cases, in one line
 
 
 @dataclass(frozen=True)
@@ -75,31 +78,43 @@ class Running:
             return False
         return True
 
-    def end(self):
+    def end(self, grace_s):
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
             except ProcessLookupError:
                 break
             if number == signal.SIGTERM:
-                self.has_ended(GRACE_S)
+                self.has_ended(grace_s)
         self.process.wait()
 
     def close(self):
-        self.reader.join(GRACE_S)
+        self.reader.join(1)
         self.process.stdout.close()
 
 
+def margins(limit_s):
+    """(what the end of a part may take of its limit, what is left to a command that is to end by itself)."""
+    end_s = min(END_S, END_PART * limit_s)
+    return end_s, limit_s - end_s - min(OWN_S, OWN_PART * limit_s)
+
+
 def run(part, stage, record, environment, limit_s):
-    """Runs it and writes down how it ended; returns the status."""
+    """Runs it and writes down how it ended, all within the limit; returns the status."""
     record.log(stage, f"\n=== {stage}/{part.name}\n")
     record.add(stage, part=part.name, status="begun", limit_s=limit_s, shows=part.shows)
-    begin, cpu_begin = time.monotonic(), children_cpu_s()
+    begin, lines = time.monotonic(), []
+    end_s, own_s = margins(limit_s)
+
+    def take(line):
+        lines.append(line)
+        record.add(stage, part=part.name, found=line)
+
     with tempfile.TemporaryDirectory(prefix="fsdp_gpu_check_") as folder:
         out = Path(folder) / "out.jsonl"
-        own = {"{out}": str(out), "{limit}": f"{max(5.0, limit_s - BEFORE_S):.0f}"}
+        own = {"{out}": str(out), "{limit}": f"{own_s:.0f}"}
         command = [own.get(word, word) for word in part.command]
-        found = Tail(out, lambda line: record.add(stage, part=part.name, found=line))
+        found = Tail(out, take)
         try:
             running = Running(command, {**environment, **part.environment}, lambda text: record.log(stage, text))
         except OSError as error:
@@ -108,32 +123,41 @@ def run(part, stage, record, environment, limit_s):
         is_cut = False
         while not running.has_ended(TICK_S):
             found.look()
-            if time.monotonic() - begin > limit_s:
+            if time.monotonic() - begin > limit_s - end_s:
                 is_cut = True
                 break
-        running.end()  # also what the command has left running
+        running.end(end_s)  # also what the command has left running
         running.close()
         found.look()
-    status, why = outcome(running, is_cut, limit_s)
     counts = COUNTS.findall(running.text)
-    record.add(stage, part=part.name, status=status, **({"why": why} if why else {}),
-               **({"counts": [int(number) for number in counts[-1]]} if counts else {}),
-               seconds=round(time.monotonic() - begin, 1), cpu_seconds=round(children_cpu_s() - cpu_begin, 1))
+    counts = [int(number) for number in counts[-1]] if counts else None
+    status, why = outcome(running, is_cut, limit_s, lines, counts)
+    record.add(stage, part=part.name, status=status, **({"why": why} if why else {}), **({"counts": counts} if counts else {}),
+               seconds=round(time.monotonic() - begin, 1))
     return status
 
 
-def outcome(running, is_cut, limit_s):
-    if is_cut:
-        return "cut", f"not done within {limit_s:.0f} s"
+def outcome(running, is_cut, limit_s, lines, counts):
+    """(status, why). A case that no time was left for is no failure, and one that has failed is one also where time ran out."""
+    failed = [line["case"] for line in lines if line.get("status") in BAD and "case" in line]
+    left = [line["case"] for line in lines if line.get("status") == "left"]
+    left += [line["left_out"] for line in lines if "left_out" in line and not line["left_out"].startswith("more turns")]
+    if failed:
+        return "failed", named("failed", failed) + (", and no time was left for all" if is_cut or left else "")
     code = running.process.returncode
-    if code == 0:
-        return "passed", ""
-    lines = [line.strip() for line in running.text.splitlines() if line.strip()]
-    how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-    return "failed", f"{how}: {lines[-1][:300]}" if lines else how
+    if is_cut:
+        return "cut", f"not done within {limit_s:.0f} s" + (f"; {named('left', left)}" if left else "")
+    if left:
+        return "cut", named("left", left)
+    if code != 0:
+        last = [line.strip() for line in running.text.splitlines() if line.strip()]
+        how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        return "failed", f"{how}: {last[-1][:300]}" if last else how
+    if counts and counts[0] == 0:
+        return "skipped", next((line["found"] for line in lines if line.get("status") == "skipped"), "") or "nothing of it runs here"
+    return "passed", ""
 
 
-def children_cpu_s():
-    """Of commands that have ended, with all that they have waited for."""
-    times = os.times()
-    return times.children_user + times.children_system
+def named(how, cases):
+    more = f" and {len(cases) - NAMED} more" if len(cases) > NAMED else ""
+    return f"{how}: {', '.join(cases[:NAMED])}{more}"

@@ -1,7 +1,11 @@
-"""The report, Markdown, from what the stages have written down."""
+"""The report, Markdown, from what the parts have written down."""
 
-import stages
+import claims
+import more
+import plan
 from record import ENDED
+
+STAGES = (*plan.NAMES, more.STAGE)
 
 
 def machine_line(facts):
@@ -12,50 +16,50 @@ def machine_line(facts):
             f"Python {facts['python']}, {facts['cores']} cores")
 
 
-def text(lines):
+def text(record):
+    lines = record.lines()
     heads = [line for line in lines if line["stage"] == "machine"]
     head = heads[-1] if heads else None
     written = ["# tools/gpu_check" + (f", {head['date']}" if head else "")]
     if head:
         written += ["", f"On {head['device']}: {machine_line(head)}."]
         written += [f"\nNote: {note}." for note in head["notes"]]
-    written += ["", *summary(lines)]
-    for name in stages.NAMES:
-        written += stage(name, [line for line in lines if line["stage"] == name])
+    written += ["", *claim_table(record, head and head["device"] == "cpu")]
+    for name in STAGES:
+        written += stage(name, record)
     return "\n".join(written) + "\n"
 
 
-def last_ends(lines):
-    """(stage, part) -> how it ended the last time."""
-    return {(line["stage"], line["part"]): line for line in lines if line.get("status") in ENDED}
+def claim_table(record, is_rehearsal):
+    rows = ["## Claims", ""]
+    if is_rehearsal:
+        rows += ["A rehearsal on a CPU: `shown` says that the parts run to their end, and nothing of a GPU.", ""]
+    rows += ["| claim | is | by | why not |", "|---|---|---|---|"]
+    for claim, state, why in claims.states(record):
+        rows.append(f"| {claim.text} | {state} | {', '.join(claim.parts)} | {cell(why)} |")
+    return rows
 
 
-def summary(lines):
-    ends = last_ends(lines)
-    rows = ["| stage | passed | failed | cut | skipped | seconds |", "|---|---|---|---|---|---|"]
-    for name in stages.NAMES:
-        mine = [line for (stage_name, _), line in ends.items() if stage_name == name]
-        if not mine:
-            rows.append(f"| {name} | not run | | | | |")
-            continue
-        counts = [sum(line["status"] == status for line in mine) for status in ("passed", "failed", "cut", "skipped")]
-        rows.append(f"| {name} | {' | '.join(map(str, counts))} | {sum(line.get('seconds', 0) for line in mine):.0f} |")
-    skipped = [f"- {stage_name}/{part}: {line['why']}" for (stage_name, part), line in ends.items()
-               if line["status"] == "skipped"]
-    return rows + (["", "Skipped:", "", *skipped] if skipped else [])
+def ends_of(name, record):
+    """{part: how it ended the last time}. What did not begin again says nothing against a result of before."""
+    found = {}
+    for line in record.lines(name):
+        if line.get("status") in ENDED and (line["status"] != "left" or line["part"] not in found):
+            found[line["part"]] = line
+    return found
 
 
-def stage(name, lines):
+def stage(name, record):
+    lines, ends = record.lines(name), ends_of(name, record)
     if not lines:
         return []
     written = ["", f"## {name}", "", "| part | shows | ended | tests | seconds |", "|---|---|---|---|---|"]
-    ends = last_ends(lines)
-    for (_, part), line in ends.items():
+    for part, line in ends.items():
         shows = next((other["shows"] for other in lines if other["part"] == part and other.get("shows")), "")
         counts = "{} passed, {} failed, {} skipped".format(*line["counts"]) if "counts" in line else ""
-        ended = line["status"] + (f": {line['why']}" if line.get("why") and line["status"] != "skipped" else "")
+        ended = line["status"] + (f": {line['why']}" if line.get("why") else "")
         written.append(f"| {part} | {shows} | {cell(ended)} | {counts} | {line.get('seconds', '')} |")
-    for part in dict.fromkeys(part for _, part in ends):
+    for part in ends:
         written += details(part, of_last_run(lines, part))
     return written
 
@@ -70,11 +74,14 @@ def of_last_run(lines, part):
 def details(part, found):
     failed = [line for line in found if line.get("status") in ("failed", "wrong", "raised")]
     figures = [line for line in found if "measured" in line or "left_out" in line]
+    left = [line["case"] for line in found if line.get("status") == "left"]
     other = [line for line in found if "figure" in line]
     written = []
     if failed:
         written += ["", f"Failed in {part}:", "", *(f"- {line.get('world', '')} {line['case']}: "
                                                      f"{cell(str(line.get('found', ''))[:400])}" for line in failed)]
+    if left:
+        written += ["", f"Left in {part}: {', '.join(left)}."]
     if figures:
         written += step_table(part, figures)
     if other:
