@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_BYTES = 64 << 20  # of what travels there
-COMPILERS = re.compile(r"(?:[\w]+-linux-gnu-)?(?:gcc|g\+\+|c\+\+|cc|cpp|c89|c99|clang|clang\+\+|ld|as|ccache|cmake|make|ninja|meson|"
-                       r"nvcc|pkg-config|pkgconf|patchelf|strip|readelf|objdump)(?:[.-]\d+)*(?:\.\w+)?")
+COMPILERS = re.compile(r"(?:[\w]+-linux-gnu-)?(?:gcc|g\+\+|c\+\+|cc|cpp|c89|c99|clang|clang\+\+|ld|as|ccache|cmake|make|ninja|"
+                       r"meson|nvcc|pkg-config|pkgconf|patchelf|strip|readelf|objdump)(?:[.-]\d+)*(?:\.\w+)?")
 HIDDEN_FOLDERS = ("fmt", "spdlog", "CLI", "nlohmann", "catch2", "isa-l")
 HIDDEN_LIBRARIES = ("libfmt", "libspdlog", "libisal")
 
@@ -64,7 +64,8 @@ def call(folder, python, arguments, log=None):
         return subprocess.call(command, cwd=repository, env=environment, stdout=log, stderr=log)
     lines = ["set -e", *hide(), "ip link set lo up", f"cd {shlex.quote(str(repository))}", f"exec {shlex.join(command)}"]
     check_network_is_gone()
-    return subprocess.call(["unshare", "--net", "--mount", "bash", "-c", "\n".join(lines)], env=environment, stdout=log, stderr=log)
+    return subprocess.call(["unshare", "--net", "--mount", "bash", "-c", "\n".join(lines)], env=environment, stdout=log,
+                           stderr=log)
 
 
 def check_network_is_gone():

@@ -40,7 +40,8 @@ def read_arguments():
     folder = ROOT / ".cache" / "gpu_rehearsal"
     parser.add_argument("--packed", type=Path, help="what tools/gpu_check --pack has filled; made where nothing is said")
     parser.add_argument("--folder", type=Path, default=folder, help="machine/ in it is emptied first")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cores that the budgets are scaled by (this machine's)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(),
+                        help="cores that the budgets are scaled by (this machine's)")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     return parser.parse_args()
 

@@ -61,7 +61,8 @@ class Program:
         return [line for line in done.stdout.splitlines() if line.strip() and line not in threads_only()]
 
     def environment(self, rank, folder):
-        found = {**os.environ, **shared_gpu.environment(rank), "FSDP_TEST_DEVICE": os.environ.get("FSDP_TEST_DEVICE", "cuda"), "FSDP_TEST_RANK": str(rank),
+        found = {**os.environ, **shared_gpu.environment(rank), "FSDP_TEST_DEVICE": os.environ.get("FSDP_TEST_DEVICE", "cuda"),
+                 "FSDP_TEST_RANK": str(rank),
                  "FSDP_TEST_RANKS": str(self.options.processes), "FSDP_TEST_STORE": str(folder / "store"),
                  "FSDP_TEST_FIGURES": str(folder / "figures"), "FSDP_TEST_SEED": self.seed, "OMP_NUM_THREADS": "1"}
         if len(self.devices) > 1:

@@ -18,6 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools" / "gpu"), str(HERE.pare
 
 import bare_machine
 import elf
+import extension
 import pack
 from call import ALL_PASSED
 from closing_line import main
@@ -61,6 +62,14 @@ class Packed(unittest.TestCase):
                      for word in line.split("[")[1].rstrip("]").split(":")]
             self.assertTrue(paths and all(word.startswith("$ORIGIN/") for word in paths), f"{path.name}: {paths}")
 
+    def test_it_says_how_to_compile_the_extension_alone_with_words_for_what_is_elsewhere_there(self):
+        flags = self.manifest["extension"]
+        self.assertEqual([flag for flag in flags if "/" in flag and not flag.removeprefix("-I").startswith("{")], [])
+        self.assertTrue({"-I{source}/include", "-I{build}/include", "{torch}/include", "-std=c++20"} <= set(flags), flags)
+        self.assertTrue((self.folder / "opened" / "include" / "fsdp" / "version.hpp").exists())
+        self.assertGreater(len(extension.sources()), 30)
+        self.assertTrue(all(path.exists() for path in extension.sources()))
+
     def test_a_build_that_lacks_a_program_and_a_folder_with_something_else_are_refused(self):
         with self.assertRaisesRegex(pack.PackError, "lacks test/none; build them first"):
             pack.pack(self.folder / "other", self.build, sys.executable, ("test/none",))
@@ -89,7 +98,8 @@ class Packed(unittest.TestCase):
         bare_machine.make(machine, self.folder / "packed")
         with open(self.folder / "said", "w+") as said:
             code = bare_machine.call(machine, sys.executable, [
-                "first", "--device", "cpu", "--slower", 8, "--part", "libraries,two_ranks,native_one", "--copy", machine / "back"], said)
+                "first", "--device", "cpu", "--slower", 8, "--part", "libraries,two_ranks,native_one",
+                "--copy", machine / "back"], said)
             said.seek(0)
             text = said.read()
         self.assertEqual(code, ALL_PASSED, text)

@@ -1,7 +1,8 @@
 """The worlds that cases run in, and how a process joins one.
 
 one: world size 1, NCCL. fake: eight ranks, of which only the first is there. gloo: two processes on one device over
-gloo. nccl: two processes over NCCL, on two GPUs, or on the only one (shared_gpu.py). On a CPU all of them are gloo, but for fake.
+gloo. nccl: two processes over NCCL, on two GPUs, or on the only one (shared_gpu.py). On a CPU all of them are gloo,
+but for fake.
 """
 
 import datetime

@@ -1,6 +1,8 @@
 """One call of tools/gpu_check on the machine with the GPU: groups of parts one after another, within a budget."""
 
+import contextlib
 import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,38 +27,41 @@ class Call:
         self.end = begin + options.seconds - CLOSING_S
         self.record = Record(options.out, options.copy, options.earlier)
         self.machine = machines.look(options.device)
-        self.build, self.unfit = self.find_build()
-        self.needs = machines.Needs(self.machine, self.record, self.build, self.unfit)
+        self.build, self.unfit, self.no_extension = self.find_build()
+        self.needs = machines.Needs(self.machine, self.record, self.build, self.unfit, self.no_extension)
         self.statuses = []
 
     def find_build(self):
-        """(where the programs are, why those that were packed are of no use here)"""
+        """(where the programs are, why those that were packed are of no use here, why Python's extension is not)"""
         manifest = packed.open_archive(self.options.packed, self.options.opened)
         if manifest is None:
-            return self.options.build, f"there is no {self.options.packed / packed.pack.ARCHIVE}, which --pack makes"
+            return self.options.build, f"there is no {self.options.packed / packed.pack.ARCHIVE}, which --pack makes", ""
         why = packed.why_not(manifest, self.machine)
         if why:
-            return self.options.build, f"the packed binaries do not fit: {why}"
-        return self.options.opened, ""
+            return self.options.build, f"the packed binaries do not fit: {why}", ""
+        return self.options.opened, "", packed.why_no_extension(manifest, self.machine, self.options.opened)
 
     def run(self, name, groups):
         self.say(f"machine: {report.machine_line(self.machine.facts())}")
         notes = machines.notes(self.machine)
         if self.unfit:
             notes.append(f"{self.unfit}; tools/gpu_check --more build compiles them here, in up to ten minutes")
+        if self.no_extension:
+            notes.append(f"{self.no_extension}; tools/gpu_check --more build compiles it here, in up to five minutes")
         self.record.add("machine", date=time.strftime("%Y-%m-%d", time.gmtime()), notes=notes, command=name,
                         **self.machine.facts())
         for note in notes:
             self.say(f"note: {note}")
-        for group in groups:
-            self.group(group)
-        return self.close()
+        with ended_by_signals():
+            for group in groups:
+                self.group(group)
+            return self.close(name)
 
     def group(self, group):
         todo = [part for part in group.parts if self.options.again or not self.record.has_passed(group.stage, part.name)]
         self.statuses += ["passed"] * (len(group.parts) - len(todo))
         able = [part for part in todo if self.has_all(group.stage, part)]
-        left = self.end - time.monotonic()
+        left = 0 if parts.STOP.is_set() else self.end - time.monotonic()
         limit_s = min(group.limit_s * self.options.slower, left)
         if limit_s < min(parts.LEAST_S, group.limit_s):
             for part in able:
@@ -96,16 +101,21 @@ class Call:
         found = {**os.environ, "FSDP_BUILD_DIR": str(self.build), "PYTHONUNBUFFERED": "1",
                  "PATH": f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin", "FSDP_TEST_DEVICE": self.options.device,
                  "FSDP_TEST_CASE_LIMIT_S": str(CASE_LIMIT_S * self.options.slower)}
+        # All ranks are on this machine, whose name and network may lead nowhere.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            found.setdefault(name, "lo")
         if not self.unfit:
             found["LD_LIBRARY_PATH"] = packed.library_path(self.machine)
         return found
 
-    def close(self):
+    def close(self, name):
         self.copy_report()
         found = claims.states(self.record)
+        later = plan.NAMES[plan.NAMES.index(name) + 1:] + ("more",) if name in plan.NAMES else ()
+        others = tuple(f"{other}/" for other in later)
         for word in (claims.FAILED, claims.NOT_REACHED):
             for claim, state, why in found:
-                if state == word:
+                if state == word and not claim.parts[0].startswith(others):
                     self.say(f"{word}: {claim.text} ({why})")
         counts = ", ".join(f"{sum(state == word for _, state, _ in found)} {word}"
                            for word in (claims.SHOWN, claims.FAILED, claims.NOT_REACHED))
@@ -128,6 +138,18 @@ class Call:
 
     def say(self, text):
         print(text, flush=True)
+
+
+@contextlib.contextmanager
+def ended_by_signals():
+    """Parts have sessions of their own: with this program alone they would not end."""
+    before = {number: signal.signal(number, lambda *_: parts.STOP.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        parts.STOP.clear()
 
 
 def tell_plan(name, groups, options, say):

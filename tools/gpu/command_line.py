@@ -33,14 +33,15 @@ def make_parser(description):
                         "with --more also for that, and end")
     parser.add_argument("--more", nargs="?", const=",".join(more.NAMES), type=lambda text: text.split(","), metavar="STAGE,...",
                         help=f"instead of a command: what does not fit into the two, of {', '.join(more.NAMES)} (all)")
-    parser.add_argument("--part", type=lambda text: text.split(","), metavar="NAME,...", help="these parts of the command alone")
+    parser.add_argument("--part", type=lambda text: text.split(","), metavar="NAME,...",
+                        help="these parts of the command alone")
     parser.add_argument("--list", action="store_true", help="tell all parts and what each shows and needs, and end")
     parser.add_argument("--plan", action="store_true", help="tell the command's plan, and end")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, help=f"for this call (first {plan.BUDGETS_S['first']}, second "
                         f"{plan.BUDGETS_S['second']}, --more {MORE_S})")
-    parser.add_argument("--slower", type=float, default=1, metavar="X", help="all budgets X times as long, for a machine with fewer "
-                        "cores than 16 (1)")
+    parser.add_argument("--slower", type=float, default=1, metavar="X",
+                        help="all budgets X times as long, for a machine with fewer cores than 16 (1)")
     parser.add_argument("--again", action="store_true", help="also what has passed before")
     parser.add_argument("--packed", type=Path, default=CACHE / "gpu", metavar="DIR", help="what --pack has filled (.cache/gpu)")
     parser.add_argument("--opened", type=Path, default=CACHE / "gpu_opened", metavar="DIR", help="where that is unpacked to")
@@ -48,11 +49,12 @@ def make_parser(description):
                         help="where --more build builds, if what was packed does not fit (build-gpu)")
     parser.add_argument("--jobs", type=int, help="of that build (as many as there are cores)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="JSON and logs of the parts (.cache/gpu_check/DEVICE)")
-    parser.add_argument("--copy", type=Path, metavar="DIR", help="all of that once more, in results.jsonl, log.txt and report.md")
+    parser.add_argument("--copy", type=Path, metavar="DIR",
+                        help="all of that once more, in results.jsonl, log.txt and report.md")
     parser.add_argument("--earlier", type=Path, metavar="DIR", help="what --copy of an earlier call has filled")
     parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="write report.md of what --out and --earlier hold, and its results, to DIR (bench/results/gpu-DATE), "
-                        "and end")
+                        help="write report.md of what --out and --earlier hold, and its results, to DIR "
+                        "(bench/results/gpu-DATE), and end")
     parser.add_argument("--version", action="version", version=version())
     return parser
 
@@ -133,7 +135,8 @@ def groups_of(options, record):
 
 def more_groups(options):
     stages = more.stages(options)
-    return [plan.Group(f"{name}: {part.name}", part.limit_s, (part,), more.STAGE) for name in options.more for part in stages[name]]
+    return [plan.Group(f"{name}: {part.name}", part.limit_s, (part,), more.STAGE)
+            for name in options.more for part in stages[name]]
 
 
 def make_pack(options):
@@ -144,8 +147,8 @@ def make_pack(options):
     except pack.PackError as error:
         print(f"tools/gpu_check: {error}", file=sys.stderr)
         return SOME_FAILED
-    print(f"{options.pack / pack.ARCHIVE}: {manifest['bytes']:,} bytes, for torch {manifest['torch']} with CUDA {manifest['cuda']}, "
-          f"Python {manifest['python']}, glibc {manifest['glibc']} or newer")
+    print(f"{options.pack / pack.ARCHIVE}: {manifest['bytes']:,} bytes, for torch {manifest['torch']} with CUDA "
+          f"{manifest['cuda']}, Python {manifest['python']}, glibc {manifest['glibc']} or newer")
     if manifest["python"] != pack.PYTHON:
         print(f"tools/gpu_check: the extension is for Python {manifest['python']}; for {pack.PYTHON} make {pack.VENV.name} and "
               f"{pack.BUILD.name} anew where python{pack.PYTHON} is installed", file=sys.stderr)

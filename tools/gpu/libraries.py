@@ -17,7 +17,9 @@ def start(path, arguments):
     """Catch2 answers a list with its length; the benchmarks' programs end with their input."""
     done = subprocess.run([path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     loaded = "error while loading shared libraries" not in done.stderr and "symbol lookup error" not in done.stderr
-    return "" if loaded and done.returncode >= 0 else (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+    if loaded and done.returncode >= 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
 
 
 def main():

@@ -104,10 +104,10 @@ def notes(machine):
 
 class Needs:
     """Answers what a part lacks here: an empty text, or the reason why it is skipped. record: of what has passed before.
-    build: where the programs are. unfit: why those that were packed are of no use here."""
+    build: where the programs are. unfit: why those that were packed are of no use here. no_extension: why Python's is not."""
 
-    def __init__(self, machine, record, build, unfit=""):
-        self.machine, self.record, self.build, self.unfit = machine, record, build, unfit
+    def __init__(self, machine, record, build, unfit="", no_extension=""):
+        self.machine, self.record, self.build, self.unfit, self.no_extension = machine, record, build, unfit, no_extension
 
     def missing(self, need):
         kind, _, value = need.partition(":")
@@ -142,6 +142,9 @@ class Needs:
     def _unfit(self, _):
         return "" if self.unfit else "the packed binaries fit, so nothing has to be built"
 
+    def _no_extension(self, _):
+        return "" if self.no_extension else "there is no need for it"
+
     def _passed(self, value):
         """stage/part"""
         stage, _, part = value.partition("/")
@@ -155,7 +158,7 @@ class Needs:
     def _built(self, value):
         if (self.build / value).exists():
             return ""
-        return f"{value} is not there: {self.unfit or 'it was not packed'}"
+        return f"{value} is not there: {self.unfit or self.no_extension or 'it was not packed'}"
 
     def _two_ranks(self, _):
         """Two ranks over NCCL (on a CPU over gloo)."""

@@ -3,11 +3,12 @@
 import sys
 from pathlib import Path
 
+import extension
 import pack
 from parts import Part
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE_IS_THERE = "built:bindings/fsdp/_api.py"
+PACKAGE_IS_THERE = f"built:{extension.name()}"
 
 
 def script(path, *arguments):
@@ -39,9 +40,10 @@ def native(options, name, processes, limit_s, *arguments, shows, needs=(), envir
 
 def steps(options, name, limit_s, *arguments, shows, needs=()):
     """bench/cuda_step.py: the plain model, FSDP2, the package and the C++ library in turns."""
+    needs = (PACKAGE_IS_THERE, f"built:{pack.CUDA_STEP}", *gpu(options), *needs)
     tiny = ("--device", "cpu", "--tokens", "128", "--repeats", "2", "--steps", "1") if options.device == "cpu" else ()
-    return Part(name, script("bench/run.py", "cuda_step", "--no-build", *arguments, *tiny, "--limit", "{limit}", "--out", "{out}"),
-                limit_s, needs=(PACKAGE_IS_THERE, f"built:{pack.CUDA_STEP}", *gpu(options), *needs), shows=shows)
+    return Part(name, script("bench/run.py", "cuda_step", "--no-build", *arguments, *tiny, "--limit", "{limit}",
+                             "--out", "{out}"), limit_s, needs=needs, shows=shows)
 
 
 def offload_timeline(options, name, limit_s, shows):

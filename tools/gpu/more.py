@@ -19,12 +19,16 @@ def stages(options):
 
 
 def build(options):
-    """Where the packed binaries do not fit."""
+    """Where the packed binaries do not fit, or Python is another one."""
     def part(name, what, limit_s, *targets):
         command = script("tools/gpu/build.py", what, pack.ROOT, options.build, options.headers, options.jobs or 0, *targets)
-        return Part(name, command, limit_s, needs=("torch", "compiler", "unfit"), shows="it builds against this torch, without a network")
+        return Part(name, command, limit_s, needs=("torch", "compiler", "unfit"),
+                    shows="it builds against this torch, without a network")
 
-    return [part("configure", "configure", 120), part("programs", "build", 480, pack.PACKAGE, *pack.PROGRAMS, *pack.OF_MORE)]
+    alone = Part("extension", script("tools/gpu/extension.py", options.opened), 300,
+                 needs=("torch", "compiler", "no_extension"), shows="the extension compiles for this Python, without a network")
+    return [alone, part("configure", "configure", 120),
+            part("programs", "build", 480, pack.PACKAGE, *pack.PROGRAMS, *pack.OF_MORE)]
 
 
 def cases(options):

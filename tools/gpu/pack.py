@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import elf
+import extension
 import packages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,8 @@ def build(programs):
     """By tools/setup, whose environment has the Python that is there where this machine has it."""
     folder = python_folder()
     path = os.pathsep.join(filter(None, [folder, os.environ["PATH"]]))
-    subprocess.run([ROOT / "tools" / "setup", "--torch", TORCH, PACKAGE, *programs], check=True, env={**os.environ, "PATH": path})
+    subprocess.run([ROOT / "tools" / "setup", "--torch", TORCH, PACKAGE, *programs], check=True,
+                   env={**os.environ, "PATH": path})
 
 
 def pack(folder, build=BUILD, python=VENV / "bin" / "python", programs=PROGRAMS, with_cuda=True, preset=6):
@@ -80,7 +82,9 @@ def pack(folder, build=BUILD, python=VENV / "bin" / "python", programs=PROGRAMS,
             packages.pack(tree / HEADERS, with_cuda)
         except packages.PackError as error:
             raise PackError(str(error)) from error
-        manifest = {**about(build, python), **asked_of_the_machine(tree)}
+        for header in extension.made_headers(build):
+            copy(header, tree / header.relative_to(build))
+        manifest = {**about(build, python), **asked_of_the_machine(tree), "extension": extension.flags_of(build, Path(python))}
         (tree / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         with tarfile.open(folder / ARCHIVE, "w:xz", preset=preset) as archive:
             for path in sorted(tree.iterdir()):
@@ -122,7 +126,8 @@ def copy(source, target):
 
 def elves(tree):
     """Without those for a build there."""
-    return [path for path in sorted(tree.rglob("*")) if path.is_file() and elf.is_elf(path) and tree / HEADERS not in path.parents]
+    return [path for path in sorted(tree.rglob("*"))
+            if path.is_file() and elf.is_elf(path) and tree / HEADERS not in path.parents]
 
 
 def make_movable(tree, commands):
@@ -141,8 +146,8 @@ def about(build, python):
     loaded, cuda, version = json.loads(ask(python, "-c", code))
     if torch and not loaded.startswith(torch):
         raise PackError(f"{build} is built for torch {torch}, and {python} has {loaded}")
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    return {"commit": commit, "torch": loaded.split("+")[0], "cuda": cuda, "python": ".".join(version.split(".")[:2])}
+    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout
+    return {"commit": commit.strip(), "torch": loaded.split("+")[0], "cuda": cuda, "python": ".".join(version.split(".")[:2])}
 
 
 def asked_of_the_machine(tree):

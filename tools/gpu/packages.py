@@ -100,7 +100,8 @@ def copy_cuda_headers(folder):
 
 
 def pack(folder, with_cuda=True):
-    """Fills the folder anew. with_cuda: also with CUDA's headers, which are downloaded. Returns what is in it, {name: Debian's version}."""
+    """Fills the folder anew. with_cuda: also with CUDA's headers, which are downloaded. Returns its bytes, and what is in it as
+    {name: Debian's version}."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "packages.json").exists():
         raise PackError(f"{folder} has something else in it; name a new folder")
     shutil.rmtree(folder, ignore_errors=True)

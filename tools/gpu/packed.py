@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import elf
+import extension
 import pack
 
 
@@ -30,12 +31,18 @@ def why_not(manifest, machine):
     if here != manifest["torch"]:
         return f"they are for torch {manifest['torch']}, here is {here or 'none'}"
     if manifest["cuda"] and machine.cuda.split(".")[0] != manifest["cuda"].split(".")[0]:
-        return f"they are for a torch with CUDA {manifest['cuda']}, here is one {'with CUDA ' + machine.cuda if machine.cuda else 'without'}"
+        other = f"with CUDA {machine.cuda}" if machine.cuda else "without"
+        return f"they are for a torch with CUDA {manifest['cuda']}, here is one {other}"
     if elf.numbers(machine.glibc or "0") < elf.numbers(manifest["glibc"]):
         return f"they need glibc {manifest['glibc']}, here is {machine.glibc or 'another C library'}"
-    if machine.python.split(".")[:2] != manifest["python"].split("."):
-        return f"their Python extension is for Python {manifest['python']}, here is {machine.python}"
     return ""
+
+
+def why_no_extension(manifest, machine, opened):
+    """Why the package does not load here, where the programs do. What was compiled here stands beside what was packed."""
+    if (opened / extension.name()).exists():
+        return ""
+    return f"the packed extension is for Python {manifest['python']}, here is {machine.python}"
 
 
 def library_path(machine):

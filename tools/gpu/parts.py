@@ -20,6 +20,7 @@ OWN_PART, OWN_S = 0.1, 8
 LEAST_S = 15  # with less time left nothing is begun
 BAD = ("failed", "wrong", "raised")
 NAMED = 3  # cases, in one line
+STOP = threading.Event()  # somebody ends this program: what runs is cut
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def run(part, stage, record, environment, limit_s):
         is_cut = False
         while not running.has_ended(TICK_S):
             found.look()
-            if time.monotonic() - begin > limit_s - end_s:
+            if STOP.is_set() or time.monotonic() - begin > limit_s - end_s:
                 is_cut = True
                 break
         running.end(end_s)  # also what the command has left running
@@ -146,7 +147,8 @@ def outcome(running, is_cut, limit_s, lines, counts):
         return "failed", named("failed", failed) + (", and no time was left for all" if is_cut or left else "")
     code = running.process.returncode
     if is_cut:
-        return "cut", f"not done within {limit_s:.0f} s" + (f"; {named('left', left)}" if left else "")
+        why = "the command was ended" if STOP.is_set() else f"not done within {limit_s:.0f} s"
+        return "cut", why + (f"; {named('left', left)}" if left else "")
     if left:
         return "cut", named("left", left)
     if code != 0:
@@ -154,7 +156,8 @@ def outcome(running, is_cut, limit_s, lines, counts):
         how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
         return "failed", f"{how}: {last[-1][:300]}" if last else how
     if counts and counts[0] == 0:
-        return "skipped", next((line["found"] for line in lines if line.get("status") == "skipped"), "") or "nothing of it runs here"
+        reasons = [line["found"] for line in lines if line.get("status") == "skipped"]
+        return "skipped", reasons[0] if reasons else "nothing of it runs here"
     return "passed", ""
 
 

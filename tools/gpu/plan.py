@@ -6,7 +6,7 @@ A device's machine that is lent takes one to two minutes to start, twice where i
 from dataclasses import dataclass, replace
 
 import pack
-from makers import chosen, native, offload_timeline, python_cases, script, steps, under_sanitizer
+from makers import chosen, gpu, native, offload_timeline, python_cases, script, steps, under_sanitizer
 from parts import Part
 
 BUDGETS_S = {"first": 300, "second": 330}
@@ -63,7 +63,7 @@ def first(options):
         group("what is here", 25,
               Part("libraries", script("tools/gpu/libraries.py", "{out}"), 25, needs=("torch",),
                    shows="the packed library, extension and programs start with this torch"),
-              Part("two_ranks", script("tools/gpu/two_ranks.py", "{out}", "{limit}"), 25, needs=("torch",) if over == "gloo" else ("gpu",),
+              Part("two_ranks", script("tools/gpu/two_ranks.py", "{out}", "{limit}"), 25, needs=gpu(options) or ("torch",),
                    shows="two ranks gather, sum and average bfloat16 over torch's own group")),
         group("one rank", 70,
               cases("one", 70, "one", *ELSEWHERE, shows=f"{TRAINS}, one rank; late streams; offload"),
@@ -77,7 +77,8 @@ def first(options):
         group("torch's groups, two ranks", 60,
               cases("nccl", 60, over, *chosen("mixed_precision", "hybrid", "reshard_after_forward", "accumulation",
                                               "bfloat16_parameters", "late_streams"),
-                    shows=f"{TRAINS}, two ranks over torch's groups: mixed precision, hybrid, reshard, accumulation, late streams")),
+                    shows=f"{TRAINS}, two ranks over torch's groups: mixed precision, hybrid, reshard, accumulation, late "
+                          "streams")),
         group("no host waits", 20, *(cases(f"waits_{world}", 20, world, *WAITS, shows="no step waits for the device")
                                      for world in ("one", "fake"))),
         group("graphs", 35, *(cases(f"graphs_{world}", 35, over if world == "nccl" else world, *chosen("graph"),
@@ -96,8 +97,8 @@ def second(options):
     memcheck = native(options, "memcheck", 1, 45, "~[symmetric]~[offload]", shows="")
     return [
         group("steps", 140, steps(options, "steps", 140, "--worlds", "fake,one", "--tokens", "512,2048", needs=("memory:70",),
-                                  shows="step, host time, kernels and copies around each collective of a 1.2B Llama: ours in C++ "
-                                        "and Python, FSDP2 and the plain model in turns")),
+                                  shows="step, host time, kernels and copies around each collective of a 1.2B Llama: ours in "
+                                        "C++ and Python, FSDP2 and the plain model in turns")),
         group("compiled", 75, steps(options, "compiled", 75, "--worlds", "fake", "--tokens", "512,2048", "--compile",
                                     needs=("memory:30", "compiler"), shows="the same under torch.compile")),
         group("offload", 20, offload_timeline(options, "offload", 20, "how much of the copies to and from pinned memory runs "

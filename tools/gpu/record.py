@@ -50,6 +50,12 @@ class Record:
         found = [line["status"] for line in self.lines(stage) if line.get("part") == part and line.get("status") in VERDICTS]
         return found[-1] if found else None
 
+    def found(self, stage, part):
+        """What it has found since it was begun the last time."""
+        mine = [line for line in self.lines(stage) if line.get("part") == part]
+        begun = [at for at, line in enumerate(mine) if line.get("status") == "begun"]
+        return [line["found"] for line in mine[begun[-1] if begun else 0:] if "found" in line]
+
     def has_passed(self, stage, part):
         return self.verdict(stage, part) == "passed"
 

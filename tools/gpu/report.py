@@ -3,6 +3,7 @@
 import claims
 import more
 import plan
+from parts import BAD
 from record import ENDED
 
 STAGES = (*plan.NAMES, more.STAGE)
@@ -60,19 +61,12 @@ def stage(name, record):
         ended = line["status"] + (f": {line['why']}" if line.get("why") else "")
         written.append(f"| {part} | {shows} | {cell(ended)} | {counts} | {line.get('seconds', '')} |")
     for part in ends:
-        written += details(part, of_last_run(lines, part))
+        written += details(part, record.found(name, part))
     return written
 
 
-def of_last_run(lines, part):
-    """What it has found since it was begun the last time."""
-    mine = [line for line in lines if line.get("part") == part]
-    begun = [at for at, line in enumerate(mine) if line.get("status") == "begun"]
-    return [line["found"] for line in mine[begun[-1] if begun else 0:] if "found" in line]
-
-
 def details(part, found):
-    failed = [line for line in found if line.get("status") in ("failed", "wrong", "raised")]
+    failed = [line for line in found if line.get("status") in BAD]
     figures = [line for line in found if "measured" in line or "left_out" in line]
     left = [line["case"] for line in found if line.get("status") == "left"]
     other = [line for line in found if "figure" in line]
