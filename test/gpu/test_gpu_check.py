@@ -218,7 +218,11 @@ class Reports(InFolder):
 
     def test_on_a_cpu_it_says_that_nothing_is_shown_of_a_gpu(self):
         self.record.add("machine", date="2026-01-01", notes=[], **machine.Machine(device="cpu").facts())
-        self.assertIn("A rehearsal on a CPU", report.text(self.record))
+        self.record.add("first", part="libraries", status="passed", seconds=1.0)
+        text = report.text(self.record)
+        self.assertIn("A rehearsal on a CPU", text)
+        self.assertIn("run with this torch | rehearsed |", text)
+        self.assertNotIn("| shown |", text)
 
     def test_it_has_a_table_of_steps_and_what_was_left_out(self):
         self.record.add("second", part="x", status="begun", shows="step time")

@@ -116,7 +116,7 @@ class Packed(unittest.TestCase):
         for line in (machine / "back" / "results.jsonl").read_text().splitlines():
             json.loads(line)
         report = (machine / "back" / "report.md").read_text()
-        self.assertIn("run with this torch | shown |", report)
+        self.assertIn("run with this torch | rehearsed |", report)
         self.assertIn("| not reached | second/steps |", report)
 
 

@@ -117,7 +117,8 @@ class Call:
             for claim, state, why in found:
                 if state == word and not claim.parts[0].startswith(others):
                     self.say(f"{word}: {claim.text} ({why})")
-        counts = ", ".join(f"{sum(state == word for _, state, _ in found)} {word}"
+        is_rehearsal = self.machine.device == "cpu"
+        counts = ", ".join(f"{sum(state == word for _, state, _ in found)} {report.word(word, is_rehearsal)}"
                            for word in (claims.SHOWN, claims.FAILED, claims.NOT_REACHED))
         code = self.exit_code()
         kinds = ("passed", "failed", "cut", "skipped", "left")
