@@ -88,8 +88,9 @@ void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamPl
     const bool is_python = dynamic_cast<const ShowsOwnParameters*>(param.registrations.front().module) != nullptr;
     const bool leaves = leaves_its_memory(param.unsharded_param, places[i], options);
     const auto keeper = leaves ? keeper_of_memory(param.unsharded_param) : std::string();
-    if (!keeper.empty()) refuse({param.unsharded_param, &param.name, leaves, is_python}, {{}, &keeper, /*leaves=*/false, is_python});
-    add(all, {param.unsharded_param, &param.name, leaves, is_python});
+    const InStorage own{param.unsharded_param, &param.name, leaves, is_python};
+    if (!keeper.empty()) refuse(own, {{}, &keeper, /*leaves=*/false, is_python});
+    add(all, own);
   }
   for (const auto& buffer : states.buffers) add(all, {buffer.tensor, &buffer.name, /*leaves=*/false});
   const at::NoGradGuard no_grad;

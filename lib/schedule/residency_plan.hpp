@@ -25,9 +25,10 @@ struct ResidencyProblem {
   int prefetch_distance = 1;     ///< groups that are gathered ahead of their use
   /// Which other groups must be there at a use, as one operator reads them all.
   std::vector<ExecOrder::Beside> beside = {};
-  /// By group: it is there without a gather. Empty: none is. (One of no bytes, a slice without elements, is gathered.)
+  /// Says by group whether it is there without a gather; empty: none is. One of no bytes (a slice of no elements) is gathered.
   std::vector<bool> is_never_released = {};
-  /// By group: bytes of one that stays between steps, for which neither `bytes` nor `budget` has room. Empty: there is none.
+  /// Gives by group the bytes of one that stays between steps, for which neither `bytes` nor `budget` has room. Empty: there is
+  /// none.
   std::vector<int64_t> resident = {};
 };
 

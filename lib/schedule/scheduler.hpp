@@ -99,7 +99,7 @@ class Scheduler {
 
   void forget_uses();
   bool is_used_again(int group) const;
-  /// In backward, behind its last gradient and before another group: as one of the backwards since the order was learned showed.
+  /// In backward, behind its last gradient and before another group, as a backward since the order was learned showed.
   bool is_read_again(int group) const { return groups_[group].read_again_in >= orders_.learned_in(); }
   bool is_reduced(int group) const { return groups_[group].reduced_in == orders_.backwards(); }
   bool is_told_to_stay(int group) const;
