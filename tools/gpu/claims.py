@@ -72,7 +72,7 @@ def state(claim, record):
         return FAILED, "; ".join(why(part, record, None if claim.case else "failed") for part in failed)
     left = [part for part, verdict in verdicts.items() if verdict is None]
     if left:
-        none = f", and no case of {claim.case} has passed alone" if claim.case else ""
+        none = f", and no case of {claim.case} has passed" if claim.case else ""
         return NOT_REACHED, "; ".join(why(part, record) + none for part in left)
     return SHOWN, ""
 
