@@ -65,6 +65,8 @@ def deepcopy(module, memo):
     cores = [state.core for state in states]
     module._core().check_copyable()
     for core in cores:
+        core.see_places()  # all of them before one is copied: parameters may have changed places among them
+    for core in cores:
         core.reshard()  # tables hold DTensors
         for parameter, handle in core.forms():
             if id(parameter) not in memo:  # an optimizer's copy may have it already

@@ -54,7 +54,12 @@ py::dict as_dict(const LocalShard& local) {
 }  // namespace
 
 py::list local_shards(const std::vector<std::shared_ptr<ShardedModule>>& roots, const py::object& label) {
-  for (const auto& root : roots) present(root, "a sharded module");
+  for (const auto& root : roots) {
+    present(root, "a sharded module");
+    for_params(handles::state(root->controls()), [](ShownParam& param) {
+      if (const auto user = param.user()) user->before_use(ParamUser::Use::kAll);
+    });
+  }
   py::list found;
   for (const auto& root : roots) {
     auto& state = handles::state(root->controls());

@@ -189,6 +189,7 @@ void define_hooks(PySharded& module) {
 void define_views(PySharded& module) {
   module.def("group_count", [](Self& self) { return handles::state(self.controls()).live_groups().size(); })
       .def("replicates", [](Self& self) { return handles::state(self.controls()).request().mesh_info.replicate_size() > 1; })
+      .def("see_places", [](Self& self) { self.before_use(ParamUser::Use::kAll); })
       .def("forms", &forms_of)
       .def("check_copyable",
            [](const Self& self) {

@@ -1,6 +1,8 @@
 """Checks: whatever a program puts in the place of parameters of a sharded model, the model then is the plain one that had the
 same done to it, or says on all ranks what was put there."""
 
+import copy
+
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -333,6 +335,80 @@ def whatever_is_put_in_the_place_of_parameters_a_sharded_model_goes_on_as_the_pl
                             pair.drop_gradients()
                 except Exception as error:
                     wrong.append(f"{what}: {type(error).__name__}: {str(error)[:400]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def copied(pair):
+    for model in pair.both():
+        yield copy.deepcopy(model)
+
+
+def expect_same_values(found, expected, what):
+    found, expected = dict(found), dict(expected)
+    assert list(found) == list(expected), f"{what}: {list(found)}, expected {list(expected)}"
+    for name, value in found.items():
+        close(value.detach(), expected[name].detach(), f"{what}, {name}")
+
+
+def copy_it(pair):
+    plain, sharded = copied(pair)
+    expect_same_values(sharded.named_parameters(), plain.named_parameters(), "the copy")
+    with torch.no_grad():
+        close(sharded(batches_of(0)[0]), plain(batches_of(0)[0]), "the copy's forward")
+        for parameter in sharded.parameters():
+            parameter.fill_(7)
+
+
+def show_it_whole(pair):
+    with fsdp.FullParameters(pair.sharded):
+        expect_same_values(pair.sharded.named_parameters(), pair.plain.named_parameters(), "shown whole")
+        with torch.no_grad():
+            for model in pair.both():
+                for parameter in model.parameters():
+                    parameter.mul_(2)
+
+
+def show_a_part_whole(pair):
+    with fsdp.FullParameters(pair.sharded.b):
+        expect_same_values(pair.sharded.b.named_parameters(), pair.plain.b.named_parameters(), "a part, shown whole")
+
+
+def put_it_in_order(pair):
+    shards = fsdp.local_shards(pair.sharded)
+    with torch.no_grad():
+        for shard in shards:
+            shard.mul_(3)
+        for parameter in pair.plain.parameters():
+            parameter.mul_(3)
+
+
+LOOKS = (copy_it, show_it_whole, show_a_part_whole, put_it_in_order)
+
+
+@check
+def copies_full_parameters_and_local_shards_directly_behind_an_exchange_see_it(rank, ranks):
+    wrong = []
+    ways = [swapped, rotated, another_parameter, another_models_parameter, own_state_assigned, own_state_assigned_swapped,
+            own_parameters_assigned_swapped, another_models_state_assigned, tied]
+    for way in ways:
+        for look in LOOKS:
+            for units in UNITS:
+                for has_stepped in (False, True):
+                    if way is tied and look is show_it_whole:
+                        continue  # each place has a tensor of its own then
+                    pair, what = Pair(UNITS[units], rank, ranks), f"{way.__name__}, {look.__name__}, {units}, {has_stepped}"
+                    try:
+                        if has_stepped:
+                            pair.backward()
+                            pair.step()
+                            pair.drop_gradients()
+                        pair.change(way)
+                        look(pair)
+                        pair.expect_equal("behind the look")
+                        pair.backward()
+                        pair.expect_equal("behind a step")
+                    except Exception as error:
+                        wrong.append(f"{what}: {type(error).__name__}: {str(error)[:300]}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -106,6 +106,11 @@ void ShardedModule::take_replaced() {
   if (params_.are_replaced()) take_over_replaced(handles::state(controls_).live_groups(), params_);
 }
 
+void ShardedModule::before_use(Use use) {
+  if (use == Use::kOperator) return follow_root();
+  if (context().is_quiescent() && !context().step().is_pinned()) take_replaced();
+}
+
 bool ShardedModule::is_kept() const {
   const auto groups = handles::state(controls_).live_groups();
   return std::ranges::any_of(groups, [](const auto& group) {

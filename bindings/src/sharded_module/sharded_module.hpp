@@ -54,7 +54,7 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
   void show_what_is_kept();
 
   // --- ParamUser
-  void before_use() override { follow_root(); }
+  void before_use(Use use) override;
   void before_hook() override;
   bool casts_inputs() const override { return casts_.inputs.has_value(); }
 

@@ -22,7 +22,7 @@ class ParamStandIn final : public StandIn {
     // In DTensor's own mode for it, ordinary tensors are replicated ones.
     if (!user || shown->maker().replicates_ordinary().cast<bool>()) return {};
     if (shown->forms().computes_with_handle()) return {};  // since it has hooks
-    user->before_use();
+    user->before_use(ParamUser::Use::kOperator);
     shown->sharded().follow_requires_grad();
     return THPVariable_Unpack(shown->forms().unsharded().get());
   }

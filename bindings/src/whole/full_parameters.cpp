@@ -24,6 +24,11 @@ bool is_full(const ShownParam& shown) {
 
 /// What the core is to see: as the user has left it.
 void take_over(const Shown& params, bool with_grads) {
+  for (const auto& param : params)
+    if (const auto user = param->user()) {
+      user->before_use(ParamUser::Use::kOperator);
+      user->before_use(ParamUser::Use::kAll);
+    }
   for (const auto& param : params) {
     if (param->sharded().holds_subclass())
       throw UsageError("FullParameters: parameter '" + param->forms().entries().name() +
@@ -32,7 +37,6 @@ void take_over(const Shown& params, bool with_grads) {
     if (with_grads && param->forms().computes_with_handle())
       throw UsageError("FullParameters: with_grads is not for a tensor-parallel parameter, such as '" +
                        param->forms().entries().name() + "'; read the gradient of its DTensor");
-    if (const auto user = param->user()) user->before_use();
     param->take_over();
   }
 }
