@@ -6,6 +6,7 @@
 // FOLDER holds rows.json, weights.bin (float64, parameters in order) and inputs.bin (float64, [rank,
 // step, 4, width]); libfsdp_RANK.json is written there.
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "rows.hpp"
@@ -104,9 +105,58 @@ fsdp::Fsdp1Options options_of(const json& row, const fsdp::DeviceMesh& hybrid) {
   return options;
 }
 
-json train(const json& row, const fsdp::DeviceMesh& hybrid, const at::Tensor& weights, const at::Tensor& inputs,
-           int rank) {
+/// The mesh over this rank's process group; of a pair of them, (replicate, shard).
+fsdp::DeviceMesh mesh_of(const json& row, const std::shared_ptr<fsdp::Communicator>& world) {
+  const auto groups = row.at("process_group").get<std::vector<std::vector<int>>>();
+  if (row.value("is_pair", false))
+    return fsdp::init_device_mesh(world, {static_cast<int64_t>(groups.size()), static_cast<int64_t>(groups[0].size())},
+                                  {"replicate", "shard"});
+  std::shared_ptr<fsdp::Communicator> own;
+  for (const auto& ranks : groups)
+    if (auto made = world->split(ranks, "process_group")) own = std::move(made);
+  return fsdp::init_device_mesh(own, {own->size()}, {"shard"});
+}
+
+fsdp::WrapPolicy policy_of(const std::string& name) {
+  if (name == "by size") return fsdp::wrap_by_size({.min_numel = 100});
+  if (name == "by a smaller size") return fsdp::wrap_by_size({.min_numel = 50});
+  if (name == "a function")
+    return fsdp::wrap_if([](const fsdp::WrapCandidate& candidate) {
+      return dynamic_cast<const DenseImpl*>(&candidate.module) != nullptr && candidate.numel > 50;
+    });
+  if (name == "CustomPolicy") return fsdp::wrap_class<DownImpl>();
+  if (name == "None") return fsdp::wrap_if([](const fsdp::WrapCandidate&) { return false; });
+  return fsdp::wrap_class<BlockImpl>();
+}
+
+std::shared_ptr<torch::nn::Module> module_at(torch::nn::Module& root, const std::string& name) {
+  for (const auto& module : root.named_modules())
+    if (module.key() == name) return module.value();
+  return nullptr;
+}
+
+/// Without those that fully_shard was told to ignore.
+std::vector<at::Tensor> sharded_of(std::vector<at::Tensor> parameters) {
+  std::erase_if(parameters, [](const at::Tensor& parameter) { return !fsdp::is_fsdp_parameter(parameter); });
+  return parameters;
+}
+
+/// ignored_states are modules or parameters.
+void leave_alone(const json& row, torch::nn::Module& model, fsdp::FullyShardOptions& options) {
+  for (const auto* argument : {"ignored_modules", "ignored_states"})
+    for (const auto& name : row.value(argument, std::vector<std::string>())) {
+      if (auto module = module_at(model, name))
+        options.ignored_modules.push_back(std::move(module));
+      else
+        options.ignored_params.push_back(model.named_parameters()[name]);
+    }
+}
+
+json train(const json& row, const std::shared_ptr<fsdp::Communicator>& world, const fsdp::DeviceMesh& hybrid,
+           const at::Tensor& weights, const at::Tensor& inputs) {
+  const int rank = world->rank();
   auto options = options_of(row, hybrid);
+  if (row.contains("process_group")) options.mesh = mesh_of(row, world);
   const bool from_meta = row.value("param_init_fn", false);
   Net model(c10::Device(from_meta ? torch::kMeta : torch::kCPU));
   if (from_meta) {
@@ -120,7 +170,9 @@ json train(const json& row, const fsdp::DeviceMesh& hybrid, const at::Tensor& we
   }
   const bool has_exempt = row.value("exempt", false);
   if (has_exempt) model->to(torch::kFloat);
-  const auto root = fsdp::fully_shard_fsdp1(model, fsdp::wrap_class<BlockImpl>(), options, [&](fsdp::FullyShardOptions& more) {
+  const auto policy = policy_of(row.value("auto_wrap_policy", ""));
+  const auto root = fsdp::fully_shard_fsdp1(model, policy, options, [&](fsdp::FullyShardOptions& more) {
+    leave_alone(row, *model, more);
     if (!has_exempt) return;
     more.mp_policy = {.param_dtype = torch::kBFloat16,
                       .reduce_dtype = torch::kFloat,
@@ -132,11 +184,12 @@ json train(const json& row, const fsdp::DeviceMesh& hybrid, const at::Tensor& we
     auto loss = model->forward(inputs[rank][step]).square().mean();
     optimizer.zero_grad();
     loss.backward();
-    norms.push_back(fsdp::clip_grad_norm_(model->parameters(), 0.5));
+    norms.push_back(fsdp::clip_grad_norm_(sharded_of(model->parameters()), 0.5));
     optimizer.step();
     losses.push_back(loss.item<double>());
   }
-  for (auto& parameter : model->parameters()) append(final_weights, fsdp::dtensor_of(parameter).full_tensor());
+  for (auto& parameter : model->parameters())
+    append(final_weights, fsdp::is_fsdp_parameter(parameter) ? fsdp::dtensor_of(parameter).full_tensor() : parameter.detach());
   return {{"losses", losses}, {"norms", norms}, {"weights", final_weights}};
 }
 
@@ -150,7 +203,7 @@ json results_of(const std::shared_ptr<fsdp::Communicator>& world, const json& ro
   for (const auto& row : rows) {
     const auto name = row.at("name").get<std::string>();
     try {
-      results[name] = train(row, hybrid, weights, inputs, world->rank());
+      results[name] = train(row, world, hybrid, weights, inputs);
     } catch (const fsdp::UsageError& error) {
       results[name] = {{"refused", error.what()}};  // by all ranks alike
     }

@@ -1,6 +1,7 @@
 """What fsdp1_rows.cpp does, by FSDP1 itself: on ranks of its own, with the same folder."""
 
 import contextlib
+import functools
 import os
 import sys
 from unittest import mock
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy, _init_utils
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
 
 import rows
 from rows import BATCH, INNER, WIDTH, Net
@@ -55,12 +56,47 @@ def make_model(row, weights):
     return model, init
 
 
-def clip(model, row, mesh, max_norm=0.5):
+POLICIES = {
+    "the blocks": ModuleWrapPolicy({Block}),
+    "by size": functools.partial(size_based_auto_wrap_policy, min_num_params=100),
+    "by a smaller size": functools.partial(size_based_auto_wrap_policy, min_num_params=50),
+    "a function": lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, nn.Linear) and nonwrapped_numel > 50,
+    "CustomPolicy": CustomPolicy(lambda module: isinstance(module, Down)),
+    "None": None,
+}
+
+
+def ignored_of(model, row):
+    """FSDP1's arguments, and the parameters that it leaves alone."""
+    modules = [model.get_submodule(name) for name in row.get("ignored_modules", ())]
+    states = [named(model, name) for name in row.get("ignored_states", ())]
+    left_alone = {below for each in modules + states
+                  for below in (each.parameters() if isinstance(each, nn.Module) else [each])}
+    return ({"ignored_modules": modules} if modules else {"ignored_states": states} if states else {}), left_alone
+
+
+def named(model, name):
+    parameters = dict(model.named_parameters())
+    return parameters[name] if name in parameters else model.get_submodule(name)
+
+
+def group_of(row, rank):
+    """This rank's; every rank makes all of them."""
+    groups = [(ranks, dist.new_group(ranks)) for ranks in row.get("process_group", ())]
+    own = next((group for ranks, group in groups if rank in ranks), None)
+    if not row.get("is_pair"):
+        return own
+    # (shard, replicate): the other group's ranks in the same places.
+    across = [dist.new_group(list(ranks)) for ranks in zip(*row["process_group"])]
+    return own, next(group for group, ranks in zip(across, zip(*row["process_group"])) if rank in ranks)
+
+
+def clip(parameters, row, group, max_norm=0.5):
     """FSDP1's clip_grad_norm_, which refuses float64. Returns the global norm."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total = sum((gradient.square().sum() for gradient in gradients), torch.zeros((), dtype=torch.float64))
     if row.get("sharding_strategy") != "NO_SHARD":
-        dist.all_reduce(total, group=mesh.get_group("shard") if mesh else None)
+        dist.all_reduce(total, group=group)
     norm = total.sqrt().item()
     for gradient in gradients:
         gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))
@@ -92,6 +128,10 @@ def train_there(row, weights, inputs, rank, size):
         # On CPU, FSDP1 cannot count a node's devices by itself, as hybrid_mesh() does.
         shape = (1, size) if row.get("one_node") else (2, size // 2)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    group = group_of(row, rank)
+    shard_group = mesh.get_group("shard") if mesh else group[0] if isinstance(group, tuple) else group
+    names = [name for name, _ in model.named_parameters()]
+    ignored, left_alone = ignored_of(model, row)
     half = None
     if row.get("exempt"):
         model = model.float()
@@ -100,8 +140,9 @@ def train_there(row, weights, inputs, rank, size):
         model,
         mixed_precision=half,
         sharding_strategy=ShardingStrategy[row.get("sharding_strategy", "FULL_SHARD")],
+        process_group=group,
         device_mesh=mesh,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        auto_wrap_policy=POLICIES[row.get("auto_wrap_policy", "the blocks")],
         backward_prefetch=None if prefetch == "None" else BackwardPrefetch[prefetch],
         forward_prefetch=row.get("forward_prefetch", False),
         limit_all_gathers=row.get("limit_all_gathers", True),
@@ -110,6 +151,7 @@ def train_there(row, weights, inputs, rank, size):
         param_init_fn=param_init_fn,
         use_orig_params=row.get("use_orig_params", False),
         device_id=torch.device("cpu"),  # FSDP1 on CPU wants it in any case
+        **ignored,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, norms = [], []
@@ -117,11 +159,13 @@ def train_there(row, weights, inputs, rank, size):
         loss = model(batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        norms.append(clip(model, row, mesh))
+        norms.append(clip([each for each in model.parameters() if each not in left_alone], row, shard_group))
         optimizer.step()
         losses.append(loss.item())
     with FullyShardedDataParallel.summon_full_params(model, writeback=False):
-        final = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        # FSDP1 registers anew what it shows, behind what it was told to ignore.
+        shown = {name.replace("_fsdp_wrapped_module.", ""): value for name, value in model.named_parameters()}
+        final = torch.cat([shown[name].detach().flatten() for name in names])
     return {"losses": losses, "norms": norms, "weights": final.tolist(), "options": options_of(model)}
 
 

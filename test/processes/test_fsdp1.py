@@ -1,7 +1,10 @@
 """Each row of the table in fsdp1.hpp against FSDP1: the same weights and data, in float64."""
 
+import inspect
 import unittest
 from pathlib import Path
+
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from closing_line import main
 from row_results import row_results
@@ -29,11 +32,26 @@ FLAT = [
     {"name": "cpu_offload", "cpu_offload": True},
     {"name": "use_orig_params", "use_orig_params": True},
     {"name": "modules exempt from mixed precision", "exempt": True},
+    {"name": "auto_wrap_policy by size", "auto_wrap_policy": "by size"},
+    {"name": "auto_wrap_policy by size, with smaller units", "auto_wrap_policy": "by a smaller size"},
+    {"name": "auto_wrap_policy, a function", "auto_wrap_policy": "a function"},
+    {"name": "auto_wrap_policy, a CustomPolicy", "auto_wrap_policy": "CustomPolicy"},
+    {"name": "no auto_wrap_policy", "auto_wrap_policy": "None"},
+    {"name": "process_group", "process_group": [[0, 1]]},
+    {"name": "ignored_modules", "ignored_modules": ["head", "blocks.1"]},
+    {"name": "ignored_modules, with use_orig_params", "ignored_modules": ["head"], "use_orig_params": True},
+    {"name": "ignored_modules below a unit", "ignored_modules": ["blocks.0.down"]},
+    {"name": "ignored_states, parameters", "ignored_states": ["in.bias", "blocks.2.up.weight"], "use_orig_params": True},
+    {"name": "ignored_states, modules", "ignored_states": ["blocks.2", "head"]},
     {"name": "use_orig_params of NO_SHARD", "use_orig_params": True, "sharding_strategy": "NO_SHARD"},
 ]
 HYBRID = [
     {"name": "HYBRID_SHARD", "sharding_strategy": "HYBRID_SHARD", "mesh_2d": True},
     {"name": "_HYBRID_SHARD_ZERO2", "sharding_strategy": "_HYBRID_SHARD_ZERO2", "mesh_2d": True},
+    {"name": "process_group of each half", "process_group": [[0, 1], [2, 3]]},
+    {"name": "process_group of ranks that are not neighbours", "process_group": [[0, 2], [1, 3]],
+     "sharding_strategy": "SHARD_GRAD_OP"},
+    {"name": "process_group, a pair", "process_group": [[0, 1], [2, 3]], "sharding_strategy": "HYBRID_SHARD", "is_pair": True},
 ]
 
 # What FSDP1 keeps of its arguments, where a row names no other value.
@@ -67,6 +85,15 @@ class Fsdp1(unittest.TestCase):
                     self.assertNotIn("refused", found)
                     for figure in ("losses", "norms", "weights"):
                         self.expect_close(found[figure], expected[figure], figure, 1e-5 if "exempt" in row else 1e-10)
+
+    def test_arguments_are_all_of_fsdp1s(self):
+        """None of them is left out here."""
+        rows = {key for row in FLAT + HYBRID for key in row}
+        # By another name, or a part of one.
+        named = {"device_mesh": "mesh_2d", "mixed_precision": "exempt"}
+        given = inspect.signature(FullyShardedDataParallel.__init__).parameters
+        left_out = {named.get(name, name) for name in given} - rows - {"self", "module"}
+        self.assertEqual(left_out, set())
 
     def test_two_ranks_train_as_with_fsdp1(self):
         self.expect_rows(2, FLAT)
