@@ -4,6 +4,7 @@
 #include "dispatch/stand_in/stand_in.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
+#include "dtensor/function_scope.hpp"
 #include "dtensor/rules/operator_call.hpp"
 
 namespace fsdp {
@@ -70,12 +71,21 @@ void OperandScan::examine_list(IValue& value, size_t argument) {
 
 namespace {
 
+/// `detach()` or `data()` of a parameter, which a function is given.
+bool is_alias_in_function(const DTensorImpl& dtensor, const ParamOwner& owner, size_t index) {
+  if (!owner.is_in_scope() || !is_in_function()) return false;
+  const auto registered = owner.registered_param(index);
+  const auto* param = registered.defined() ? DTensorImpl::of(registered) : nullptr;
+  return param != nullptr && dtensor.local().is_same(param->local()) && !dtensor.requires_grad();
+}
+
 /// Whose parameter a DTensor is, as modules hold it; null for any other.
 std::pair<ParamOwner*, size_t> registered(const DTensorImpl& dtensor) {
   const auto* storage = dtensor.local().defined() ? ParamStorage::of(dtensor.local().unsafeGetTensorImpl()) : nullptr;
   auto* owner = storage != nullptr ? storage->owner() : nullptr;
-  if (owner == nullptr || owner->sharded_param(storage->index()) != &dtensor) return {nullptr, 0};
-  return {owner, storage->index()};
+  if (owner == nullptr) return {nullptr, 0};
+  const bool is_it = owner->sharded_param(storage->index()) == &dtensor || is_alias_in_function(dtensor, *owner, storage->index());
+  return is_it ? std::pair(owner, storage->index()) : std::pair(static_cast<ParamOwner*>(nullptr), size_t{0});
 }
 
 }  // namespace
@@ -130,7 +140,8 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
 }
 
 bool OperandScan::stands_for_unsharded(const ParamOwner& owner) const {
-  return traits_.is_differentiable && (owner.is_in_scope() || records_autograd());
+  if (traits_.is_differentiable) return owner.is_in_scope() || records_autograd();
+  return owner.is_in_scope() && is_in_function();
 }
 
 /// Of a tensor-parallel parameter, which has no memory of the whole's sizes.
@@ -159,7 +170,7 @@ bool OperandScan::means_pieces(const c10::OperatorHandle& op, int64_t task) cons
   if (owners_.empty() || task != -1 || at::GradMode::is_enabled()) return false;
   const auto family = form_of(op).family;
   const bool writes = !written_.empty() && (family == Family::kPointwise || family == Family::kDraw);
-  if (family != Family::kLike && !writes) return false;
+  if ((family != Family::kLike && !writes) || is_in_function()) return false;
   return std::ranges::all_of(owners_, [&](const auto* owner) {
     return owner->is_between_steps() && !(writes && owner->is_in_scope());
   });

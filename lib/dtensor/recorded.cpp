@@ -5,6 +5,7 @@
 #include <torch/custom_class.h>
 
 #include "dtensor/dtensor_impl.hpp"
+#include "dtensor/function_scope.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -132,12 +133,14 @@ at::Tensor recorded_from_local(const at::Tensor& local, DTensorSpec::Ptr spec) {
 }
 
 at::Tensor recorded_to_local(const at::Tensor& dtensor, Placements gradient) {
+  const AsksForDTensor asks;
   return ToLocal::apply(dtensor, held_for(dtensor, std::move(gradient), "to_local " + sizes_text(dtensor.sizes())));
 }
 
 at::Tensor recorded_redistribution(const at::Tensor& dtensor, Redistribution way, Placements gradient) {
   auto held = held_for(dtensor, std::move(gradient), way.subject);
   held->way = std::move(way);
+  const AsksForDTensor asks;
   return Redistribute::apply(dtensor, held);
 }
 

@@ -17,38 +17,61 @@ using torch::autograd::AutogradMeta;
 using Shared = std::shared_ptr<SharedAutograd>;
 
 /// Of the DTensor and of the unsharded tensor.
-class JointMeta final : public AutogradMeta {
+class JointMeta : public AutogradMeta {
  public:
   JointMeta(Shared shared, SharedAutograd::Side side, const c10::TensorImpl* tensor)
       : shared_(std::move(shared)), side_(side), tensor_(tensor) {}
   ~JointMeta() override { shared_->set_meta(side_, nullptr); }
 
-  at::Tensor& mutable_grad() override { return is_accumulating() ? grad_ : shared_->dtensor_grad(); }
-  const at::Tensor& grad() const override { return is_accumulating() ? grad_ : shared_->dtensor_grad(); }
   bool requires_grad() const override { return shared_->requires_grad() || grad_fn_; }
-
-  at::Tensor& accumulated() { return grad_; }
   SharedAutograd& shared() const { return *shared_; }
-  SharedAutograd::Side side() const { return side_; }
   const c10::TensorImpl* tensor() const { return tensor_; }
+
+ private:
+  Shared shared_;
+  SharedAutograd::Side side_;
+  const c10::TensorImpl* tensor_;  // whose this is
+};
+
+class DTensorMeta final : public JointMeta {
+ public:
+  DTensorMeta(Shared shared, const c10::TensorImpl* tensor)
+      : JointMeta(std::move(shared), SharedAutograd::Side::kDTensor, tensor) {}
+
+  at::Tensor& mutable_grad() override { return shared().dtensor_grad(); }
+  const at::Tensor& grad() const override { return shared().dtensor_grad(); }
+  void lead_to(SharedAutograd::NodePtr node) {
+    grad_accumulator_ = AccumulatorHooks::Weak(node);
+    led_to_.reset();
+    if (node.use_count() == 1) led_to_ = std::move(node);
+  }
+
+ private:
+  // Autograd's own reference is a weak one, until there is an edge. Of a node that somebody has it goes with that one: so do its hooks.
+  SharedAutograd::NodePtr led_to_;
+};
+
+class UnshardedMeta final : public JointMeta {
+ public:
+  UnshardedMeta(Shared shared, const c10::TensorImpl* tensor)
+      : JointMeta(std::move(shared), SharedAutograd::Side::kUnsharded, tensor) {}
+
+  at::Tensor& mutable_grad() override { return is_accumulating() ? grad_ : shared().dtensor_grad(); }
+  const at::Tensor& grad() const override { return is_accumulating() ? grad_ : shared().dtensor_grad(); }
+  at::Tensor& accumulated() { return grad_; }
 
  private:
   /// Autograd itself asks, while it adds to the unsharded tensor's gradient, and hooks behind that. Or the tensor is set aside.
   bool is_accumulating() const {
-    if (side_ != SharedAutograd::Side::kUnsharded) return false;
-    if (shared_->is_set_aside()) return true;
+    if (shared().is_set_aside()) return true;
     const auto node = torch::autograd::get_current_node();
     const torch::autograd::Node* current = node.get();
     if (current == nullptr || typeid(*current) != typeid(torch::autograd::AccumulateGrad)) return false;
-    if (static_cast<const torch::autograd::AccumulateGrad&>(*current).variable.unsafeGetTensorImpl() != tensor_) return false;
+    if (static_cast<const torch::autograd::AccumulateGrad&>(*current).variable.unsafeGetTensorImpl() != tensor()) return false;
     if (!current->post_hooks().empty()) [[unlikely]]
-      shared_->defer_accumulator_hooks();
+      shared().defer_accumulator_hooks();
     return true;
   }
-
-  Shared shared_;
-  SharedAutograd::Side side_;
-  const c10::TensorImpl* tensor_;  // whose this is
 };
 
 /// Of the piece.
@@ -74,7 +97,12 @@ Meta* replace_meta(const at::Tensor& tensor, std::unique_ptr<Meta> meta) {
 }  // namespace
 
 void SharedAutograd::join(const at::Tensor& tensor, Side side) {
-  auto* meta = replace_meta(tensor, std::make_unique<JointMeta>(shared_from_this(), side, tensor.unsafeGetTensorImpl()));
+  auto* impl = tensor.unsafeGetTensorImpl();
+  AutogradMeta* meta = nullptr;
+  if (side == Side::kDTensor)
+    meta = replace_meta(tensor, std::make_unique<DTensorMeta>(shared_from_this(), impl));
+  else
+    meta = replace_meta(tensor, std::make_unique<UnshardedMeta>(shared_from_this(), impl));
   meta->requires_grad_ = requires_grad_;
   sides_[static_cast<size_t>(side)] = meta;
 }
@@ -132,8 +160,22 @@ void SharedAutograd::join_accumulators() {
   dtensor->grad_accumulator_ = unsharded->grad_accumulator_;
 }
 
+void SharedAutograd::lead_to(NodePtr node) {
+  auto* dtensor = static_cast<DTensorMeta*>(sides_[static_cast<size_t>(Side::kDTensor)]);
+  if (dtensor == nullptr) return;
+  accumulator_hooks();  // of one that this replaces
+  dtensor->lead_to(std::move(node));
+}
+
+void SharedAutograd::lead_to_dtensor() {
+  auto* unsharded = sides_[static_cast<size_t>(Side::kUnsharded)];
+  auto* dtensor = sides_[static_cast<size_t>(Side::kDTensor)];
+  if (unsharded == nullptr || dtensor == nullptr) return;
+  if (dtensor->grad_accumulator_.lock() == unsharded->grad_accumulator_.lock()) dtensor->grad_accumulator_.reset();
+}
+
 AccumulatorHooks& SharedAutograd::accumulator_hooks() {
-  if (const auto* dtensor = static_cast<const JointMeta*>(sides_[static_cast<size_t>(Side::kDTensor)]))
+  if (const auto* dtensor = static_cast<const DTensorMeta*>(sides_[static_cast<size_t>(Side::kDTensor)]))
     accumulator_hooks_.note(*dtensor, dtensor->tensor());
   return accumulator_hooks_;
 }
@@ -149,20 +191,20 @@ namespace {
 
 /// By the address of its type's description: the type is this file's alone, so there is one. Names would be compared letter by
 /// letter.
-JointMeta* joint_meta(const c10::TensorImpl& tensor) {
+UnshardedMeta* unsharded_meta(const c10::TensorImpl& tensor) {
   auto* meta = tensor.autograd_meta();
-  return meta != nullptr && &typeid(*meta) == &typeid(JointMeta) ? static_cast<JointMeta*>(meta) : nullptr;
+  return meta != nullptr && &typeid(*meta) == &typeid(UnshardedMeta) ? static_cast<UnshardedMeta*>(meta) : nullptr;
 }
 
 }  // namespace
 
 bool see_requires_grad(const c10::TensorImpl& tensor) {
-  const auto* meta = joint_meta(tensor);
-  return meta != nullptr && meta->side() == SharedAutograd::Side::kUnsharded && meta->shared().see_requires_grad();
+  const auto* meta = unsharded_meta(tensor);
+  return meta != nullptr && meta->shared().see_requires_grad();
 }
 
 at::Tensor& accumulated_grad(c10::TensorImpl& unsharded) {
-  auto* meta = joint_meta(unsharded);
+  auto* meta = unsharded_meta(unsharded);
   return meta == nullptr ? unsharded.mutable_grad() : meta->accumulated();
 }
 

@@ -63,6 +63,11 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   }
   /// What leads to the DTensor leads to the unsharded tensor, as far as that is led to.
   void join_accumulators();
+  using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+  /// Autograd is about to ask for the DTensor's accumulator, to lead an edge there: it leads to `node`.
+  void lead_to(NodePtr node);
+  /// It leads to the DTensor.
+  void lead_to_dtensor();
   /// After a look at what users have asked the DTensor for.
   AccumulatorHooks& accumulator_hooks();
   bool knows_accumulators() const { return accumulator_hooks_.knows_any(); }

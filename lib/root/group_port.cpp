@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/function_scope.hpp"
 #include "fsdp/dtensor.hpp"
 #include "root/autograd/gradient_hook.hpp"
 #include "root/tied_groups.hpp"
@@ -116,6 +117,6 @@ at::Tensor GroupPort::recorded_param(size_t index) const {
   return whole_of_part(param, param.unsharded_param());
 }
 
-bool GroupPort::is_in_scope() const { return root_->step().is_in_scope(); }
+bool GroupPort::is_in_scope() const { return root_->step().is_in_scope() || is_in_function(); }
 
 }  // namespace fsdp

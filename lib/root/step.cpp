@@ -5,6 +5,7 @@
 #include "base/require.hpp"
 #include "comm/work.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/function_scope.hpp"
 #include "root/autograd/left_gradients.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
@@ -127,6 +128,7 @@ void RootContext::begin_forward() {
 }
 
 void RootContext::begin_backward(int64_t task) {
+  end_functions();
   const bool is_of_forward = in_step();
   if (!is_of_forward) {
     // A second backward over a retained graph: a step of its own, unless the one before is still to be reduced.

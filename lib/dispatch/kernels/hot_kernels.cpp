@@ -89,7 +89,7 @@ struct HotKernel<Op, needs, Result(Args...)> {
       if (PieceScan pieces; PieceKernel<Op, Result(Args...)>::fits(pieces, args...))
         return PieceKernel<Op, Result(Args...)>::run(keys, pieces, std::forward<Args>(args)...);
     if constexpr (std::is_same_v<Op, at::_ops::detach>)
-      if (const auto* dtensor = DTensorImpl::of(args...)) {
+      if (const auto* dtensor = DTensorImpl::of(args...); dtensor != nullptr && !PieceScan::is_shown_whole(*dtensor)) {
         return at::Tensor(dtensor->shallow_copy_and_detach(dtensor->version_counter(), /*allow_tensor_metadata_change=*/true));
       }
     return call_residency_fallback<Op, Result, Args...>(keys, std::forward<Args>(args)...);

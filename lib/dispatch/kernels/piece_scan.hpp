@@ -56,14 +56,7 @@ class PieceScan {
   bool fits() const { return fits_ && !leaders_.empty() && !(scalars_ > 0 && may_lack_element()); }
   const DTensorSpec::Ptr& spec(size_t position) const { return leaders_[position]->value().spec; }
 
- private:
-  /// A rank that has not got the element of a 0-dim DTensor has a piece of one dimension, which would decide the dtype of a
-  /// result where a scalar stands beside it.
-  bool may_lack_element() const {
-    return std::ranges::any_of(leaders_,
-                               [](const auto* leader) { return leader->dim() == 0 && !leader->spec().is_replicated(); });
-  }
-  /// A parameter in a scope of its root, where operators see the unsharded one.
+  /// A parameter where operators see the unsharded one.
   static bool is_shown_whole(const DTensorImpl& dtensor) {
     const auto* local = dtensor.local().unsafeGetTensorImpl();
     if (!has_residency_key(local)) return false;
@@ -71,6 +64,13 @@ class PieceScan {
     return storage != nullptr && storage->owner() != nullptr && storage->owner()->is_in_scope();
   }
 
+ private:
+  /// A rank that has not got the element of a 0-dim DTensor has a piece of one dimension, which would decide the dtype of a
+  /// result where a scalar stands beside it.
+  bool may_lack_element() const {
+    return std::ranges::any_of(leaders_,
+                               [](const auto* leader) { return leader->dim() == 0 && !leader->spec().is_replicated(); });
+  }
   const DTensorImpl* piece(const c10::TensorImpl* impl) {
     const auto* dtensor = typeid(*impl) == typeid(DTensorImpl) ? static_cast<const DTensorImpl*>(impl) : nullptr;
     const bool is_usable = dtensor != nullptr && dtensor->has_piece() &&

@@ -6,8 +6,10 @@
 
 #include "base/log.hpp"
 #include "base/plain_values.hpp"
+#include "base/require.hpp"
 #include "dispatch/host_error.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/dtensor_impl.hpp"
 #include "group/reduce/gradient_dtypes.hpp"
 #include "param/fsdp_param.hpp"
 
@@ -48,8 +50,22 @@ bool GradientStore::has_partial_sums() const {
 
 namespace {
 
+/// Of a user's torch::autograd::Function, say: what is the same on all ranks already, or a mix of all ranks', is no summand of a mean.
+void refuse_dtensor(at::Tensor& gradient, const std::string& name) {
+  if (!gradient.defined() || DTensorImpl::of(gradient) == nullptr) return;
+  gradient.reset();
+  throw UsageError(fmt::format("{}: was brought a gradient that is a DTensor, by a torch::autograd::Function perhaps; expected this "
+                               "rank's own gradient of the whole parameter, an ordinary tensor, as the mean over the ranks is taken. "
+                               "Compute it from fsdp::full_tensor(tensor) where it is made of DTensors",
+                               name));
+}
+
 /// Autograd leaves on a parameter what an operator gave: a sparse tensor, or a subclass's where one was beside the parameter.
 at::Tensor take_plain(at::Tensor& gradient, const std::string& name) {
+  constexpr c10::DispatchKeySet dense(c10::DispatchKey::Dense);
+  if ((gradient.key_set() & (kNotPlain | dense | c10::DispatchKeySet(kResidencyKey))) == dense) [[likely]]
+    return std::exchange(gradient, {});
+  refuse_dtensor(gradient, name);
   try {
     if (!is_plain(gradient)) gradient = plain_values(gradient);
   } catch (const std::exception& error) {

@@ -8,6 +8,7 @@
 #include "base/plain_values.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
+#include "dtensor/function_scope.hpp"
 #include "root/group_port.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -66,6 +67,7 @@ class CaptureHook final : public torch::autograd::FunctionPreHook {
   CaptureHook(std::shared_ptr<GroupPort> port, size_t index) : port_(std::move(port)), index_(index) {}
 
   variable_list operator()(const variable_list& gradients) override {
+    end_functions();
     const auto& group = port_->group();
     if (!gradients[0].defined() || !is_captured(group)) return gradients;
     if (at::GradMode::is_enabled() && gradients[0].requires_grad())

@@ -9,6 +9,7 @@
 #include "dispatch/stand_in/data_alias.hpp"
 #include "dispatch/stand_in/gradient_fork.hpp"
 #include "dtensor/dtensor_impl.hpp"
+#include "dtensor/function_scope.hpp"
 #include "param/grad_dtype.hpp"
 #include "root/autograd/captured_gradient.hpp"
 #include "root/autograd/left_gradients.hpp"
@@ -68,8 +69,25 @@ bool join_accumulators(const FoundParam& found) {
   return true;
 }
 
+/// Somebody that is no operator may be about to lead an edge to an entry of parameters(): see Note [Functions of a user's].
+void lead_edge_of_entry(const FoundParam& found) {
+  const auto& shared = found.param().sharded.shared();
+  if (!shared) return;
+  if (AsksForDTensor::is_on()) return shared->lead_to_dtensor();
+  if (const auto unsharded = found.param().unsharded_param(); unsharded.defined() && unsharded.requires_grad())
+    shared->lead_to(torch::autograd::impl::grad_accumulator(unsharded));
+  begin_function();
+}
+
 bool is_of_kind(const TensorBase& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+}
+
+/// An entry of parameters() of which a function asks.
+std::optional<FoundParam> find_in_function(const TensorBase& tensor) {
+  if (!tensor.defined() || DTensorImpl::of(tensor.unsafeGetTensorImpl()) == nullptr || !is_in_function()) return std::nullopt;
+  auto found = find_sharded(tensor);
+  return found && found->param().unsharded_param().defined() ? found : std::nullopt;
 }
 
 SetDataOfKind set_data_of_kind = nullptr;
@@ -116,6 +134,7 @@ class Hooks final : public Interface {
     if (is_of_kind(tensor))
       if (const auto stand_in = stand_in_of(at::Tensor(tensor))) lead_edge_to_leaf(at::Tensor(tensor), *stand_in);
     const bool is_joined = found && join_accumulators(*found);
+    if (found) expect_no_function();
     if (is_joined && found->param().requires_grad())
       install_capture_hook(found->param().unsharded_param(),
                            std::static_pointer_cast<GroupPort>(GroupPort::of(*found->group).shared_from_this()), found->index);
@@ -134,7 +153,7 @@ class Hooks final : public Interface {
     if (tensor.defined() && has_residency_key(tensor.unsafeGetTensorImpl())) {
       follow_requires_grad(tensor);
       if (DTensorImpl::of(tensor.unsafeGetTensorImpl()) != nullptr) [[unlikely]]
-        if (const auto found = find_sharded(tensor)) join_accumulators(*found);
+        if (const auto found = find_sharded(tensor)) lead_edge_of_entry(*found);
     }
     const auto& function = next_.grad_fn(tensor);
     // It is a leaf, then: see Note [Gradients of stand-ins].
@@ -145,6 +164,7 @@ class Hooks final : public Interface {
 
   TensorBase tensor_data(const TensorBase& tensor) const override { return next_.tensor_data(tensor); }
   TensorBase variable_data(const TensorBase& tensor) const override {
+    if (const auto found = find_in_function(tensor)) return next_.variable_data(found->param().unsharded_param());
     auto data = next_.variable_data(tensor);
     watch_writes_to_data(at::Tensor(tensor), at::Tensor(data));
     return data;
@@ -164,6 +184,7 @@ class Hooks final : public Interface {
   bool retains_grad(const TensorBase& tensor) const override { return next_.retains_grad(tensor); }
   void _backward(const at::Tensor& tensor, at::TensorList inputs, const std::optional<at::Tensor>& gradient,
                  std::optional<bool> keep_graph, bool create_graph) const override {
+    end_functions();
     const JoinedRoots joined(tensor);
     next_._backward(tensor, inputs, gradient, keep_graph, create_graph);
   }
