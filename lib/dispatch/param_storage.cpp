@@ -93,6 +93,15 @@ void UnshardedStorage::retire(const std::string& name) {
   release();
 }
 
+void UnshardedStorage::leave_to_aliases(const at::Tensor& values) {
+  is_retired_ = true;
+  throw_flag(*this) = false;
+  set_data_ptr_noswap(std::move(values.storage().unsafeGetStorageImpl()->mutable_data_ptr()));
+  set_allocator(nullptr);  // it is nobody's
+  leave_owner();
+  keep_alive_ = nullptr;
+}
+
 ShardStorage::ShardStorage(OwnerLink owner, size_t index, int64_t bytes, void* data,
                                      c10::Storage memory, c10::Device device)
     : ParamStorage(Kind::kSharded, std::move(owner), index, bytes,

@@ -56,6 +56,8 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
   /// Of a parameter, whose memory is a group's: it is around this piece from now on, with its dtype and device, and what is
   /// set (set_data, torch::load) is written to it.
   void follow(at::Tensor local, DTensorSpec::Ptr spec);
+  /// It is such a parameter.
+  bool keeps_memory() const { return keeps_memory_; }
   /// After the spec got another name.
   void renamed() { static_cast<WholeStorage*>(storage_.unsafeGetStorageImpl())->renamed(); }
 

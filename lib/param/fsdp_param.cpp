@@ -6,6 +6,7 @@
 
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
+#include "dtensor/dtensor_impl.hpp"
 #include "param/replace_tensor.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -24,9 +25,22 @@ ParamSpec completed(ParamSpec spec, const at::Tensor& unsharded_param) {
 FSDPParam::FSDPParam(ParamSpec spec, const at::Tensor& unsharded_param)
     : spec(completed(std::move(spec), unsharded_param)), unsharded(unsharded_param), settings(unsharded_param) {}
 
+namespace {
+
+/// spec: with the new name.
+void rename_dtensor(const ParamSpec& spec, const ShardedTensor& sharded) {
+  if (!spec.dtensor) return;
+  spec.dtensor->rename(spec.name);
+  if (const auto& shared = sharded.shared()) shared->set_spec(spec.dtensor);
+  const auto registered = sharded.registered();
+  if (auto* dtensor = registered.defined() ? DTensorImpl::of(registered) : nullptr) dtensor->renamed();
+}
+
+}  // namespace
+
 void FSDPParam::rename(std::string name) {
   spec.name = std::move(name);
-  sharded.rename(spec);
+  rename_dtensor(spec, sharded);
   if (auto* storage = unsharded.storage()) storage->set_name(spec.name);
 }
 
@@ -89,6 +103,11 @@ void FSDPParam::reset_sharded_param(const at::Tensor& piece) {
   if (is_whole && !is_local) values = part_of(layout(), values, spec.rank);
   tensor.detach().copy_(values);
   sharded.bump_version();
+}
+
+void FSDPParam::leave_to_aliases(const at::Tensor& whole, const at::Tensor& piece, const std::shared_ptr<ParamOwner>& owner) {
+  sharded.leave_to_aliases(spec, piece, unsharded_param());
+  if (whole.defined()) unsharded.leave_to_aliases(whole, spec, owner, sharded.place());
 }
 
 void FSDPParam::convert(at::ScalarType dtype, at::ScalarType param_dtype, const at::Tensor& piece,

@@ -22,10 +22,7 @@ at::Tensor ShardedTensor::registered() const {
   return impl.defined() ? at::Tensor(std::move(impl)) : at::Tensor();
 }
 
-void ShardedTensor::make(const ParamSpec& spec, ParamRef place, const at::Tensor& piece, const AutogradSettings& settings,
-                         const at::Tensor& unsharded) {
-  BelowResidency below;
-  place_ = std::move(place);
+at::Tensor ShardedTensor::rows_on(const ParamSpec& spec, const at::Tensor& piece) const {
   auto storage = c10::make_intrusive<ShardStorage>(place_.link, place_.index, spec.local_bytes(),
                                                    piece.is_meta() ? nullptr : piece.mutable_data_ptr(), piece.storage(),
                                                    piece.device());
@@ -33,6 +30,38 @@ void ShardedTensor::make(const ParamSpec& spec, ParamRef place, const at::Tensor
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
   impl->set_sizes_and_strides(spec.local_sizes, spec.local_strides);
+  return tensor;
+}
+
+bool ShardedTensor::has_aliases() const {
+  const auto* impl = peek();
+  if (impl == nullptr) return false;
+  // The DTensor and its storage have the rows.
+  return c10::raw::intrusive_ptr::use_count(const_cast<c10::TensorImpl*>(impl)) > 2 || impl->unsafe_storage().use_count() > 1;
+}
+
+void ShardedTensor::leave_to_aliases(const ParamSpec& spec, const at::Tensor& piece, const at::Tensor& unsharded) {
+  if (!has_aliases()) return;
+  const BelowResidency below;
+  const auto registered = this->registered(), before = tensor();
+  const c10::Storage storage_before = before.storage();
+  auto* dtensor = DTensorImpl::of(registered);
+  const auto fresh = rows_on(spec, piece);
+  fresh.unsafeGetTensorImpl()->set_version_counter(before.unsafeGetTensorImpl()->version_counter());
+  add_residency_key(fresh);
+  torch::autograd::impl::add_hook(fresh, std::make_unique<UnshardedKeeper>(unsharded));
+  shared_->join_piece(fresh);
+  tensor_ = fresh.getIntrusivePtr();
+  storage_ = fresh.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  dtensor->follow(fresh, spec.dtensor);
+  ShardStorage::leave_to_aliases(storage_before);
+}
+
+void ShardedTensor::make(const ParamSpec& spec, ParamRef place, const at::Tensor& piece, const AutogradSettings& settings,
+                         const at::Tensor& unsharded) {
+  BelowResidency below;
+  place_ = std::move(place);
+  auto tensor = rows_on(spec, piece);
   if (auto known = this->tensor(); known.defined()) {
     replace_tensor(known, tensor);
     tensor = std::move(known);
@@ -78,14 +107,6 @@ void ShardedTensor::move_away() {
   tensor_ = registered_ = Strong();
   identity_ = nullptr;
   shared_ = nullptr;
-}
-
-void ShardedTensor::rename(const ParamSpec& spec) const {
-  if (!spec.dtensor) return;
-  spec.dtensor->rename(spec.name);
-  if (shared_) shared_->set_spec(spec.dtensor);
-  const auto registered = this->registered();
-  if (auto* dtensor = registered.defined() ? DTensorImpl::of(registered) : nullptr) dtensor->renamed();
 }
 
 void ShardedTensor::bump_version() const {

@@ -47,6 +47,16 @@ bool UnshardedTensor::retire(const std::string& name) {
   return false;
 }
 
+void UnshardedTensor::leave_to_aliases(const at::Tensor& values, const ParamSpec& spec, const std::shared_ptr<ParamOwner>& owner,
+                                       const ParamRef& place) {
+  const auto before = tensor().storage();
+  auto* left = storage_;
+  auto* shown = left->shown();
+  attach(spec, owner, place, before.device());
+  if (shown != nullptr) storage_->fill(shown);
+  left->leave_to_aliases(values);
+}
+
 void UnshardedTensor::move_away(const std::string& name) {
   if (storage_ != nullptr) storage_->retire(name);
   storage_ = nullptr;

@@ -35,6 +35,9 @@ class UnshardedTensor {
   void attach(const ParamSpec& spec, const std::shared_ptr<ParamOwner>& owner, const ParamRef& place, c10::Device device);
   /// The storage stays empty and says why. True: the tensor is still there, and wants another one.
   bool retire(const std::string& name);
+  /// It gets another storage, which shows what this one does. What else shows this one has `values`, which it keeps.
+  void leave_to_aliases(const at::Tensor& values, const ParamSpec& spec, const std::shared_ptr<ParamOwner>& owner,
+                        const ParamRef& place);
   /// Another group has the tensor from now on.
   void move_away(const std::string& name);
 

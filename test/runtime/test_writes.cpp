@@ -291,7 +291,7 @@ TEST_CASE("a replaced gradient of a sharded parameter is what the optimizer and 
 TEST_CASE("what would take an unsharded parameter's storage or shape away is refused by name", "[runtime][writes]") {
   on_ranks(2, [](Rank& rank) {
     std::vector<std::pair<std::string, std::function<void(Tensor&)>>> writes = {
-        {"set_", [](Tensor& w) { at::NoGradGuard g; w.set_(torch::ones({5, 5})); }},
+        {"set_", [](Tensor& w) { at::NoGradGuard g; w.set_(torch::ones({4, 5})); }},
         {"resize_", [](Tensor& w) { at::NoGradGuard g; w.resize_({7, 7}); }},
         {"t_", [](Tensor& w) { at::NoGradGuard g; w.t_(); }},
         {"unsqueeze_", [](Tensor& w) { at::NoGradGuard g; w.unsqueeze_(0); }},

@@ -78,6 +78,16 @@ void set_data(const OperatorCall& call) {
   call.give(self);
 }
 
+/// An ordinary tensor gets a DTensor's sizes: `plain.resize_as_(dtensor)`.
+bool resize_plain(const OperatorCall& call) {
+  if (call.name() != "resize_as_" || DTensorImpl::of(call.operand(0).toTensor()) != nullptr) return false;
+  auto arguments = call.arguments();
+  const auto like = arguments[1].toTensor();
+  arguments[1] = at::empty_strided(like.sizes(), like.strides(), at::TensorOptions().dtype(like.dtype()).device(at::kMeta));
+  call.give_results(call.call(arguments), [](const at::Tensor&, int64_t) { return at::Tensor(); });
+  return true;
+}
+
 [[noreturn]] void refuse(const OperatorCall& call) {
   std::string name = "a sharded tensor";
   for (const auto& value : call.operands())
@@ -110,7 +120,9 @@ bool run_by_rule(const OperatorCall& call) {
     case Family::kMayTakeData: call.give(true); return true;
     case Family::kKept: keep(call); return true;
     case Family::kSetData: set_data(call); return true;
-    case Family::kRefused: refuse(call);
+    case Family::kRefused:
+      if (resize_plain(call)) return true;
+      refuse(call);
     case Family::kAlias: detach(call); return true;
     case Family::kLike: run_like(call, /*draws=*/false); return true;
     case Family::kDrawLike: run_like(call, /*draws=*/true); return true;

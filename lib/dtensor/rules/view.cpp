@@ -71,7 +71,7 @@ std::optional<int64_t> kept_as(const ViewedDims& dims, const at::Tensor& shown, 
 class ViewCall {
  public:
   ViewCall(const OperatorCall& call, const DTensorImpl& viewed, at::Tensor self)
-      : call_(call), viewed_(viewed), base_(viewed.base().defined() ? viewed.base() : std::move(self)) {}
+      : call_(call), viewed_(viewed), base_(viewed.base().defined() ? viewed.base() : shown_by_views(std::move(self))) {}
 
   void run() const {
     const auto elements = at::empty({DTensorImpl::of(base_)->numel()}, meta_options());
@@ -100,6 +100,13 @@ class ViewCall {
   }
 
  private:
+  /// set_data gives a parameter other memory, which is not its views'.
+  static at::Tensor shown_by_views(at::Tensor self) {
+    const auto* impl = DTensorImpl::of(self);
+    if (!impl->keeps_memory()) return self;
+    return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+  }
+
   at::TensorOptions meta_options() const { return at::TensorOptions().dtype(viewed_.dtype()).device(at::kMeta); }
 
   OperatorCall::Arguments arguments_on(const at::Tensor& self) const {

@@ -1,4 +1,6 @@
+#include <ATen/ATen.h>
 #include <ATen/core/VariableHooksInterface.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <optional>
 #include <utility>
@@ -101,6 +103,28 @@ void follow_requires_grad(const TensorBase& tensor) {
   if (storage != nullptr && storage->owner() != nullptr) storage->owner()->take_over_requires_grad(storage->index());
 }
 
+/// The unsharded parameter's values, as an operator reads them, if tensors beside it show its memory: older `data()`, views. A
+/// collective call then, unless they are here. Undefined: there are none, or a backward is under way.
+at::Tensor values_for_aliases(const FoundParam& found) {
+  const auto unsharded = found.param().unsharded_param();
+  if (!unsharded.defined() || torch::autograd::get_current_graph_task_id() != -1) return {};
+  if (unsharded.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1) return {};
+  const auto values = at::empty_strided(unsharded.sizes(), unsharded.strides(), unsharded.options().requires_grad(false));
+  return values.copy_(unsharded);
+}
+
+/// set_data: whoever shows the parameter keeps the values of now, as if LibTorch had given it another storage.
+void leave_to_aliases(const FoundParam& found) {
+  auto& group = *found.group;
+  if (!found.param().sharded.shared() || group.parts().config.device.is_meta()) return;
+  auto& port = GroupPort::of(group);
+  if (port.root()->step().is_pinned()) return;
+  const auto whole = values_for_aliases(found);
+  const WithoutHostLock may_wait;
+  std::lock_guard lock(port.root()->mutex());
+  found.param().leave_to_aliases(whole, group.parts().shard.piece(found.index), port.shared_from_this());
+}
+
 class Hooks final : public Interface {
  public:
   explicit Hooks(const Interface& next) : next_(next) {}
@@ -115,6 +139,7 @@ class Hooks final : public Interface {
     // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the unsharded parameter.
     if (!target.defined() || data.is_same(target) || data.is_same(found->param().unsharded_param())) return;
     const torch::NoGradGuard no_grad;
+    leave_to_aliases(*found);
     const c10::Storage before = found->param().sharded_param().storage();
     next_.set_data(target, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
     if (before.unsafeGetStorageImpl() != found->param().sharded_param().storage().unsafeGetStorageImpl())
