@@ -84,7 +84,8 @@ std::pair<ParamOwner*, size_t> registered(const DTensorImpl& dtensor) {
   const auto* storage = dtensor.local().defined() ? ParamStorage::of(dtensor.local().unsafeGetTensorImpl()) : nullptr;
   auto* owner = storage != nullptr ? storage->owner() : nullptr;
   if (owner == nullptr) return {nullptr, 0};
-  const bool is_it = owner->sharded_param(storage->index()) == &dtensor || is_alias_in_function(dtensor, *owner, storage->index());
+  const bool is_it =
+      owner->sharded_param(storage->index()) == &dtensor || is_alias_in_function(dtensor, *owner, storage->index());
   return is_it ? std::pair(owner, storage->index()) : std::pair(static_cast<ParamOwner*>(nullptr), size_t{0});
 }
 

@@ -47,8 +47,8 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   /// An operator has just written to the unsharded storage of parameter `index`.
   virtual void carry_write(size_t index) = 0;
 
-  /// True inside a scope of the root, or a function of a user's (Note [Functions of a user's]): operators see unsharded parameters
-  /// in place of sharded parameters.
+  /// True inside a scope of the root, or a function of a user's (Note [Functions of a user's]): operators see unsharded
+  /// parameters in place of sharded parameters.
   virtual bool is_in_scope() const = 0;
 
   /// An operator has just written to sharded parameter `index`; through `data()`, if its version is what it was.

@@ -58,7 +58,8 @@ class UnshardedStorage final : public ParamStorage {
   void release();
   /// The unsharded parameter gets another storage: this one, behind older views of it, stays empty and says why.
   void retire(const std::string& name);
-  /// The same, but older views are ordinary tensors from now on, which show `values`: laid out as the unsharded parameter is.
+  /// As `retire`, but older views are ordinary tensors from now on, which show `values`: laid out as the unsharded parameter
+  /// is.
   void leave_to_aliases(const at::Tensor& values);
   /// Null: it is released.
   void* shown() const { return is_filled_ ? const_cast<void*>(data()) : nullptr; }

@@ -28,7 +28,8 @@ Functions& functions() {
   return functions;
 }
 
-/// LibTorch's nodes of functions are a template, by the function. Hooks of other nodes, optimizers among them, mean the DTensor.
+/// LibTorch's nodes of functions are a template, by the function. Hooks of other nodes, optimizers among them, mean the
+/// DTensor.
 bool is_function(const torch::autograd::Node& node) {
   return std::string_view(typeid(node).name()).find("8autograd7CppNodeI") != std::string_view::npos;
 }

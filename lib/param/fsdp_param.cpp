@@ -105,11 +105,6 @@ void FSDPParam::reset_sharded_param(const at::Tensor& piece) {
   sharded.bump_version();
 }
 
-void FSDPParam::leave_to_aliases(const at::Tensor& whole, const at::Tensor& piece, const std::shared_ptr<ParamOwner>& owner) {
-  sharded.leave_to_aliases(spec, piece, unsharded_param());
-  if (whole.defined()) unsharded.leave_to_aliases(whole, spec, owner, sharded.place());
-}
-
 void FSDPParam::convert(at::ScalarType dtype, at::ScalarType param_dtype, const at::Tensor& piece,
                         const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device) {
   BelowResidency below;

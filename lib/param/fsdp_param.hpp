@@ -65,9 +65,6 @@ struct FSDPParam {
   void mark_written();
   /// The same where the ranks may have written different values: what the sharded parameters hold is to be gathered.
   void mark_sharded_written();
-  /// Before other values take the place of the parameter's (set_data): what else shows it, such as an older `data()`, keeps those of
-  /// now. Only with a DTensor. whole: of the unsharded parameter, where that has aliases, in its memory's order; else undefined.
-  void leave_to_aliases(const at::Tensor& whole, const at::Tensor& piece, const std::shared_ptr<ParamOwner>& owner);
   /// A sharded parameter whose storage or sizes were replaced (torch::load, set_data): its values go back to `piece`.
   /// Accepts this rank's rows or the whole parameter; throws StateError otherwise.
   void reset_sharded_param(const at::Tensor& piece);

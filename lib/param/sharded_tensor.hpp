@@ -38,8 +38,8 @@ class ShardedTensor {
   /// unsharded: it keeps that alive from the first time on.
   void make(const ParamSpec& spec, ParamRef place, const at::Tensor& piece, const AutogradSettings& settings,
             const at::Tensor& unsharded);
-  /// It goes on around a new tensor over `piece`, where its rows lie, if tensors beside it show them: views of the DTensor, `data()`.
-  /// These keep the values of now, in memory of their own.
+  /// It goes on around a new tensor over `piece`, where its rows lie, if tensors beside it show them: views of the DTensor,
+  /// `data()`. These keep the values of now, in memory of their own.
   void leave_to_aliases(const ParamSpec& spec, const at::Tensor& piece, const at::Tensor& unsharded);
   /// Gives up the only strong reference to a new tensor: for the module to hold.
   at::Tensor hand_over() { return initial_.defined() ? std::move(initial_) : registered(); }
@@ -85,7 +85,7 @@ class ShardedTensor {
   static constexpr int64_t kOutdated = -1;
 
   bool has_aliases() const;
-  /// Of the parameter's rows, over `piece`.
+  /// A tensor of the parameter's rows over `piece`.
   at::Tensor rows_on(const ParamSpec& spec, const at::Tensor& piece) const;
   void begin(const ParamSpec& spec, const at::Tensor& local, const AutogradSettings& settings, const at::Tensor& unsharded);
   /// The tensor's own version, which writes through `data()` do not move.

@@ -47,7 +47,8 @@ class DTensorMeta final : public JointMeta {
   }
 
  private:
-  // Autograd's own reference is a weak one, until there is an edge. Of a node that somebody has it goes with that one: so do its hooks.
+  // Autograd's own reference is a weak one, until there is an edge. Of a node that somebody has it goes with that one: so do
+  // its hooks.
   SharedAutograd::NodePtr led_to_;
 };
 

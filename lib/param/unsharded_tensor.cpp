@@ -47,8 +47,8 @@ bool UnshardedTensor::retire(const std::string& name) {
   return false;
 }
 
-void UnshardedTensor::leave_to_aliases(const at::Tensor& values, const ParamSpec& spec, const std::shared_ptr<ParamOwner>& owner,
-                                       const ParamRef& place) {
+void UnshardedTensor::leave_to_aliases(const at::Tensor& values, const ParamSpec& spec,
+                                       const std::shared_ptr<ParamOwner>& owner, const ParamRef& place) {
   const auto before = tensor().storage();
   auto* left = storage_;
   auto* shown = left->shown();

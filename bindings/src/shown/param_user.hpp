@@ -7,9 +7,9 @@ class ParamUser {
  public:
   virtual ~ParamUser() = default;
   enum class Use { kOperator, kAll };
-  /// An operator outside forward is to have the parameter. kAll: all of the module's parameters are to be as users have left them.
-  /// The DTensors that these have put in their places since the last look are the parameters from now on, as at the root's next
-  /// forward, if no step is under way. Throws what that throws.
+  /// An operator outside forward is to have the parameter. kAll: all of the module's parameters are to be as users have left
+  /// them. The DTensors that these have put in their places since the last look are the parameters from now on, as at the
+  /// root's next forward, if no step is under way. Throws what that throws.
   virtual void before_use(Use use) = 0;
   /// A hook behind a gradient is about to run, amid backward.
   virtual void before_hook() = 0;

@@ -19,7 +19,8 @@ bool is_unsharded_param(const at::Tensor& tensor) {
 struct SetKernel {
   using Op = at::_ops::set__source_Tensor;
   static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source) {
-    if (!is_unsharded_param(self)) return call_residency_fallback<Op, at::Tensor&, at::Tensor&, const at::Tensor&>(keys, self, source);
+    if (!is_unsharded_param(self))
+      return call_residency_fallback<Op, at::Tensor&, at::Tensor&, const at::Tensor&>(keys, self, source);
     self.set_data(source);
     return self;
   }

@@ -50,14 +50,16 @@ bool GradientStore::has_partial_sums() const {
 
 namespace {
 
-/// Of a user's torch::autograd::Function, say: what is the same on all ranks already, or a mix of all ranks', is no summand of a mean.
+/// Of a user's torch::autograd::Function, say: what is the same on all ranks already, or a mix of all ranks', is no summand of
+/// a mean.
 void refuse_dtensor(at::Tensor& gradient, const std::string& name) {
   if (!gradient.defined() || DTensorImpl::of(gradient) == nullptr) return;
   gradient.reset();
-  throw UsageError(fmt::format("{}: was brought a gradient that is a DTensor, by a torch::autograd::Function perhaps; expected this "
-                               "rank's own gradient of the whole parameter, an ordinary tensor, as the mean over the ranks is taken. "
-                               "Compute it from fsdp::full_tensor(tensor) where it is made of DTensors",
-                               name));
+  throw UsageError(
+      fmt::format("{}: was brought a gradient that is a DTensor, by a torch::autograd::Function perhaps; expected this "
+                  "rank's own gradient of the whole parameter, an ordinary tensor, as the mean over the ranks is taken. "
+                  "Compute it from fsdp::full_tensor(tensor) where it is made of DTensors",
+                  name));
 }
 
 /// Autograd leaves on a parameter what an operator gave: a sparse tensor, or a subclass's where one was beside the parameter.

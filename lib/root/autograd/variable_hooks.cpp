@@ -122,7 +122,9 @@ void leave_to_aliases(const FoundParam& found) {
   const auto whole = values_for_aliases(found);
   const WithoutHostLock may_wait;
   std::lock_guard lock(port.root()->mutex());
-  found.param().leave_to_aliases(whole, group.parts().shard.piece(found.index), port.shared_from_this());
+  auto& param = found.param();
+  param.sharded.leave_to_aliases(param.spec, group.parts().shard.piece(found.index), param.unsharded_param());
+  if (whole.defined()) param.unsharded.leave_to_aliases(whole, param.spec, port.shared_from_this(), param.sharded.place());
 }
 
 class Hooks final : public Interface {
