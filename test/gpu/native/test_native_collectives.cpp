@@ -74,9 +74,9 @@ TEST_CASE("averages are made in the collective, and equal the sum of what was sc
   const int ranks = group->size(), rank = group->rank();
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     CAPTURE(dtype);
-    auto* scaled = scaled_sums_of(*group, dtype);
-    if (scaled == nullptr) return skip("sums are not scaled over " + group->backend());
     const double scale = 1.0 / ranks;
+    auto* scaled = scaled_sums_of(*group, {.dtype = dtype, .scale = scale});
+    if (scaled == nullptr) return skip("sums are not scaled over " + group->backend());
     const int64_t numel = 1000;
     const std::vector<at::Tensor> outputs = {at::zeros({numel}, on_device(dtype))};
     const std::vector<at::Tensor> inputs = {numbers(rank, ranks * numel, dtype)};
