@@ -197,6 +197,36 @@ TEST_CASE("an archive is read into members and into parameters()", "[runtime][se
     });
 }
 
+TEST_CASE("an ordinary tensor is given a parameter's values, and keeps them", "[runtime][set_data]") {
+  const Parameters of = GENERATE(&entries, &members);
+  CAPTURE(of == &entries);
+  for (const int world_size : {1, 2})
+    on_ranks(world_size, [&](Rank& rank) {
+      for (const auto& [state, come_to] : states())
+        for (const bool is_data : {true, false}) {
+          auto plain = make_net(), sharded = make_net();
+          fully_shard(*sharded->ptr(0), {.mesh = rank.mesh()});
+          fully_shard(*sharded, {.mesh = rank.mesh()});
+          come_to(sharded);
+          for (size_t i = 0; i < 4; ++i) {
+            // An exchange with a tensor that is not sharded.
+            auto ordinary = torch::full(plain->parameters()[i].sizes(), 0.25, torch::requires_grad());
+            const auto parameter = of(sharded)[i], expected = plain->parameters()[i].detach().clone();
+            const auto values = ordinary.data().clone();
+            ordinary.set_data(is_data ? parameter.data() : parameter);
+            parameter.set_data(values);
+            const auto what = fmt::format("{}, parameter {}", state, i);
+            rank.check(!is_dtensor(ordinary) && ordinary.requires_grad(), what + ": an ordinary leaf");
+            rank.check_identical(ordinary.detach(), expected, what + ": what the ordinary tensor has");
+            rank.check_identical(whole(of(sharded)[i]), values, what + ": what the parameter has");
+            const torch::NoGradGuard no_grad;
+            ordinary.mul_(2);
+            rank.check_identical(whole(of(sharded)[i]), values, what + ": the parameter, once the other is written");
+          }
+        }
+    });
+}
+
 TEST_CASE("an ordinary tensor is given a parameter's sizes", "[runtime][set_data]") {
   on_ranks(2, [](Rank& rank) {
     auto net = make_net();

@@ -92,6 +92,17 @@ std::optional<FoundParam> find_in_function(const TensorBase& tensor) {
   return found && found->param().unsharded_param().defined() ? found : std::nullopt;
 }
 
+/// What an ordinary tensor can hold of `data`: where that is a sharded parameter, or shows one, the whole's values of now. To share
+/// its memory the tensor would have to be cut as it is.
+TensorBase values_for_ordinary(const TensorBase& data) {
+  if (!data.defined() || !has_residency_key(data.unsafeGetTensorImpl()) ||
+      c10::impl::tls_is_dispatch_key_excluded(kResidencyKey))
+    return data;
+  const torch::NoGradGuard no_grad;
+  const at::Tensor given(data);
+  return is_unsharded_storage(data) ? given.clone() : whole_of(given, "set_data").detach();
+}
+
 SetDataOfKind set_data_of_kind = nullptr;
 
 /// Autograd is about to record this leaf, perhaps without having asked whether it needs a gradient, as another operand did.
@@ -136,7 +147,10 @@ class Hooks final : public Interface {
     const auto found = find_any(tensor);
     const bool may_be_shown = is_of_kind(tensor) || (found && found->is_unsharded_param);
     if (may_be_shown && set_data_of_kind != nullptr && set_data_of_kind(at::Tensor(tensor), at::Tensor(data))) return;
-    if (!found) return next_.set_data(tensor, data);
+    if (!found) {
+      const bool is_ordinary = tensor.defined() && !has_residency_key(tensor.unsafeGetTensorImpl());
+      return next_.set_data(tensor, is_ordinary ? values_for_ordinary(data) : data);
+    }
     const auto target = found->is_unsharded_param ? TensorBase(found->param().registered_param()) : tensor;
     // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the unsharded parameter.
     if (!target.defined() || data.is_same(target) || data.is_same(found->param().unsharded_param())) return;
