@@ -157,10 +157,7 @@ void draw_evaluations(RandomTree& tree) {
 /// What a program does to values, and what shows parameters' memory from before fully_shard. Drawn apart, too.
 void draw_writes(RandomTree& tree) {
   Draw draw(tree.seed * 49979687 + 31);
-  // Written values have found models that fail (seeds 735 and 964, and 1'962'857'215 under the sanitizer), and nobody knows yet
-  // whether those draws or the library are wrong. Until then each commit's own seeds leave them out.
-  const bool writes = draw.chance(0.35) && tree.seed < kFirstSeedOfCommits;
-  if (writes) tree.written_probability = draw.one_of<double>({0.3, 0.8});
+  if (draw.chance(0.35)) tree.written_probability = draw.one_of<double>({0.3, 0.8});
   if (tree.written_probability > 0 && tree.evaluated_probability == 0 && draw.chance(0.5)) tree.evaluated_probability = 0.6;
   if (draw.chance(0.12)) tree.alias_probability = draw.one_of<double>({0.15, 0.5});
   tree.ties_by_set_data = draw.chance(0.02);

@@ -72,9 +72,6 @@ struct RandomTree {
   uint64_t seed = 0;  ///< of what is decided while building
 };
 
-/// Seeds that follow a commit begin here.
-inline constexpr uint64_t kFirstSeedOfCommits = 1'000'000'000;
-
 RandomTree draw_tree(uint64_t seed);
 /// True if `tensor` is one of `tensors`, not only equal to one.
 inline bool is_among(const at::Tensor& tensor, const std::vector<at::Tensor>& tensors) {
