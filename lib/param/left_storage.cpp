@@ -64,6 +64,15 @@ void LeftStorages::forget_unused() {
   std::erase_if(left_, [](const Left& left) { return left.storage.expired(); });
 }
 
+void LeftStorages::hand_over(size_t index, LeftStorages& to, size_t index_there) {
+  for (auto& left : left_) {
+    if (std::erase(left.params, index) == 0) continue;
+    to.left_.push_back(left);
+    to.left_.back().params = {index_there};
+  }
+  std::erase_if(left_, [](const Left& left) { return left.params.empty(); });
+}
+
 std::vector<LeftStorages::Left> LeftStorages::take_used() {
   forget_unused();
   return std::exchange(left_, {});

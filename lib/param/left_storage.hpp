@@ -44,6 +44,8 @@ class LeftStorages {
     for (const auto& left : left_)
       if (!left.is_larger) mark(left, name_of(left.params.front()), Reads::kThrow);
   }
+  /// Parameter `index` goes on in another group, as its parameter `index_there`: what shows it is closed from there.
+  void hand_over(size_t index, LeftStorages& to, size_t index_there);
   /// Those that a tensor still uses; all are forgotten.
   std::vector<Left> take_used();
 

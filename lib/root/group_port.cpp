@@ -41,7 +41,7 @@ std::shared_ptr<ParamGroup> make_group(GroupIdentity identity, GroupConfig confi
 
 void GroupPort::attach() {
   const auto ties = std::exchange(group_.tied(), {});
-  for (const auto& tied : ties) take_tied(group_.parts(), tied);
+  for (const auto& tied : ties) take_tied(group_, tied);
   group_.attach();
   const auto self = std::static_pointer_cast<GroupPort>(shared_from_this());
   for (size_t i = 0; i < group_.params().size(); ++i) install_gradient_hook(group_.params()[i].unsharded_param(), self, i);

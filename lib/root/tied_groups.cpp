@@ -25,10 +25,12 @@ void release_tied(ParamGroup& group, size_t index) {
 
 }  // namespace
 
-void take_tied(GroupParts& parts, const TiedParam& tied) {
+void take_tied(ParamGroup& group, const TiedParam& tied) {
   BelowResidency below;
+  auto& parts = group.parts();
   auto& param = parts.params[tied.index];
   const auto sharded_param = param.sharded_param();
+  tied.from.group->notes().left().hand_over(tied.from.index, group.notes().left(), tied.index);
   release_tied(*tied.from.group, tied.from.index);
   // In its new shape a gradient of the old one would be wrong.
   if (tied.gradient.defined()) sharded_param.mutable_grad().reset();

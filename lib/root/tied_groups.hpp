@@ -6,7 +6,7 @@
 namespace fsdp {
 
 /// The sharded parameter is this group's from now on. link: to this group.
-void take_tied(GroupParts& parts, const TiedParam& tied);
+void take_tied(ParamGroup& group, const TiedParam& tied);
 
 /// Memory of what has been taken from a group is given back, where that takes no communication.
 void compact(ParamGroup& group);

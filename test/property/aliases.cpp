@@ -15,10 +15,10 @@ bool is_named_in(const std::string& message, const std::string& name) {
 
 }  // namespace
 
-Aliases::Aliases(const RandomTree& tree, const torch::nn::Module& model, const std::vector<at::Tensor>& cut) {
+Aliases::Aliases(const RandomTree& tree, const torch::nn::Module& model, const std::vector<at::Tensor>& apart) {
   Draw draw(tree.seed * 141650939 + 23);
   for (const auto& [name, parameter] : unique_parameters(model)) {
-    if (!draw.chance(tree.alias_probability) || is_among(parameter, cut)) continue;
+    if (!draw.chance(tree.alias_probability) || is_among(parameter, apart)) continue;
     // Of a larger storage others may have other parts: it stays open, and the first step warns.
     if (parameter.storage().nbytes() > parameter.nbytes()) continue;
     auto way = static_cast<Way>(draw.number(0, kWays - 1));

@@ -12,8 +12,8 @@ namespace fsdp::test {
 /// their memory.
 class Aliases {
  public:
-  /// cut: of which a rank has a part already.
-  Aliases(const RandomTree& tree, const torch::nn::Module& model, const std::vector<at::Tensor>& cut);
+  /// apart: of which a rank has a part already, and those that fully_shard leaves alone.
+  Aliases(const RandomTree& tree, const torch::nn::Module& model, const std::vector<at::Tensor>& apart);
   /// Before fully_shard.
   void make();
   /// Afterwards: each shows the parameter as it is now, or is refused by its name. A collective call.

@@ -193,7 +193,7 @@ Drawn draw_model(const RandomTree& tree) {
           .dtypes = std::make_shared<GradDtypes>(tree, *model->body, unsharded->ignored),
           .hooks = draw_hooks(tree, *model->body, unsharded->ignored),
           .experts = std::move(experts),
-          .aliases = Aliases(tree, *model, cut),
+          .aliases = Aliases(tree, *model, apart),
           .tie = SetDataTie::draw(tree, *model, apart)};
 }
 

@@ -81,6 +81,31 @@ TEST_CASE("so it does for any sizes, cuts and layouts", "[runtime][tensor_parall
   }
 }
 
+TEST_CASE("what is thawed by parameters() behind a recorded evaluation trains, where this rank's rows are registered",
+          "[runtime][tensor_parallel]") {
+  on_ranks(4, [](Rank& rank) {
+    const TpCase c{.shape = {2, 2}, .layout = ParamLayout::kFlat};
+    TpModel tp(rank, c);
+    tp.shard(c);
+    const auto expected = tp.plain->named_parameters();
+    for (int step = 0; step < 3; ++step) {
+      tp.model->zero_grad();
+      tp.plain->zero_grad();
+      tp.model->loss(tp.batch, step);
+      const bool is_frozen = step == 1;
+      for (auto& param : tp.model->named_parameters())
+        if (cut_dim(param.key())) param.value().set_requires_grad(!is_frozen);
+      plain_backward(tp.plain, 2, step);
+      tp.model->loss(tp.batch, step).backward();
+      for (const auto& param : tp.model->named_parameters()) {
+        const auto what = fmt::format("step {}: gradient of {}", step, param.key());
+        rank.check_equal(param.value().grad().defined(), !is_frozen || !cut_dim(param.key()), what);
+        if (param.value().grad().defined()) rank.check_close(full_grad(param.value()), expected[param.key()].grad(), what);
+      }
+    }
+  });
+}
+
 TEST_CASE("placements join both: strided where both cut one dimension", "[runtime][tensor_parallel]") {
   on_ranks(8, [](Rank& rank) {
     const TpCase c{.shape = {2, 2, 2}};

@@ -483,6 +483,22 @@ TEST_CASE("two parameters over one memory are refused by name where one keeps it
   }));
 }
 
+TEST_CASE("what shows a tied parameter's memory of before fully_shard is closed with its first write, whichever group has it by then",
+          "[runtime][ties]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    TiedNet net;
+    const auto view = net->input->table->weight.t();  // recorded by autograd: it is open until then
+    fully_shard(net->input, {.mesh = rank.mesh()});
+    fully_shard(net->output, {.mesh = rank.mesh()});
+    fully_shard(net, {.mesh = rank.mesh()});
+    {
+      const torch::NoGradGuard no_grad;
+      net->parameters()[0].mul_(2);
+    }
+    rank.check_throws<c10::Error>([&] { view.sum(); }, {"table.weight'", "before fully_shard"}, "a view");
+  }));
+}
+
 TEST_CASE("so is what shows a parameter that no rank cuts, where it leaves its memory", "[runtime][ties]") {
   struct Case {
     std::string name;

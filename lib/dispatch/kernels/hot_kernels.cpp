@@ -31,11 +31,11 @@ bool is_settled(const c10::TensorImpl* impl, Needs needs) {
   const auto* storage = ParamStorage::of(impl);
   if (storage == nullptr || storage->kind() != ParamStorage::Kind::kUnsharded) return false;
   const auto* owner = storage->owner();
-  // A view is recorded with the requires_grad that its unsharded parameter has now.
+  // What is recorded is recorded with the requires_grad that its unsharded parameter has now.
   const bool may_have_toggled = owner->may_have_toggled() && at::GradMode::is_enabled();
   if (needs == Needs::kMetadata && !owner->follows_mode() && !may_have_toggled) return true;
   const bool may_cast = needs == Needs::kData && owner->casts_operands();
-  return !may_cast && owner->is_ready(torch::autograd::get_current_graph_task_id());
+  return !may_cast && !may_have_toggled && owner->is_ready(torch::autograd::get_current_graph_task_id());
 }
 bool is_settled(const at::Tensor& tensor, Needs needs) {
   return is_settled(tensor.unsafeGetTensorImpl(), needs);
