@@ -29,7 +29,8 @@ std::vector<int64_t> bytes_of(const std::vector<PlainGroup>& groups) {
 ByteBudgets::ByteBudgets(const Rank& rank, const torch::nn::Module& model,
                          std::shared_ptr<const std::vector<PlainGroup>> groups, const RandomTree& tree,
                          const std::vector<at::Tensor>& hooked)
-    : rank_(rank), groups_(std::move(groups)), roots_(roots(model)), at_once_(bytes_of(*groups_)),
+    : rank_(rank), groups_(std::move(groups)), roots_(roots(model)), buffers_(model.buffers()),
+      at_once_(bytes_of(*groups_)),
       is_drawn_(tree.draws_budgets), draw_(tree.seed * 86028121 + 19) {
   follow_operators();
   for (const auto& group : *groups_) {
@@ -128,10 +129,15 @@ at::Tensor ByteBudgets::forward(const std::function<at::Tensor()>& run) {
   if (!is_drawn_) return run();
   auto& root = roots_.front();
   const int64_t before = parameter_bytes(root).unsharded;
+  std::vector<at::Tensor> statistics;
+  for (const auto& buffer : buffers_) statistics.push_back(buffer.clone());
   try {
     return run();
   } catch (const StateError& error) {
     check_refused(message_of(error), before);
+    // What ran in front of the refusal has counted its batch.
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(statistics[i]);
     root.set_unsharded_byte_budget(root.report().budget_bytes.value_or(0) + number_behind(message_of(error), "bytes are "));
   }
   return run();

@@ -26,7 +26,7 @@ class ByteBudgets {
   void check(const std::string& when);
   /// Between steps: another budget, maybe one that is too small.
   void draw_next();
-  /// A forward. If the budget is too small for it, which has to be said before it begins, once more with what is missing.
+  /// A forward. If the budget is too small for it, once more with what is missing: buffers are what they were before.
   at::Tensor forward(const std::function<at::Tensor()>& run);
   /// Always the same: a forward, whose backward follows, and what drops gradients.
   struct Step {
@@ -45,6 +45,7 @@ class ByteBudgets {
   const Rank& rank_;
   std::shared_ptr<const std::vector<PlainGroup>> groups_;
   std::vector<FSDPModule> roots_;
+  std::vector<at::Tensor> buffers_;
   OperandsAtOnce at_once_;
   bool is_drawn_;
   Draw draw_;
