@@ -16,11 +16,14 @@ const char* record_file() {
   return file != nullptr && *file != '\0' ? file : nullptr;
 }
 
+enum class Subjects { kHashed, kLeftOut };
+
 /// FNV-1a: the same on every machine.
-uint64_t hash_of(const CallLog& log) {
+uint64_t hash_of(const CallLog& log, Subjects subjects) {
   uint64_t hash = 0xCBF29CE484222325ULL;
   for (const auto& call : log.calls)
-    for (const unsigned char c : fmt::format("{}|{}|{}|{}|{};", call.operation, call.subject, call.group, call.bytes,
+    for (const unsigned char c : fmt::format("{}|{}|{}|{}|{};", call.operation,
+                                             subjects == Subjects::kHashed ? call.subject : std::string(), call.group, call.bytes,
                                              call.tensors))
       hash = (hash ^ c) * 0x100000001B3ULL;
   return hash;
@@ -40,8 +43,8 @@ CollectiveRecord::~CollectiveRecord() {
   const int number = ++calls_of_test[test];
   std::ofstream file(record_file(), std::ios::app);
   for (size_t rank = 0; rank < logs_.size(); ++rank)
-    file << fmt::format("{} #{} rank {}: {} {:016x}\n", test, number, rank, logs_[rank]->calls.size(),
-                        hash_of(*logs_[rank]));
+    file << fmt::format("{} #{} rank {}: {} {:016x} {:016x}\n", test, number, rank, logs_[rank]->calls.size(),
+                        hash_of(*logs_[rank], Subjects::kHashed), hash_of(*logs_[rank], Subjects::kLeftOut));
 }
 
 std::shared_ptr<Communicator> CollectiveRecord::recorded(std::shared_ptr<Communicator> world) const {

@@ -10,9 +10,9 @@ namespace fsdp::test {
 
 /// What one `on_ranks` call communicated, for a comparison of two builds: with FSDP_TEST_RECORD=FILE each call appends
 /// a line a rank, the test, the call's number in it, the rank, the number of collectives and a hash of their sequence
-/// (operation, subject, group, bytes, tensors). Without, nothing is recorded.
+/// (operation, subject, group, bytes, tensors), and another one that leaves the subject out. Without, nothing is recorded.
 ///
-/// Two records of one build are equal line for line; where a test's communication hangs on time, its lines differ.
+/// tools/same_collectives.py compares two records. Those of one build differ where a test's communication hangs on time.
 class CollectiveRecord {
  public:
   explicit CollectiveRecord(int world_size);

@@ -92,8 +92,8 @@ std::optional<FoundParam> find_in_function(const TensorBase& tensor) {
   return found && found->param().unsharded_param().defined() ? found : std::nullopt;
 }
 
-/// What an ordinary tensor can hold of `data`: where that is a sharded parameter, or shows one, the whole's values of now. To share
-/// its memory the tensor would have to be cut as it is.
+/// What an ordinary tensor can hold of `data`: where that is a sharded parameter, or shows one, the whole's values of now. To
+/// share memory with it the tensor would have to be cut.
 TensorBase values_for_ordinary(const TensorBase& data) {
   if (!data.defined() || !has_residency_key(data.unsafeGetTensorImpl()) ||
       c10::impl::tls_is_dispatch_key_excluded(kResidencyKey))
