@@ -13,7 +13,7 @@
 #include "group/group_layout.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/group_spec.hpp"
-#include "group/local_shards.hpp"
+#include "group/edit/local_shards.hpp"
 #include "group/shard_buffer.hpp"
 #include "param/fsdp_param.hpp"
 #include "trace/group_identity.hpp"

@@ -127,7 +127,9 @@ void ParamGroup::set_options(GroupOptions options) {
   auto& form = unsharder_.form();
   const auto& custom = options.memory.custom_all_gather;
   const bool travels_otherwise = custom != options_.memory.custom_all_gather;
-  auto encoded = travels_otherwise ? form.plan_with(custom.get(), parts_, parts_.layout, stored_dtypes(parts_)) : nullptr;
+  auto encoded = travels_otherwise ? GatherForm::plan_with({form.terms().extensions, custom.get()}, parts_, parts_.layout,
+                                                            stored_dtypes(parts_))
+                                   : nullptr;
   // Nothing of what follows fails.
   const auto before = std::exchange(options_, std::move(options));
   const auto& memory = options_.memory;

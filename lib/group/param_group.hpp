@@ -9,7 +9,7 @@
 #include "group/group_parts.hpp"
 #include "group/notes/group_notes.hpp"
 #include "group/reduce/group_gradients.hpp"
-#include "group/tied_params.hpp"
+#include "group/edit/tied_params.hpp"
 #include "group/user_changes.hpp"
 
 namespace fsdp {

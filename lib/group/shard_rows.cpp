@@ -32,28 +32,4 @@ void make_rows(GroupParts& parts, std::span<const TiedParam> tied) {
   copy_tied_rows(parts, tied);
 }
 
-void set_layout(ParamGroup& group, GroupLayout layout) {
-  auto& parts = group.parts();
-  auto encoded = group.unsharder().form().plan(parts, layout, stored_dtypes(parts));
-  parts.layout = std::move(layout);
-  group.unsharder().set_encoded(std::move(encoded));
-}
-
-void move_rows(ParamGroup& group, GroupLayout layout, at::Tensor shard) {
-  auto& parts = group.parts();
-  std::vector<at::Tensor> pieces;
-  for (size_t i = 0; i < parts.params.size(); ++i) {
-    const auto& before = parts.shard.piece(i);
-    pieces.push_back(shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i)));
-    // What a parameter left behind in a flat run is padding from now on: zero.
-    if (!shard.is_meta() && !parts.params[i].has_moved_away) pieces[i].narrow(0, 0, before.numel()).copy_(before);
-  }
-  set_layout(group, std::move(layout));
-  parts.shard.set(std::move(shard), std::move(pieces));
-  for (size_t i = 0; i < parts.params.size(); ++i) {
-    auto& param = parts.params[i];
-    if (param.sharded_param().defined()) param.make_sharded_param(parts.link, i, parts.shard.piece(i));
-  }
-}
-
 }  // namespace fsdp

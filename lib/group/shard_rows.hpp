@@ -5,21 +5,13 @@
 #include <span>
 
 #include "group/group_parts.hpp"
-#include "group/tied_params.hpp"
+#include "group/edit/tied_params.hpp"
 
 // This rank's rows of a group, as they are laid out in its shard, and the sharded parameters on top of them.
 namespace fsdp {
 
-class ParamGroup;
-
 /// From the unsharded parameters, which stay as they are, and from the groups that hold those that are tied. Without a
 /// copy where the memory can stay (one rank).
 void make_rows(GroupParts& parts, std::span<const TiedParam> tied);
-
-/// What is gathered, and how, follows; of a released group.
-void set_layout(ParamGroup& group, GroupLayout layout);
-
-/// The rows go to `shard`, which is zero and laid out so, and the sharded parameters with them.
-void move_rows(ParamGroup& group, GroupLayout layout, at::Tensor shard);
 
 }  // namespace fsdp

@@ -10,6 +10,7 @@
 #include "module/shows_own_parameters.hpp"
 #include "module/state/module_table.hpp"
 #include "module/ties.hpp"
+#include "root/edit_group.hpp"
 #include "root/find_param.hpp"
 
 // What changes the modules. Nothing here fails: all that may has been done by `prepare`.
@@ -36,6 +37,7 @@ void replace_registrations(const ManagedStates& states, const PreparedGroup& pre
 /// A root of its own, with the groups.
 std::shared_ptr<RootContext> attach_groups(Prepared& prepared) {
   auto context = std::make_shared<RootContext>();
+  for (auto& [group, given_up] : prepared.given_up) edit(*group, std::move(given_up));
   for (size_t i = 0; i < prepared.groups.size(); ++i) {
     const auto& made = prepared.groups[i];
     GroupPort::of(*made.group).attach();

@@ -1,6 +1,8 @@
 #include "module/prepare.hpp"
 
+#include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "base/require.hpp"
 #include "module/module_access.hpp"
@@ -85,7 +87,7 @@ ShardRequest request_of(const FullyShardOptions& options, const ModuleState* lik
 /// What one rank can do by itself: what is to be sharded, and where it goes.
 void find_places(Prepared& prepared, const std::vector<Module*>& requested, const FullyShardOptions& options,
                  const ModuleState* like) {
-  auto& [request, modules, units, walk, states, places, groups, owned] = prepared;
+  auto& [request, modules, units, walk, states, places, groups, owned, given_up] = prepared;
   check_options(options);
   modules = checked_modules(requested);
   walk = walk_modules(modules, options.ignored_params, options.ignored_modules, exempted_by(options.mp_policy));
@@ -179,6 +181,20 @@ void fill_values(const Prepared& prepared, const FullyShardOptions& options, con
   for (const auto& made : prepared.groups) made.group->notes().note_first_values(made.group->parts());
 }
 
+/// Of each group that holds one of the tied parameters until now.
+std::vector<Prepared::GivenUp> what_is_given_up(const std::vector<PreparedGroup>& groups) {
+  std::vector<std::pair<std::shared_ptr<ParamGroup>, std::vector<size_t>>> leaving;
+  for (const auto& made : groups)
+    for (const auto& tied : made.group->tied()) {
+      auto known = std::ranges::find(leaving, tied.from.group, [](const auto& entry) { return entry.first; });
+      if (known == leaving.end()) known = leaving.insert(known, {tied.from.group, {}});
+      known->second.push_back(tied.from.index);
+    }
+  std::vector<Prepared::GivenUp> all;
+  for (auto& [group, params] : leaving) all.push_back({group, GroupEdit::prepare(*group, {.leaving = std::move(params)})});
+  return all;
+}
+
 void complete(Prepared& prepared, const FullyShardOptions& options, const ModuleState* like, const FindPlaces& find) {
   if (options.sync_from_rank0) {
     prepare_together(prepared, options, like, find);
@@ -190,6 +206,7 @@ void complete(Prepared& prepared, const FullyShardOptions& options, const Module
   check_reshard(prepared.owned, options.reshard_after_forward);
   plan_reshard(prepared.owned, options.reshard_after_forward);
   fill_values(prepared, options, like);
+  prepared.given_up = what_is_given_up(prepared.groups);
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 
 #include <torch/nn/module.h>
 
+#include <memory>
 #include <vector>
 
+#include "group/edit/group_edit.hpp"
 #include "module/make_groups.hpp"
 #include "module/managed_states.hpp"
 #include "module/module_walk.hpp"
@@ -24,6 +26,12 @@ struct Prepared {
   std::vector<ParamPlace> places = {};     ///< of the states' parameters
   std::vector<PreparedGroup> groups = {};  ///< none if there is nothing to shard
   std::vector<OwnedGroup> owned = {};      ///< of these groups, without registrations
+  /// Groups that give up tied parameters to these.
+  struct GivenUp {
+    std::shared_ptr<ParamGroup> by;
+    GroupEdit edit;
+  };
+  std::vector<GivenUp> given_up = {};
 };
 
 /// All that may fail of fully_shard: checks, and the groups with their values. A collective call with

@@ -116,7 +116,6 @@ void FSDPParam::convert(at::ScalarType dtype, at::ScalarType param_dtype, const 
     make_sharded_param(place.link, place.index, piece);
     sharded.bump_version();
   }
-  if (auto* tensor = unsharded.peek()) accumulated_grad(*tensor).reset();
   set_param_dtype(param_dtype, owner, unsharded_device);
 }
 
@@ -126,13 +125,11 @@ void FSDPParam::set_param_dtype(at::ScalarType param_dtype, const std::shared_pt
   spec.param_dtype = param_dtype;
   if (!unsharded.retire(name())) return;
   const auto tensor = unsharded_param();
-  const auto gradient = std::exchange(accumulated_grad(tensor), {});
+  accumulated_grad(tensor).reset();
   replace_tensor(tensor, at::empty({0}, at::TensorOptions().dtype(param_dtype).device(unsharded_device)));
   attach(owner, unsharded_device);
   // A graph that saved the unsharded parameter itself is out of date, and is to say so.
   unsharded.bump_version();
-  if (gradient.defined())
-    accumulated_grad(tensor) = settings.unsharded_grad_dtype().takes_any() ? gradient : gradient.to(param_dtype);
 }
 
 void FSDPParam::set_unsharded_grad_dtype(const GradDtype& value) {

@@ -74,7 +74,7 @@ struct FSDPParam {
   /// old memory are gone.
   void convert(at::ScalarType dtype, at::ScalarType param_dtype, const at::Tensor& piece,
                const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
-  /// The unsharded parameter goes on as the same tensor in another dtype, released; its gradient follows.
+  /// The unsharded parameter goes on as the same tensor in another dtype, released. Its gradient is gone.
   void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
 
   // See AutogradSettings.

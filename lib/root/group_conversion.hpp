@@ -1,25 +1,10 @@
 #pragma once
 
-#include <optional>
-#include <vector>
-
-#include "group/group_layout.hpp"
 #include "group/group_spec.hpp"
 
 namespace fsdp {
 
 class ParamGroup;
-
-/// The dtypes of a group's parameters, by parameter.
-struct ParamDtypes {
-  std::vector<at::ScalarType> stored, gathered;
-  std::vector<GroupLayout::Itemsizes> itemsizes;
-  bool is_cast = false;  ///< one is gathered in another dtype than it is kept in
-  bool changes = false;  ///< one differs from what it is now
-};
-
-/// floating: that floating-point parameters are to be kept in; none: as they are. in_own_dtype: they are gathered in it.
-ParamDtypes dtypes_in(const ParamGroup& group, std::optional<at::ScalarType> floating, bool in_own_dtype);
 
 /// Other dtypes, another device: unsharded parameters, shards and gradients, with what waits for a reduction; who holds one of
 /// the tensors keeps it. From the meta device: shards of zeros. No communication. If memory runs out, nothing has

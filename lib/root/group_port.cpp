@@ -45,7 +45,6 @@ void GroupPort::attach() {
   group_.attach();
   const auto self = std::static_pointer_cast<GroupPort>(shared_from_this());
   for (size_t i = 0; i < group_.params().size(); ++i) install_gradient_hook(group_.params()[i].unsharded_param(), self, i);
-  for (const auto& tied : ties) compact(*tied.from.group);
 }
 
 void GroupPort::make_resident(std::span<ParamOwner* const> owners, const OperatorUse& use) {

@@ -4,7 +4,7 @@
 
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
-#include "group/shard_rows.hpp"
+#include "root/edit_group.hpp"
 #include "root/group_conversion.hpp"
 #include "root/group_port.hpp"
 
@@ -26,14 +26,6 @@ void check_adjacent(const ParamGroup& group, const std::vector<LocalShards::Clas
             "in one run; use one label for all, or ParamLayout::kPerParameter",
             group.name(), one.label);
   }
-}
-
-std::vector<size_t> order_of(const ParamGroup& group, const std::vector<LocalShards::Class>& classes) {
-  std::vector<size_t> order;
-  for (const auto& one : classes) order.insert(order.end(), one.members.begin(), one.members.end());
-  for (size_t i = 0; i < group.params().size(); ++i)
-    if (group.params()[i].has_moved_away) order.push_back(i);
-  return order;
 }
 
 /// One tensor has one dtype.
@@ -71,21 +63,13 @@ LocalShards& make_local_shards(ParamGroup& group, const std::vector<std::string>
   group.changes().sync_requires_grad();
   group.changes().sync_grad_dtypes();
   auto classes = LocalShards::plan(group, labels);
-  const bool is_flat = parts.config.layout == ParamLayout::kFlat;
-  if (is_flat) check_adjacent(group, classes);
+  if (parts.config.layout == ParamLayout::kFlat) check_adjacent(group, classes);
   check_gradients(group, classes);
-
-  BelowResidency below;
-  group.changes().refresh();
-  auto layout = is_flat ? parts.layout : parts.layout.reordered(order_of(group, classes), parts.shard_group());
-  auto shard = parts.shard.make(layout.stored().rank_bytes(), parts.config.device);
-  // From here on nothing fails.
-  root->control(group, GroupEvent::kUserReshards);
-  move_rows(group, std::move(layout), std::move(shard));
-  parts.local_shards = std::make_unique<LocalShards>(std::move(classes), labels);
-  refresh_classes(group);
-  group.unsharder().rest();
-  root->runner().facts_changed(group);
+  {
+    const BelowResidency below;
+    group.changes().refresh();
+  }
+  edit(group, {.classes = std::make_unique<LocalShards>(std::move(classes), labels)});
   return *parts.local_shards;
 }
 

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "base/require.hpp"
 #include "collectives/buffer.hpp"
 #include "group/comm_context.hpp"
@@ -33,9 +36,11 @@ void GatherForm::release() const noexcept {
   for (auto* extension : prepared_) extension->release();
 }
 
-void GatherForm::check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const {
+namespace {
+
+void check_extensions(const Extensions& extensions, const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) {
   for (size_t i = 0; i < parts.params.size(); ++i) {
-    const auto& extension = extensions_[i];
+    const auto& extension = extensions[i];
     if (!extension) continue;
     require(parts.config.layout != ParamLayout::kFlat,
             "{}: all_gather_extension_fn gave '{}', but the flat layout's pieces hold parts of several "
@@ -46,20 +51,25 @@ void GatherForm::check(const GroupParts& parts, const std::vector<at::ScalarType
   }
 }
 
-std::unique_ptr<EncodedGather> GatherForm::plan(const GroupParts& parts, const GroupLayout& layout,
-                                                std::vector<at::ScalarType> dtypes) const {
-  return plan_with(custom_.get(), parts, layout, std::move(dtypes));
+}  // namespace
+
+void GatherForm::check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const {
+  check_extensions(extensions_, parts, dtypes);
 }
 
-std::unique_ptr<EncodedGather> GatherForm::plan_with(const AllGatherComm* custom, const GroupParts& parts,
-                                                     const GroupLayout& layout, std::vector<at::ScalarType> dtypes) const {
-  check(parts, dtypes);
+std::unique_ptr<EncodedGather> GatherForm::plan(const GroupParts& parts, const GroupLayout& layout,
+                                                std::vector<at::ScalarType> dtypes) const {
+  return plan_with(terms(), parts, layout, std::move(dtypes));
+}
+
+std::unique_ptr<EncodedGather> GatherForm::plan_with(Terms terms, const GroupParts& parts, const GroupLayout& layout,
+                                                     std::vector<at::ScalarType> dtypes) {
+  check_extensions(terms.extensions, parts, dtypes);
   const int world = parts.identity.mesh_info.shard_size();
-  const bool is_encoded = std::any_of(extensions_.begin(), extensions_.end(),
-                                      [](const auto& extension) { return extension != nullptr; });
+  const bool is_encoded = std::ranges::any_of(terms.extensions, [](const auto& extension) { return extension != nullptr; });
   // One rank gathers nothing, so nothing is rounded either.
-  if (world == 1 || (!is_encoded && custom == nullptr)) return nullptr;
-  return std::make_unique<EncodedGather>(layout, extensions_, std::move(dtypes), world);
+  if (world == 1 || (!is_encoded && terms.custom == nullptr)) return nullptr;
+  return std::make_unique<EncodedGather>(layout, std::move(terms.extensions), std::move(dtypes), world);
 }
 
 std::vector<at::ScalarType> stored_dtypes(const GroupParts& parts) {

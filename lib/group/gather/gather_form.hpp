@@ -21,9 +21,15 @@ class GatherForm {
   /// The packed buffer of a group that is laid out so; null: it travels as it lies. Throws as `check`; changes nothing.
   std::unique_ptr<EncodedGather> plan(const GroupParts& parts, const GroupLayout& layout,
                                       std::vector<at::ScalarType> dtypes) const;
-  /// What `plan` gives with another custom collective; null: the communicator's own.
-  std::unique_ptr<EncodedGather> plan_with(const AllGatherComm* custom, const GroupParts& parts, const GroupLayout& layout,
-                                           std::vector<at::ScalarType> dtypes) const;
+  /// What is sent of the parameters, and through what; custom: null is the communicator's own collective.
+  struct Terms {
+    Extensions extensions;
+    const AllGatherComm* custom = nullptr;
+  };
+  Terms terms() const { return {extensions_, custom_.get()}; }
+  /// What `plan` gives on other terms.
+  static std::unique_ptr<EncodedGather> plan_with(Terms terms, const GroupParts& parts, const GroupLayout& layout,
+                                                  std::vector<at::ScalarType> dtypes);
   void set_encoded(std::unique_ptr<EncodedGather> encoded) { encoded_ = std::move(encoded); }
   /// Null: as it lies in the shard.
   const EncodedGather* encoded() const { return encoded_.get(); }

@@ -26,11 +26,11 @@ bool GradientDtypes::takes_any(size_t index) const {
   return parts_.params[index].grad_dtype().takes_any() && !parts_.config.mp_policy.reduce_dtype;
 }
 
-std::optional<at::ScalarType> GradientDtypes::kept_dtype(size_t index) const {
+std::optional<at::ScalarType> GradientDtypes::kept_dtype(size_t index, at::ScalarType stored) const {
   const auto& param = parts_.params[index];
   if (param.grad_dtype().is_set) return param.grad_dtype().dtype;
   if (parts_.config.mp_policy.keep_low_precision_grads) return std::nullopt;
-  return param.spec.dtype;
+  return stored;
 }
 
 bool GradientDtypes::promotes() const {
@@ -42,36 +42,43 @@ bool GradientDtypes::promotes() const {
 }
 
 /// Before promotion: nullopt where any gradient is taken.
-std::optional<at::ScalarType> GradientDtypes::own_reduce_dtype(size_t index) const {
+std::optional<at::ScalarType> GradientDtypes::own_reduce_dtype(size_t index, const ParamDtypes& dtypes) const {
   const auto& param = parts_.params[index];
   const auto& policy = parts_.config.mp_policy;
-  if (!at::isFloatingType(param.spec.param_dtype)) return param.spec.param_dtype;
+  if (!at::isFloatingType(dtypes.gathered[index])) return dtypes.gathered[index];
   if (policy.reduce_dtype) return policy.reduce_dtype;
   if (param.grad_dtype().is_set) return param.grad_dtype().dtype;
-  return reduction_.in_own_dtype ? param.spec.dtype : param.spec.param_dtype;
+  return reduction_.in_own_dtype ? dtypes.stored[index] : dtypes.gathered[index];
 }
 
-void GradientDtypes::plan() {
+GradientDtypes::Plan GradientDtypes::decide(const ParamDtypes& dtypes, std::span<const size_t> leaving) const {
   std::optional<at::ScalarType> joint;
   if (promotes())
     for (size_t i = 0; i < parts_.params.size(); ++i) {
-      const auto own = parts_.params[i].requires_grad() ? own_reduce_dtype(i) : std::nullopt;
+      const bool counts = parts_.params[i].requires_grad() && std::ranges::find(leaving, i) == leaving.end();
+      const auto own = counts ? own_reduce_dtype(i, dtypes) : std::nullopt;
       if (own && at::isFloatingType(*own)) joint = joint ? at::promote_types(*joint, *own) : *own;
     }
-  reduce_dtypes_.clear();
-  takes_any_ = false;
+  Plan plan;
   for (size_t i = 0; i < parts_.params.size(); ++i) {
-    auto& param = parts_.params[i];
-    const auto own = own_reduce_dtype(i);
-    takes_any_ |= takes_any(i);
-    const bool joins = joint && at::isFloatingType(param.spec.param_dtype);
-    reduce_dtypes_.push_back(joins ? *joint : own.value_or(param.spec.param_dtype));
+    const auto gathered = dtypes.gathered[i];
+    const auto own = own_reduce_dtype(i, dtypes);
+    plan.reduced.push_back(joint && at::isFloatingType(gathered) ? *joint : own.value_or(gathered));
     // Autograd rounds each gradient to the leaf's own dtype. What is reduced in a wider one arrives
     // as it was made; the rest is cast when it is packed, unless a dtype was asked for.
-    GradDtype of_unsharded = parts_.config.mp_policy.reduce_dtype ? GradDtype() : param.grad_dtype();
-    if (own && is_wider(*own, param.spec.param_dtype))
-      of_unsharded = {.is_set = true, .is_by_library = true};
-    param.set_unsharded_grad_dtype(of_unsharded);
+    auto& of_unsharded = plan.of_unsharded.emplace_back();
+    if (!parts_.config.mp_policy.reduce_dtype) of_unsharded = parts_.params[i].grad_dtype();
+    if (own && is_wider(*own, gathered)) of_unsharded = {.is_set = true, .is_by_library = true};
+  }
+  return plan;
+}
+
+void GradientDtypes::set(Plan plan) {
+  reduce_dtypes_ = std::move(plan.reduced);
+  takes_any_ = false;
+  for (size_t i = 0; i < parts_.params.size(); ++i) {
+    takes_any_ |= takes_any(i);
+    parts_.params[i].set_unsharded_grad_dtype(plan.of_unsharded[i]);
   }
 }
 

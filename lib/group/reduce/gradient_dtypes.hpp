@@ -1,10 +1,12 @@
 #pragma once
 
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "group/group_options.hpp"
-#include "group/group_parts.hpp"
+#include "group/param_dtypes.hpp"
 
 namespace fsdp {
 
@@ -15,8 +17,17 @@ class GradientDtypes {
   /// Both outlive this.
   GradientDtypes(GroupParts& parts, const ReduceOptions& reduction) : parts_(parts), reduction_(reduction) {}
 
-  /// From what the policy, the reduction and the parameters say now.
-  void plan();
+  /// In which dtype each parameter's gradients are reduced, and in which autograd leaves them on the unsharded parameter.
+  struct Plan {
+    std::vector<at::ScalarType> reduced;
+    std::vector<GradDtype> of_unsharded;
+  };
+  /// What goes for parameters in these dtypes, from what the policy, the reduction and the parameters say now. leaving:
+  /// parameters whose gradients count no more.
+  Plan decide(const ParamDtypes& dtypes, std::span<const size_t> leaving) const;
+  void set(Plan plan);
+  /// Goes by the parameters as they are.
+  void plan() { set(decide(dtypes_of(parts_), {})); }
 
   /// What the gradients of parameter `index` are added up in. gradient: the dtype of one that is there, which counts
   /// where any is taken.
@@ -28,10 +39,12 @@ class GradientDtypes {
   /// All gradients that are reduced together are in the dtype that theirs promote to.
   bool promotes() const;
   /// That a reduced gradient has on the sharded parameter; none: the one that it was reduced in.
-  std::optional<at::ScalarType> kept_dtype(size_t index) const;
+  std::optional<at::ScalarType> kept_dtype(size_t index) const { return kept_dtype(index, parts_.params[index].spec.dtype); }
+  /// The same if it were kept in `stored`.
+  std::optional<at::ScalarType> kept_dtype(size_t index, at::ScalarType stored) const;
 
  private:
-  std::optional<at::ScalarType> own_reduce_dtype(size_t index) const;
+  std::optional<at::ScalarType> own_reduce_dtype(size_t index, const ParamDtypes& dtypes) const;
 
   GroupParts& parts_;
   const ReduceOptions& reduction_;

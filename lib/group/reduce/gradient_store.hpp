@@ -39,6 +39,8 @@ class GradientStore {
   /// Sum of whole gradients of backwards without reduction, in the reduce dtype where that is not the unsharded parameter's;
   /// undefined if there is none.
   at::Tensor& accumulated(size_t index) { return slots_[index].accumulated; }
+  const at::Tensor& partial_sum(size_t index) const { return slots_[index].partial_sum; }
+  const at::Tensor& accumulated(size_t index) const { return slots_[index].accumulated; }
   bool has_partial_sums() const;
   /// The whole gradient since the last reduction, taken off the unsharded parameter and the sum; undefined if there is none.
   at::Tensor take(size_t index);

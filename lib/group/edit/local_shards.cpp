@@ -1,4 +1,4 @@
-#include "group/local_shards.hpp"
+#include "group/edit/local_shards.hpp"
 
 #include <ATen/ATen.h>
 
@@ -38,22 +38,37 @@ LocalShards::LocalShards(std::vector<Class> classes, std::vector<std::string> la
     for (const size_t i : classes_[c].members) class_of_[i] = c;
 }
 
+std::vector<size_t> LocalShards::order() const {
+  std::vector<size_t> order;
+  for (const auto& one : classes_) order.insert(order.end(), one.members.begin(), one.members.end());
+  return order;
+}
+
+LocalShards::Extent LocalShards::extent_of(const Class& one, const GroupLayout& layout) {
+  int64_t begin = layout.stored().rank_bytes(), end = 0;
+  for (const size_t i : one.members) {
+    const int64_t bytes = layout.stored_bytes(i);
+    if (bytes == 0) continue;
+    begin = std::min(begin, layout.stored_offset(i));
+    end = std::max(end, layout.stored_offset(i) + bytes);
+  }
+  return end > 0 ? Extent{begin, end - begin} : Extent{};
+}
+
+void LocalShards::give_gradients(std::vector<at::Tensor> memory) {
+  for (size_t c = 0; c < memory.size(); ++c) classes_[c].next_gradient = std::move(memory[c]);
+}
+
 void LocalShards::point_into(ParamGroup& group, const at::Tensor& memory) {
   BelowResidency below;
   const auto& parts = group.parts();
   for (size_t c = 0; c < classes_.size(); ++c) {
     auto& one = classes_[c];
     one.dtype = parts.params[one.members.front()].spec.dtype;
-    int64_t begin = memory.numel(), end = 0;
-    for (const size_t i : one.members) {
-      const int64_t bytes = parts.layout.stored_bytes(i);
-      if (bytes == 0) continue;
-      begin = std::min(begin, parts.layout.stored_offset(i));
-      end = std::max(end, parts.layout.stored_offset(i) + bytes);
-    }
+    const auto extent = extent_of(one, parts.layout);
     const auto itemsize = static_cast<int64_t>(c10::elementSize(one.dtype));
-    one.begin = end > 0 ? begin / itemsize : 0;
-    one.numel = end > 0 ? (end - begin) / itemsize : 0;
+    one.begin = extent.begin / itemsize;
+    one.numel = extent.bytes / itemsize;
     auto* data = memory.is_meta() ? nullptr
                                   : static_cast<char*>(memory.mutable_data_ptr()) + one.begin * itemsize;
     auto storage = c10::make_intrusive<ShardStorage>(parts.link, parts.params.size() + c, one.numel * itemsize,
@@ -119,12 +134,14 @@ void LocalShards::begin_gradient(ParamGroup& group, Class& one) {
   for (const size_t i : one.members)
     if (is_in_place(group, one, i)) group.params()[i].sharded_param().mutable_grad().reset();
   const auto given = one.shard.grad();
-  const auto& host_memory = group.parts().config.host_memory;
-  auto options = host_memory ? host_memory->options(one.dtype) : one.shard.options().requires_grad(false);
-  const size_t first = one.members[0];
-  const auto& dtypes = group.gradients().dtypes;
-  options = options.dtype(dtypes.kept_dtype(first).value_or(dtypes.reduce_dtype(first)));
-  one.gradient = at::zeros({one.numel}, options);
+  one.gradient = std::exchange(one.next_gradient, {});
+  if (!one.gradient.defined()) {
+    const auto& parts = group.parts();
+    const auto& dtypes = group.gradients().dtypes;
+    const size_t first = one.members[0];
+    const auto dtype = dtypes.kept_dtype(first).value_or(dtypes.reduce_dtype(first));
+    one.gradient = at::zeros({one.numel}, parts.shard.gradient_options(dtype, parts.config.device));
+  }
   if (given.defined()) one.gradient.copy_(given);
   one.shard.mutable_grad() = one.gradient;
 }

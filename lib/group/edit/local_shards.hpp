@@ -9,6 +9,7 @@
 namespace fsdp {
 
 struct FSDPParam;
+class GroupLayout;
 class ParamGroup;
 
 /// The classes of a group whose parameters have been handed out as one tensor each: the same dtype,
@@ -26,21 +27,32 @@ class LocalShards {
     int64_t begin = 0, numel = 0;      ///< elements of `dtype` in this rank's shard
     at::Tensor shard = {};             ///< 1-D, numel elements
     at::Tensor gradient = {};          ///< what the parameters' gradients are views of
+    at::Tensor next_gradient = {};     ///< memory for the next one; undefined: it makes its own
   };
 
-  /// By the layout's order. labels: by parameter.
+  /// The classes by the layout's order. labels: by parameter.
   static std::vector<Class> plan(const ParamGroup& group, const std::vector<std::string>& labels);
 
   LocalShards(std::vector<Class> classes, std::vector<std::string> labels);
 
   const std::vector<Class>& all() const { return classes_; }
   const std::vector<size_t>& members(size_t index) const { return classes_[index].members; }
+  /// Parameters in the classes' order.
+  std::vector<size_t> order() const;
   const std::vector<std::string>& labels() const { return labels_; }
+
+  /// Where a class lies in a shard that is laid out so: bytes.
+  struct Extent {
+    int64_t begin = 0, bytes = 0;
+  };
+  static Extent extent_of(const Class& one, const GroupLayout& layout);
+  /// Zeros for the next gradients, by class; undefined: that one makes its own.
+  void give_gradients(std::vector<at::Tensor> memory);
 
   /// The tensors, the same ones if there are some, point into `memory` (this rank's shard, 1-D bytes).
   void point_into(ParamGroup& group, const at::Tensor& memory);
 
-  /// Before gradients are assigned: whoever reset a class's gradient, or a parameter's, has reset both.
+  /// Looks, before gradients are assigned: whoever reset a class's gradient, or a parameter's, has reset both.
   void refresh(ParamGroup& group);
   /// Where a parameter's part of the class's gradient lies, with the sizes of its rows.
   at::Tensor place(const ParamGroup& group, size_t param) const;

@@ -1,4 +1,4 @@
-#include "group/tied_params.hpp"
+#include "group/edit/tied_params.hpp"
 
 #include <ATen/ATen.h>
 

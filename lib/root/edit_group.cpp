@@ -1,0 +1,25 @@
+#include "root/edit_group.hpp"
+
+#include <mutex>
+#include <utility>
+
+#include "root/group_port.hpp"
+
+namespace fsdp {
+
+void edit(ParamGroup& group, GroupChange change) {
+  const std::lock_guard lock(root_of(group).mutex());
+  edit(group, GroupEdit::prepare(group, std::move(change)));
+}
+
+void edit(ParamGroup& group, GroupEdit prepared) {
+  const auto root = GroupPort::of(group).root();
+  const std::lock_guard lock(root->mutex());
+  const bool changes_rows = !prepared.is_empty();
+  GroupPort::of(group).mark_not_ready();
+  if (changes_rows) root->control(group, GroupEvent::kUserReshards);
+  std::move(prepared).commit(group);
+  if (changes_rows) root->runner().facts_changed(group);
+}
+
+}  // namespace fsdp
