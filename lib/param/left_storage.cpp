@@ -104,13 +104,15 @@ class KeptMemory {
     }
     kept_.emplace(param.storage().unsafeGetStorageImpl(), Kept{WeakTensor(piece.getIntrusivePtr()), name, stretch_of(param)});
   }
-  std::string keeper_of(const at::Tensor& tensor) {
+  /// but: a piece that does not count.
+  std::string keeper_of(const at::Tensor& tensor, const c10::TensorImpl* but) {
     const auto own = stretch_of(tensor);
     std::lock_guard lock(mutex_);
     const auto [begin, end] = kept_.equal_range(tensor.storage().unsafeGetStorageImpl());
     for (auto entry = begin; entry != end; ++entry) {
       const auto& [piece, name, stretch] = entry->second;
-      if (!piece.expired() && own.begin < stretch.end && stretch.begin < own.end) return name;
+      const bool counts = !piece.expired() && piece._unsafe_get_target() != but;
+      if (counts && own.begin < stretch.end && stretch.begin < own.end) return name;
     }
     return {};
   }
@@ -138,8 +140,12 @@ void note_kept_memory(const at::Tensor& param, const at::Tensor& piece, const st
   if (has_memory(param)) kept_memory().note(param, piece, name);
 }
 
+bool is_kept_by_another(const at::Tensor& piece) {
+  return has_memory(piece) && !kept_memory().keeper_of(piece, piece.unsafeGetTensorImpl()).empty();
+}
+
 std::string keeper_of_memory(const at::Tensor& tensor) {
-  return has_memory(tensor) ? kept_memory().keeper_of(tensor) : std::string();
+  return has_memory(tensor) ? kept_memory().keeper_of(tensor, /*but=*/nullptr) : std::string();
 }
 
 const std::string* said_of_left_memory(const at::Tensor& tensor) {

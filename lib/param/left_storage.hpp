@@ -59,6 +59,8 @@ class LeftStorages {
 
 /// `param`, called `name`, goes on in the memory that it had before fully_shard (one rank's), as long as `piece` is there.
 void note_kept_memory(const at::Tensor& param, const at::Tensor& piece, const std::string& name);
+/// Another parameter than that of `piece` goes on in some of its memory.
+bool is_kept_by_another(const at::Tensor& piece);
 /// The name of a parameter that goes on in memory of which `tensor` shows some, too; none: "".
 std::string keeper_of_memory(const at::Tensor& tensor);
 

@@ -170,6 +170,35 @@ TEST_CASE("set_data of a parameter that nothing else shows communicates nothing"
   });
 }
 
+TEST_CASE("set_data parts what one rank's parameters share, and leaves the other one its values", "[runtime][set_data]") {
+  const Parameters of = GENERATE(&entries, &members);
+  CAPTURE(of == &entries);
+  on_ranks(1, [&](Rank& rank) {
+    for (const auto& [state, come_to] : states()) {
+      const auto make_tied = [] {
+        auto net = seeded(3, [] { return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Tanh(), torch::nn::Linear(4, 4)); });
+        members(net)[2].set_data(members(net)[0].data());
+        return net;
+      };
+      auto plain = make_tied(), sharded = make_tied();
+      fully_shard(*sharded->ptr(0), {.mesh = rank.mesh()});
+      fully_shard(*sharded, {.mesh = rank.mesh()});
+      for (auto* net : {&plain, &sharded}) {
+        for (auto& p : (*net)->parameters()) p.mutable_grad().reset();
+        come_to(*net);
+        of(*net)[0].set_data(torch::full({4, 4}, 0.5));
+        (*net)->zero_grad();
+        (*net)->forward(batch()).square().mean().backward();
+        const torch::NoGradGuard no_grad;
+        for (auto& p : (*net)->parameters()) p.sub_(p.grad(), 0.5);
+      }
+      const auto found = sharded->parameters(), expected = plain->parameters();
+      for (size_t i = 0; i < found.size(); ++i)
+        rank.check_close(whole(found[i]), expected[i].detach(), fmt::format("{}: parameter {}", state, i));
+    }
+  });
+}
+
 TEST_CASE("an archive is read into members and into parameters()", "[runtime][set_data]") {
   for (const int world_size : {1, 2})
     on_ranks(world_size, [&](Rank& rank) {

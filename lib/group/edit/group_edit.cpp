@@ -56,7 +56,8 @@ GroupEdit::GroupEdit(const GroupParts& parts, GroupChange change)
       dtypes_(dtypes_in(parts, change_.dtype, change_.computes_in_own_dtype.value_or(parts.eval_precision.is_own_dtype()))) {
   const auto now = dtypes_of(parts);
   converts_ = device_ != parts.config.device || dtypes_.stored != now.stored;
-  changes_ = converts_ || dtypes_.gathered != now.gathered || !change_.leaving.empty() || change_.classes || change_.encoding;
+  changes_ = converts_ || dtypes_.gathered != now.gathered || !change_.leaving.empty() || !change_.parting.empty() ||
+             change_.classes || change_.encoding;
 }
 
 bool GroupEdit::is_leaving(size_t index) const { return std::ranges::find(change_.leaving, index) != change_.leaving.end(); }
@@ -71,7 +72,10 @@ GroupEdit GroupEdit::prepare(const ParamGroup& group, GroupChange change) {
   for (const size_t i : edit.change_.leaving) terms.extensions[i] = nullptr;
   if (const auto& form = edit.change_.encoding) terms.extensions[form->index] = form->extension;
   edit.encoded_ = GatherForm::plan_with(std::move(terms), parts, edit.new_layout(parts), edit.dtypes_.stored);
-  if (edit.moves_rows(parts)) edit.make_rows(parts);
+  if (edit.moves_rows(parts))
+    edit.make_rows(parts);
+  else if (!edit.change_.parting.empty())
+    edit.part_rows(parts);
   edit.reduced_in_ = group.gradients().dtypes.decide(edit.dtypes_, edit.change_.leaving);
   edit.make_gradients(group);
   return edit;
@@ -115,6 +119,12 @@ void GroupEdit::make_rows(const GroupParts& parts) {
           .narrow(0, 0, numel)
           .copy_(parts.shard.piece(i).view(param.spec.dtype).narrow(0, 0, numel));
   }
+}
+
+/// Pieces are memory of their own, where parameters lay before fully_shard.
+void GroupEdit::part_rows(const GroupParts& parts) {
+  pieces_ = parts.shard.pieces();
+  for (const size_t i : change_.parting) pieces_[i] = pieces_[i].clone();
 }
 
 void GroupEdit::make_gradients(const ParamGroup& group) {
@@ -166,7 +176,7 @@ void GroupEdit::commit(ParamGroup& group) && {
   commit_form(group);
   commit_gradients(group);
   if (change_.classes) parts.local_shards = std::move(change_.classes);
-  if (shard_.defined()) {
+  if (!pieces_.empty()) {
     parts.shard.set(std::move(shard_), std::move(pieces_));
     if (parts.local_shards) parts.local_shards->give_gradients(std::move(gradients_.of_classes));
     refresh_classes(group);
@@ -185,7 +195,7 @@ void GroupEdit::commit_params(ParamGroup& group) {
       param.convert(dtypes_.stored[i], dtypes_.gathered[i], pieces_[i], owner, device_);
       if (gradients_.sharded[i].defined()) param.sharded_param().mutable_grad() = gradients_.sharded[i];
     } else {
-      if (shard_.defined() && param.sharded_param().defined()) param.make_sharded_param(parts.link, i, pieces_[i]);
+      if (!pieces_.empty() && param.sharded_param().defined()) param.make_sharded_param(parts.link, i, pieces_[i]);
       if (dtypes_.gathered[i] == param.spec.param_dtype) continue;
       param.set_param_dtype(dtypes_.gathered[i], owner, device_);
     }

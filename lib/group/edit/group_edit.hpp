@@ -24,6 +24,7 @@ struct GroupChange {
   std::optional<at::ScalarType> dtype = {};         ///< that floating-point parameters are kept in
   std::optional<bool> computes_in_own_dtype = {};   ///< unsharded parameters are in their own dtype, or in the policy's
   std::vector<size_t> leaving = {};                 ///< parameters that another group takes over
+  std::vector<size_t> parting = {};                 ///< parameters that leave memory which another one goes on in
   std::unique_ptr<LocalShards> classes = nullptr;   ///< this rank's rows lie in their order from now on, handed out as these
   /// Through what one parameter is gathered.
   struct Encoding {
@@ -59,6 +60,7 @@ class GroupEdit {
   const GroupLayout& new_layout(const GroupParts& parts) const { return layout_ ? *layout_ : parts.layout; }
   bool moves_rows(const GroupParts& parts) const;
   void make_rows(const GroupParts& parts);
+  void part_rows(const GroupParts& parts);
   void make_gradients(const ParamGroup& group);
   void make_sums(const ParamGroup& group);
   void commit_params(ParamGroup& group);
@@ -72,8 +74,8 @@ class GroupEdit {
   bool converts_ = false;  // values and gradients go to other dtypes, or another device
   std::optional<GroupLayout> layout_;
   std::unique_ptr<EncodedGather> encoded_;
-  at::Tensor shard_;  // undefined: rows stay where they are
-  std::vector<at::Tensor> pieces_;
+  at::Tensor shard_;                // undefined: each piece is memory of its own
+  std::vector<at::Tensor> pieces_;  // empty: rows stay where they are
   Gradients gradients_;
   GradientDtypes::Plan reduced_in_;
 };

@@ -16,6 +16,7 @@
 #include "root/autograd/captured_gradient.hpp"
 #include "root/autograd/left_gradients.hpp"
 #include "root/autograd/set_data.hpp"
+#include "root/edit_group.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 
@@ -138,6 +139,16 @@ void leave_to_aliases(const FoundParam& found) {
   if (whole.defined()) param.unsharded.leave_to_aliases(whole, param.spec, port.shared_from_this(), param.sharded.place());
 }
 
+/// set_data of a parameter that shares its memory of before fully_shard with another one, on one rank: as in LibTorch that one keeps
+/// its values.
+void part_from_others(const FoundParam& found) {
+  auto& group = *found.group;
+  const auto& shard = group.parts().shard;
+  if (shard.bytes().defined() || !is_kept_by_another(shard.piece(found.index))) return;
+  const WithoutHostLock may_wait;
+  edit(group, {.parting = {found.index}});
+}
+
 class Hooks final : public Interface {
  public:
   explicit Hooks(const Interface& next) : next_(next) {}
@@ -155,6 +166,7 @@ class Hooks final : public Interface {
     // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the unsharded parameter.
     if (!target.defined() || data.is_same(target) || data.is_same(found->param().unsharded_param())) return;
     const torch::NoGradGuard no_grad;
+    part_from_others(*found);
     leave_to_aliases(*found);
     const c10::Storage before = found->param().sharded_param().storage();
     next_.set_data(target, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
