@@ -34,11 +34,29 @@ class HostStream {
   }
 
   void enqueue(std::function<void()> operation) {
+    HostStreams::Sink sink;
     {
       std::lock_guard lock(mutex_);
-      operations_.push_back(std::move(operation));
+      sink = sink_;
+      if (!sink) operations_.push_back(std::move(operation));
     }
+    if (sink) return sink(std::move(operation));
     changed_.notify_all();
+  }
+
+  void divert(HostStreams::Sink sink, std::shared_ptr<const void> graph) {
+    std::lock_guard lock(mutex_);
+    sink_ = std::move(sink);
+    graph_ = std::move(graph);
+  }
+  bool is_diverted() {
+    std::lock_guard lock(mutex_);
+    return sink_ != nullptr;
+  }
+  /// Null: nothing that is queued goes into one.
+  std::shared_ptr<const void> graph() {
+    std::lock_guard lock(mutex_);
+    return graph_;
   }
 
  private:
@@ -63,6 +81,8 @@ class HostStream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> operations_;
+  HostStreams::Sink sink_;
+  std::shared_ptr<const void> graph_;  // the sink's
   bool ends_ = false;
   std::thread thread_;
 };
@@ -168,6 +188,7 @@ void HostStreams::drop_graphs() {
 
 std::shared_ptr<const void> HostStreams::captured_graph(StreamHandle stream) {
   if (stream == nullptr) return nullptr;
+  if (auto graph = host_stream(stream)->graph()) return graph;
   auto& capture = *host_stream(stream)->capture;
   std::lock_guard lock(capture.mutex);
   return capture.is_on ? capture.graph : nullptr;
@@ -182,6 +203,11 @@ int HostStreams::captured_events_asked() const { return capture_->asked; }
 void HostStreams::enqueue(StreamHandle stream, std::function<void()> operation) {
   host_stream(stream)->enqueue(std::move(operation));
 }
+
+void HostStreams::divert(StreamHandle stream, Sink sink, std::shared_ptr<const void> graph) {
+  host_stream(stream)->divert(std::move(sink), std::move(graph));
+}
+bool HostStreams::is_diverted(StreamHandle stream) { return host_stream(stream)->is_diverted(); }
 
 void HostStreams::synchronize(StreamHandle stream) {
   const auto mark = std::make_shared<Mark>();

@@ -59,6 +59,10 @@ class HostStreams : public CommStreams {
   int captured_events_asked() const;
 
   static void enqueue(StreamHandle stream, std::function<void()> operation);
+  /// What is queued on `stream` from now on goes to `sink` instead: into `graph`. Null: to the stream again.
+  using Sink = std::function<void(std::function<void()> operation)>;
+  static void divert(StreamHandle stream, Sink sink, std::shared_ptr<const void> graph = nullptr);
+  static bool is_diverted(StreamHandle stream);
   /// The host waits.
   static void synchronize(StreamHandle stream);
   static void synchronize(const StreamEvent& event);

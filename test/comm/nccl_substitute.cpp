@@ -58,8 +58,8 @@ bool is_at(const std::optional<NcclSubstitute::Place>& place, ncclComm_t comm, i
   return place && place->rank == comm->rank && place->launch == launch;
 }
 
-/// On the stream's thread: meets the other ranks.
-void run_launch(State& state, ncclComm_t comm, int number, const std::vector<NcclCall>& calls) {
+/// On the stream's thread: meets the other ranks. run: from 0 on; more than one of a launch that a graph replays.
+void run_launch(State& state, ncclComm_t comm, int number, int run, const std::vector<NcclCall>& calls) {
   std::unique_lock lock(state.mutex);
   ++comm->running;
   if (is_at(state.options.async_error, comm, number)) {
@@ -68,7 +68,7 @@ void run_launch(State& state, ncclComm_t comm, int number, const std::vector<Ncc
     state.changed.wait(lock, [&] { return comm->is_aborted; });
   }
   if (!comm->is_aborted) {
-    auto& meeting = comm->clique->meetings[number];
+    auto& meeting = comm->clique->meetings[{number, run}];
     if (!meeting.by_rank.empty() && signature(meeting.by_rank.begin()->second) != signature(calls)) {
       state.misuse(fmt::format("launch {} is {} on rank {} and {} on rank {}", number,
                                signature(meeting.by_rank.begin()->second), meeting.by_rank.begin()->first,
@@ -88,9 +88,9 @@ void run_launch(State& state, ncclComm_t comm, int number, const std::vector<Ncc
     if (meeting.has_failed) state.changed.wait(lock, [&] { return comm->is_aborted; });
   }
   --comm->running;
-  --comm->queued;
+  if (run == 0) --comm->queued;
   for (const NcclCall& call : calls)
-    if (call.window > 0) comm->windows_in_use.extract(call.window);
+    if (run == 0 && call.window > 0) comm->windows_in_use.extract(call.window);
   state.changed.notify_all();
 }
 
@@ -104,18 +104,21 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, ncclComm_t comm, StreamH
     (void)state.await(lock, *comm, [] { return false; });
     return ncclInternalError;
   }
-  ++comm->queued;
+  const bool is_captured = HostStreams::is_diverted(stream);  // of it nothing is queued yet
+  if (!is_captured) ++comm->queued;
   if (!comm->blocks) ++state.launch_threads;
   if (auto graph = HostStreams::captured_graph(stream)) comm->graphs.push_back(graph);
   for (const NcclCall& call : calls)
     if (is_symmetric(state.options.version, call, *comm)) ++state.symmetric_kernels;
   for (const NcclCall& call : calls)
     if (call.window > 0) {
-      comm->windows_in_use.insert(call.window);
+      if (!is_captured) comm->windows_in_use.insert(call.window);
       ++(call.name == std::string_view("reduce_scatter") ? state.windowed_reductions : state.windowed_gathers);
     }
-  auto start = [&state, comm, number, stream, calls = std::move(calls)] {
-    HostStreams::enqueue(stream, [&state, comm, number, calls] { run_launch(state, comm, number, calls); });
+  auto start = [&state, comm, number, stream, is_captured, calls = std::move(calls)] {
+    HostStreams::enqueue(stream, [&state, comm, number, calls, runs = std::make_shared<int>(is_captured ? 1 : 0)] {
+      run_launch(state, comm, number, (*runs)++, calls);
+    });
   };
   if (comm->blocks) {
     start();

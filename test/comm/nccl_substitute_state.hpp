@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nccl_substitute.hpp"
@@ -27,7 +28,7 @@ struct Meeting {
 struct Clique {
   int size = 0;
   int joined = 0;
-  std::map<int, Meeting> meetings = {};  // by the launch's number, from 1 on
+  std::map<std::pair<int, int>, Meeting> meetings = {};  // by the launch's number, from 1 on, and its run, from 0 on
   struct Registration {
     size_t bytes = 0;
     int joined = 0;

@@ -38,6 +38,22 @@ class LateDevices {
   static std::shared_ptr<HostStreams> streams(int index);
 };
 
+/// While it lives nothing can be set to this device: who tries gets an error.
+class LostDevice {
+ public:
+  explicit LostDevice(int index);
+  ~LostDevice();
+  LostDevice(const LostDevice&) = delete;
+  LostDevice& operator=(const LostDevice&) = delete;
+
+ private:
+  const int index_;
+};
+bool is_lost(int index);
+
+/// How often somebody has told the allocator that a stream uses memory that is another's. Since the program began.
+int streams_recorded(int index);
+
 /// How often the host has waited for a device, or has asked it: copies that block, reads of one number, streams,
 /// events and devices that are synchronized. Since the program began.
 int host_waits(int index);

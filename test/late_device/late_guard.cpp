@@ -1,8 +1,12 @@
 // What LibTorch asks of a device's streams and events.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <c10/util/Exception.h>
+
 #include <stdexcept>
 
+#include "late_allocator.hpp"
+#include "late_capture.hpp"
 #include "late_streams.hpp"
 
 namespace fsdp::test {
@@ -16,9 +20,12 @@ struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device device) const override {
     if (device.index() < 0 || device.index() >= kLateDevices)
       throw std::logic_error("there is no device " + device.str());
+    TORCH_CHECK(!is_lost(device.index()), "late device: ", device.str(), " is lost");
     set_current_late_device(device.index());
   }
-  void uncheckedSetDevice(c10::Device device) const noexcept override { set_current_late_device(device.index()); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (!is_lost(device.index())) set_current_late_device(device.index());
+  }
   c10::Device exchangeDevice(c10::Device device) const override {
     const auto before = getDevice();
     setDevice(device);
@@ -41,15 +48,21 @@ struct LateGuard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   bool queryStream(const c10::Stream& stream) const override {
-    note_host_wait(stream.device_index());
+    note_host_wait(stream.device_index(), handle_of(stream), "a query of a stream");
     return late_streams(stream.device_index()).record(handle_of(stream))->is_done();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
-    note_host_wait(stream.device_index());
+    note_host_wait(stream.device_index(), handle_of(stream), "the synchronization of a stream");
     HostStreams::synchronize(handle_of(stream));
   }
+  // No `override`: not every LibTorch has it.
+  bool isStreamCapturing(const c10::Stream& stream) const {
+    return late_streams(stream.device_index()).is_capturing(handle_of(stream));
+  }
   void synchronizeDevice(c10::DeviceIndex index) const override {
-    note_host_wait(index);
+    TORCH_CHECK(!late_streams(index).is_capturing(),
+                "late device: the synchronization of a device: operation not permitted when stream is capturing");
+    note_host_wait(index, nullptr, "the synchronization of a device");
     late_streams(index).synchronize_all();
   }
 
@@ -64,21 +77,24 @@ struct LateGuard final : c10::impl::DeviceGuardImplInterface {
     late_streams(stream.device_index()).wait(handle_of(stream), *static_cast<Recorded*>(event)->point);
   }
   bool queryEvent(void* event) const override {
-    return event == nullptr || static_cast<Recorded*>(event)->point->is_done();
+    if (event == nullptr) return true;
+    const auto& recorded = *static_cast<Recorded*>(event);
+    late_streams(recorded.index).refuse_in_capture(nullptr, "a query of an event");
+    return recorded.point->is_done();
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
     const auto& recorded = *static_cast<Recorded*>(event);
-    note_host_wait(recorded.index);
+    note_host_wait(recorded.index, nullptr, "the synchronization of an event");
+    if (dynamic_cast<const CapturedEvent*>(recorded.point.get()) != nullptr) (void)recorded.point->is_done();  // throws
     HostStreams::synchronize(*recorded.point);
   }
   void destroyEvent(void* event, c10::DeviceIndex /*index*/) const noexcept override {
     delete static_cast<Recorded*>(event);
   }
 
-  /// Memory is freed behind waits here, and nobody may rely on this.
-  void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {
-    throw std::logic_error("late device: record_stream is not for this allocator; let the owning stream wait");
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    record_late_stream(data, stream);
   }
 
  private:

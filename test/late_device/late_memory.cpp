@@ -70,10 +70,7 @@ bool can_take_place(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }
 
-/// As recordDataPtrOnStream: a test that comes here has found somebody who relies on it.
-void record_stream(at::Tensor& /*self*/, c10::Stream /*stream*/) {
-  throw std::logic_error("late device: record_stream is not for this allocator; let the owning stream wait");
-}
+void record_stream(at::Tensor& self, c10::Stream stream) { record_late_stream(self.storage().data_ptr(), stream); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", TORCH_FN(empty));

@@ -74,6 +74,7 @@ class LateCall {
     const c10::DeviceGuard device(*device_);
     const at::AutoDispatchBelowADInplaceOrView below;
     refuse_views();
+    for (const IValue& argument : arguments_) refuse_host_tensors(argument);
     std::optional<Stack> shapes;
     if (returns_tensors()) shapes = find_shapes();
     if (shapes)
@@ -103,6 +104,16 @@ class LateCall {
         return false;
     }
     return true;
+  }
+
+  /// As on a GPU, but for numbers, and for indices.
+  void refuse_host_tensors(const IValue& value) const {
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector()) refuse_host_tensors(tensor);
+    if (!value.isTensor() || !value.toTensor().defined()) return;
+    const auto& tensor = value.toTensor();
+    TORCH_CHECK(!tensor.is_cpu() || is_number(tensor), "Expected all tensors to be on the same device, but ", name(),
+                " found at least two devices, ", *device_, " and cpu!");
   }
 
   /// A kernel of this kind that is not written would copy what should be shared.
@@ -180,13 +191,15 @@ class LateCall {
     auto values = replaced(Replace(for_values, at::kCPU), at::kCPU);
     for (size_t i = 0; i < values.size(); ++i)
       if (is_out(i)) to_copy_out.emplace_back(values[i].toTensor(), host_view(arguments_[i].toTensor()));
+    // A graph runs it again and again.
     enqueue_late(device_->index(), name(),
                  [op = op_, values = std::move(values), to_copy_out = std::move(to_copy_out),
-                  to_fill = std::move(to_fill)]() mutable {
+                  to_fill = std::move(to_fill)] {
                    const at::AutoDispatchBelowADInplaceOrView below;
-                   op.callBoxed(&values);
+                   auto stack = values;
+                   op.callBoxed(&stack);
                    for (const auto& [from, to] : to_copy_out) to.copy_(from);
-                   for (size_t i = 0; i < to_fill.size(); ++i) fill(to_fill[i], values[i]);
+                   for (size_t i = 0; i < to_fill.size(); ++i) fill(to_fill[i], stack[i]);
                  });
     give(std::move(results));
   }

@@ -15,6 +15,7 @@ constexpr size_t kPool = 32;
 
 std::array<std::shared_ptr<LateStreams>, kLateDevices> devices;
 std::array<std::atomic<int>, kLateDevices> waits;
+std::array<std::atomic<int>, kLateDevices> losses, recorded;
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::array<c10::StreamId, kLateDevices> current_ids{};
@@ -40,6 +41,13 @@ LateDevices::~LateDevices() {
 }
 
 std::shared_ptr<HostStreams> LateDevices::streams(int index) { return devices.at(index); }
+
+LostDevice::LostDevice(int index) : index_(index) { ++losses.at(index); }
+LostDevice::~LostDevice() { --losses.at(index_); }
+bool is_lost(int index) { return losses.at(index) > 0; }
+
+int streams_recorded(int index) { return recorded.at(index); }
+void note_recorded(c10::DeviceIndex index) { ++recorded.at(static_cast<size_t>(index)); }
 
 int host_waits(int index) { return waits.at(index); }
 
@@ -112,11 +120,15 @@ void enqueue_late(c10::DeviceIndex index, std::string name, std::function<void()
   });
 }
 
-void note_host_wait(c10::DeviceIndex index) { ++waits.at(static_cast<size_t>(index)); }
+void note_host_wait(c10::DeviceIndex index, StreamHandle stream, const char* what) {
+  late_streams(index).refuse_in_capture(stream, what);
+  ++waits.at(static_cast<size_t>(index));
+}
 
 void wait_for_late(c10::DeviceIndex index) {
-  note_host_wait(index);
-  HostStreams::synchronize(late_streams(index).current());
+  const auto stream = late_streams(index).current();
+  note_host_wait(index, stream, "a read by the host");
+  HostStreams::synchronize(stream);
 }
 
 }  // namespace fsdp::test

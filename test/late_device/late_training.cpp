@@ -8,33 +8,24 @@
 namespace fsdp::test {
 namespace {
 
-constexpr int64_t kBatch = 4;
-constexpr double kRate = 0.05;
 constexpr double kRounding = 1e-7;  // of sums whose parts are much larger than what is left
-
-at::Tensor input(const LateTraining& training, int rank, int step, int micro_batch) {
-  return Inputs(rank, step, micro_batch).normal({kBatch, training.width});
-}
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const LateTraining& training, torch::nn::Module& module) {
   // Where a second moment is next to nothing, Adam makes much of a sum's order.
   if (training.uses_adam)
-    return std::make_unique<torch::optim::Adam>(module.parameters(), torch::optim::AdamOptions(kRate).eps(1e-2));
-  return std::make_unique<torch::optim::SGD>(module.parameters(), torch::optim::SGDOptions(kRate).momentum(0.9));
-}
-
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double relative, const std::string& what) {
-  require(actual.sizes() == expected.sizes(), "{}: sizes {} where {} are expected", what,
-          fmt::join(actual.sizes(), "x"), fmt::join(expected.sizes(), "x"));
-  if (actual.numel() == 0) return;
-  const auto difference = (actual.to(at::kFloat) - expected).abs().max().item<double>();
-  const auto largest = expected.abs().max().item<double>();
-  require(difference <= relative * largest + kRounding, "{}: differs by {} from numbers of up to {}", what, difference, largest);
+    return std::make_unique<torch::optim::Adam>(module.parameters(), torch::optim::AdamOptions(kLearningRate).eps(1e-2));
+  return std::make_unique<torch::optim::SGD>(module.parameters(), torch::optim::SGDOptions(kLearningRate).momentum(0.9));
 }
 
 DeviceMesh mesh_of(const LateRank& rank, const LateTraining& training) {
   if (training.mesh.size() == 2) return init_device_mesh(rank.world, training.mesh, {"replicate", "shard"});
   return init_device_mesh(rank.world, {rank.size()}, {"shard"});
+}
+
+}  // namespace
+
+at::Tensor input_of(const LateTraining& training, int rank, int step, int micro_batch) {
+  return Inputs(rank, step, micro_batch).normal({kBatch, training.width});
 }
 
 ShardedChain sharded_chain(const LateRank& rank, const LateTraining& training) {
@@ -45,7 +36,15 @@ ShardedChain sharded_chain(const LateRank& rank, const LateTraining& training) {
   return chain;
 }
 
-}  // namespace
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double relative, const std::string& what) {
+  require(actual.sizes() == expected.sizes(), "{}: sizes {} where {} are expected", what,
+          fmt::join(actual.sizes(), "x"), fmt::join(expected.sizes(), "x"));
+  if (actual.numel() == 0) return;
+  const auto difference = (actual.to(at::kFloat) - expected).abs().max().item<double>();
+  const auto largest = expected.abs().max().item<double>();
+  require(difference <= relative * largest + kRounding, "{}: differs by {} from numbers of up to {}", what, difference,
+          largest);
+}
 
 PlainTraining train_plain(const LateTraining& training, int ranks) {
   PlainTraining plain;
@@ -55,7 +54,7 @@ PlainTraining train_plain(const LateTraining& training, int ranks) {
     optimizer->zero_grad();
     for (int micro = 0; micro < training.micro_batches; ++micro)
       for (int rank = 0; rank < ranks; ++rank) {
-        auto loss = chain->forward(input(training, rank, step, micro)).square().mean();
+        auto loss = chain->forward(input_of(training, rank, step, micro)).square().mean();
         plain.losses.push_back(loss.detach());
         (loss / ranks).backward();
       }
@@ -68,6 +67,17 @@ PlainTraining train_plain(const LateTraining& training, int ranks) {
   return plain;
 }
 
+void expect_like_plain(const torch::nn::Module& model, const LateTraining& training, const PlainTraining& plain) {
+  const auto parameters = unique_parameters(model);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    expect_close(to_local(parameter.grad()).cpu().flatten(), local_elements(parameter, plain.gradients[i].second),
+                 training.relative, "the last gradient of " + name);
+    expect_close(to_local(parameter.detach()).cpu().flatten(), local_elements(parameter, plain.parameters[i].second),
+                 training.relative, name);
+  }
+}
+
 void train_late(LateRank& rank, const LateTraining& training, const PlainTraining& plain) {
   c10::OptionalStreamGuard side;
   if (training.runs_on_side_stream)
@@ -77,8 +87,9 @@ void train_late(LateRank& rank, const LateTraining& training, const PlainTrainin
   std::vector<at::Tensor> inputs, losses;
   for (int step = 0; step < training.steps; ++step)
     for (int micro = 0; micro < training.micro_batches; ++micro)
-      inputs.push_back(input(training, rank.index(), step, micro).to(rank.device()));
+      inputs.push_back(input_of(training, rank.index(), step, micro).to(rank.device()));
   int waits = 0;
+  const int recorded = streams_recorded(rank.index());
   for (int step = 0; step < training.steps; ++step) {
     if (step == 2) waits = host_waits(rank.index());
     optimizer->zero_grad();
@@ -96,14 +107,9 @@ void train_late(LateRank& rank, const LateTraining& training, const PlainTrainin
   for (size_t i = 0; i < losses.size(); ++i)
     expect_close(losses[i].cpu(), plain.losses[i * rank.size() + rank.index()], training.relative,
                  fmt::format("loss {}", i));
-  const auto parameters = unique_parameters(*chain.model);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, parameter] = parameters[i];
-    expect_close(to_local(parameter.grad()).cpu().flatten(), local_elements(parameter, plain.gradients[i].second),
-                 training.relative, "the last gradient of " + name);
-    expect_close(to_local(parameter.detach()).cpu().flatten(), local_elements(parameter, plain.parameters[i].second),
-                 training.relative, name);
-  }
+  expect_like_plain(*chain.model, training, plain);
+  // Where one stream computes, memory goes from stream to stream by waits alone.
+  require(streams_recorded(rank.index()) == recorded, "the allocator was told of other streams' uses");
   if (!training.waits_in_steps) require(waits == 0, "the host has waited for its device {} times", waits);
 }
 

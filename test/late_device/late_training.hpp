@@ -12,6 +12,9 @@ namespace fsdp::test {
 /// A rank's part of a narrow weight is packed with others; that of a wide one travels from where it is.
 inline constexpr int64_t kNarrow = 24, kWide = 256;
 
+inline constexpr int64_t kBatch = 4;
+inline constexpr double kLearningRate = 0.05;
+
 /// A chain that is trained on late devices, and the same one that is trained on the host, unsharded.
 struct LateTraining {
   int layers = 4;
@@ -37,6 +40,14 @@ struct PlainTraining {
   NamedTensors parameters;
 };
 PlainTraining train_plain(const LateTraining& training, int ranks);
+
+/// Throws UsageError, beginning with `what`, where they differ by more than `relative` of the largest expected element.
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double relative, const std::string& what);
+
+at::Tensor input_of(const LateTraining& training, int rank, int step, int micro_batch);
+ShardedChain sharded_chain(const LateRank& rank, const LateTraining& training);
+/// Throws UsageError saying what differs from `plain`: parameters, and the last step's gradients.
+void expect_like_plain(const torch::nn::Module& model, const LateTraining& training, const PlainTraining& plain);
 
 /// Throws UsageError saying what differs from `plain`. Reads nothing before all steps are queued.
 void train_late(LateRank& rank, const LateTraining& training, const PlainTraining& plain);

@@ -2,31 +2,17 @@
 #include <catch2/catch.hpp>
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "late_device.hpp"
+#include "stream_calls.hpp"
 
 namespace fsdp::test {
 namespace {
 
 using namespace std::chrono_literals;
-using Catch::Contains;
-
-const c10::impl::VirtualGuardImpl& guard_of_late() {
-  static const c10::impl::VirtualGuardImpl guard(kLate);
-  return guard;
-}
 
 c10::Stream other_stream() { return guard_of_late().getStreamFromGlobalPool(late(0)); }
-c10::Stream late_stream() { return guard_of_late().getStream(late(0)); }
-
-void let_wait(c10::Stream waiting, c10::Stream before) {
-  c10::Event event(kLate);
-  event.record(before);
-  event.block(waiting);
-}
+c10::Stream late_stream() { return current_stream_of(0); }
 
 at::Tensor ones(int64_t count) { return at::ones({count}, at::TensorOptions(late(0))); }
 
@@ -165,9 +151,11 @@ TEST_CASE("pinned memory that is freed stays until the copies that were queued a
   CHECK(there.cpu().equal(at::full({4}, 2.f)));
 }
 
-TEST_CASE("nobody can tell the allocator of another stream's use", "[late][device]") {
+TEST_CASE("an operator takes no tensor of the host's but a number", "[late][device]") {
   const LateDevices devices({});
-  CHECK_THROWS_WITH(ones(4).record_stream(other_stream()), Contains("record_stream is not for this allocator"));
+  CHECK_THROWS_WITH(ones(4) + at::ones({4}), Catch::Contains("late:0 and cpu"));
+  CHECK_THROWS_WITH(at::cat({ones(4), at::ones({4})}), Catch::Contains("late:0 and cpu"));
+  CHECK((ones(4) + at::scalar_tensor(1.f)).cpu().equal(at::full({4}, 2.f)));
 }
 
 }  // namespace fsdp::test
