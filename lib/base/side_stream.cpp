@@ -2,6 +2,9 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <array>
+#include <atomic>
+
 namespace fsdp {
 
 c10::Stream high_priority_stream(c10::Device device) {
@@ -15,12 +18,44 @@ void record(std::optional<c10::Event>& event, c10::Stream stream) {
   event->record(stream);
 }
 
-void let_wait_for_current(c10::Stream stream) {
-  const auto current = current_stream(stream.device());
-  if (current == stream) return;
+void let_wait_for(c10::Stream stream, c10::Stream before) {
+  if (before == stream) return;
   c10::Event event(stream.device_type());
-  event.record(current);
+  event.record(before);
   event.block(stream);
+}
+
+void let_wait_for_current(c10::Stream stream) { let_wait_for(stream, current_stream(stream.device())); }
+
+namespace {
+
+std::array<std::atomic<CaptureQuery>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> capture_queries{};
+
+auto& capture_query_of(c10::DeviceType type) { return capture_queries.at(static_cast<size_t>(type)); }
+
+/// Not every LibTorch can tell.
+template <class Guard>
+std::optional<bool> is_capturing_by(const Guard& guard, c10::Stream stream) {
+  if constexpr (requires { guard.isStreamCapturing(stream); }) {
+    return guard.isStreamCapturing(stream);
+  } else {
+    const CaptureQuery query = capture_query_of(stream.device_type());
+    return query != nullptr ? std::optional(query(stream)) : std::nullopt;
+  }
+}
+
+}  // namespace
+
+void set_capture_query(c10::DeviceType type, CaptureQuery query) { capture_query_of(type) = query; }
+
+std::optional<bool> is_capturing(c10::Stream stream) {
+  return is_capturing_by(c10::impl::VirtualGuardImpl(stream.device_type()), stream);
+}
+
+void join_in_capture(c10::Stream stream) {
+  const auto current = current_stream(stream.device());
+  if (stream == current || !is_capturing(stream).value_or(false)) return;
+  if (is_capturing(current).value_or(false)) let_wait_for(current, stream);
 }
 
 SideStream::Entered SideStream::enter(c10::Device device) {

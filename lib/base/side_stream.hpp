@@ -47,7 +47,18 @@ void record(std::optional<c10::Event>& event, c10::Stream stream);
 
 c10::Stream current_stream(c10::Device device);
 
+/// What `stream` queues from now on runs behind all that `before` has queued, if that is another one.
+void let_wait_for(c10::Stream stream, c10::Stream before);
 /// What `stream` queues from now on runs behind all that the current stream has queued, if that is another one.
 void let_wait_for_current(c10::Stream stream);
+
+/// What is queued on `stream` is written into a graph instead of being run. None: nobody can tell.
+std::optional<bool> is_capturing(c10::Stream stream);
+/// Answers for devices of this type where LibTorch cannot tell (2.11).
+using CaptureQuery = bool (*)(c10::Stream stream);
+void set_capture_query(c10::DeviceType type, CaptureQuery query);
+/// A graph must not end with a stream for which nobody waits. If `stream` and the current one write into one, the current one
+/// goes on behind it.
+void join_in_capture(c10::Stream stream);
 
 }  // namespace fsdp

@@ -48,6 +48,14 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   port.mark_between_steps(!in_step());
 }
 
+void RootContext::begin_on_current_stream() {
+  runner_.comm_ctx().all_gather_stream.begin_step();
+  stream_.reset();
+  if (runner_.groups().empty()) return;
+  const auto device = runner_.groups().front()->parts().config.device;
+  if (SideStream::exists_on(device)) stream_ = current_stream(device);
+}
+
 void RootContext::touch(std::span<ParamGroup* const> used, const OperatorUse& use) {
   std::lock_guard lock(mutex_);
   auto& trace = runner_.comm_ctx().trace;

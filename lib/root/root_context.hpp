@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -108,6 +109,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void close_step(bool waits_for_copies = true);
   void release_everything();
   void prepare_step(StepEvent begins);
+  void begin_on_current_stream();
   void tell_of_beginning() const;
   void tell_of_end() const;
 
@@ -126,6 +128,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   Hooks hooks_;
   std::vector<int> held_before_hook_;
   std::thread::id thread_;  ///< of the last forward
+  std::optional<c10::Stream> stream_;  ///< current when the last step began; none on a device without streams
   bool has_started_ = false;
 };
 

@@ -39,8 +39,7 @@ void say_what_is_sharded(std::span<ParamGroup* const> groups) {
 /// callback is destroyed without having run: that is how a failed backward is noticed at once.
 class RootContext::BackwardEnd {
  public:
-  BackwardEnd(std::weak_ptr<RootContext> context, int64_t task)
-      : context_(std::move(context)), task_(task) {}
+  BackwardEnd(std::weak_ptr<RootContext> context, int64_t task) : context_(std::move(context)), task_(task) {}
   ~BackwardEnd() {
     if (auto context = context_.lock(); context && !has_run_) context->abandon_task(task_);
   }
@@ -90,7 +89,7 @@ void RootContext::prepare_step(StepEvent begins) {
   recheck(begins);
   throw_faults(*this);
   has_started_ = true;  // a step that is refused has not begun
-  runner_.comm_ctx().all_gather_stream.begin_step();
+  begin_on_current_stream();
   runner_.scheduler().plan(begins);
 }
 
@@ -197,6 +196,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     std::lock_guard lock(mutex_);
     const bool has_ended_badly = is_backward(step_.state()) && step_.task_count() == 0;
     if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost && !has_ended_badly) return;
+    const c10::OptionalStreamGuard on_theirs(stream_);  // autograd lets go of a task where any stream may be current
     for (auto* group : runner_.groups()) group->gradients().store.drop();
     release_everything();
   } catch (const std::exception& error) {
@@ -259,6 +259,7 @@ void RootContext::close_step(bool waits_for_copies) {
   }
   runner_.apply(runner_.scheduler().end_step(end));
   for (auto* group : runner_.groups()) group->unsharder().drop_post_forward_piece();
+  runner_.comm_ctx().all_gather_stream.end_step();
   tell_of_end();
 }
 
@@ -268,6 +269,7 @@ void RootContext::release_everything() {
   runner_.comm_ctx().trace.abandon_step();
   for (auto* group : runner_.groups()) group->gradients().store.reset();
   runner_.apply(runner_.scheduler().abandon());
+  runner_.comm_ctx().all_gather_stream.end_step();
   for (auto* group : runner_.groups()) group->parts().shard.wait_for_copies();
   tell_of_end();
 }

@@ -5,11 +5,23 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "base/side_stream.hpp"
 #include "comm/nccl/nccl_communicator.hpp"
 #include "comm/nccl_substitute.hpp"
+#include "late_streams.hpp"
 #include "support/ranks.hpp"
 
 namespace fsdp::test {
+namespace {
+
+const bool answers = [] {
+  set_capture_query(kLate, [](c10::Stream stream) {
+    return LateDevices::streams(stream.device_index())->is_capturing(handle_of(stream));
+  });
+  return true;
+}();
+
+}  // namespace
 
 std::vector<std::string> errors_on_late(const LateRanksOptions& options,
                                         const std::function<void(LateRank& rank)>& rank_main) {

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/side_stream.hpp"
 #include "late_capture.hpp"
 #include "stream_calls.hpp"
 
@@ -55,7 +56,9 @@ TEST_CASE("a stream that waits for a captured one is captured with it, and its o
     LateGraph graph;
     graph.capture([&] {
       x.mul_(2);
+      CHECK(is_capturing(side) == false);
       let_wait(side, current_stream_of());
+      CHECK(is_capturing(side) == true);
       {
         const c10::StreamGuard there(side);
         y.copy_(x);
@@ -63,7 +66,7 @@ TEST_CASE("a stream that waits for a captured one is captured with it, and its o
       let_wait(current_stream_of(), side);
       x.add_(y);
     });
-    CHECK(!late_streams(0).is_capturing(handle_of(side)));
+    CHECK(is_capturing(side) == false);
     for (int turn = 0; turn < 3; ++turn) graph.replay();
     CHECK(holds_only(x, 64));
   }

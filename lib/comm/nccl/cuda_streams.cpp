@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/side_stream.hpp"
 #include "comm/nccl/comm_streams.hpp"
 #include "comm/nccl/nccl_backend.hpp"
 
@@ -54,6 +55,18 @@ class CudaEvent final : public StreamEvent {
   std::unique_ptr<c10::Event> event_;
 };
 
+bool is_cuda_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status == cudaStreamCaptureStatusActive;
+}
+
+const bool answers = [] {
+  set_capture_query(c10::DeviceType::CUDA,
+                    [](c10::Stream stream) { return is_cuda_capturing(c10::cuda::CUDAStream(stream)); });
+  return true;
+}();
+
 class CudaStreams final : public CommStreams {
  public:
   explicit CudaStreams(c10::Device device) : device_(device) {}
@@ -69,11 +82,7 @@ class CudaStreams final : public CommStreams {
   void wait(StreamHandle stream, const StreamEvent& event) override {
     static_cast<const CudaEvent&>(event).block(named(stream));
   }
-  bool is_capturing(StreamHandle stream) override {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-    return status == cudaStreamCaptureStatusActive;
-  }
+  bool is_capturing(StreamHandle stream) override { return is_cuda_capturing(stream); }
 
  private:
   c10::Stream named(StreamHandle stream) const {

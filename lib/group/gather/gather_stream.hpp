@@ -26,6 +26,10 @@ namespace fsdp {
 // 2. a side stream of reductions waits for the compute stream each time it is entered, and so for all who may have used
 //    what is allocated on it;
 // 3. what the compute stream allocated and a side stream uses is referred to until the compute stream waits for that.
+//
+// Graphs. A capture may end with no stream that waits for a captured one and that nobody waits for. So whatever is given up,
+// and whatever memory goes back to another stream than the current one, is joined to the current stream while a graph is
+// captured (join_in_capture).
 
 /// Where all-gathers are launched from, if not from the stream that computes (Note [Streams of a root]): behind a
 /// post-optimizer event, and for what is copied from the host. On a device without streams it does nothing.
@@ -43,6 +47,10 @@ class GatherStream {
   void begin_step() { is_behind_step_ = false; }
   /// Enters it if a gather is to be launched there.
   [[nodiscard]] SideStream::Entered enter(c10::Device device, bool is_from_host);
+  /// A step ends, perhaps in the middle: a graph must not end with a stream for which nobody waits.
+  void end_step() const {
+    if (stream_) join_in_capture(*stream_);
+  }
 
  private:
   c10::Stream on(c10::Device device);

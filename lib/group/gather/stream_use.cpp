@@ -18,8 +18,16 @@ void StreamUse::wait_before_use() {
   if (*launched_on_ != *used_on_) launched_->block(*used_on_);
 }
 
+bool StreamUse::joins_in_capture(bool unknown) {
+  if (!launched_on_ || !is_capturing(*launched_on_).value_or(unknown)) return false;
+  wait_before_use();
+  return true;
+}
+
 void StreamUse::wait_before_free() const {
-  if (launched_on_ && used_on_ && *launched_on_ != *used_on_) let_wait_for_current(*launched_on_);
+  if (!launched_on_ || !used_on_ || *launched_on_ == *used_on_) return;
+  let_wait_for_current(*launched_on_);
+  join_in_capture(*launched_on_);
 }
 
 void StreamUse::move_to_current() {

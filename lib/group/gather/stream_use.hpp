@@ -16,6 +16,9 @@ class StreamUse {
   /// The current stream, on which it will be used, goes on behind the launch. One rank's gather is copies alone: its work
   /// waits for nothing.
   void wait_before_use();
+  /// Nobody will use it. True: the launch was written into a graph, and the current stream goes on behind it, as it has to
+  /// behind the collective. unknown: where nobody can tell.
+  bool joins_in_capture(bool unknown);
   /// The memory that it was launched with is about to be freed: the stream that this goes back to waits for who used it.
   /// If the two are one there is nothing to wait for; a stream that was the current one outside a graph's capture is not
   /// to come into it.

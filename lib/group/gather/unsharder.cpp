@@ -168,8 +168,7 @@ void Unsharder::wait_for_unshard() {
     enter(next(UnshardEvent::kGatherFails));
     throw;
   }
-  // A piece that was kept after forward goes with this: as FSDP2, what is gathered again in this backward comes from the
-  // shards.
+  // A piece that was kept after forward goes with this: as in FSDP2, what this backward gathers again comes from the shards.
   enter(unsharded);
   stream_use_.wait_before_free();  // of what was sent
 }
@@ -240,10 +239,11 @@ void Unsharder::drop_post_forward_piece() { enter(next(UnshardEvent::kDropPiece)
 
 void Unsharder::give_up_gather() noexcept {
   // Unused. The communicator keeps the buffers until the collective is done; but a slot is to be free in the order of
-  // streams.
+  // streams, and a graph must not end with a stream that nobody waits for.
   try {
     parts_.comm_ctx->trace.note_given_up(Operation::kAllGather, parts_.identity);
-    if (memory_.is_slot() && gather_.work) gather_.work->wait();
+    const bool is_waited_for = stream_use_.joins_in_capture(parts_.shard_group().waits_in_streams()) || memory_.is_slot();
+    if (is_waited_for && gather_.work) gather_.work->wait();
   } catch (const std::exception& error) {
     log().info("{}: an all-gather that is no longer needed failed: {}", parts_.name(), error.what());
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/log.hpp"
 #include "base/require.hpp"
 #include "comm/debug/poison.hpp"
 #include "dispatch/residency.hpp"
@@ -32,8 +33,25 @@ ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
 }
 
 ReduceJob::~ReduceJob() {
+  if (holds_inputs()) give_up();
   slot_.reset();  // waits for what is under way, before the memory goes
   if (!inputs_.parts.empty()) keep_parts(*group_, std::move(inputs_.parts));
+}
+
+/// Behind an exception or a reset. What is under way still keeps its memory; but what has been waited for goes back to the
+/// stream that packed it, and a graph must not end with a stream for which nobody waits.
+void ReduceJob::give_up() noexcept {
+  if (!packed_on_) return;
+  try {
+    if (is_capturing(current_stream(packed_on_->device())).value_or(false))
+      for (auto& part : inputs_.parts)
+        for (const auto& work : {part.reduce_scatter.work, part.all_reduce})
+          if (work) work->wait();
+    let_wait_for_current(*packed_on_);
+    join_in_capture(*packed_on_);
+  } catch (const std::exception& error) {
+    log().info("{}: a reduction that is no longer needed failed: {}", group_->name(), error.what());
+  }
 }
 
 void ReduceJob::enter(ReduceEvent event) {
@@ -172,10 +190,14 @@ void ReduceJob::free_inputs() {
   BelowResidency below;
   if (order_ == ReduceOrder::kOnStreams) {
     reduced_->block(*packed_on_);
+    join_in_capture(*packed_on_);
   } else {
     group_->parts().comm_ctx->let_current_wait_for_reductions();  // sums that they have left
     continue_behind_reduce_scatters();
-    if (packed_on_) let_wait_for_current(*packed_on_);
+    if (packed_on_) {
+      let_wait_for_current(*packed_on_);
+      join_in_capture(*packed_on_);
+    }
   }
   // What is packed next on the same stream takes their memory.
   const c10::OptionalStreamGuard on_theirs(packed_on_);
@@ -211,10 +233,12 @@ void ReduceJob::finish() {
   }
   if (!assigned_) return;
   // What this holds is given back to the stream that it was made for (Note [Streams of a root]).
-  if (group_->identity().mesh_info.shard_size() > 1)
+  if (group_->identity().mesh_info.shard_size() > 1) {
     comm_ctx.reduce_scatter_stream.wait_for(*assigned_);
-  else
+  } else {
     assigned_->block(*packed_on_);
+    join_in_capture(*packed_on_);
+  }
 }
 
 }  // namespace fsdp

@@ -53,6 +53,7 @@ class ReduceJob {
   void finish();
 
  private:
+  void give_up() noexcept;
   void enter(ReduceEvent event);
   at::Tensor take_slot();
   void pack();
