@@ -1,5 +1,6 @@
 #include "base/side_stream.hpp"
 
+#include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <array>
@@ -52,10 +53,24 @@ std::optional<bool> is_capturing(c10::Stream stream) {
   return is_capturing_by(c10::impl::VirtualGuardImpl(stream.device_type()), stream);
 }
 
+bool is_before_capture(c10::Stream before, c10::Stream stream) {
+  return is_capturing(stream).value_or(false) && !is_capturing(before).value_or(true);
+}
+
 void join_in_capture(c10::Stream stream) {
   const auto current = current_stream(stream.device());
   if (stream == current || !is_capturing(stream).value_or(false)) return;
   if (is_capturing(current).value_or(false)) let_wait_for(current, stream);
+}
+
+void record_use(const at::Tensor& tensor, c10::Stream stream) {
+  if (!tensor.defined() || tensor.device().type() != stream.device_type()) return;
+  if (tensor.is_sparse()) {
+    record_use(tensor._indices(), stream);
+    record_use(tensor._values(), stream);
+  } else if (tensor.has_storage()) {
+    c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  }
 }
 
 SideStream::Entered SideStream::enter(c10::Device device) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
@@ -57,8 +58,14 @@ std::optional<bool> is_capturing(c10::Stream stream);
 /// Answers for devices of this type where LibTorch cannot tell (2.11).
 using CaptureQuery = bool (*)(c10::Stream stream);
 void set_capture_query(c10::DeviceType type, CaptureQuery query);
+/// `stream` writes into a graph and `before` does not, which a graph may not wait for. Who begins a capture has waited for it.
+bool is_before_capture(c10::Stream before, c10::Stream stream);
 /// A graph must not end with a stream for which nobody waits. If `stream` and the current one write into one, the current one
 /// goes on behind it.
 void join_in_capture(c10::Stream stream);
+
+/// When the memory of `tensor` is freed, its allocator gives it to nobody before `stream` is done with what it has queued by
+/// then. For memory of which nobody knows the stream that it was allocated for; nothing on a device without streams.
+void record_use(const at::Tensor& tensor, c10::Stream stream);
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <cstddef>
@@ -72,9 +73,12 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   /// The storage behind unsharded parameter `index` is being destroyed: the module, or its member, is gone.
   virtual void unsharded_storage_gone(size_t index) noexcept = 0;
 
-  /// True if a touch in autograd task `task` (-1: forward) needs no attention: the group was the
-  /// last one used in that task and is still unsharded.
-  bool is_ready(int64_t task) const { return ready_task_.load(std::memory_order_acquire) == task; }
+  /// True if a touch in autograd task `task` (-1: forward) needs no attention: the group was the last one used in that task,
+  /// on the current stream, and is still unsharded.
+  bool is_ready(int64_t task) const {
+    return ready_task_.load(std::memory_order_acquire) == task &&
+           (ready_stream_.load(std::memory_order_relaxed) == kAnyStream || is_ready_on_current_stream());
+  }
 
   /// True while no step is under way.
   bool is_between_steps() const { return time_.load(std::memory_order_acquire) == Time::kBetweenSteps; }
@@ -90,7 +94,8 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
  protected:
   void set_casts_operands(bool value) { casts_operands_ = value; }
   void set_follows_mode(bool value) { follows_mode_ = value; }
-  void set_ready(int64_t task) { ready_task_.store(task, std::memory_order_release); }
+  /// stream: of the last use; none: the device has none.
+  void set_ready(int64_t task, const std::optional<c10::Stream>& stream = {});
   /// A parameter's tensors have requires_grad each.
   void watch_requires_grad() { in_step_ = Time::kInWatchedStep; }
   void set_between_steps(bool value) { time_.store(value ? Time::kBetweenSteps : in_step_, std::memory_order_release); }
@@ -98,8 +103,13 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
  private:
   enum class Time : uint8_t { kBetweenSteps, kInWatchedStep, kInStep };
 
+  static constexpr c10::StreamId kAnyStream = -1;
+  bool is_ready_on_current_stream() const;
+
   // Read by any thread that runs operators; OpenMP workers among them.
   std::atomic<int64_t> ready_task_{kNotReady};
+  std::atomic<c10::StreamId> ready_stream_{kAnyStream};
+  std::atomic<c10::Device> ready_device_{c10::Device(c10::kCPU)};  // the stream's
   std::atomic<Time> time_{Time::kBetweenSteps};
   Time in_step_ = Time::kInStep;                        // these before any unsharded parameter exists
   bool casts_operands_ = false, follows_mode_ = false;

@@ -110,6 +110,7 @@ namespace {
 /// What the backward has left is added up for a later one.
 void end_backward(ParamGroup& group) {
   auto& gradients = group.gradients();
+  gradients.streams.end_backward(gradients.store);
   if (!gradients.options.requires_gradient_sync) gradients.store.accumulate(gradients.dtypes);
   gradients.store.end_backward();
 }

@@ -31,7 +31,8 @@ class GroupPort final : public ParamOwner {
   /// allocations that matter come before.
   void attach();
 
-  void mark_ready(int64_t task) { set_ready(task); }
+  /// On the current stream.
+  void mark_ready(int64_t task);
   void mark_not_ready() { set_ready(kNotReady); }
   void mark_between_steps(bool value) { set_between_steps(value); }
 

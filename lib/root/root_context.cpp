@@ -80,11 +80,17 @@ void RootContext::read(std::span<ParamGroup* const> used, const OperatorUse& use
                   "{}: this sharded parameter was read outside a step; use fsdp::forward_scope or "
                   "fsdp::call, or set fault_outside_step to kGather",
                   use.param_name);
-  runner_.apply(runner_.scheduler().read(ids_of(used), take_writes(used)));
+  apply_for(used, runner_.scheduler().read(ids_of(used), take_writes(used)));
 }
 
 void RootContext::read_beside(std::span<ParamGroup* const> used) {
-  runner_.apply(runner_.scheduler().read_beside(ids_of(used), take_writes(used)));
+  apply_for(used, runner_.scheduler().read_beside(ids_of(used), take_writes(used)));
+}
+
+/// The current stream may read `used` behind it.
+void RootContext::apply_for(std::span<ParamGroup* const> used, const Actions& actions) {
+  runner_.apply(actions);
+  for (auto* group : used) group->unsharder().wait_before_use();
 }
 
 void RootContext::follow_step(std::span<ParamGroup* const> used) {
@@ -104,7 +110,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   {
     const Range range(runner_.comm_ctx().trace, forward ? "FSDP::pre_forward" : "FSDP::pre_backward",
                       used.front()->identity());
-    runner_.apply(scheduler.use(ids, written, noted.has_started_over));
+    apply_for(used, scheduler.use(ids, written, noted.has_started_over));
   }
   const int64_t task = torch::autograd::get_current_graph_task_id();
   for (auto* group : used) GroupPort::of(*group).mark_ready(task);
@@ -167,7 +173,7 @@ void RootContext::reset_iter_state() {
                                          "has left backward()");
   release_everything();
   for (auto* group : runner_.groups()) {
-    group->gradients().store.drop();
+    drop_unreduced(group->gradients());
     for (auto& param : group->params())
       if (const auto sharded_param = param.sharded_param(); sharded_param.defined())
         sharded_param.mutable_grad().reset();

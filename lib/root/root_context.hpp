@@ -117,6 +117,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void read_beside(std::span<ParamGroup* const> used);
   void follow_step(std::span<ParamGroup* const> used);
+  void apply_for(std::span<ParamGroup* const> used, const Actions& actions);
 
   bool in_step() const { return fsdp::in_step(step_.state()); }
 

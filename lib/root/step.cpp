@@ -197,7 +197,7 @@ void RootContext::abandon_task(int64_t task) noexcept {
     const bool has_ended_badly = is_backward(step_.state()) && step_.task_count() == 0;
     if (step_.end_task(task) != StepMachine::TaskEnd::kOutermost && !has_ended_badly) return;
     const c10::OptionalStreamGuard on_theirs(stream_);  // autograd lets go of a task where any stream may be current
-    for (auto* group : runner_.groups()) group->gradients().store.drop();
+    for (auto* group : runner_.groups()) drop_unreduced(group->gradients());
     release_everything();
   } catch (const std::exception& error) {
     log().error("cleaning up after a failed backward failed: {}", error.what());
@@ -212,6 +212,7 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
                 "torch::autograd::grad on the unsharded parameter for higher derivatives",
                 group.params()[index].name());
   enter_phase(torch::autograd::get_current_graph_task_id(), {});
+  group.gradients().streams.note(group.parts().config.device);
   group.gradients().store.arrived(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
   if (step_.task_count() != 1 || !has_all_gradients(group)) return;

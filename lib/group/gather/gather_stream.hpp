@@ -27,6 +27,12 @@ namespace fsdp {
 //    what is allocated on it;
 // 3. what the compute stream allocated and a side stream uses is referred to until the compute stream waits for that.
 //
+// Several compute streams. A module may run its parts on streams of its own, which wait for each other as its own tensors
+// need; parameters and gradients are the runtime's business. The first use of a group makes its gather's stream wait for the
+// current one; a use on another stream goes on behind what has made the group readable (StreamUse). What packs gradients waits
+// for every stream on which autograd has accumulated one (GradientStreams). Whose memory these gradients are nobody knows:
+// they alone are recorded with the allocator, as autograd does where it takes a gradient from stream to stream.
+//
 // Graphs. A capture may end with no stream that waits for a captured one and that nobody waits for. So whatever is given up,
 // and whatever memory goes back to another stream than the current one, is joined to the current stream while a graph is
 // captured (join_in_capture).

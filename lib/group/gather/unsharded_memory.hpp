@@ -33,6 +33,7 @@ class UnshardedMemory {
     keeps_ = keeps;
     if (!keeps) kept_.reset();
   }
+  bool keeps() const { return keeps_; }
   int64_t kept_bytes() const { return kept_.defined() ? kept_.numel() : 0; }
   void drop_kept() { kept_.reset(); }
   /// Undefined: nothing is kept.

@@ -170,7 +170,7 @@ void Unsharder::wait_for_unshard() {
   }
   // A piece that was kept after forward goes with this: as in FSDP2, what this backward gathers again comes from the shards.
   enter(unsharded);
-  stream_use_.wait_before_free();  // of what was sent
+  stream_use_.end_gather();
 }
 
 void Unsharder::show(at::Tensor unsharded) {
@@ -191,6 +191,7 @@ void Unsharder::hide() {
   for (auto& param : parts_.params)
     if (auto* storage = param.unsharded.storage()) storage->release();
   form_.release();
+  if (memory_.keeps() || memory_.is_slot()) stream_use_.let_current_wait_for_uses();
   memory_.release();
   stream_use_.wait_before_free();
 }

@@ -37,6 +37,8 @@ class Unsharder {
   /// Finishes the gather; operators can read the parameters when this returns. Throws CommError; released as before
   /// `unshard` then.
   void wait_for_unshard();
+  /// The current stream is about to use the unsharded parameters, which may have been made readable on another one.
+  void wait_before_use() { stream_use_.wait_before_another_use(); }
   /// Releases the unsharded parameters, or gives up a gather under way, and drops what `reshard_after_forward` kept.
   /// Nothing is lost.
   void reshard();

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "base/plain_values.hpp"
 #include "base/require.hpp"
+#include "base/side_stream.hpp"
 #include "dispatch/host_error.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
@@ -95,6 +96,14 @@ int64_t GradientStore::bytes_to_take(size_t index) const {
   const auto unsharded_param = params_[index].unsharded_param();
   if (!unsharded_param.defined() || !accumulated_grad(unsharded_param).defined()) return 0;
   return accumulated_grad(unsharded_param).scalar_type() == sum.scalar_type() ? 0 : static_cast<int64_t>(sum.nbytes());
+}
+
+void GradientStore::record_use(c10::Stream stream) const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (auto* unsharded_param = params_[i].unsharded.peek())
+      fsdp::record_use(accumulated_grad(*unsharded_param), stream);
+    fsdp::record_use(slots_[i].accumulated, stream);
+  }
 }
 
 bool GradientStore::has_unreduced(bool counts_partial_sums) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <vector>
@@ -46,6 +47,8 @@ class GradientStore {
   at::Tensor take(size_t index);
   /// What `take` allocates: before the CPU's kernel adds a gradient to a sum of another dtype, it casts all of it.
   int64_t bytes_to_take(size_t index) const;
+  /// `stream` is about to use all of it, and it may be another stream's memory.
+  void record_use(c10::Stream stream) const;
   /// An unsharded parameter holds a gradient, or a sum waits.
   bool has_unreduced(bool counts_partial_sums) const;
   /// After a backward without reduction: adds the unsharded parameters' gradients up in the reduce dtype, if that is another

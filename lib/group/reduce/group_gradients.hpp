@@ -7,6 +7,7 @@
 #include "group/group_parts.hpp"
 #include "group/reduce/gradient_dtypes.hpp"
 #include "group/reduce/gradient_store.hpp"
+#include "group/reduce/gradient_streams.hpp"
 #include "group/reduce/reduce_part.hpp"
 
 namespace fsdp {
@@ -16,6 +17,7 @@ struct GroupGradients {
   const ReduceOptions& options;
   GradientDtypes dtypes;
   GradientStore store;
+  GradientStreams streams = {};
   size_t trainable_count = 0;  ///< parameters that need a gradient, as of the last `sync_requires_grad`
   /// Of the last reduction that was finished, without gradients, for the next one to fill (collect_gradients).
   std::vector<ReducePart> kept_parts = {};
@@ -26,5 +28,11 @@ struct GroupGradients {
   GroupGradients(const GroupGradients&) = delete;
   GroupGradients& operator=(const GroupGradients&) = delete;
 };
+
+/// What no reduction has taken goes.
+inline void drop_unreduced(GroupGradients& gradients) {
+  gradients.store.drop();
+  gradients.streams.drop();
+}
 
 }  // namespace fsdp

@@ -25,6 +25,7 @@ ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
   const Range range(parts.comm_ctx->trace, "FSDP::post_backward_reduce", parts.identity);
   const GroupBuffers buffers(parts, "reduced gradients");
   BelowResidency below;
+  group.gradients().streams.take(group.gradients().store);
   inputs_ = collect_gradients(group);
   pack();
   if (!is_behind_one && can_be_on_streams()) order_ = ReduceOrder::kOnStreams;
