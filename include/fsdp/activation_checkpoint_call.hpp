@@ -15,25 +15,12 @@
 #include <vector>
 
 #include "fsdp/activation_checkpoint_region.hpp"
+#include "fsdp/nested_tensors.hpp"
 
 // A part of fsdp/activation_checkpoint.hpp: how a call is kept to be made once more - its arguments, and what is called.
 namespace fsdp::detail {
 
-// Which arguments hold tensors, and how they are kept.
-template <class T>
-inline constexpr bool holds_tensors = std::is_same_v<T, at::Tensor>;
-template <class T>
-inline constexpr bool holds_tensors<std::optional<T>> = holds_tensors<T>;
-template <class T>
-inline constexpr bool holds_tensors<std::vector<T>> = holds_tensors<T>;
-template <class T, size_t count>
-inline constexpr bool holds_tensors<std::array<T, count>> = holds_tensors<T>;
-template <class First, class Second>
-inline constexpr bool holds_tensors<std::pair<First, Second>> =
-    holds_tensors<First> || holds_tensors<Second>;
-template <class... Elements>
-inline constexpr bool holds_tensors<std::tuple<Elements...>> = (... || holds_tensors<Elements>);
-
+// How arguments are kept.
 template <class T>
 struct KeptArgument {
   using type = T;
@@ -51,23 +38,6 @@ kept_argument<Input> keep(Input& input) {
     return input.vec();
   else
     return input;
-}
-
-/// Calls `visit` with each tensor in `value`: alone, or in an optional, a vector, an array, a pair
-/// or a tuple of such.
-template <class Visit, class Value>
-void visit_tensors(const Visit& visit, Value& value) {
-  if constexpr (std::is_same_v<Value, at::Tensor>) {
-    visit(value);
-  } else if constexpr (!holds_tensors<Value>) {
-    return;
-  } else if constexpr (requires { value.has_value(); }) {
-    if (value) visit_tensors(visit, *value);
-  } else if constexpr (requires { value.begin(); }) {
-    for (auto& element : value) visit_tensors(visit, element);
-  } else {
-    std::apply([&](auto&... elements) { (visit_tensors(visit, elements), ...); }, value);
-  }
 }
 
 /// A kept argument as the caller passed it: by value, or as the kind of reference it was.

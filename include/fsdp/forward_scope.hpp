@@ -1,13 +1,13 @@
 #pragma once
 
 #include <optional>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "fsdp/api.hpp"
 #include "fsdp/fully_shard.hpp"
+#include "fsdp/nested_tensors.hpp"
 
 namespace fsdp {
 
@@ -51,54 +51,35 @@ class FSDP_API BoundaryScope {
   std::vector<std::optional<at::ScalarType>> output_dtypes_;  // of its parameters, outside
 };
 
-template <class T>
-inline constexpr bool is_tuple = false;
-template <class... Elements>
-inline constexpr bool is_tuple<std::tuple<Elements...>> = true;
-template <class First, class Second>
-inline constexpr bool is_tuple<std::pair<First, Second>> = true;
+/// Where the inputs of a call belong: on the device of the module's mesh, if that is no CPU and the call is the outermost one
+/// of its root. None: where they are.
+FSDP_API std::optional<c10::Device> input_device(const FSDPModule& module);
 
-/// `value` with `cast` applied to every tensor in it: alone, or in an optional, a vector or a tuple.
-template <class Cast, class Value>
-decltype(auto) cast_tensors(const Cast& cast, Value&& value) {
-  using Plain = std::remove_cvref_t<Value>;
-  if constexpr (std::is_same_v<Plain, at::Tensor>) {
-    return cast(value);
-  } else if constexpr (std::is_same_v<Plain, std::optional<at::Tensor>>) {
-    return value ? std::optional<at::Tensor>(cast(*value)) : std::optional<at::Tensor>();
-  } else if constexpr (std::is_same_v<Plain, std::vector<at::Tensor>>) {
-    std::vector<at::Tensor> tensors;
-    for (const at::Tensor& tensor : value) tensors.push_back(cast(tensor));
-    return tensors;
-  } else if constexpr (is_tuple<Plain>) {
-    return std::apply(
-        [&](auto&&... elements) {
-          return Plain(cast_tensors(cast, std::forward<decltype(elements)>(elements))...);
-        },
-        std::forward<Value>(value));
-  } else {
-    return std::forward<Value>(value);  // as it came, a reference if it was one
-  }
+inline at::Tensor moved_to(const std::optional<c10::Device>& device, const at::Tensor& input) {
+  return device && input.defined() && input.device() != *device ? input.to(*device) : input;
 }
 
 }  // namespace detail
 
 /// Runs `module->forward(inputs...)` in a ForwardScope of its root, with inputs and outputs cast as by cast_boundary_input and
-/// cast_boundary_output. Tensors are cast, also in optionals, vectors and tuples; other arguments are passed on.
+/// cast_boundary_output. The outermost call of a root moves inputs to the device of the module's mesh, where that is no CPU,
+/// before anything is gathered. Tensors are moved and cast, also in optionals, vectors, arrays, maps and tuples, which forward
+/// gets by value; other arguments are passed on.
 template <class Holder, class... Inputs>
 auto call(Holder&& module, Inputs&&... inputs) {
   using Output = std::remove_cvref_t<decltype(module->forward(std::forward<Inputs>(inputs)...))>;
   const auto found = find_fsdp_module(*module);
   if (!found) return Output(module->forward(std::forward<Inputs>(inputs)...));
+  const auto device = detail::input_device(*found);
   ForwardScope scope(*found);
   const detail::BoundaryScope boundary(*found);
-  auto in = [&](const at::Tensor& tensor) { return cast_boundary_input(*found, tensor); };
+  auto in = [&](const at::Tensor& tensor) { return cast_boundary_input(*found, detail::moved_to(device, tensor)); };
   auto out = [&](const at::Tensor& tensor) { return cast_boundary_output(*found, tensor); };
   if constexpr (std::is_void_v<Output>)
-    module->forward(detail::cast_tensors(in, std::forward<Inputs>(inputs))...);
+    module->forward(detail::map_tensors(in, std::forward<Inputs>(inputs))...);
   else
-    return Output(detail::cast_tensors(
-        out, module->forward(detail::cast_tensors(in, std::forward<Inputs>(inputs))...)));
+    return Output(detail::map_tensors(
+        out, module->forward(detail::map_tensors(in, std::forward<Inputs>(inputs))...)));
 }
 
 }  // namespace fsdp

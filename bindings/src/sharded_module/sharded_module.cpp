@@ -14,6 +14,7 @@
 #include "root/group_port.hpp"
 #include "hooked/late_hooks.hpp"
 #include "sharded_module/applied_params.hpp"
+#include "sharded_module/root_inputs.hpp"
 #include "shown/shown_registry.hpp"
 
 namespace fsdp::python {
@@ -193,6 +194,7 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   if (context().step().is_pinned() && run_with_full_parameters(args)) return py::none();
   if (post_optim_event_.is_set())
     post_optim_event_.wait(context(), handles::state(controls_).request().mesh_info.mesh.device());
+  const bool has_moved = move_inputs(controls_, args, kwargs);
   const bool records = records_autograd(args);
   {
     py::gil_scoped_release no_gil;
@@ -201,7 +203,7 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   passes_.enter(index);
   if (params_.form() != Form::kUnsharded) params_.show_as(Form::kUnsharded);
   if (!casts_.inputs || casts_.is_exempt[index] || handles::state(controls_).precision().computes_in_own_dtype())
-    return py::none();
+    return has_moved ? py::object(py::make_tuple(args, kwargs)) : py::none();
   RECORD_USER_SCOPE("FSDP::cast_forward_inputs");
   return py::make_tuple(cast_all(casts_, args, *casts_.inputs), cast_all(casts_, kwargs, *casts_.inputs));
 }

@@ -1,6 +1,9 @@
 #include "fsdp/forward_scope.hpp"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include "api/shard/open_scopes.hpp"
+#include "base/side_stream.hpp"
 #include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 
@@ -51,6 +54,16 @@ ForwardScope::~ForwardScope() {
 }
 
 namespace detail {
+
+std::optional<c10::Device> input_device(const FSDPModule& module) {
+  auto& state = handles::state(module);
+  const auto device = state.request().mesh_info.mesh.device();
+  if (!SideStream::exists_on(device)) return std::nullopt;
+  const auto root = state.root();
+  // What runs once more in a backward (activation checkpointing) gets what it got. Below a root that was not moved.
+  const bool is_below_again = torch::autograd::get_current_graph_task_id() != -1 && root.get() != &state;
+  return root->context()->step().is_in_scope() || is_below_again ? std::nullopt : std::optional(device);
+}
 
 BoundaryScope::BoundaryScope(const FSDPModule& module) {
   if (!handles::state(module).request().is_exempt) return;
