@@ -37,7 +37,7 @@ void ExecOrder::clear() {
   learn({}, {});
 }
 
-ExecOrder::Progress ExecOrder::use(int group, std::span<const int> operands) {
+ExecOrder::Progress ExecOrder::use(int group, std::span<const int> operands, Repeats repeats) {
   if (!in_pass_ || (!uses_.empty() && uses_.back() == group)) return Progress::kGoesOn;
   if (!recording_overflowed()) {
     uses_.push_back(group);
@@ -47,7 +47,7 @@ ExecOrder::Progress ExecOrder::use(int group, std::span<const int> operands) {
   }
   if (!follows_) return Progress::kGoesOn;
   auto progress = Progress::kGoesOn;
-  if (position_ == learned_.size() && learned_.front() == group) {
+  if (repeats == Repeats::kAsLearned && position_ == learned_.size() && learned_.front() == group) {
     position_ = 0;
     std::fill(last_seen_.begin(), last_seen_.end(), std::nullopt);
     progress = Progress::kStartedOver;

@@ -25,9 +25,11 @@ class ExecOrder {
   void clear();
 
   enum class Progress { kGoesOn, kStartedOver };
+  /// What comes behind the learned pass, and begins as it does: that pass again, or an order that is another one.
+  enum class Repeats { kAsLearned, kAnotherOrder };
   /// The next use in this pass. Uses of the same group in a row count once. operands: all groups that its operator uses at
   /// once; none: it alone. Says when the learned pass is over and begins again.
-  Progress use(int group, std::span<const int> operands = {});
+  Progress use(int group, std::span<const int> operands = {}, Repeats repeats = Repeats::kAsLearned);
 
   /// True if there is a learned order and this pass has kept to it so far.
   bool follows() const { return follows_; }

@@ -35,7 +35,10 @@ void PassOrders::abandon() {
 }
 
 bool PassOrders::use(int group, std::span<const int> operands) {
-  const bool starts_over = order_->use(group, operands) == ExecOrder::Progress::kStartedOver;
+  // A backward of several forwards goes through each of them.
+  const bool may_repeat = !is_backward() || forwards_before_backward_ > 1;
+  const auto repeats = may_repeat ? ExecOrder::Repeats::kAsLearned : ExecOrder::Repeats::kAnotherOrder;
+  const bool starts_over = order_->use(group, operands, repeats) == ExecOrder::Progress::kStartedOver;
   if (is_forward()) forwards_ += starts_over;
   return starts_over;
 }

@@ -46,6 +46,18 @@ TEST_CASE("each kind of pass learns its own order", "[group][pass_orders]") {
   CHECK(&orders.current() == &orders.forward());
 }
 
+TEST_CASE("a backward that goes twice through what was learned has gone through two forwards, or has another order",
+          "[group][pass_orders]") {
+  PassOrders orders;
+  train(orders, {0, 1}, {1, 0});
+  train(orders, {0, 1, 0, 1}, {1, 0, 1, 0});
+  CHECK(orders.backward().learned() == std::vector{1, 0});
+  train(orders, {0, 1}, {1, 0, 1, 0});  // one that reads its groups again
+  CHECK(orders.backward().learned() == std::vector{1, 0, 1, 0});
+  train(orders, {0, 1}, {1, 0, 1, 0});
+  CHECK(orders.backward().generation() == 2);
+}
+
 TEST_CASE("as many forwards as the last time, and a backward is due", "[group][pass_orders]") {
   PassOrders orders;
   orders.begin_forward(true);

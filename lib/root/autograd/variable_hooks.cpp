@@ -139,8 +139,8 @@ void leave_to_aliases(const FoundParam& found) {
   if (whole.defined()) param.unsharded.leave_to_aliases(whole, param.spec, port.shared_from_this(), param.sharded.place());
 }
 
-/// set_data of a parameter that shares its memory of before fully_shard with another one, on one rank: as in LibTorch that one keeps
-/// its values.
+/// set_data of a parameter that shares its memory of before fully_shard with another one, on one rank: as in LibTorch that one
+/// keeps its values.
 void part_from_others(const FoundParam& found) {
   auto& group = *found.group;
   const auto& shard = group.parts().shard;
