@@ -12,6 +12,7 @@
 #include "module/state/module_table.hpp"
 #include "module/sync_states.hpp"
 #include "module/ties.hpp"
+#include "param/left_storage.hpp"
 #include "root/find_param.hpp"
 
 namespace fsdp {
@@ -185,7 +186,9 @@ void fill_values(const Prepared& prepared, const FullyShardOptions& options, con
 std::vector<Prepared::GivenUp> what_is_given_up(const std::vector<PreparedGroup>& groups) {
   std::vector<std::pair<std::shared_ptr<ParamGroup>, std::vector<size_t>>> leaving;
   for (const auto& made : groups)
-    for (const auto& tied : made.group->tied()) {
+    for (auto& tied : made.group->tied()) {
+      const auto& piece = tied.from.group->parts().shard.piece(tied.from.index);
+      if (piece.defined() && !keeper_of_memory(piece).empty()) tied.kept = piece;
       auto known = std::ranges::find(leaving, tied.from.group, [](const auto& entry) { return entry.first; });
       if (known == leaving.end()) known = leaving.insert(known, {tied.from.group, {}});
       known->second.push_back(tied.from.index);

@@ -64,6 +64,14 @@ void LeftStorages::forget_unused() {
   std::erase_if(left_, [](const Left& left) { return left.storage.expired(); });
 }
 
+void LeftStorages::note_kept(const at::Tensor& piece, size_t index) {
+  left_.push_back({.storage = piece.storage().getWeakStorageImpl(),
+                   .bytes = static_cast<int64_t>(piece.storage().nbytes()),
+                   .params = {index},
+                   .is_larger = piece.storage().nbytes() > piece.nbytes(),
+                   .has_graph = true});
+}
+
 void LeftStorages::hand_over(size_t index, LeftStorages& to, size_t index_there) {
   for (auto& left : left_) {
     if (std::erase(left.params, index) == 0) continue;

@@ -44,6 +44,8 @@ class LeftStorages {
     for (const auto& left : left_)
       if (!left.is_larger) mark(left, name_of(left.params.front()), Reads::kThrow);
   }
+  /// Parameter `index` has gone on in `piece`, its memory of before fully_shard, and leaves it now.
+  void note_kept(const at::Tensor& piece, size_t index);
   /// Parameter `index` goes on in another group, as its parameter `index_there`: what shows it is closed from there.
   void hand_over(size_t index, LeftStorages& to, size_t index_there);
   /// Those that a tensor still uses; all are forgotten.

@@ -12,6 +12,8 @@ void take_tied(ParamGroup& group, const TiedParam& tied) {
   auto& param = parts.params[tied.index];
   const auto sharded_param = param.sharded_param();
   tied.from.group->notes().left().hand_over(tied.from.index, group.notes().left(), tied.index);
+  if (tied.kept.defined() && !tied.kept.is_alias_of(parts.shard.piece(tied.index)))
+    group.notes().left().note_kept(tied.kept, tied.index);
   // In its new shape a gradient of the old one would be wrong.
   if (tied.gradient.defined()) sharded_param.mutable_grad().reset();
   param.make_sharded_param(parts.link, tied.index, parts.shard.piece(tied.index));

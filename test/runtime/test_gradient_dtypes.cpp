@@ -223,6 +223,24 @@ TEST_CASE("a grad_dtype set on the module's own member counts, though a thawed p
   }));
 }
 
+TEST_CASE("a grad_dtype set behind a recorded forward that has no backward counts in the next one",
+          "[runtime][gradient_dtypes]") {
+  CHECK(on_ranks(2, [&](Rank& rank) {
+    for (const bool by_member : {true, false}) {
+      Elementwise model;
+      fully_shard(model, {.mesh = rank.mesh()});
+      const auto loss = [&] { return model->forward(activations_of(rank.index())).sum(); };
+      loss().backward();
+      const auto waits = loss();
+      const auto what = by_member ? "set on the member" : "set on the parameter";
+      model->zero_grad();
+      (by_member ? model->weight : model->parameters()[0]).set_grad_dtype(at::kDouble);
+      loss().backward();
+      check_scalar_type(rank, model->parameters()[0].grad(), at::kDouble, what);
+    }
+  }));
+}
+
 TEST_CASE("a copy's gradients have the grad_dtype of the original's, and so has a local shard",
           "[runtime][gradient_dtypes]") {
   CHECK(on_ranks(2, [&](Rank& rank) {

@@ -5,6 +5,7 @@
 #include "support/models.hpp"
 #include "support/odd_model.hpp"
 #include "support/sample.hpp"
+#include "support/scoped_environment.hpp"
 
 // One parameter that modules of several groups register.
 namespace fsdp::test {
@@ -496,6 +497,22 @@ TEST_CASE("what shows a tied parameter's memory of before fully_shard is closed 
       net->parameters()[0].mul_(2);
     }
     rank.check_throws<c10::Error>([&] { view.sum(); }, {"table.weight'", "before fully_shard"}, "a view");
+  }));
+}
+
+TEST_CASE("so is what shows one that a tie moves out of the memory that one rank keeps", "[runtime][ties]") {
+  const ScopedEnvironment copies(Variables{{"FSDP_COPY_ON_CPU", "1"}});
+  CHECK(on_ranks(1, [](Rank& rank) {
+    TiedNet net;
+    const auto alias = net->input->table->weight.detach();
+    fully_shard(net->input, {.mesh = rank.mesh()});
+    fully_shard(net->output, {.mesh = rank.mesh()});
+    fully_shard(net, {.mesh = rank.mesh(), .offload_policy = CPUOffloadPolicy{}});
+    {
+      const torch::NoGradGuard no_grad;
+      net->parameters()[0].mul_(2);
+    }
+    rank.check_throws<c10::Error>([&] { alias.sum(); }, {"table.weight'", "before fully_shard"}, "an alias");
   }));
 }
 

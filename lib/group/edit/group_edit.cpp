@@ -74,7 +74,7 @@ GroupEdit GroupEdit::prepare(const ParamGroup& group, GroupChange change) {
   edit.encoded_ = GatherForm::plan_with(std::move(terms), parts, edit.new_layout(parts), edit.dtypes_.stored);
   if (edit.moves_rows(parts))
     edit.make_rows(parts);
-  else if (!edit.change_.parting.empty())
+  else if (!parts.shard.bytes().defined())
     edit.part_rows(parts);
   edit.reduced_in_ = group.gradients().dtypes.decide(edit.dtypes_, edit.change_.leaving);
   edit.make_gradients(group);
@@ -121,10 +121,12 @@ void GroupEdit::make_rows(const GroupParts& parts) {
   }
 }
 
-/// Pieces are memory of their own, where parameters lay before fully_shard.
+/// Each piece is memory of its own, where its parameter lay before fully_shard.
 void GroupEdit::part_rows(const GroupParts& parts) {
+  if (change_.parting.empty() && change_.leaving.empty()) return;
   pieces_ = parts.shard.pieces();
   for (const size_t i : change_.parting) pieces_[i] = pieces_[i].clone();
+  for (const size_t i : change_.leaving) pieces_[i] = at::empty({0}, pieces_[i].options());
 }
 
 void GroupEdit::make_gradients(const ParamGroup& group) {
@@ -195,7 +197,8 @@ void GroupEdit::commit_params(ParamGroup& group) {
       param.convert(dtypes_.stored[i], dtypes_.gathered[i], pieces_[i], owner, device_);
       if (gradients_.sharded[i].defined()) param.sharded_param().mutable_grad() = gradients_.sharded[i];
     } else {
-      if (!pieces_.empty() && param.sharded_param().defined()) param.make_sharded_param(parts.link, i, pieces_[i]);
+      const bool moves = !pieces_.empty() && !pieces_[i].is_same(parts.shard.piece(i));
+      if (moves && param.sharded_param().defined()) param.make_sharded_param(parts.link, i, pieces_[i]);
       if (dtypes_.gathered[i] == param.spec.param_dtype) continue;
       param.set_param_dtype(dtypes_.gathered[i], owner, device_);
     }

@@ -13,6 +13,7 @@ struct TiedParam {
   size_t index;  ///< where it is going to
   TiedSource from;
   at::Tensor gradient = {};  ///< this rank's rows, where they had to be cut anew
+  at::Tensor kept = {};      ///< its memory of before fully_shard, where it has gone on in that
 };
 
 /// The other group's memory of it, where that is the parameter's own (one rank) and can stay; else undefined.

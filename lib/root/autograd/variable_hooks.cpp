@@ -139,6 +139,16 @@ void leave_to_aliases(const FoundParam& found) {
   if (whole.defined()) param.unsharded.leave_to_aliases(whole, param.spec, port.shared_from_this(), param.sharded.place());
 }
 
+/// Where a forward waits for a backward that may never come, the next one begins no step, which would look for it.
+void take_over_grad_dtype(const FoundParam& found) {
+  auto& group = *found.group;
+  auto& port = GroupPort::of(group);
+  if (port.is_between_steps()) return;
+  const WithoutHostLock may_wait;
+  const std::lock_guard lock(port.root()->mutex());
+  if (is_forward(port.root()->step().state()) && !group.parts().local_shards) group.changes().sync_grad_dtypes();
+}
+
 /// set_data of a parameter that shares its memory of before fully_shard with another one, on one rank: as in LibTorch that one
 /// keeps its values.
 void part_from_others(const FoundParam& found) {
@@ -251,6 +261,7 @@ class Hooks final : public Interface {
   void set_grad_dtype(const TensorBase& tensor, const std::optional<c10::ScalarType>& dtype) const {
     set_grad_dtype_in(next_, tensor, dtype);
     note_set_by_user(*tensor.unsafeGetTensorImpl());
+    if (const auto found = find_any(tensor)) take_over_grad_dtype(*found);
   }
 
  private:
