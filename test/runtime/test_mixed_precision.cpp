@@ -202,6 +202,24 @@ TEST_CASE("one parameter may keep its dtype, in the same group", "[mixed_precisi
   }));
 }
 
+TEST_CASE("one rank gathers parameters that keep their dtype beside those that are cast", "[mixed_precision]") {
+  for (const auto layout : {ParamLayout::kPerParameter, ParamLayout::kFlat})
+    CHECK(on_ranks(1, [&](Rank& rank) {
+      auto model = seeded(3, [] { return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4)); });
+      const auto& norm = *model->ptr(1)->as<torch::nn::BatchNorm1d>();
+      {
+        const at::NoGradGuard no_grad;
+        norm.weight.fill_(0.5);
+      }
+      auto root = fully_shard(model, {.mesh = rank.mesh(), .mp_policy = {.param_dtype = at::kDouble}, .layout = layout});
+      root.unshard();
+      check_dtype(rank, norm.weight, at::kFloat, "exempt");
+      rank.check_identical(norm.weight.detach().clone(), torch::full({4}, 0.5F), "what keeps its dtype");
+      rank.check_identical(model->ptr(0)->as<torch::nn::Linear>()->weight.detach().to(at::kFloat), full_tensor(model->parameters()[0]),
+                           "what is cast");
+    }));
+}
+
 TEST_CASE("gradients of several micro-batches add up in the reduce dtype", "[mixed_precision]") {
   constexpr int kBatches = 5;
   CHECK(on_ranks(2, [](Rank& rank) {

@@ -94,8 +94,9 @@ at::Tensor gather_input(GroupParts& parts, bool may_overlap) {
   auto gathered = make_buffer(layout.gathered().rank_bytes(),
                               at::TensorOptions().dtype(at::kByte).device(parts.config.device));
   for (size_t i = 0; i < parts.params.size(); ++i) {
-    const auto piece = shard.defined() ? shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i))
-                                       : parts.shard.piece(i);
+    // One rank's may be memory of its own, beside a shard of those that are not.
+    const auto piece = parts.config.host_memory ? shard.narrow(0, layout.stored_offset(i), layout.stored_bytes(i))
+                                                : parts.shard.piece(i);
     cast_rows(parts.params[i].spec, piece, gathered.narrow(0, layout.gathered_offset(i), layout.gathered_bytes(i)));
   }
   return gathered;
