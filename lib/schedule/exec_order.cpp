@@ -19,7 +19,9 @@ void ExecOrder::end_pass() {
   in_pass_ = false;
   // Kept to the learned order, to its end or not: a shorter pass (a loop that left early) is not a
   // new order yet, but one that never reaches the end should be.
-  const bool complete = follows_ && position_ == learned_.size();
+  // What operators read together may have changed, in a pass that went through it once.
+  const bool reads_alike = uses_.size() != learned_.size() || beside_ == learned_beside_;
+  const bool complete = follows_ && position_ == learned_.size() && reads_alike;
   if (!complete && !uses_.empty() && !recording_overflowed()) learn(uses_, beside_);
   if (recording_overflowed()) clear();
   follows_ = false;

@@ -151,6 +151,21 @@ TEST_CASE("a pass that starts over is followed from its beginning, and says so",
   });
 }
 
+TEST_CASE("what operators read together is learned anew where that alone has changed", "[group][exec_order]") {
+  auto order = learned_from({0, 1, 0});
+  CHECK(order.learned_beside().empty());
+  for (int pass = 0; pass < 2; ++pass) {
+    order.begin_pass();
+    order.use(0);
+    order.use(1, std::vector{1, 0});
+    order.use(0);
+    order.end_pass();
+    CHECK(order.learned() == Uses{0, 1, 0});
+    CHECK((order.learned_beside() == std::vector<ExecOrder::Beside>{{.use = 1, .group = 0}}));
+    CHECK(order.generation() == 2);
+  }
+}
+
 TEST_CASE("a pass that is given up teaches nothing, whatever it had used", "[group][exec_order]") {
   auto order = learned_from({0, 1, 2});
   for (const auto& uses : {Uses{0, 1, 2}, Uses{0, 2}, Uses{5}}) {
