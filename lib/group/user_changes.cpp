@@ -47,6 +47,10 @@ bool UserChanges::refresh_before_gather() {
 
 void UserChanges::sync_requires_grad() {
   if (parts_.local_shards) parts_.local_shards->check_requires_grad(parts_.params);
+  take_over_requires_grad();
+}
+
+void UserChanges::take_over_requires_grad() {
   bool has_changed = false;
   for (auto& param : parts_.params) has_changed |= param.sync_requires_grad();
   if (!has_changed) return;

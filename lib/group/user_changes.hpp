@@ -41,6 +41,8 @@ class UserChanges {
 
   // --- settings
   void sync_requires_grad();
+  /// Does that in front of a change of the group, whatever has been handed out.
+  void take_over_requires_grad();
   void sync_grad_dtypes();
   /// Anew, after what may have changed `requires_grad` in another way.
   void count_trainable();

@@ -13,6 +13,7 @@
 #include "module/sync_states.hpp"
 #include "module/ties.hpp"
 #include "param/left_storage.hpp"
+#include "root/edit_group.hpp"
 #include "root/find_param.hpp"
 
 namespace fsdp {
@@ -182,7 +183,7 @@ void fill_values(const Prepared& prepared, const FullyShardOptions& options, con
   for (const auto& made : prepared.groups) made.group->notes().note_first_values(made.group->parts());
 }
 
-/// Of each group that holds one of the tied parameters until now.
+/// Of each group that holds one of the tied parameters until now; their new memory is there together.
 std::vector<Prepared::GivenUp> what_is_given_up(const std::vector<PreparedGroup>& groups) {
   std::vector<std::pair<std::shared_ptr<ParamGroup>, std::vector<size_t>>> leaving;
   for (const auto& made : groups)
@@ -194,7 +195,7 @@ std::vector<Prepared::GivenUp> what_is_given_up(const std::vector<PreparedGroup>
       known->second.push_back(tied.from.index);
     }
   std::vector<Prepared::GivenUp> all;
-  for (auto& [group, params] : leaving) all.push_back({group, GroupEdit::prepare(*group, {.leaving = std::move(params)})});
+  for (auto& [group, params] : leaving) all.push_back({group, prepare_edit(*group, {.leaving = std::move(params)})});
   return all;
 }
 

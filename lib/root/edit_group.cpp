@@ -7,9 +7,15 @@
 
 namespace fsdp {
 
+GroupEdit prepare_edit(ParamGroup& group, GroupChange change) {
+  const std::lock_guard lock(root_of(group).mutex());
+  group.changes().take_over_requires_grad();  // making sharded parameters anew would undo what nobody has seen yet
+  return GroupEdit::prepare(group, std::move(change));
+}
+
 void edit(ParamGroup& group, GroupChange change) {
   const std::lock_guard lock(root_of(group).mutex());
-  edit(group, GroupEdit::prepare(group, std::move(change)));
+  edit(group, prepare_edit(group, std::move(change)));
 }
 
 void edit(ParamGroup& group, GroupEdit prepared) {

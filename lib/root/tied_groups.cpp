@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <mutex>
+
 #include "dispatch/residency.hpp"
+#include "root/group_port.hpp"
 
 namespace fsdp {
 
@@ -11,7 +14,10 @@ void take_tied(ParamGroup& group, const TiedParam& tied) {
   auto& parts = group.parts();
   auto& param = parts.params[tied.index];
   const auto sharded_param = param.sharded_param();
-  tied.from.group->notes().left().hand_over(tied.from.index, group.notes().left(), tied.index);
+  {
+    const std::lock_guard lock(root_of(*tied.from.group).mutex());
+    tied.from.group->notes().left().hand_over(tied.from.index, group.notes().left(), tied.index);
+  }
   if (tied.kept.defined() && !tied.kept.is_alias_of(parts.shard.piece(tied.index)))
     group.notes().left().note_kept(tied.kept, tied.index);
   // In its new shape a gradient of the old one would be wrong.

@@ -215,6 +215,22 @@ TEST_CASE("a prepared edit that is dropped has changed nothing", "[group][group_
   });
 }
 
+TEST_CASE("an edit leaves frozen what was frozen before it", "[group][group_edit]") {
+  for (const auto& c : cases())
+    on_ranks(2, [&](Rank& rank) {
+      const auto layout = ParamLayout::kPerParameter;
+      auto net = seeded(5, [] { return Net(); });
+      // One group gives up the embedding's weight, and goes on with the rest.
+      fully_shard({net->first.ptr(), net->embed.ptr()}, options(rank, layout));
+      if (c.is_tied_before) fully_shard(net, options(rank, layout));
+      const auto bias = [&] { return net->named_parameters()["first.bias"]; };
+      bias().set_requires_grad(false);
+      c.edit(net, rank, layout);
+      rank.check(!bias().requires_grad() && !net->first->bias.requires_grad(), c.name + ": frozen");
+      rank.check(net->named_parameters()["first.weight"].requires_grad(), c.name + ": and not the others");
+    });
+}
+
 TEST_CASE("a change that a group has already is none", "[group][group_edit]") {
   on_ranks(2, [](Rank& rank) {
     auto net = make(rank, {"", {}, true}, ParamLayout::kPerParameter);

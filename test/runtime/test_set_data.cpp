@@ -186,7 +186,10 @@ TEST_CASE("set_data parts what one rank's parameters share, and leaves the other
       for (auto* net : {&plain, &sharded}) {
         for (auto& p : (*net)->parameters()) p.mutable_grad().reset();
         come_to(*net);
+        entries(*net)[1].set_requires_grad(false);
         of(*net)[0].set_data(torch::full({4, 4}, 0.5));
+        rank.check(!entries(*net)[1].requires_grad(), state + ": frozen before");
+        entries(*net)[1].set_requires_grad(true);
         (*net)->zero_grad();
         (*net)->forward(batch()).square().mean().backward();
         const torch::NoGradGuard no_grad;

@@ -74,7 +74,7 @@ GroupEdit GroupEdit::prepare(const ParamGroup& group, GroupChange change) {
   edit.encoded_ = GatherForm::plan_with(std::move(terms), parts, edit.new_layout(parts), edit.dtypes_.stored);
   if (edit.moves_rows(parts))
     edit.make_rows(parts);
-  else if (!parts.shard.bytes().defined())
+  else
     edit.part_rows(parts);
   edit.reduced_in_ = group.gradients().dtypes.decide(edit.dtypes_, edit.change_.leaving);
   edit.make_gradients(group);
@@ -121,11 +121,14 @@ void GroupEdit::make_rows(const GroupParts& parts) {
   }
 }
 
-/// Each piece is memory of its own, where its parameter lay before fully_shard.
+/// Of one rank: a piece may be memory of its own, where its parameter lay before fully_shard.
 void GroupEdit::part_rows(const GroupParts& parts) {
-  if (change_.parting.empty() && change_.leaving.empty()) return;
+  const bool frees = !parts.shard.bytes().defined() && !change_.leaving.empty();
+  if (change_.parting.empty() && !frees) return;
+  shard_ = parts.shard.bytes();
   pieces_ = parts.shard.pieces();
   for (const size_t i : change_.parting) pieces_[i] = pieces_[i].clone();
+  if (!frees) return;
   for (const size_t i : change_.leaving) pieces_[i] = at::empty({0}, pieces_[i].options());
 }
 

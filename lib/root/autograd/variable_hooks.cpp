@@ -153,8 +153,7 @@ void take_over_grad_dtype(const FoundParam& found) {
 /// keeps its values.
 void part_from_others(const FoundParam& found) {
   auto& group = *found.group;
-  const auto& shard = group.parts().shard;
-  if (shard.bytes().defined() || !is_kept_by_another(shard.piece(found.index))) return;
+  if (!is_kept_by_another(group.parts().shard.piece(found.index))) return;
   const WithoutHostLock may_wait;
   edit(group, {.parting = {found.index}});
 }
