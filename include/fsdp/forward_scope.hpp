@@ -62,9 +62,9 @@ inline at::Tensor moved_to(const std::optional<c10::Device>& device, const at::T
 }  // namespace detail
 
 /// Runs `module->forward(inputs...)` in a ForwardScope of its root, with inputs and outputs cast as by cast_boundary_input and
-/// cast_boundary_output. The outermost call of a root moves inputs to the device of the module's mesh, where that is no CPU,
-/// before anything is gathered. Tensors are moved and cast, also in optionals, vectors, arrays, maps and tuples, which forward
-/// gets by value; other arguments are passed on.
+/// cast_boundary_output. The outermost call of a root, outside of a ForwardScope, moves inputs to the device of the module's
+/// mesh, where that is no CPU, before anything is gathered. Tensors are moved and cast, also in optionals, vectors, arrays,
+/// maps and tuples, which forward gets by value; other arguments are passed on.
 template <class Holder, class... Inputs>
 auto call(Holder&& module, Inputs&&... inputs) {
   using Output = std::remove_cvref_t<decltype(module->forward(std::forward<Inputs>(inputs)...))>;

@@ -19,14 +19,14 @@ template <class T>
 inline constexpr bool holds_tensors = std::is_same_v<T, at::Tensor>;
 template <class T>
 inline constexpr bool holds_tensors<std::optional<T>> = holds_tensors<T>;
-template <class T>
-inline constexpr bool holds_tensors<std::vector<T>> = holds_tensors<T>;
+template <class T, class Allocator>
+inline constexpr bool holds_tensors<std::vector<T, Allocator>> = holds_tensors<T>;
 template <class T, size_t count>
 inline constexpr bool holds_tensors<std::array<T, count>> = holds_tensors<T>;
-template <class Key, class T>
-inline constexpr bool holds_tensors<std::map<Key, T>> = holds_tensors<T>;
-template <class Key, class T>
-inline constexpr bool holds_tensors<std::unordered_map<Key, T>> = holds_tensors<T>;
+template <class Key, class T, class... Rest>
+inline constexpr bool holds_tensors<std::map<Key, T, Rest...>> = holds_tensors<T>;
+template <class Key, class T, class... Rest>
+inline constexpr bool holds_tensors<std::unordered_map<Key, T, Rest...>> = holds_tensors<T>;
 template <class First, class Second>
 inline constexpr bool holds_tensors<std::pair<First, Second>> =
     holds_tensors<First> || holds_tensors<Second>;

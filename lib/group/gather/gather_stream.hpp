@@ -28,12 +28,12 @@ namespace fsdp {
 // 3. what the compute stream allocated and a side stream uses is referred to until the compute stream waits for that.
 //
 // Several compute streams. A module may run its parts on streams of its own, which wait for each other as its own tensors
-// need; parameters and gradients are the runtime's business. The first use of a group makes its gather's stream wait for the
-// current one; a use on another stream goes on behind what has made the group readable (StreamUse). What packs gradients waits
+// need; parameters and gradients are the runtime's business. The first use of a group waits for its gather, on the stream that
+// is current; a use on another stream goes on behind what has made the group readable (StreamUse). What packs gradients waits
 // for every stream on which autograd has accumulated one (GradientStreams). Whose memory these gradients are nobody knows:
 // they alone are recorded with the allocator, as autograd does where it takes a gradient from stream to stream.
 //
-// Graphs. A capture may end with no stream that waits for a captured one and that nobody waits for. So whatever is given up,
+// Graphs. Each stream that has waited for a captured one has to be waited for before the capture ends. So whatever is given up,
 // and whatever memory goes back to another stream than the current one, is joined to the current stream while a graph is
 // captured (join_in_capture).
 
@@ -53,7 +53,7 @@ class GatherStream {
   void begin_step() { is_behind_step_ = false; }
   /// Enters it if a gather is to be launched there.
   [[nodiscard]] SideStream::Entered enter(c10::Device device, bool is_from_host);
-  /// A step ends, perhaps in the middle: a graph must not end with a stream for which nobody waits.
+  /// A step ends, or is given up: a graph must not end with a stream for which nobody waits.
   void end_step() const {
     if (stream_) join_in_capture(*stream_);
   }

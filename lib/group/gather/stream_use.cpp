@@ -62,7 +62,9 @@ void StreamUse::let_current_wait_for_uses() const {
 }
 
 void StreamUse::move_to_current() {
-  if (!used_on_.empty()) used_on_.assign(1, current_stream(used_on_[0].device()));
+  if (used_on_.empty()) return;
+  used_on_.assign(1, current_stream(used_on_[0].device()));
+  is_recorded_ = false;
 }
 
 }  // namespace fsdp

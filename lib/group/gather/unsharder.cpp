@@ -222,17 +222,17 @@ void Unsharder::reshard_after_forward(const std::shared_ptr<Communicator>& over)
 
 void Unsharder::keep_post_forward_piece(const std::shared_ptr<Communicator>& over) {
   BelowResidency below;
+  stream_use_.wait_before_another_use();  // the current stream may be another group's
   const Range copy(parts_.comm_ctx->trace, "FSDP::post_forward_copy", parts_.identity);
   const GroupBuffers buffers(parts_, "parameters kept after forward");
   auto regrouped = parts_.layout.gathered().regrouped(over->size());
   post_forward_ = {.layout = form_.custom() ? regrouped.packed() : std::move(regrouped), .piece = {}, .group = over};
   auto& [layout, piece, group] = post_forward_;
-  const auto& unsharded = memory_.bytes();
-  piece = make_buffer(layout.rank_bytes(), unsharded.options()).zero_();
+  piece = make_buffer(layout.rank_bytes(), memory_.bytes().options()).zero_();
   for (size_t unit = 0; unit < layout.count(); ++unit) {
     const int64_t bytes = layout.piece_bytes(unit);
-    piece.narrow(0, layout.offset(unit), bytes)
-        .copy_(unsharded.narrow(0, layout.tensor_offset(unit) + over->rank() * bytes, bytes));
+    const auto from = memory_.bytes().narrow(0, layout.tensor_offset(unit) + over->rank() * bytes, bytes);
+    piece.narrow(0, layout.offset(unit), bytes).copy_(from);
   }
 }
 
@@ -272,9 +272,9 @@ void Unsharder::leave_slot() {
   BelowResidency below;
   if (is_unsharding(state_)) wait_for_unshard();
   const GroupBuffers buffers(parts_, "gathered parameters");
-  const auto& in_slot = memory_.bytes();
-  auto own = make_buffer(in_slot.numel(), in_slot.options());
-  own.copy_(in_slot, /*non_blocking=*/true);
+  auto own = make_buffer(memory_.bytes().numel(), memory_.bytes().options());
+  stream_use_.let_current_wait_for_uses();  // the slot's next gather waits for this stream alone
+  own.copy_(memory_.bytes(), /*non_blocking=*/true);
   show(std::move(own));
   stream_use_.move_to_current();
   memory_.set_is_slot(false);
