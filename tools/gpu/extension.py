@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import pack
+import archive
 
 KEPT = ("-D", "-f", "-std=", "-O", "-pthread", "--param")
 OF_THE_BUILD = ("-ffile-prefix-map", "-fdiagnostics")
@@ -25,9 +25,9 @@ def name():
 def flags_of(build, python):
     """How the build has compiled it, with words for the places that are others there."""
     about = "import sysconfig, torch.version; print(sysconfig.get_path('include')); print(torch.version.__file__)"
-    include, torch = map(Path, pack.ask(python, "-c", about).split())
-    places = (("{torch}", torch.parent), ("{python}", include), ("{build}", build), ("{source}", pack.ROOT))
-    database = json.loads(pack.ask(python.with_name("ninja"), "-C", build, "-t", "compdb"))
+    include, torch = map(Path, archive.ask(python, "-c", about).split())
+    places = (("{torch}", torch.parent), ("{python}", include), ("{build}", build), ("{source}", archive.ROOT))
+    database = json.loads(archive.ask(python.with_name("ninja"), "-C", build, "-t", "compdb"))
     (command,) = [entry["command"] for entry in database if "/fsdp/_C." in entry["output"] and " -c " in entry["command"]]
     words, found = iter(shlex.split(command)), []
     for word in words:
@@ -51,23 +51,23 @@ def made_headers(build):
 
 
 def sources():
-    listed = (pack.ROOT / "bindings" / "meson.build").read_text().split("bindings_sources = files(")[1].split(")")[0]
-    return [pack.ROOT / "bindings" / line.strip().strip("',") for line in listed.splitlines() if line.strip()]
+    listed = (archive.ROOT / "bindings" / "meson.build").read_text().split("bindings_sources = files(")[1].split(")")[0]
+    return [archive.ROOT / "bindings" / line.strip().strip("',") for line in listed.splitlines() if line.strip()]
 
 
 def main():
     import torch
 
     opened, compiler = Path(sys.argv[1]), os.environ.get("CXX", "g++")
-    there = {"{build}": str(opened), "{source}": str(pack.ROOT), "{torch}": os.path.dirname(torch.__file__),
+    there = {"{build}": str(opened), "{source}": str(archive.ROOT), "{torch}": os.path.dirname(torch.__file__),
              "{python}": sysconfig.get_path("include")}
-    manifest = json.loads((opened / pack.MANIFEST).read_text())
+    manifest = json.loads((opened / archive.MANIFEST).read_text())
     flags = [functools.reduce(lambda flag, word: flag.replace(word, there[word]), there, flag)
              for flag in manifest["extension"]]
     unit, target = opened / "extension.cpp", opened / name()
     unit.write_text("".join(f'#include "{path}"\n' for path in sources()))
     libraries = [f"-l:{path.name}" for path in sorted((opened / "lib").glob("*.so*"))]
-    command = [compiler, *flags, "-I", str(opened / pack.HEADERS / "include"), "-shared", "-o", str(target), str(unit),
+    command = [compiler, *flags, "-I", str(opened / archive.HEADERS / "include"), "-shared", "-o", str(target), str(unit),
                "-Wl,--allow-shlib-undefined", "-Wl,-rpath,$ORIGIN/../../lib", f"-L{opened / 'lib'}", *libraries,
                f"-L{there['{torch}']}/lib", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
     print(shlex.join(command), flush=True)

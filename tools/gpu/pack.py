@@ -17,14 +17,12 @@ from pathlib import Path
 import elf
 import extension
 import packages
+from archive import ARCHIVE, HEADERS, MANIFEST, ROOT, PackError, ask
 
-ROOT = Path(__file__).resolve().parents[2]
 TORCH, PYTHON = "2.11.0", "3.12"  # there
 VENV, BUILD = ROOT / f".venv-{TORCH}", ROOT / f"build-{TORCH}"
-ARCHIVE, MANIFEST = "libfsdp-gpu.tar.xz", "packed.json"
 NEWEST_GLIBC = "2.36"
 LIMIT_BYTES = 40 << 20  # of 64 MiB that a working tree may have with it
-HEADERS = "packages"
 # What the stages run, by where it is in a build folder.
 NATIVE, TRAIN, CUDA_STEP = "test/gpu/native/fsdp_test_gpu", "tools/llama/fsdp_train", "bench/fsdp_bench_cuda_step"
 RUNTIME, OVERLAP = "test/runtime/fsdp_test_runtime", "bench/fsdp_bench_overlap"
@@ -34,17 +32,6 @@ LIBRARIES = ("lib/libfsdp.so", "test/gpu/native/libfsdp_test_gpu_device.so")
 DEBIAN = ("libfmt", "libspdlog", "libisal")
 TORCHS = re.compile(r"lib(torch|c10|cud|nccl|gomp|shm|caffe2)")
 SYSTEMS = re.compile(r"lib(stdc\+\+|m|c|gcc_s|dl|rt|pthread)\.so|ld-linux")
-
-
-class PackError(Exception):
-    pass
-
-
-def ask(*command, **options):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
-    if done.returncode != 0:
-        raise PackError(f"{' '.join(map(str, command))} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
 
 
 def python_folder():
