@@ -1,7 +1,7 @@
 """Compares what two builds communicated: records that the tests made with FSDP_TEST_RECORD=FILE.
 
-Prints each test, call and rank that differs, and fails if one does. Lines in which two records of one build differ hang on time: give
-that build's other record with --again, and they are left out.
+Prints each test, call and rank that differs, and fails if one does. Lines in which two records of one build differ hang on
+time: give that build's other record with --again, and they are left out.
 """
 
 import argparse

@@ -5,9 +5,7 @@
 namespace fsdp {
 
 at::Tensor ShardBuffer::make(int64_t bytes, c10::Device device) const {
-  const bool is_on_host = host_memory_ && !device.is_meta();
-  return at::zeros({bytes}, is_on_host ? host_memory_->options(at::kByte)
-                                       : at::TensorOptions().dtype(at::kByte).device(device));
+  return at::zeros({bytes}, options(at::kByte, device));
 }
 
 void ShardBuffer::set(at::Tensor bytes, std::vector<at::Tensor> pieces) {

@@ -31,8 +31,8 @@ class ShardBuffer {
   c10::Device home_of(c10::Device device) const {
     return host_memory_ && !device.is_meta() ? c10::Device(at::kCPU) : device;
   }
-  /// What gradients of rows that are used on `device` are made with.
-  at::TensorOptions gradient_options(at::ScalarType dtype, c10::Device device) const {
+  /// What these are made with.
+  at::TensorOptions options(at::ScalarType dtype, c10::Device device) const {
     return host_memory_ && !device.is_meta() ? host_memory_->options(dtype) : at::TensorOptions().dtype(dtype).device(device);
   }
   /// Between the host and the device, on its current stream. may_overlap: the host need not wait, where the memory lets

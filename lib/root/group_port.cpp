@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "base/side_stream.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/function_scope.hpp"
 #include "fsdp/dtensor.hpp"
@@ -89,11 +88,6 @@ void GroupPort::carry_write(size_t index) {
     param.mark_written();
   else
     param.mark_sharded_written();
-}
-
-void GroupPort::mark_ready(int64_t task) {
-  const auto device = group_.parts().config.device;
-  set_ready(task, SideStream::exists_on(device) ? std::optional(current_stream(device)) : std::nullopt);
 }
 
 void GroupPort::follow_mode() {

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/side_stream.hpp"
 #include "group/param_group.hpp"
 #include "root/root_context.hpp"
 
@@ -32,7 +33,10 @@ class GroupPort final : public ParamOwner {
   void attach();
 
   /// On the current stream.
-  void mark_ready(int64_t task);
+  void mark_ready(int64_t task) {
+    const auto device = group_.parts().config.device;
+    set_ready(task, SideStream::exists_on(device) ? std::optional(current_stream(device)) : std::nullopt);
+  }
   void mark_not_ready() { set_ready(kNotReady); }
   void mark_between_steps(bool value) { set_between_steps(value); }
 

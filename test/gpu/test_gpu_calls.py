@@ -5,10 +5,8 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
-import unittest
 from argparse import Namespace
 from pathlib import Path
 from unittest import mock
@@ -21,15 +19,8 @@ import machine
 import parts
 import plan
 from closing_line import main
+from in_folder import InFolder
 from record import Record
-
-
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
-        self.record = Record(self.folder / "out")
 
 
 class Parts(InFolder):

@@ -1,8 +1,6 @@
 """tools/gpu_check without a GPU: its plans, what it skips and says on each kind of bad machine, and the words of its report."""
 
 import sys
-import tempfile
-import unittest
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import parts
 import plan
 import report
 from closing_line import main
-from record import Record
+from in_folder import InFolder
 
 H200 = dict(gpu="NVIDIA H200", gpus=1, memory_gib=139.8, driver="580.1", torch="2.11.0", cuda="13.0", nccl="2.28.9",
             toolkit="13.0", sanitizer="/usr/local/cuda/bin/compute-sanitizer", python="3.12.3", cores=16,
@@ -26,18 +24,12 @@ PACKED = {"torch": "2.11.0", "cuda": "13.0", "python": "3.12", "glibc": "2.34"}
 LIMIT_OF_A_CALL_S = 600
 
 
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
-        self.record = Record(self.folder / "out")
-
+class OnMachine(InFolder):
     def needs(self, unfit="", **differences):
         return machine.Needs(machine.Machine(**{**H200, **differences}), self.record, self.folder / "build", unfit)
 
 
-class BadMachines(InFolder):
+class BadMachines(OnMachine):
     def test_nothing_is_missing_on_the_machine_that_it_is_for(self):
         needs = self.needs()
         self.assertEqual([needs.missing(need) for need in ("gpu", "torch", "sanitizer", "memory:70")], [""] * 4)
@@ -104,7 +96,7 @@ class BadMachines(InFolder):
         self.assertIn("no C++ compiler", self.needs(compiler="").missing("compiler"))
 
 
-class Plans(InFolder):
+class Plans(OnMachine):
     def options(self, device="cuda"):
         return Namespace(device=device, build=Path("/b"), headers=Path("/h"), jobs=None, opened=Path("/o"))
 
@@ -164,7 +156,7 @@ class Plans(InFolder):
         self.assertEqual(named - planned - others, set())
 
 
-class Reports(InFolder):
+class Reports(OnMachine):
     CLAIM = claims.of("it works", "first/a", "first/b")
 
     def state(self):

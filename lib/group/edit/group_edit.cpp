@@ -34,13 +34,6 @@ at::Tensor converted_unreduced(const FSDPParam& param, c10::Device device, at::S
   return converted(gradient, device, grad_dtype_of(unsharded_param).takes_any() ? gradient.scalar_type() : gathered);
 }
 
-bool has_gradients(const GroupParts& parts) {
-  return std::ranges::any_of(parts.params, [](const FSDPParam& param) {
-    const auto sharded_param = param.sharded_param();
-    return sharded_param.defined() && sharded_param.grad().defined();
-  });
-}
-
 /// With parameters that have moved away behind them: these have places, which are empty.
 std::vector<size_t> whole_order(const LocalShards& classes, const GroupParts& parts) {
   auto order = classes.order();
@@ -56,8 +49,11 @@ GroupEdit::GroupEdit(const GroupParts& parts, GroupChange change)
       dtypes_(dtypes_in(parts, change_.dtype, change_.computes_in_own_dtype.value_or(parts.eval_precision.is_own_dtype()))) {
   const auto now = dtypes_of(parts);
   converts_ = device_ != parts.config.device || dtypes_.stored != now.stored;
-  changes_ = converts_ || dtypes_.gathered != now.gathered || !change_.leaving.empty() || !change_.parting.empty() ||
-             change_.classes || change_.encoding;
+  recasts_ = dtypes_.gathered != now.gathered;
+}
+
+bool GroupEdit::is_empty() const {
+  return !converts_ && !recasts_ && change_.leaving.empty() && change_.parting.empty() && !change_.classes && !change_.encoding;
 }
 
 bool GroupEdit::is_leaving(size_t index) const { return std::ranges::find(change_.leaving, index) != change_.leaving.end(); }
@@ -86,8 +82,7 @@ void GroupEdit::lay_out(const GroupParts& parts) {
   const bool is_flat = parts.config.layout == ParamLayout::kFlat;
   auto itemsizes = dtypes_.itemsizes;
   if (change_.encoding && parts.identity.mesh_info.shard_size() > 1) itemsizes[change_.encoding->index].gathered = 0;
-  if (converts_ || dtypes_.gathered != dtypes_of(parts).gathered || change_.encoding)
-    layout_ = parts.layout.with_itemsizes(itemsizes, comm);
+  if (converts_ || recasts_ || change_.encoding) layout_ = parts.layout.with_itemsizes(itemsizes, comm);
   // A flat run stays as it is cut: closing its gaps would take communication.
   std::vector<size_t> vacant;
   if (parts.shard.bytes().defined() && !is_flat)
@@ -142,15 +137,15 @@ void GroupEdit::make_gradients(const ParamGroup& group) {
   }
   if (converts_) make_sums(group);
   const auto* classes = change_.classes ? change_.classes.get() : parts.local_shards.get();
-  if (classes == nullptr || !has_gradients(parts) || device_.is_meta() || !shard_.defined()) return;
+  if (classes == nullptr || !have_gradients(parts.params) || device_.is_meta() || !shard_.defined()) return;
   const auto& dtypes = group.gradients().dtypes;
   for (const auto& one : classes->all()) {
     const size_t first = one.members.front();
-    const auto dtype = dtypes.kept_dtype(first, dtypes_.stored[first]).value_or(reduced_in_.reduced[first]);
+    const auto dtype = dtypes.kept_dtype(parts.params[first], dtypes_.stored[first]).value_or(reduced_in_.reduced[first]);
     const int64_t bytes = LocalShards::extent_of(one, new_layout(parts)).bytes;
     const int64_t numel = bytes / static_cast<int64_t>(c10::elementSize(dtypes_.stored[first]));
     auto& made = gradients_.of_classes.emplace_back();
-    if (one.is_trainable) made = at::zeros({numel}, parts.shard.gradient_options(dtype, device_));
+    if (one.is_trainable) made = at::zeros({numel}, parts.shard.options(dtype, device_));
   }
 }
 
@@ -174,7 +169,7 @@ void GroupEdit::commit(ParamGroup& group) && {
   const BelowResidency below;
   auto& parts = group.parts();
   if (change_.computes_in_own_dtype) parts.eval_precision.set_own_dtype(*change_.computes_in_own_dtype);
-  if (!changes_) return;
+  if (is_empty()) return;
   parts.config.device = device_;
   parts.is_cast = dtypes_.is_cast;
   commit_params(group);

@@ -43,7 +43,7 @@ class GroupEdit {
   static GroupEdit prepare(const ParamGroup& group, GroupChange change);
 
   /// The group is so already.
-  bool is_empty() const { return !changes_; }
+  bool is_empty() const;
   /// group: as `prepare` had it, and released since. The one place that knows what follows from where rows lie.
   void commit(ParamGroup& group) &&;
 
@@ -70,8 +70,8 @@ class GroupEdit {
   GroupChange change_;
   c10::Device device_;
   ParamDtypes dtypes_;
-  bool changes_ = false;
   bool converts_ = false;  // values and gradients go to other dtypes, or another device
+  bool recasts_ = false;   // unsharded parameters go to another dtype
   std::optional<GroupLayout> layout_;
   std::unique_ptr<EncodedGather> encoded_;
   at::Tensor shard_;                // undefined: each piece is memory of its own

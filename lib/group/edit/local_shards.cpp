@@ -140,7 +140,7 @@ void LocalShards::begin_gradient(ParamGroup& group, Class& one) {
     const auto& dtypes = group.gradients().dtypes;
     const size_t first = one.members[0];
     const auto dtype = dtypes.kept_dtype(first).value_or(dtypes.reduce_dtype(first));
-    one.gradient = at::zeros({one.numel}, parts.shard.gradient_options(dtype, parts.config.device));
+    one.gradient = at::zeros({one.numel}, parts.shard.options(dtype, parts.config.device));
   }
   if (given.defined()) one.gradient.copy_(given);
   one.shard.mutable_grad() = one.gradient;
@@ -176,15 +176,19 @@ void LocalShards::check_grad_dtypes(std::span<const FSDPParam> params) const {
                     params[i].name());
 }
 
+bool have_gradients(std::span<const FSDPParam> params) {
+  return std::ranges::any_of(params, [](const FSDPParam& param) {
+    const auto sharded_param = param.sharded_param();
+    return sharded_param.defined() && sharded_param.grad().defined();
+  });
+}
+
 void refresh_classes(ParamGroup& group) {
   const auto& classes = group.parts().local_shards;
   if (!classes) return;
   const auto& shard = group.parts().shard.bytes();
   classes->point_into(group, shard);
-  const bool has_gradients = std::any_of(group.params().begin(), group.params().end(), [](const auto& param) {
-    return param.sharded_param().defined() && param.sharded_param().grad().defined();
-  });
-  if (has_gradients && !shard.is_meta()) classes->refresh(group);
+  if (have_gradients(group.params()) && !shard.is_meta()) classes->refresh(group);
 }
 
 }  // namespace fsdp

@@ -76,6 +76,9 @@ class LocalShards {
   std::vector<size_t> class_of_;  // by parameter
 };
 
+/// One of the sharded parameters has a gradient.
+bool have_gradients(std::span<const FSDPParam> params);
+
 /// After the shard got other memory: classes that are handed out alias it, gradients that are there included.
 void refresh_classes(ParamGroup& group);
 

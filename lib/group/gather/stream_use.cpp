@@ -34,8 +34,7 @@ void StreamUse::end_gather() {
   wait_before_free();
 }
 
-void StreamUse::wait_before_another_use() {
-  if (used_on_.empty()) return;
+void StreamUse::let_current_use() {
   const auto stream = current_stream(used_on_[0].device());
   if (std::ranges::find(used_on_, stream) != used_on_.end() || is_before_capture(used_on_[0], stream)) return;
   // The first time this waits for more than it needs, so that programs with one stream record nothing.

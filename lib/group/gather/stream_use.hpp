@@ -23,7 +23,9 @@ class StreamUse {
   /// What was gathered has been made readable on the current stream; the memory that was sent is about to be freed.
   void end_gather();
   /// The current stream uses it, too, and goes on behind what has made it readable.
-  void wait_before_another_use();
+  void wait_before_another_use() {
+    if (!used_on_.empty()) let_current_use();
+  }
   /// The memory that it was launched with is about to be freed: the stream that this goes back to waits for all who used it.
   /// If these are one there is nothing to wait for; a stream that was the current one outside a graph's capture is not
   /// to come into it.
@@ -34,6 +36,8 @@ class StreamUse {
   void move_to_current();
 
  private:
+  void let_current_use();
+
   std::optional<c10::Stream> launched_on_;
   c10::SmallVector<c10::Stream, 2> used_on_;  // the first one has made it readable
   std::optional<c10::Event> launched_, readable_;

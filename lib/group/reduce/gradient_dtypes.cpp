@@ -26,13 +26,6 @@ bool GradientDtypes::takes_any(size_t index) const {
   return parts_.params[index].grad_dtype().takes_any() && !parts_.config.mp_policy.reduce_dtype;
 }
 
-std::optional<at::ScalarType> GradientDtypes::kept_dtype(size_t index, at::ScalarType stored) const {
-  const auto& param = parts_.params[index];
-  if (param.grad_dtype().is_set) return param.grad_dtype().dtype;
-  if (parts_.config.mp_policy.keep_low_precision_grads) return std::nullopt;
-  return stored;
-}
-
 bool GradientDtypes::promotes() const {
   const auto& policy = parts_.config.mp_policy;
   if (policy.reduce_dtype || !reduction_.in_own_dtype) return false;

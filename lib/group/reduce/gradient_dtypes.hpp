@@ -39,9 +39,15 @@ class GradientDtypes {
   /// All gradients that are reduced together are in the dtype that theirs promote to.
   bool promotes() const;
   /// That a reduced gradient has on the sharded parameter; none: the one that it was reduced in.
-  std::optional<at::ScalarType> kept_dtype(size_t index) const { return kept_dtype(index, parts_.params[index].spec.dtype); }
+  std::optional<at::ScalarType> kept_dtype(size_t index) const {
+    const auto& param = parts_.params[index];
+    return kept_dtype(param, param.spec.dtype);
+  }
   /// The same if it were kept in `stored`.
-  std::optional<at::ScalarType> kept_dtype(size_t index, at::ScalarType stored) const;
+  std::optional<at::ScalarType> kept_dtype(const FSDPParam& param, at::ScalarType stored) const {
+    if (param.grad_dtype().is_set) return param.grad_dtype().dtype;
+    return parts_.config.mp_policy.keep_low_precision_grads ? std::nullopt : std::optional(stored);
+  }
 
  private:
   std::optional<at::ScalarType> own_reduce_dtype(size_t index, const ParamDtypes& dtypes) const;

@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
-#include "base/side_stream.hpp"
 #include "group/reduce/gradient_store.hpp"
 
 namespace fsdp {
 
-void GradientStreams::note(c10::Device device) {
-  if (!SideStream::exists_on(device)) return;
-  const auto stream = current_stream(device);
+void GradientStreams::note_current(c10::Stream stream) {
   if (!to_wait_for_.empty() && to_wait_for_.back() == stream) return;
   if (std::ranges::find(to_wait_for_, stream) == to_wait_for_.end()) to_wait_for_.push_back(stream);
   if (!first_) first_ = stream;

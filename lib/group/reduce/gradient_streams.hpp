@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "base/side_stream.hpp"
+
 namespace fsdp {
 
 class GradientStore;
@@ -15,7 +17,9 @@ class GradientStore;
 class GradientStreams {
  public:
   /// A gradient has been accumulated on the current stream.
-  void note(c10::Device device);
+  void note(c10::Device device) {
+    if (SideStream::exists_on(device)) note_current(current_stream(device));
+  }
   /// The current stream, which is to take them, goes on behind all of them; and their memory, of whichever stream it is, is
   /// not given out again before it is done with them.
   void take(const GradientStore& store);
@@ -25,6 +29,8 @@ class GradientStreams {
   void drop();
 
  private:
+  void note_current(c10::Stream stream);
+
   c10::SmallVector<c10::Stream, 2> to_wait_for_;  // of the backward under way
   std::optional<c10::Stream> first_;              // since the last reduction
   bool are_several_ = false;                      // beside the first one, since then
