@@ -224,9 +224,11 @@ TEST_CASE("what cannot be cloned is refused, and the original is as it was", "[r
   });
 }
 
-/// LibTorch's own clone(), whose random numbers nobody needs. A collective call.
+/// LibTorch's own clone(). A collective call, which draws random numbers that nobody needs: first all ranks are to have made
+/// what is seeded, out of the same generator.
 template <class Module>
-std::shared_ptr<Module> libtorch_clone(Module& module) {
+std::shared_ptr<Module> libtorch_clone(const Rank& rank, Module& module) {
+  rank.world()->start_all_reduce(torch::zeros({1}), ReduceOp::kSum, "all have made their models")->wait();
   return std::dynamic_pointer_cast<Module>(module.clone());
 }
 
@@ -238,7 +240,7 @@ TEST_CASE("LibTorch's clone() of a sharded module is an ordinary module with the
         auto model = make(), plain = make();
         fully_shard(*model->ptr(0), {.mesh = rank.mesh(), .layout = layout});
         fully_shard(model, {.mesh = rank.mesh(), .layout = layout});
-        auto copy = libtorch_clone(*model), plain_copy = libtorch_clone(*plain);
+        auto copy = libtorch_clone(rank, *model), plain_copy = libtorch_clone(rank, *plain);
         const auto members = [](nn::SequentialImpl& net) { return net.ptr(0)->as<nn::Linear>()->weight; };
         rank.check(!find_fsdp_module(*copy), "not sharded");
         torch::optim::AdamW ours(copy->parameters(), 1e-2), theirs(plain_copy->parameters(), 1e-2);
@@ -268,7 +270,7 @@ TEST_CASE("LibTorch's clone() computes without autograd, and an embedding looks 
     const auto make = [] { return seeded(5, [] { return nn::Sequential(nn::Embedding(6, 4), nn::Linear(4, 6)); }); };
     auto model = make(), plain = make();
     fully_shard(model, {.mesh = rank.mesh()});
-    auto copy = libtorch_clone(*model);
+    auto copy = libtorch_clone(rank, *model);
     at::NoGradGuard no_grad;
     const auto tokens = torch::tensor({0, 5, 2});
     rank.check_identical(copy->forward(tokens), plain->forward(tokens), "forward");
