@@ -194,11 +194,13 @@ def run_catch2(test, cases):
         finished, open_name = read_cases(report)
     failed = [case for case in finished if case.find("OverallResult").get("success") != "true"]
     skipped = [case for case in finished if case not in failed and is_skipped(case)]
-    outcome = Outcome(len(finished) - len(failed) - len(skipped), len(failed), len(skipped), "".join(map(describe, failed)))
+    outcome = Outcome(len(finished) - len(failed) - len(skipped), len(failed), len(skipped))
     outcome.cpu_s = ran.cpu_s
     outcome.failed_cases = [case.get("name") for case in failed]
+    # What the cases found comes last, where a reader of few lines looks.
     if failed and ran.output:
         outcome.report += f"{test['name']} printed:\n{ran.output}\n"
+    outcome.report += "".join(map(describe, failed))
     # A crash, a timeout or a sanitizer's report, which no test case shows.
     if ran.exit_code != 0 and (open_name or not failed):
         outcome.failed += 1
