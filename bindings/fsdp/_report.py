@@ -89,8 +89,8 @@ class Report:
     budget_bytes: int | None
     """What `set_unsharded_byte_budget` has set."""
     outlook: tuple[BudgetOutlook, ...]
-    """From the least budget that a step can do with to the one that gathers everything once; empty until a step has
-    shown the order."""
+    """From the least budget that a step can do with to the one that gathers everything once. Empty until a step has shown the
+    order, and where a step's forward goes through it more than once before backward: what is planned is for one."""
     step: StepRecord | None
     """When the last step of the model's last timeline gathered, held and waited for what; None without one."""
     text: str = field(repr=False)

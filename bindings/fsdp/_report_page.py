@@ -97,7 +97,9 @@ def _step(report):
 
 def _budget(report):
     if not report.outlook:
-        return "<h2>Byte budget</h2><p>No step has shown the order of use yet.</p>"
+        why = ("A step's forward goes more than once through this order before backward: nothing is planned for that."
+               if report.forward_order and report.backward_order else "No step has shown the order of use yet.")
+        return f"<h2>Byte budget</h2><p>{why}</p>"
     rows = [(row.budget_bytes, row.all_gathers, row.gathered_bytes) for row in report.outlook]
     heads = [("budget, bytes", True), ("all-gathers a step", True), ("bytes gathered a step", True)]
     now = "none is set" if report.budget_bytes is None else f"{report.budget_bytes:,} bytes are set"

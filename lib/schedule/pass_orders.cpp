@@ -36,7 +36,7 @@ void PassOrders::abandon() {
 
 bool PassOrders::use(int group, std::span<const int> operands) {
   // A backward of several forwards goes through each of them.
-  const bool may_repeat = !is_backward() || forwards_before_backward_ > 1;
+  const bool may_repeat = !is_backward() || repeats_forward();
   const auto repeats = may_repeat ? ExecOrder::Repeats::kAsLearned : ExecOrder::Repeats::kAnotherOrder;
   const bool starts_over = order_->use(group, operands, repeats) == ExecOrder::Progress::kStartedOver;
   if (is_forward()) forwards_ += starts_over;

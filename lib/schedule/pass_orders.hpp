@@ -35,6 +35,8 @@ class PassOrders {
 
   /// As many forwards have begun as before the last backward.
   bool has_all_forwards() const { return forwards_ == forwards_before_backward_; }
+  /// In front of the last backward, one that repeats the learned order or more: of a model that was called again, or of a loop.
+  bool repeats_forward() const { return forwards_before_backward_ > 1; }
   int backwards() const { return backwards_; }    ///< begun so far
   int learned_in() const { return learned_in_; }  ///< the backward that the learned order is of
 

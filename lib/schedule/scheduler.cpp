@@ -10,7 +10,7 @@ namespace fsdp {
 void Scheduler::remove(int group) {
   groups_.remove(group);
   std::erase(current_, group);
-  if (last_used_ == group) last_used_ = -1;
+  std::erase(last_used_, group);
 }
 
 // --- a step
@@ -35,12 +35,12 @@ void Scheduler::plan(StepEvent begins) {
 
 void Scheduler::begin_forward(bool records_autograd) {
   orders_.begin_forward(records_autograd);
-  last_used_ = -1;
+  last_used_.clear();
 }
 
 std::vector<int> Scheduler::begin_backward(bool is_of_forward) {
   orders_.begin_backward(is_of_forward);
-  last_used_ = -1;
+  last_used_.clear();
   std::vector<int> ahead;
   left_by_forward_.clear();
   for (const int group : groups_.held())
@@ -78,36 +78,39 @@ Actions Scheduler::abandon() {
 void Scheduler::forget_uses() {
   current_.clear();
   left_by_forward_.clear();
-  last_used_ = -1;
+  last_used_.clear();
 }
 
 // --- operators
 
 Scheduler::Noted Scheduler::note_use(Groups used) {
   Noted noted;
+  // While they are held, operators that read no others are not noted. Whether they are is not to be seen in the order.
+  if (std::ranges::all_of(used, [&](int group) { return contains(last_used_, group); })) return noted;
   for (const int group : used) {
-    if (group == last_used_) continue;
+    if (!last_used_.empty() && group == last_used_.back()) continue;
     noted.has_started_over |= orders_.use(group, used);
     if (orders_.is_forward()) release_ahead_of_backward(used, noted.actions);
-    last_used_ = group;
+    last_used_.assign(1, group);
   }
+  last_used_.assign(used.begin(), used.end());
   return noted;
 }
 
 Actions Scheduler::use(Groups used, Groups written, bool has_started_over) {
   Actions actions;
-  if (has_started_over) release_for_plan(used, groups_.held(), actions);
-  if (!left_by_forward_.empty()) release_for_plan(used, std::exchange(left_by_forward_, {}), actions);
-  current_.assign(used.begin(), used.end());
-  release_unneeded(used, actions);
+  current_ = last_used_;
+  if (has_started_over) release_for_plan(current_, groups_.held(), actions);
+  if (!left_by_forward_.empty()) release_for_plan(current_, std::exchange(left_by_forward_, {}), actions);
+  release_unneeded(current_, actions);
   for (const int group : used) {
     auto& state = groups_[group];
     state.holds.end(HoldEvent::kUsed);
     if (orders_.is_backward() && is_reduced(group) && !state.is_held()) state.read_again_in = orders_.backwards();
   }
   for (const int group : written) groups_.reshard(group, actions);
-  make_room(used, /*candidate=*/-1, actions);
-  keep_budget(used, used, actions);
+  make_room(current_, /*candidate=*/-1, actions);
+  keep_budget(used, current_, actions);
   // A user who allows nothing ahead wants the least memory: then a reduction's buffers do not stay beside the next group's
   // parameters either.
   if (options_.prefetch_distance == 0 && orders_.is_backward()) actions.push_back({ActionKind::kFreeReductionInputs, -1});

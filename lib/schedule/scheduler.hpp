@@ -73,7 +73,7 @@ class Scheduler {
   };
   Noted note_use(std::span<const int> used);
   /// Then, when those actions are done. written: those of `used` that have been written since they were gathered. Operators
-  /// can read all of `used` behind the actions.
+  /// can read all of `used` behind the actions. What the last operator read stays where this one reads a part of that.
   Actions use(std::span<const int> used, std::span<const int> written, bool has_started_over);
   /// One reads `used` between steps.
   Actions read(std::span<const int> used, std::span<const int> written);
@@ -139,7 +139,7 @@ class Scheduler {
   ResidencyBudget budget_;
   std::vector<int> current_, beside_current_;
   std::vector<int> left_by_forward_;  // when backward begins, and nothing keeps them
-  int last_used_ = -1;
+  std::vector<int> last_used_;  // by the operator that went on in the order
 };
 
 /// What is computed before the use of `gathered`, which `order` has next or soon, is smaller than that is: so it is likely

@@ -26,6 +26,23 @@ TEST_CASE("a report shows the tree with its bytes before anything has run", "[ru
   });
 }
 
+TEST_CASE("there is no outlook where forwards repeat before a backward, as a plan is for one", "[runtime][report]") {
+  on_ranks(2, [](Rank& rank) {
+    ShardedChain chain(rank.mesh(), 3, kLinearWidth);
+    const auto step = [&](int forwards) {
+      auto loss = torch::zeros({});
+      for (int i = 0; i < forwards; ++i) loss = loss + chain.model->forward(torch::ones({2, kLinearWidth})).sum();
+      loss.backward();
+    };
+    for (int i = 0; i < 2; ++i) step(1);
+    rank.check(!report(chain.root[0]).outlook.empty(), "one forward");
+    step(3);
+    rank.check(report(chain.root[0]).outlook.empty(), "three forwards");
+    for (int i = 0; i < 2; ++i) step(1);
+    rank.check(!report(chain.root[0]).outlook.empty(), "one again");
+  });
+}
+
 TEST_CASE("after a step it shows the order, what was communicated, and what a larger budget would save",
           "[runtime][report]") {
   on_ranks(2, [](Rank& rank) {

@@ -115,6 +115,28 @@ TEST_CASE("what is read again behind its last gradient stays there for that once
   CHECK(step() == "; ");
 }
 
+TEST_CASE("what an operator reads again of the last one's groups is no use in the order, released or not", "[group][scheduler]") {
+  Executor executor;
+  add_chain(executor, {10, 10});
+  auto& scheduler = executor.scheduler;
+  const auto step = [&] {
+    scheduler.begin_forward(true);
+    for (const int group : {0, 1}) executor.use({group});
+    scheduler.begin_backward(true);
+    executor.use({1, 0});
+    const auto released = executor.apply(scheduler.on(GroupEvent::kLastGradient, 1));
+    executor.apply(scheduler.on(GroupEvent::kReduced, 1));
+    // Nobody asks where both are still here.
+    const auto again = released.empty() ? std::string() : executor.use({0, 1});
+    scheduler.end_pass();
+    executor.apply(scheduler.end_step(Scheduler::StepEnd::kBackward));
+    CHECK(scheduler.orders().backward().learned() == Ids{1, 0});
+    return released + "; " + again;
+  };
+  CHECK(step() == "reshard 1; unshard 1, wait 1");
+  for (int i = 0; i < 3; ++i) CHECK(step() == "; ");
+}
+
 TEST_CASE("what is written in a forward is gathered again", "[group][scheduler]") {
   Executor executor;
   add_chain(executor, {10, 10});

@@ -160,6 +160,8 @@ Report report(const FSDPModule& module) {
     report.planned_peak_bytes = scheduler.budget().plan().peak_bytes;
     report.planned_gathered_bytes = scheduler.budget().plan().gathered_bytes;
   }
+  // A plan is for one forward, and says nothing of what the next ones gather.
+  if (orders.repeats_forward()) return report;
   report.outlook = outlook_of(residency_problem({.bytes = 0, .prefetch_distance = scheduler.options().prefetch_distance},
                                                 orders.forward(), orders.backward(), scheduler.groups().facts()));
   return report;
