@@ -241,6 +241,38 @@ TEST_CASE("a grad_dtype set behind a recorded forward that has no backward count
   }));
 }
 
+TEST_CASE("autograd::grad takes the mean in the dtype that backward takes it in", "[runtime][gradient_dtypes]") {
+  for (const int ranks : {1, 2, 4})
+    for (const bool has_history : {false, true}) {
+      CAPTURE(ranks, has_history);
+      CHECK(on_ranks(ranks, [&](Rank& rank) {
+        Elementwise model;
+        fully_shard(model, {.mesh = rank.mesh(), .mp_policy = kLowPolicy});
+        const auto loss = [&] { return model->forward(activations_of(rank.index()).to(at::kBFloat16)).sum(); };
+        const auto whole = [](const at::Tensor& tensor) { return full_tensor(tensor).detach().clone(); };
+        const auto asked = torch::autograd::grad({loss()}, model->parameters(), {}, {}, /*create_graph=*/has_history);
+        loss().backward();
+        const auto expected = whole(model->parameters()[0].grad());
+        rank.check_close(is_dtensor(asked[0]) ? whole(asked[0]) : asked[0].detach(), expected, "the mean", 1e-7);
+        rank.check(!at::equal(expected, expected.to(at::kBFloat16).to(at::kFloat)) || ranks == 1, "which bfloat16 does not hold");
+      }));
+    }
+}
+
+TEST_CASE("autograd::grad divides float16 before and behind the sum, as backward does", "[runtime][gradient_dtypes]") {
+  for (const bool has_history : {false, true}) {
+    CAPTURE(has_history);
+    CHECK(on_ranks(4, [&](Rank& rank) {
+      Elementwise model(6, at::kHalf);
+      fully_shard(model, {.mesh = rank.mesh()});
+      // Four such values are more than float16 holds.
+      const auto loss = model->forward(torch::full({1, 6}, 30000, at::kHalf)).sum();
+      const auto asked = torch::autograd::grad({loss}, model->parameters(), {}, {}, /*create_graph=*/has_history)[0].detach();
+      rank.check_identical(is_dtensor(asked) ? full_tensor(asked) : asked, torch::full({6}, 30000, at::kHalf), "the mean");
+    }));
+  }
+}
+
 TEST_CASE("a copy's gradients have the grad_dtype of the original's, and so has a local shard",
           "[runtime][gradient_dtypes]") {
   CHECK(on_ranks(2, [&](Rank& rank) {

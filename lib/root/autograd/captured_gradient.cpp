@@ -9,6 +9,7 @@
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
 #include "dtensor/function_scope.hpp"
+#include "group/reduce/reduce_call.hpp"
 #include "root/group_port.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -24,8 +25,13 @@ DTensorSpec unreduced(const ParamGroup& group, const ParamSpec& spec) {
   return {mesh, std::vector<Placement>(static_cast<size_t>(mesh.ndim()), Partial{}), spec.sizes(), spec.strides(), spec.name};
 }
 
-double divisor(const ParamGroup& group) {
-  return group.options().reduce.divide_factor.value_or(group.identity().mesh_info.data_parallel_size());
+/// Summed over the ranks on the way to `placements`, in the dtype and with the division of a reduction.
+at::Tensor mean_of(const ParamGroup& group, size_t index, const at::Tensor& gradient, std::vector<Placement> placements) {
+  const auto way = way_to(unreduced(group, group.params()[index].spec), std::move(placements), "gradient");
+  const auto dtype = group.gradients().dtypes.reduce_dtype(index, gradient.scalar_type());
+  const auto [before, after] = division_of(group, dtype);
+  const auto summand = plain_values(gradient).to(dtype);
+  return redistribute_piece(before == 1 ? summand : summand / before, way) / after;
 }
 
 /// The mean over the ranks, in pieces.
@@ -41,10 +47,8 @@ at::Tensor reduced(const ParamGroup& group, size_t index, const at::Tensor& grad
         shard->dim = spec.layout.dim();
     }
   const BelowResidency below;
-  const auto way = way_to(unreduced(group, spec), std::move(placements), "gradient");
-  auto local = redistribute_piece(plain_values(gradient.detach()), way);
+  auto local = mean_of(group, index, gradient.detach(), std::move(placements));
   if (spec.layout.is_flat()) local = part_of(spec.layout, local, spec.rank);
-  local = local / divisor(group);
   return make_dtensor(local.to(spec.dtype), spec.dtensor, WholeStorage::Message::kFull);
 }
 
@@ -52,10 +56,8 @@ class MeanWithHistory : public torch::autograd::Function<MeanWithHistory> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& gradient, const ParamGroup* group,
                             size_t index) {
-    const auto& spec = group->params()[index].spec;
     const std::vector<Placement> everywhere(static_cast<size_t>(group->identity().mesh_info.mesh.ndim()), Replicate{});
-    const auto way = way_to(unreduced(*group, spec), everywhere, "gradient");
-    return redistribute_piece(plain_values(gradient), way) / divisor(*group);
+    return mean_of(*group, index, gradient, everywhere).to(group->params()[index].spec.dtype);
   }
   static variable_list backward(torch::autograd::AutogradContext*, variable_list gradients) {
     return {gradients[0], at::Tensor(), at::Tensor()};
