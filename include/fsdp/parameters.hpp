@@ -34,8 +34,9 @@ FSDP_API DTensor dtensor_of(const at::Tensor& parameter);
 /// The DTensor of its gradient; undefined if the parameter has no gradient.
 FSDP_API DTensor grad_dtensor_of(const at::Tensor& parameter);
 
-/// The whole parameter on every rank, in its original dtype, with its sizes and strides; for any layout, outside autograd. On
-/// one rank it may share the parameter's memory. A collective call over the shard group and the tensor-parallel ranks.
+/// The whole parameter on every rank, in its original dtype, with its sizes and strides, on the sharded parameter's device: on
+/// the host if that is offloaded. For any layout, outside autograd. On one rank it may share the parameter's memory. A
+/// collective call over the shard group and the tensor-parallel ranks.
 FSDP_API at::Tensor full_tensor(const at::Tensor& parameter);
 /// The same of its gradient; undefined if there is none. Either all ranks have a gradient or none has.
 FSDP_API at::Tensor full_grad(const at::Tensor& parameter);

@@ -82,6 +82,9 @@ at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const LocalPiece target = local_piece(way.sizes, way.mesh.shape(), coordinates, way.to);
   if (local.is_meta()) return empty_target(target.sizes, way, local.options());
+  // Collectives run on the mesh's device. What is offloaded goes there, and comes back.
+  if (local.device().type() != way.mesh.device_type())
+    return redistribute_piece(local.to(way.mesh.device()), way).to(local.device());
 
   const at::Tensor given = local.dim() == 0 ? local.reshape({1}) : local;
   const TensorPiece piece = Redistributor(way, plan).run(given);

@@ -89,6 +89,28 @@ TEST_CASE("parameters and buffers on the CPU move to the mesh's accelerator, wit
         }) == kNoErrors);
 }
 
+TEST_CASE("the whole of an offloaded parameter, and of its gradient, is on the host as the parameter is", "[late][parameters]") {
+  CHECK(errors_on_late({}, [](LateRank& rank) {
+          for (const auto layout : {ParamLayout::kPerParameter, ParamLayout::kFlat}) {
+            Spread module({rank.device()});
+            fully_shard(module, {.mesh = mesh_on(rank, kLate), .offload_policy = CPUOffloadPolicy{}, .layout = layout});
+            const auto parameter = module.parameters()[0];
+            require(parameter.device() == at::kCPU, "not offloaded");
+            const auto whole = full_tensor(parameter);
+            require(whole.device() == at::kCPU, "the function's is on {}", whole.device().str());
+            require(whole.equal(torch::ones({4, 2})), "other values");
+            (parameter * 2).sum().backward();
+            const auto gradient = full_grad(parameter);
+            require(gradient.defined() && gradient.device() == at::kCPU, "the gradient is on {}", gradient.device().str());
+            require(gradient.equal(torch::full({4, 2}, 2.)), "another gradient");
+            if (layout == ParamLayout::kFlat) continue;
+            const auto by_method = dtensor_of(parameter).full_tensor();
+            require(by_method.device() == at::kCPU, "the method's is on {}", by_method.device().str());
+            require(by_method.equal(whole), "the method has other values");
+          }
+        }) == kNoErrors);
+}
+
 TEST_CASE("meta parameters stay meta on an accelerator's mesh, and beside others are refused", "[late][parameters]") {
   CHECK(errors_on_late({}, [](LateRank& rank) {
           Spread all({at::kMeta, at::kMeta}), one({rank.device(), at::kMeta});

@@ -98,16 +98,25 @@ DTensor grad_dtensor_of(const at::Tensor& tensor) {
   return gradient.defined() ? as_dtensor(found, gradient) : DTensor();
 }
 
+namespace {
+
+/// Gathered over the ranks' devices; of an offloaded parameter it is on the host then, as DTensor::full_tensor is.
+at::Tensor whole_beside(const FoundParam& found, const at::Tensor& local) {
+  return gather_whole(found, local).to(local.device());
+}
+
+}  // namespace
+
 at::Tensor full_tensor(const at::Tensor& tensor) {
   if (is_dtensor(tensor) && !find_param(tensor)) return DTensor(tensor.detach()).full_tensor();
   const auto found = expect_param(tensor, "full_tensor");
-  return gather_whole(found, plain_view(found.param().sharded_param()));
+  return whole_beside(found, plain_view(found.param().sharded_param()));
 }
 
 at::Tensor full_grad(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_grad");
   const auto gradient = found.param().sharded_param().grad();
-  return gradient.defined() ? gather_whole(found, gradient) : at::Tensor();
+  return gradient.defined() ? whole_beside(found, gradient) : at::Tensor();
 }
 
 }  // namespace fsdp
