@@ -45,9 +45,9 @@ def _pre_forward(module, index, args, kwargs):
     return _core_of(module).pre_forward(index, args, kwargs)
 
 
-def _post_forward(module, output):
+def _post_forward(module, index, output):
     with _spmd_types.paused():
-        return _core_of(module).post_forward(output)
+        return _core_of(module).post_forward(index, output)
 
 
 # Recursive: what they call is not traced, either.
@@ -75,8 +75,8 @@ def _hooks(index):
     @_untraced
     def post(module, args, output):
         if "spmd_types" in sys.modules:
-            return _post_forward(module, output)
-        return module.__dict__[STATE_KEY][FSDPState].core.post_forward(output)
+            return _post_forward(module, index, output)
+        return module.__dict__[STATE_KEY][FSDPState].core.post_forward(index, output)
 
     return pre, post
 
@@ -102,14 +102,14 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
         self._core()  # AssertionError where the state has gone
-        replaced = _pre_forward(self, 0, args, kwargs)
-        if replaced is not None:
-            args, kwargs = replaced
         output = None
         try:
+            replaced = _pre_forward(self, 0, args, kwargs)
+            if replaced is not None:
+                args, kwargs = replaced
             output = function(self, *args, **kwargs)
         finally:
-            cast = _post_forward(self, output)
+            cast = _post_forward(self, 0, output)
         return output if cast is None else cast
 
     del wrapped.__wrapped__  # the bound method, which would keep the module for its copies

@@ -1,10 +1,12 @@
 """Checks of test_beyond_fsdp2.py: what fully_shard leaves behind when something in it raises."""
 
+import contextlib
 from unittest import mock
 
 import torch
 import torch.distributed.fsdp
 import torch.nn as nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -200,3 +202,50 @@ def what_a_custom_gather_returns_is_let_go(rank, ranks):
         with torch.no_grad():
             model(torch.ones(2, 6))
     assert Work.gone > before
+
+
+class Fallback(nn.Module):
+    """Computes alone where the module that it is sharded with cannot be called."""
+
+    def __init__(self, partner):
+        super().__init__()
+        self.own = nn.Linear(6, 6)
+        self.partner = partner
+
+    def forward(self, x):
+        try:
+            with self.around():
+                x = self.partner[0](x)
+        except (Injected, RuntimeError):
+            self.failed += 1
+        return self.own(x.to(self.own.weight.dtype))
+
+    failed = 0
+    around = contextlib.nullcontext
+
+
+def refuse(*_):
+    raise Injected
+
+
+@check
+def a_call_that_fails_before_it_begins_leaves_the_forward_around_it_under_way(rank, ranks):
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    for fails_in in ("a hook of the user's", "ours"):
+        torch.manual_seed(3)
+        partner = nn.Linear(6, 6)
+        model = Fallback([partner])  # no child: both are in one call of fully_shard
+        fsdp.fully_shard([model, partner], mesh=init_device_mesh("cpu", (ranks,)), mp_policy=policy)
+        if fails_in == "ours":
+            model.around = FakeTensorMode
+        else:
+            hook = partner.register_forward_pre_hook(refuse, prepend=True)
+        for step in range(2):
+            output = model(batches_of(rank)[step])
+            assert model.failed == step + 1 and output.dtype == torch.float32, f"{fails_in}: {model.failed}, {output.dtype}"
+            output.sum().backward()
+            assert isinstance(model.own.weight, DTensor) and model.own.weight.grad is not None, fails_in
+        model.around = contextlib.nullcontext
+        if fails_in != "ours":
+            hook.remove()
+        assert model(batches_of(rank)[2]).dtype == torch.float32 and model.failed == 2

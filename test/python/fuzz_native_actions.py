@@ -26,7 +26,7 @@ def native_hooks(draw, pool):
         if draw.random() < 0.5:
             core.pre_forward(draw.choice([0, 0, 1, 7]), (x,), draw.choice([{}, {"x": x}]))
         else:
-            core.post_forward(values.odd(draw, pool))
+            core.post_forward(draw.choice([0, 0, 1, 7]), values.odd(draw, pool))
 
 
 @action(weight=6)

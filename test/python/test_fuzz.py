@@ -131,7 +131,7 @@ class Findings(unittest.TestCase):
         core = core_of(sharded(nn.Linear(4, 4)))
         with self.assertRaises(IndexError):
             core.pre_forward(7, (torch.ones(2, 4),), {})
-        self.assertIsNone(core.post_forward(None))  # nothing is under way
+        self.assertIsNone(core.post_forward(0, None))  # nothing is under way
 
     def test_a_module_may_go_before_the_one_around_it_is_sharded(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

@@ -189,6 +189,7 @@ void ShardedModule::before_apply() {
 
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
   if (index >= modules_.size()) throw py::index_error("pre_forward: no module has this index");
+  passes_.try_to_enter(index);
   refuse_fake_tensors();
   follow_root();
   if (context().step().is_pinned() && run_with_full_parameters(args)) return py::none();
@@ -208,8 +209,8 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
   return py::make_tuple(cast_all(casts_, args, *casts_.inputs), cast_all(casts_, kwargs, *casts_.inputs));
 }
 
-py::object ShardedModule::post_forward(py::object output) {
-  if (!passes_.is_inside()) return py::none();  // its pre_forward has thrown
+py::object ShardedModule::post_forward(size_t index, py::object output) {
+  if (!passes_.ends_what_has_entered(index)) return py::none();
   const bool reshards = passes_.leave() && reshards_after_forward();
   const auto leave = c10::make_scope_exit([this, reshards] {
     py::gil_scoped_release no_gil;

@@ -37,8 +37,9 @@ class ShardedModule final : public ParamUser, public std::enable_shared_from_thi
 
   /// The hook before the forward of module `index`. Returns (args, kwargs), or None where nothing changes.
   py::object pre_forward(size_t index, py::tuple args, py::dict kwargs);
-  /// The hook behind a forward, which also comes after an exception, with None then.
-  py::object post_forward(py::object output);
+  /// The hook behind the forward of module `index`, which also comes after an exception, with None then: of the hook before it
+  /// too, or where a user's hook raised in front of that.
+  py::object post_forward(size_t index, py::object output);
 
   void unshard();
   void unshard_done();
