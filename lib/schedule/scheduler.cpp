@@ -87,11 +87,12 @@ Scheduler::Noted Scheduler::note_use(Groups used) {
   Noted noted;
   // While they are held, operators that read no others are not noted. Whether they are is not to be seen in the order.
   if (std::ranges::all_of(used, [&](int group) { return contains(last_used_, group); })) return noted;
+  int last = last_used_.empty() ? -1 : last_used_.back();
   for (const int group : used) {
-    if (!last_used_.empty() && group == last_used_.back()) continue;
+    if (group == last) continue;
     noted.has_started_over |= orders_.use(group, used);
     if (orders_.is_forward()) release_ahead_of_backward(used, noted.actions);
-    last_used_.assign(1, group);
+    last = group;
   }
   last_used_.assign(used.begin(), used.end());
   return noted;

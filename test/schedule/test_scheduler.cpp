@@ -35,6 +35,24 @@ void forward(Executor& executor, const std::vector<Ids>& uses) {
   for (const auto& used : uses) executor.use(used);
 }
 
+void end_backward(Executor& executor) {
+  executor.scheduler.end_pass();
+  executor.apply(executor.scheduler.end_step(Scheduler::StepEnd::kBackward));
+}
+
+/// A step of groups 0 and 1 as far as 1's last gradient, behind an operator of backward that reads `used`. Returns what was done
+/// at that gradient.
+std::string step_to_last_gradient(Executor& executor, const Ids& used) {
+  auto& scheduler = executor.scheduler;
+  scheduler.begin_forward(true);
+  for (const int group : {0, 1}) executor.use({group});
+  scheduler.begin_backward(true);
+  executor.use(used);
+  const auto done = executor.apply(scheduler.on(GroupEvent::kLastGradient, 1));
+  executor.apply(scheduler.on(GroupEvent::kReduced, 1));
+  return done;
+}
+
 void backward(Executor& executor, const std::vector<Ids>& uses) {
   executor.scheduler.begin_backward(/*is_of_forward=*/true);
   for (size_t i = 0; i < uses.size(); ++i) {
@@ -45,8 +63,7 @@ void backward(Executor& executor, const std::vector<Ids>& uses) {
       if (is_last) gradient(executor, group);
     }
   }
-  executor.scheduler.end_pass();
-  executor.apply(executor.scheduler.end_step(Scheduler::StepEnd::kBackward));
+  end_backward(executor);
 }
 
 std::vector<Ids> reversed(std::vector<Ids> uses) {
@@ -96,18 +113,11 @@ TEST_CASE("a step in actions: when used at first, ahead of use when the order is
 TEST_CASE("what is read again behind its last gradient stays there for that once a step has shown it", "[group][scheduler]") {
   Executor executor;
   add_chain(executor, {10, 10});
-  auto& scheduler = executor.scheduler;
   const auto step = [&] {
-    scheduler.begin_forward(true);
-    for (const int group : {0, 1}) executor.use({group});
-    scheduler.begin_backward(true);
-    executor.use({1});
-    const auto released = executor.apply(scheduler.on(GroupEvent::kLastGradient, 1));
-    executor.apply(scheduler.on(GroupEvent::kReduced, 1));
+    const auto released = step_to_last_gradient(executor, {1});
     const auto again = executor.use({1});
     executor.use({0});
-    scheduler.end_pass();
-    executor.apply(scheduler.end_step(Scheduler::StepEnd::kBackward));
+    end_backward(executor);
     return released + "; " + again;
   };
   CHECK(step() == "reshard 1; unshard 1, wait 1");
@@ -118,19 +128,12 @@ TEST_CASE("what is read again behind its last gradient stays there for that once
 TEST_CASE("what an operator reads again of the last one's groups is no use in the order, released or not", "[group][scheduler]") {
   Executor executor;
   add_chain(executor, {10, 10});
-  auto& scheduler = executor.scheduler;
   const auto step = [&] {
-    scheduler.begin_forward(true);
-    for (const int group : {0, 1}) executor.use({group});
-    scheduler.begin_backward(true);
-    executor.use({1, 0});
-    const auto released = executor.apply(scheduler.on(GroupEvent::kLastGradient, 1));
-    executor.apply(scheduler.on(GroupEvent::kReduced, 1));
+    const auto released = step_to_last_gradient(executor, {1, 0});
     // Nobody asks where both are still here.
     const auto again = released.empty() ? std::string() : executor.use({0, 1});
-    scheduler.end_pass();
-    executor.apply(scheduler.end_step(Scheduler::StepEnd::kBackward));
-    CHECK(scheduler.orders().backward().learned() == Ids{1, 0});
+    end_backward(executor);
+    CHECK(executor.scheduler.orders().backward().learned() == Ids{1, 0});
     return released + "; " + again;
   };
   CHECK(step() == "reshard 1; unshard 1, wait 1");
