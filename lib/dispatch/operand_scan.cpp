@@ -27,7 +27,7 @@ bool needs_gradient(const IValue& value) {
 }  // namespace
 
 bool OperandScan::records_autograd() const {
-  return at::GradMode::is_enabled() && traits_.is_differentiable && std::ranges::any_of(arguments_, needs_gradient);
+  return at::GradMode::is_enabled() && info_.stands_for_unsharded && std::ranges::any_of(arguments_, needs_gradient);
 }
 
 void OperandScan::examine(IValue& value, size_t argument) {
@@ -93,7 +93,7 @@ std::pair<ParamOwner*, size_t> registered(const DTensorImpl& dtensor) {
 
 /// What autograd is to record in the place of a DTensor that is a parameter; undefined: the DTensor itself is meant.
 at::Tensor OperandScan::unsharded_in_place_of(ParamOwner& owner, size_t index) const {
-  if (owner.may_have_toggled() && traits_.is_differentiable && at::GradMode::is_enabled()) owner.take_over_requires_grad(index);
+  if (owner.may_have_toggled() && info_.stands_for_unsharded && at::GradMode::is_enabled()) owner.take_over_requires_grad(index);
   return stands_for_unsharded(owner) ? owner.recorded_param(index) : at::Tensor();
 }
 
@@ -117,7 +117,7 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
   }
   if (storage->owner() == nullptr) return;  // outlived its group
   auto* owner = storage->owner();
-  if (owner->may_have_toggled() && traits_.is_differentiable && at::GradMode::is_enabled())
+  if (owner->may_have_toggled() && info_.stands_for_unsharded && at::GradMode::is_enabled())
     owner->take_over_requires_grad(storage->index());
   if (storage->kind() == ParamStorage::Kind::kSharded) {
     const bool is_sharded_param = impl == owner->sharded_param(storage->index());
@@ -141,7 +141,7 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
 }
 
 bool OperandScan::stands_for_unsharded(const ParamOwner& owner) const {
-  if (traits_.is_differentiable) return owner.is_in_scope() || records_autograd();
+  if (info_.stands_for_unsharded) return owner.is_in_scope() || records_autograd();
   return owner.is_in_scope() && is_in_function();
 }
 
@@ -155,7 +155,7 @@ void OperandScan::refuse_write(const ParamOwner& owner, size_t index) const {
 }
 
 void OperandScan::check_write(const ParamStorage& storage, const IValue& value) const {
-  if (!traits_.changes_metadata) return;
+  if (!info_.changes_metadata) return;
   const auto unsharded_param = storage.owner()->unsharded_param(storage.index());
   const auto& name = op_.schema().name();
   const bool is_unsharded_param =
@@ -167,9 +167,9 @@ void OperandScan::check_write(const ParamStorage& storage, const IValue& value) 
           storage.owner()->param_name(storage.index()), name);
 }
 
-bool OperandScan::means_pieces(const c10::OperatorHandle& op, int64_t task) const {
+bool OperandScan::means_pieces(int64_t task) const {
   if (owners_.empty() || task != -1 || at::GradMode::is_enabled()) return false;
-  const auto family = form_of(op).family;
+  const auto family = info_.family;
   const bool writes = !written_.empty() && (family == Family::kPointwise || family == Family::kDraw);
   if ((family != Family::kLike && !writes) || is_in_function()) return false;
   return std::ranges::all_of(owners_, [&](const auto* owner) {

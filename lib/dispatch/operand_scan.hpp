@@ -10,9 +10,9 @@
 #include <string>
 
 #include "dispatch/operand_cast.hpp"
-#include "dispatch/operator_traits.hpp"
 #include "dispatch/param_owner.hpp"
 #include "dispatch/param_storage.hpp"
+#include "dtensor/operator_info.hpp"
 
 namespace fsdp {
 
@@ -24,8 +24,8 @@ class OperandScan {
   using Owners = c10::SmallVector<ParamOwner*, 2>;
 
   /// may_cast: false in backward, whose operands are those of forward.
-  OperandScan(const c10::OperatorHandle& op, const OperatorTraits& traits, torch::jit::Stack* stack, bool may_cast)
-      : op_(op), traits_(traits), may_cast_(may_cast && traits.writes == 0 && traits.is_differentiable) {
+  OperandScan(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack* stack, bool may_cast)
+      : op_(op), info_(info), may_cast_(may_cast && info.declared_writes == 0 && info.stands_for_unsharded) {
     const size_t count = op.schema().arguments().size();
     arguments_ = {stack->data() + (stack->size() - count), count};
   }
@@ -41,7 +41,7 @@ class OperandScan {
   bool has_dtensors() const { return has_dtensors_; }
   /// An optimizer that was made before fully_shard steps: what it makes for a parameter takes the parameter's form, and what it
   /// writes is the parameter, not what was gathered of it, maybe in a smaller dtype.
-  bool means_pieces(const c10::OperatorHandle& op, int64_t task) const;
+  bool means_pieces(int64_t task) const;
   /// Unsharded parameters whose operator is not recorded become DTensors, with which the operator can run on pieces.
   struct Replaced {
     c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> pairs;  ///< DTensor, what it stands for
@@ -61,7 +61,7 @@ class OperandScan {
   const std::string& first_param_name() const { return owners_[0]->param_name(first_index_); }
 
   /// Floating-point operands beside a parameter come in its dtype: see OperandCast.
-  void cast_operands() { cast_.cast_operands(arguments_, traits_.statistics); }
+  void cast_operands() { cast_.cast_operands(arguments_, info_.statistics); }
   void cast_results(torch::jit::Stack* stack) const { cast_.cast_results(stack, op_.schema().returns().size()); }
   /// Behind the operator: what it has written is taken over.
   void carry_writes();
@@ -74,7 +74,7 @@ class OperandScan {
   void examine_tensor(c10::IValue& value, const c10::TensorImpl* impl, size_t argument);
   at::Tensor unsharded_in_place_of(ParamOwner& owner, size_t index) const;
   bool stands_for_unsharded(const ParamOwner& owner) const;
-  bool is_written(size_t argument) const { return (traits_.writes >> std::min<size_t>(argument, 63) & 1) != 0; }
+  bool is_written(size_t argument) const { return info_.declares_write_of(argument); }
   void refuse_write(const ParamOwner& owner, size_t index) const;
   void check_write(const ParamStorage& storage, const c10::IValue& value) const;
   void note_write(ParamStorage* storage) {
@@ -82,7 +82,7 @@ class OperandScan {
   }
 
   const c10::OperatorHandle& op_;
-  const OperatorTraits& traits_;
+  const OperatorInfo& info_;
   const bool may_cast_;
   std::span<c10::IValue> arguments_;
   Owners owners_;

@@ -24,13 +24,13 @@ void make_resident(const OperandScan& operands, int64_t task) {
 
 template <c10::DispatchKey key>
 void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto& traits = traits_of(op);
-  const bool reads_data = !traits.is_view && !traits.is_transparent;
+  const auto& info = info_of(op);
+  const bool reads_data = !info.is_view && !info.is_transparent;
   const int64_t task = torch::autograd::get_current_graph_task_id();
-  OperandScan operands(op, traits, stack, /*may_cast=*/reads_data && runs_forward(task));
+  OperandScan operands(op, info, stack, /*may_cast=*/reads_data && runs_forward(task));
   operands.examine();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
-  if (operands.has_dtensors() || operands.means_pieces(op, task)) {
+  if (operands.has_dtensors() || operands.means_pieces(task)) {
     const auto replaced = operands.use_dtensors();
     if (operands.has_dtensors()) {
       // Here, as a rank without elements of the DTensor would read nothing of what stands beside it, and gather nothing.
@@ -44,7 +44,7 @@ void fall_back(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   operands.follow_modes(task);
   if (reads_data && !operands.owners().empty()) make_resident(operands, task);
   operands.cast_operands();
-  if (traits.is_aten && !traits.is_transparent) {
+  if (info.is_aten && !info.is_transparent) {
     c10::impl::ExcludeDispatchKeyGuard guard(key);
     op.redispatchBoxed(below, stack);
   } else {

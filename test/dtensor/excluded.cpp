@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "draw_call.hpp"
-#include "dtensor/rules/operator_family.hpp"
+#include "dtensor/operator_info.hpp"
 
 namespace fsdp::test {
 
@@ -91,7 +91,7 @@ bool is_skipped(const c10::OperatorHandle& op) {
                                                "aten::lstm.data",     "aten::view.dtype",    "aten::linalg_lu.out",
                                                "aten::lu_unpack.out"};
   const auto name = base_name(op);
-  if (form_of(op).family == Family::kRefused || overloads.count(toString(op.operator_name())) != 0) return true;
+  if (info_of(op).family == Family::kRefused || overloads.count(toString(op.operator_name())) != 0) return true;
   if (is_public(name) || name.starts_with("__") || name.starts_with("_foreach_")) return false;
   return private_names.count(name) == 0;
 }
@@ -100,7 +100,7 @@ bool is_skipped(const c10::OperatorHandle& op) {
 bool needs_one_rank(const c10::OperatorHandle& op) {
   if (!is_random(op) || generator_argument(op)) return false;
   if (op.schema().overload_name() == "Tensor") return true;  // whose other tensor is gathered
-  const auto family = form_of(op).family;
+  const auto family = info_of(op).family;
   return family != Family::kDraw && family != Family::kDrawLike;
 }
 

@@ -244,7 +244,7 @@ SpreadCall spread(Draw& draw, DrawnCall drawn, const std::vector<int64_t>& mesh_
   for (size_t i = 0; i < call.drawn.arguments.size(); ++i)
     for_tensors(call.drawn.arguments[i], [&](const at::Tensor& tensor, int64_t) {
       call.operands.push_back(dressed(draw, tensor));
-      if (form_of(op).writes != 0 && !op.hasTag(at::Tag::pointwise)) return;  // where operands overlap, what it gives is open
+      if (info_of(op).writes != 0 && !op.hasTag(at::Tag::pointwise)) return;  // where operands overlap, what it gives is open
       if (op.schema().arguments()[i].is_out() || draw.between(0, 9) > 0) return;
       for (size_t k = 0; k + 1 < call.operands.size(); ++k)
         if (call.operands[k].sizes == tensor.sizes() && call.operands[k].base.scalar_type() == tensor.scalar_type()) {

@@ -10,7 +10,7 @@
 #include "dispatch/kernels/piece_argument.hpp"
 #include "dispatch/kernels/piece_scan.hpp"
 #include "dispatch/kernels/unboxed_kernel.hpp"
-#include "dtensor/rules/operator_family.hpp"
+#include "dtensor/operator_info.hpp"
 
 // Note [Unboxed kernels], for pointwise operators on DTensors; the question is whether all operands are placed alike, so that
 // the operator runs on their pieces. There autograd and the version counter's layer have nothing to do: nothing records, pieces
@@ -56,7 +56,7 @@ struct PieceKernel<Op, Result(Args...)> {
 
  private:
   static uint64_t writes() {
-    static const uint64_t writes = form_of(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name)).writes;
+    static const uint64_t writes = info_of(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name)).writes;
     return writes;
   }
   /// An ordinary tensor that is written is the whole on every rank.

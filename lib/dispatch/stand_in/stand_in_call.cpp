@@ -7,7 +7,6 @@
 
 #include "dispatch/stand_in/deferred_call.hpp"
 #include "dispatch/stand_in/gradient_fork.hpp"
-#include "dispatch/operator_traits.hpp"
 #include "dispatch/recomputation.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/rules/operator_call.hpp"
@@ -18,10 +17,6 @@ namespace {
 
 using c10::IValue;
 using Arguments = std::span<IValue>;
-
-bool is_written(const OperatorTraits& traits, size_t argument) {
-  return traits.writes >> std::min<size_t>(argument, 63) & 1;
-}
 
 bool is_of_a_kind(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
@@ -65,32 +60,32 @@ Company company_of(Arguments arguments) {
 }
 
 /// Operators that take sizes or a dtype from another tensor, or only look at operands: no kind refuses them.
-bool takes_any(const OperatorTraits& traits) { return traits.is_view || traits.is_transparent; }
+bool takes_any(const OperatorInfo& info) { return info.is_view || info.is_transparent; }
 
-bool needs_unsharded(const Company& company, const OperatorTraits& traits) {
-  if (company.has_own_kind || takes_any(traits)) return false;
+bool needs_unsharded(const Company& company, const OperatorInfo& info) {
+  if (company.has_own_kind || takes_any(info)) return false;
   return company.has_ordinary ||
-         (company.has_scalars && company.is_of_scalar && traits.is_differentiable && traits.writes == 0);
+         (company.has_scalars && company.is_of_scalar && info.stands_for_unsharded && info.declared_writes == 0);
 }
 
 /// Whether the results can be had again from the unsharded parameters. A copy is the user's own from then on (EMA).
-bool can_be_repeated(const c10::OperatorHandle& op, const Company& company, const OperatorTraits& traits) {
+bool can_be_repeated(const c10::OperatorHandle& op, const Company& company, const OperatorInfo& info) {
   const auto& name = op.schema().name();
   const bool is_detach = name == "aten::detach" || name == "aten::alias";
-  if (!traits.is_aten || traits.writes != 0 || company.has_own_kind || company.has_ordinary) return false;
-  if (!traits.is_differentiable && !is_detach) return false;
+  if (!info.is_aten || info.declared_writes != 0 || company.has_own_kind || company.has_ordinary) return false;
+  if (!info.stands_for_unsharded && !is_detach) return false;
   if (op.hasTag(at::Tag::nondeterministic_seeded)) return false;
   const bool returns_one = op.schema().returns().size() == 1;
   if (returns_one && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType && company.stand_ins > 1)
     return false;  // foreach
-  return !traits.is_clone || (at::GradMode::is_enabled() && company.needs_gradient);
+  return !info.is_clone || (at::GradMode::is_enabled() && company.needs_gradient);
 }
 
-std::vector<c10::intrusive_ptr<StandIn>> written_stand_ins(Arguments arguments, const OperatorTraits& traits) {
+std::vector<c10::intrusive_ptr<StandIn>> written_stand_ins(Arguments arguments, const OperatorInfo& info) {
   std::vector<c10::intrusive_ptr<StandIn>> written;
-  if (traits.writes == 0) return written;
+  if (info.declared_writes == 0) return written;
   each_tensor(arguments, [&](const at::Tensor& tensor, size_t argument) {
-    if (!is_written(traits, argument)) return;
+    if (!info.declares_write_of(argument)) return;
     if (auto stand_in = stand_in_of(tensor)) written.push_back(std::move(stand_in));
   });
   return written;
@@ -100,18 +95,18 @@ std::vector<c10::intrusive_ptr<StandIn>> written_stand_ins(Arguments arguments, 
 class Substitution {
  public:
   /// Changes nothing and returns false where a stand-in stands for nothing.
-  bool replace(Arguments arguments, const OperatorTraits& traits) {
+  bool replace(Arguments arguments, const OperatorInfo& info) {
     std::vector<IValue> replaced(arguments.begin(), arguments.end());
     for (size_t i = 0; i < replaced.size(); ++i) {
       auto& value = replaced[i];
       if (value.isTensor()) {
-        if (!replace(value, is_written(traits, i))) return false;
+        if (!replace(value, info.declares_write_of(i))) return false;
       } else if (value.isList()) {
         auto list = value.toList().copy();  // the caller's own may be behind it
         for (size_t j = 0; j < list.size(); ++j) {
           IValue element = list.get(j);
           if (!element.isTensor()) continue;
-          if (!replace(element, is_written(traits, i))) return false;
+          if (!replace(element, info.declares_write_of(i))) return false;
           list.set(j, std::move(element));
         }
         value = std::move(list);
@@ -122,9 +117,9 @@ class Substitution {
   }
 
   /// Mixed precision, as at a module's boundary.
-  void cast_operands(Arguments arguments, const OperatorTraits& traits) const {
+  void cast_operands(Arguments arguments, const OperatorInfo& info) const {
     const bool is_forward = runs_forward(torch::autograd::get_current_graph_task_id());
-    if (!cast_to_ || !is_forward || traits.writes != 0 || !traits.is_differentiable) return;
+    if (!cast_to_ || !is_forward || info.declared_writes != 0 || !info.stands_for_unsharded) return;
     for (size_t i = 0; i < arguments.size(); ++i) {
       auto& value = arguments[i];
       if (value.isTensor()) {
@@ -175,23 +170,23 @@ class Substitution {
 }  // namespace
 
 void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto& traits = traits_of(op);
+  const auto& info = info_of(op);
   const auto end = c10::make_scope_exit(&end_leading);
   const size_t count = op.schema().arguments().size(), results = op.schema().returns().size();
   const Arguments arguments(stack->data() + (stack->size() - count), count);
   const auto company = company_of(arguments);
-  if (needs_unsharded(company, traits)) {
+  if (needs_unsharded(company, info)) {
     Substitution substitution;
-    if (substitution.replace(arguments, traits)) {
-      substitution.cast_operands(arguments, traits);
+    if (substitution.replace(arguments, info)) {
+      substitution.cast_operands(arguments, info);
       op.callBoxed(stack);
       substitution.restore_written({stack->data() + (stack->size() - results), results});
       return;
     }
   }
   std::shared_ptr<DeferredCall> call;
-  if (can_be_repeated(op, company, traits)) call = std::make_shared<DeferredCall>(op, arguments);
-  const auto written = written_stand_ins(arguments, traits);
+  if (can_be_repeated(op, company, info)) call = std::make_shared<DeferredCall>(op, arguments);
+  const auto written = written_stand_ins(arguments, info);
   const size_t below = stack->size() - count;
   try {
     op.redispatchBoxed(keys, stack);
@@ -204,7 +199,7 @@ void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys
   }
   // The kind's own operators, below this key, are not seen.
   for (const auto& stand_in : written) stand_in->note_write();
-  if (call) make_results_stand_in(call, *stack, results, traits.is_view);
+  if (call) make_results_stand_in(call, *stack, results, info.is_view);
 }
 
 }  // namespace fsdp

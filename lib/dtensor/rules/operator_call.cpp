@@ -13,8 +13,8 @@ std::string_view OperatorCall::name() const {
 }
 
 DTensorSpec::Ptr OperatorCall::in_format(const DTensorSpec::Ptr& spec) const {
-  if (form_.memory_format < 0) return spec;
-  const auto& value = operand(static_cast<size_t>(form_.memory_format));
+  if (info_.memory_format < 0) return spec;
+  const auto& value = operand(static_cast<size_t>(info_.memory_format));
   if (!value.isInt() || value.toMemoryFormat() == at::MemoryFormat::Preserve) return spec;
   std::vector<int64_t> strides;
   if (value.toMemoryFormat() == at::MemoryFormat::ChannelsLast) strides = c10::get_channels_last_strides_2d(spec->sizes());
@@ -31,7 +31,7 @@ torch::jit::Stack OperatorCall::call(const Arguments& arguments) const {
 }
 
 void OperatorCall::note_writes_of_nothing() const {
-  for (size_t i = 0; form_.writes != 0 && i < count_; ++i)
+  for (size_t i = 0; info_.writes != 0 && i < count_; ++i)
     if (is_written(i))
       for_tensors(operand(i), [](const at::Tensor& tensor, int64_t) {
         const auto* dtensor = DTensorImpl::of(tensor);

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dtensor/dtensor_impl.hpp"
-#include "dtensor/rules/operator_family.hpp"
+#include "dtensor/operator_info.hpp"
 
 namespace fsdp {
 
@@ -54,10 +54,10 @@ class OperatorCall {
   using Arguments = std::vector<c10::IValue>;
 
   OperatorCall(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack)
-      : op_(op), below_(below), stack_(stack), form_(form_of(op)), count_(op.schema().arguments().size()) {}
+      : op_(op), below_(below), stack_(stack), info_(info_of(op)), count_(op.schema().arguments().size()) {}
 
   const c10::OperatorHandle& op() const { return op_; }
-  const OperatorForm& form() const { return form_; }
+  const OperatorInfo& info() const { return info_; }
   /// Without "aten::".
   std::string_view name() const;
   size_t count() const { return count_; }
@@ -65,7 +65,7 @@ class OperatorCall {
   const c10::IValue& operand(size_t i) const { return operands()[i]; }
   /// A copy, to be changed for `call`.
   Arguments arguments() const { return {operands().begin(), operands().end()}; }
-  bool is_written(size_t i) const { return (form_.writes >> std::min<size_t>(i, 63) & 1) != 0; }
+  bool is_written(size_t i) const { return info_.is_written(i); }
 
   /// How a result is placed whose operand is placed so: it lies as the call's memory format says. Null: of a flat layout, whose
   /// elements lie in the one order in which they are cut, in another.
@@ -101,7 +101,7 @@ class OperatorCall {
   const c10::OperatorHandle& op_;
   const c10::DispatchKeySet below_;
   torch::jit::Stack* stack_;
-  const OperatorForm& form_;
+  const OperatorInfo& info_;
   const size_t count_;
 };
 

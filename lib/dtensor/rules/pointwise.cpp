@@ -32,7 +32,7 @@ std::array<int64_t, 3> extent(const c10::IValue& value) {
 std::optional<size_t> leading_argument(const OperatorCall& call) {
   std::optional<size_t> leader;
   for (size_t i = 0; i < call.count(); ++i) {
-    if (call.form().writes != 0 && !call.is_written(i)) continue;
+    if (call.info().writes != 0 && !call.is_written(i)) continue;
     if (!has_dtensor(call.operand(i))) continue;
     if (!leader || extent(call.operand(i)) > extent(call.operand(*leader))) leader = i;
   }

@@ -14,7 +14,7 @@ namespace {
 /// it. Returns whether DTensors are left.
 bool read_scalars(const OperatorCall& call) {
   bool has_dtensors = false;
-  const auto family = call.form().family;
+  const auto family = call.info().family;
   const bool keeps = family == Family::kAlias || family == Family::kKept || family == Family::kMayTakeData;
   // A view has the storage of what it shows: torch::save writes it once.
   const bool may_replace = !keeps && family != Family::kView && family != Family::kComposite;
@@ -33,7 +33,7 @@ bool read_scalars(const OperatorCall& call) {
 }
 
 bool is_recorded(const OperatorCall& call) {
-  if (!at::GradMode::is_enabled() || !call.form().is_differentiable) return false;
+  if (!at::GradMode::is_enabled() || !call.info().records_whole) return false;
   bool needs_gradient = false;
   for (const auto& value : call.operands())
     for_tensors(value, [&](const at::Tensor& tensor, int64_t) { needs_gradient |= tensor.requires_grad(); });
@@ -112,7 +112,7 @@ void read_sections(const OperatorCall& call) {
 }
 
 bool run_by_rule(const OperatorCall& call) {
-  switch (call.form().family) {
+  switch (call.info().family) {
     case Family::kComposite:
       read_sections(call);
       call.run_parts();

@@ -20,7 +20,7 @@ namespace fsdp {
 ///
 /// Views write through to what they show, but for those by a bit (conj): they are copies. One that would show memory as another
 /// dtype is refused. Schemas that do not say what is written (batch norms) and operators made of others that read memory by
-/// themselves are named in operator_family.cpp; the generated test over all operators (test/dtensor) finds them.
+/// themselves are named in operator_names.cpp; the generated test over all operators (test/dtensor) finds them.
 ///
 /// What autograd would record runs on whole tensors, gathered with a gradient: no piece has a history.
 

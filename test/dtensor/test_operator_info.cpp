@@ -1,12 +1,12 @@
 #include <catch2/catch.hpp>
 
-#include "dtensor/rules/operator_family.hpp"
+#include "dtensor/operator_info.hpp"
 
 namespace fsdp::test {
 namespace {
 
-const OperatorForm& form(const char* name, const char* overload = "") {
-  return form_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+const OperatorInfo& info(const char* name, const char* overload = "") {
+  return info_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
 }
 
 struct Example {
@@ -55,42 +55,68 @@ const std::vector<Example> kExamples = {
 
 }  // namespace
 
-TEST_CASE("each family has the operators that its rule is right for", "[dtensor][operator_family]") {
+TEST_CASE("each family has the operators that its rule is right for", "[dtensor][operator_info]") {
   for (const auto& example : kExamples) {
     INFO(example.name << " " << example.overload);
     if (!example.is_in_every_torch && !c10::Dispatcher::singleton().findSchema({example.name, example.overload})) continue;
-    CHECK(static_cast<int>(form(example.name, example.overload).family) == static_cast<int>(example.family));
+    CHECK(static_cast<int>(info(example.name, example.overload).family) == static_cast<int>(example.family));
   }
 }
 
-TEST_CASE("every family has an example", "[dtensor][operator_family]") {
+TEST_CASE("every family has an example", "[dtensor][operator_info]") {
   for (int family = 0; family <= static_cast<int>(Family::kRefused); ++family) {
     INFO(family);
     CHECK(std::any_of(kExamples.begin(), kExamples.end(), [&](const Example& one) { return static_cast<int>(one.family) == family; }));
   }
 }
 
-TEST_CASE("a form says what is written, also where the schema does not", "[dtensor][operator_family]") {
-  CHECK(form("aten::add_", "Tensor").writes == 1);
-  CHECK(form("aten::add", "Tensor").writes == 0);
-  CHECK(form("aten::add", "out").writes == 1U << 3);
-  CHECK(form("aten::native_batch_norm").writes == (1U << 3 | 1U << 4));  // running_mean and running_var
+TEST_CASE("what is written is said twice: as the schema has it, and with what that leaves out", "[dtensor][operator_info]") {
+  CHECK(info("aten::add_", "Tensor").writes == 1);
+  CHECK(info("aten::add_", "Tensor").declared_writes == 1);
+  CHECK(info("aten::add", "Tensor").writes == 0);
+  CHECK(info("aten::add", "out").writes == 1U << 3);
+  CHECK(info("aten::record_stream").declared_writes == 0);
+  const auto& batch_norm = info("aten::native_batch_norm");
+  CHECK(batch_norm.declared_writes == 0);
+  CHECK(batch_norm.writes == (1U << 3 | 1U << 4));  // running_mean and running_var
+  CHECK(batch_norm.statistics == batch_norm.writes);
+  CHECK(batch_norm.is_written(4));
+  CHECK_FALSE(batch_norm.declares_write_of(4));
 }
 
-TEST_CASE("a form knows its arguments by name", "[dtensor][operator_family]") {
-  const auto& sum = form("aten::sum", "dim_IntList");
+TEST_CASE("arguments are known by their names", "[dtensor][operator_info]") {
+  const auto& sum = info("aten::sum", "dim_IntList");
   CHECK(sum.dim == 1);
   CHECK(sum.keepdim == 2);
   CHECK(sum.dtype == 3);
   CHECK(sum.memory_format == -1);
-  CHECK(form("aten::clone").memory_format == 1);
+  CHECK(info("aten::clone").memory_format == 1);
 }
 
-TEST_CASE("what autograd does not follow is not differentiable", "[dtensor][operator_family]") {
-  CHECK(form("aten::add", "Tensor").is_differentiable);
-  CHECK_FALSE(form("aten::detach").is_differentiable);
-  CHECK_FALSE(form("aten::zeros_like").is_differentiable);
-  CHECK_FALSE(form("aten::equal").is_differentiable);
+TEST_CASE("what autograd does not follow is no reason for the whole, nor to stand for the unsharded parameter",
+          "[dtensor][operator_info]") {
+  struct Row {
+    const char *name, *overload;
+    bool stands_for_unsharded, records_whole;
+  };
+  for (const auto& row : {Row{"aten::add", "Tensor", true, true}, Row{"aten::clone", "", true, true},
+                          Row{"aten::sign", "", false, true}, Row{"aten::detach", "", false, false},
+                          Row{"aten::alias", "", true, false}, Row{"aten::zeros_like", "", false, false},
+                          Row{"aten::equal", "", false, false}}) {
+    INFO(row.name);
+    CHECK(info(row.name, row.overload).stands_for_unsharded == row.stands_for_unsharded);
+    CHECK(info(row.name, row.overload).records_whole == row.records_whole);
+  }
+}
+
+TEST_CASE("views need no data, and what may copy leaves that to its parts", "[dtensor][operator_info]") {
+  CHECK(info("aten::view").is_view);
+  CHECK(info("aten::zeros_like").is_view);
+  CHECK_FALSE(info("aten::clone").is_view);
+  CHECK(info("aten::clone").is_clone);
+  CHECK(info("aten::reshape").is_transparent);
+  CHECK_FALSE(info("aten::reshape").is_view);
+  CHECK(info("aten::t_").changes_metadata);
 }
 
 }  // namespace fsdp::test
