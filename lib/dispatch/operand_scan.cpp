@@ -93,7 +93,8 @@ std::pair<ParamOwner*, size_t> registered(const DTensorImpl& dtensor) {
 
 /// What autograd is to record in the place of a DTensor that is a parameter; undefined: the DTensor itself is meant.
 at::Tensor OperandScan::unsharded_in_place_of(ParamOwner& owner, size_t index) const {
-  if (owner.may_have_toggled() && info_.stands_for_unsharded && at::GradMode::is_enabled()) owner.take_over_requires_grad(index);
+  if (owner.may_have_toggled() && info_.stands_for_unsharded && at::GradMode::is_enabled())
+    owner.take_over_requires_grad(index);
   return stands_for_unsharded(owner) ? owner.recorded_param(index) : at::Tensor();
 }
 

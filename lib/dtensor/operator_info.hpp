@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-/// By which rule an operator on DTensors is run; see propagate.hpp.
+/// Names the rule by which an operator on DTensors is run (propagate.hpp).
 enum class Family : uint8_t {
   kGeneral,      ///< on whole tensors
   kComposite,    ///< made of other operators, which come here by themselves
@@ -28,6 +28,12 @@ enum class Family : uint8_t {
   kRefused,      ///< would change sizes or memory
 };
 
+/// The positions of arguments that have these names; -1: there is none.
+struct NamedArguments {
+  int8_t dim = -1;  ///< or dims
+  int8_t keepdim = -1, dtype = -1, memory_format = -1;
+};
+
 /// What the library needs to know of an operator, read off its schema and its name once.
 struct OperatorInfo {
   Family family = Family::kGeneral;
@@ -44,10 +50,10 @@ struct OperatorInfo {
   bool stands_for_unsharded = false;
   /// Autograd may record it: on a DTensor that needs a gradient it runs on the whole.
   bool records_whole = false;
-  int8_t dim = -1, keepdim = -1, dtype = -1, memory_format = -1;  ///< arguments of these names; -1: none
+  NamedArguments arguments = {};
   /// Bit i: argument i is written to, as the schema says. The last bit stands for all arguments from it on.
   uint64_t declared_writes = 0;
-  uint64_t writes = 0;      ///< those, and what batch norms write without saying so
+  uint64_t writes = 0;  ///< those, and what batch norms write without saying so
   /// Bit i: argument i keeps its dtype where the others are cast: statistics that a normalisation updates in place.
   uint64_t statistics = 0;
 

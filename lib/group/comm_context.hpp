@@ -7,7 +7,6 @@
 #include "group/gather/gather_stream.hpp"
 #include "group/reduce/gradient_division.hpp"
 #include "group/reduce/reduction_slots.hpp"
-#include "group/reduce/user_hooks.hpp"
 #include "trace/collective_trace.hpp"
 #include "trace/step_meter.hpp"
 
@@ -28,8 +27,7 @@ struct CommContext {
   ReductionSlots reduction_slots;
   StepMeter meter;
   CollectiveTrace trace{meter};
-  Divisor divisor;                  ///< of sums of gradients
-  UserHooks* user_hooks = nullptr;  ///< the root
+  Divisor divisor;  ///< of sums of gradients
 
   void let_current_wait_for_reductions() {
     reduce_scatter_stream.let_current_wait();

@@ -9,7 +9,6 @@
 
 #include "base/tree_interval.hpp"
 #include "dispatch/param_owner.hpp"
-#include "group/eval_precision.hpp"
 #include "group/group_layout.hpp"
 #include "group/group_sanitizer.hpp"
 #include "group/group_spec.hpp"
@@ -35,8 +34,8 @@ struct GroupParts {
   TreeInterval tree = {};                               ///< of the owning module; the module layer sets it
   CommContext* comm_ctx = nullptr;                      ///< the root's; null until there is one
   std::unique_ptr<GroupSanitizer> sanitizer = nullptr;  ///< null unless the sanitizer mode is on
-  EvalPrecision eval_precision = {};  ///< of full_precision_in_eval, where the policy asks for it
-  bool is_cast = false;               ///< a parameter is gathered in another dtype than it is kept in
+  bool computes_in_own_dtype = false;  ///< as full_precision_in_eval has it, and not in the policy's dtype
+  bool is_cast = false;                ///< a parameter is gathered in another dtype than it is kept in
 
   ParamOwner& owner() const { return **link; }
   const std::string& name() const { return identity.name; }
@@ -63,7 +62,7 @@ struct GroupParts {
   }
   /// Of what operators on parameter `index` return, where it is not their own choice.
   std::optional<at::ScalarType> output_dtype(size_t index) const {
-    return eval_precision.is_own_dtype() ? std::nullopt : params[index].spec.output_dtype;
+    return computes_in_own_dtype ? std::nullopt : params[index].spec.output_dtype;
   }
   /// A sharded parameter has been written, or its storage replaced, since the versions were followed.
   bool has_writes() const {

@@ -11,7 +11,6 @@ void UserChanges::validate() {
     param.unsharded.check(param.name());
     if (has_values) param.reset_sharded_param(parts_.shard.piece(i));
   }
-  if (parts_.owner().is_between_steps()) sync_grad_dtypes();
   if (parts_.sanitizer && has_values) [[unlikely]]
     parts_.sanitizer->check_shards(parts_.params, parts_.shard.pieces());
 }

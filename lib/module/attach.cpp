@@ -54,15 +54,6 @@ FullyShardOptions with_environment(FullyShardOptions options) {
   return options;
 }
 
-void follow_modes(const std::shared_ptr<ModuleState>& state) {
-  if (!state->precision().follows_modes()) return;
-  for (const auto& group : state->live_groups())
-    group->parts().eval_precision.follow([weak = std::weak_ptr(state)] {
-      const auto alive = weak.lock();
-      return alive && alive->precision().wants_own_dtype();
-    });
-}
-
 /// To the device, and in the policy's dtype where it is not exempt from that.
 void move_buffers(const ManagedStates& states, ModuleState& state, c10::Device device) {
   std::vector<at::Tensor> exempt, others;
@@ -85,7 +76,7 @@ void take_over_ties(const std::vector<WalkedModule>& modules) {
     for (size_t slot = 0; slot < table.size(); ++slot) {
       const auto found = find_param(table[slot].value());
       if (!found || !found->is_unsharded_param) continue;
-      const auto owner = std::static_pointer_cast<ModuleState>(GroupPort::of(*found->group).companion());
+      const auto owner = ModuleState::of(*found->group);
       if (!owner) continue;
       auto place = registration_at(*walked.module, slot);
       place.param = found->index;
@@ -123,7 +114,6 @@ std::shared_ptr<ModuleState> attach(const std::vector<Module*>& requested, const
   const auto state = std::make_shared<ModuleState>(std::move(prepared.request), std::move(prepared.units),
                                                    std::move(prepared.owned), std::move(prepared.states.shared),
                                                    std::move(context));
-  follow_modes(state);
   move_buffers(prepared.states, *state, device);
   for (const auto& nested : prepared.walk.nested) state->adopt(nested);
   settle_ties(state);
@@ -145,7 +135,6 @@ void attach_late(const std::shared_ptr<ModuleState>& state) {
   say_what_came_late(prepared.states, *state);
   state->add_groups(std::move(prepared.owned));
   for (auto* module : prepared.modules) remember_state(*module, state);
-  follow_modes(state);
   move_buffers(prepared.states, *state, state->request().mesh_info.mesh.device());
   state->watch().look(prepared.walk.managed);
 }

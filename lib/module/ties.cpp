@@ -16,10 +16,6 @@ namespace {
 
 using torch::nn::Module;
 
-std::shared_ptr<ModuleState> state_of(const ParamGroup& group) {
-  return std::static_pointer_cast<ModuleState>(GroupPort::of(group).companion());
-}
-
 /// The unsharded parameters of entries in the tree whose owners are in it too, each once.
 std::vector<FoundParam> shared_inside(const ManagedStates& states, const ModuleWalk& walk) {
   std::vector<FoundParam> inside;
@@ -28,7 +24,7 @@ std::vector<FoundParam> shared_inside(const ManagedStates& states, const ModuleW
     const auto unsharded_param = entry.unsharded_param();
     auto found = find_param(unsharded_param);
     if (!found || walk.ignored.contains(unsharded_param.unsafeGetTensorImpl())) return;
-    const auto owner = state_of(*found->group);
+    const auto owner = ModuleState::of(*found->group);
     const bool is_below = owner && std::any_of(walk.nested.begin(), walk.nested.end(), [&](const auto& nested) {
                             return nested.state->root() == owner->root();
                           });
@@ -117,7 +113,7 @@ void settle_ties(const std::shared_ptr<ModuleState>& state) {
   });
   for (const auto& entry : state->ties().entries())
     if (const auto owner = entry.owner.lock())
-      if (const auto other = state_of(*owner)) other->ties().add_sharer(state);
+      if (const auto other = ModuleState::of(*owner)) other->ties().add_sharer(state);
 }
 
 }  // namespace fsdp

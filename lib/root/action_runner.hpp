@@ -15,8 +15,9 @@ namespace fsdp {
 /// Not thread-safe: the root's lock guards it.
 class ActionRunner {
  public:
-  /// Both outlive this.
-  ActionRunner(RootMutex& mutex, const StepMachine& step) : step_(step), reductions_(mutex, comm_ctx_) {}
+  /// hooks: who is told of users' hooks on gradients. All outlive this.
+  ActionRunner(RootMutex& mutex, const StepMachine& step, UserHooks& hooks)
+      : step_(step), reductions_(mutex, comm_ctx_, hooks) {}
 
   /// Takes a group over; in the order of use as far as it is known (depth-first).
   void add(ParamGroup& group);

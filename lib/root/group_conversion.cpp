@@ -42,7 +42,7 @@ void check_convertible(const ParamGroup& group, const GroupConversion& to) {
       group.name());
   for (const auto& param : parts.params) param.unsharded.check(param.name());
   if (to.dtype)
-    group.unsharder().form().check(parts, dtypes_in(parts, to.dtype, parts.eval_precision.is_own_dtype()).stored);
+    group.unsharder().form().check(parts, dtypes_in(parts, to.dtype, parts.computes_in_own_dtype).stored);
 }
 
 void convert(ParamGroup& group, const GroupConversion& to) {
@@ -55,7 +55,7 @@ void convert(ParamGroup& group, const GroupConversion& to) {
 void compute_in_own_dtype(ParamGroup& group, bool value) {
   const std::lock_guard lock(root_of(group).mutex());
   auto& parts = group.parts();
-  if (value == parts.eval_precision.is_own_dtype()) return;
+  if (value == parts.computes_in_own_dtype) return;
   if (dtypes_in(parts, {}, value).gathered != dtypes_of(parts).gathered) {
     const BelowResidency below;
     group.changes().refresh();

@@ -10,6 +10,12 @@
 
 namespace fsdp {
 
+/// What lives as long as a group: its module's state.
+class GroupHolder {
+ public:
+  virtual ~GroupHolder() = default;
+};
+
 /// How operators and autograd reach a group: what they do goes to its root, which does with the group what it has to. The
 /// storages behind the group's unsharded parameters keep it alive; it dies with the module.
 class GroupPort final : public ParamOwner {
@@ -25,9 +31,9 @@ class GroupPort final : public ParamOwner {
   /// Whose the group is; null before RootContext::add.
   const std::shared_ptr<RootContext>& root() const { return root_; }
   void set_root(std::shared_ptr<RootContext> root) { root_ = std::move(root); }
-  /// What is to live as long as the group: its module's state.
-  const std::shared_ptr<void>& companion() const { return companion_; }
-  void set_companion(std::shared_ptr<void> companion) { companion_ = std::move(companion); }
+  /// Null until the module layer sets it.
+  const std::shared_ptr<GroupHolder>& holder() const { return holder_; }
+  void set_holder(std::shared_ptr<GroupHolder> holder) { holder_ = std::move(holder); }
   /// Turns the tensors into unsharded parameters, with hooks that tell of their gradients. Does not fail halfway: all
   /// allocations that matter come before.
   void attach();
@@ -62,7 +68,7 @@ class GroupPort final : public ParamOwner {
 
   OwnerLink link_ = std::make_shared<ParamOwner*>(this);
   std::shared_ptr<RootContext> root_;
-  std::shared_ptr<void> companion_;
+  std::shared_ptr<GroupHolder> holder_;
   ParamGroup group_;  // last: it goes before its root does
 };
 

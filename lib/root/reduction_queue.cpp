@@ -41,7 +41,7 @@ void ReductionQueue::make_room(const ParamGroup& group) {
     // Taken out first: hooks on gradients are a user's code.
     auto oldest = std::move(under_way_.front());
     under_way_.erase(under_way_.begin());
-    oldest.finish();
+    oldest.finish(hooks_);
   }
 }
 
@@ -105,7 +105,7 @@ void ReductionQueue::free_inputs() {
 
 void ReductionQueue::finish() {
   launch_postponed();
-  for (auto& reduction : under_way_) reduction.finish();
+  for (auto& reduction : under_way_) reduction.finish(hooks_);
   drop(nullptr);
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "group/reduce/reduce_job.hpp"
+#include "group/reduce/user_hooks.hpp"
 #include "root/root_mutex.hpp"
 
 namespace fsdp {
@@ -22,8 +23,9 @@ struct CommContext;
 /// Not thread-safe: the root's lock guards it.
 class ReductionQueue {
  public:
-  /// mutex: the root's.
-  ReductionQueue(RootMutex& mutex, CommContext& comm_ctx) : mutex_(mutex), comm_ctx_(comm_ctx) {}
+  /// mutex: the root's. hooks: who is told of users' hooks on gradients. All outlive this.
+  ReductionQueue(RootMutex& mutex, CommContext& comm_ctx, UserHooks& hooks)
+      : mutex_(mutex), comm_ctx_(comm_ctx), hooks_(hooks) {}
 
   bool is_empty() const { return under_way_.empty(); }
   /// One of this group's is under way that does its part when its turn comes, on the current stream.
@@ -73,6 +75,7 @@ class ReductionQueue {
 
   RootMutex& mutex_;
   CommContext& comm_ctx_;
+  UserHooks& hooks_;
   std::vector<ReduceJob> under_way_;
   std::deque<Postponed> postponed_;
   bool has_shifted_ = false;

@@ -43,7 +43,6 @@ void RootContext::add(const std::shared_ptr<ParamGroup>& group) {
   std::lock_guard lock(mutex_);
   auto& port = GroupPort::of(*group);
   port.set_root(shared_from_this());
-  runner_.comm_ctx().user_hooks = this;
   runner_.add(*group);
   port.mark_between_steps(!in_step());
 }
@@ -93,12 +92,17 @@ void RootContext::apply_for(std::span<ParamGroup* const> used, const Actions& ac
   for (auto* group : used) group->unsharder().wait_before_use();
 }
 
+void RootContext::check_modes(std::span<ParamGroup* const> used) const {
+  for (const auto* group : used)
+    if (GroupPort::of(*group).follows_mode() && hooks_.modules) [[unlikely]]
+      hooks_.modules->check_mode(*group);
+}
+
 void RootContext::follow_step(std::span<ParamGroup* const> used) {
   auto& scheduler = runner_.scheduler();
   const bool forward = is_forward(step_.state());
   const auto ids = ids_of(used);
-  if (forward)
-    for (auto* group : used) group->parts().eval_precision.check(group->name());
+  if (forward) check_modes(used);
   const auto noted = scheduler.note_use(ids);
   runner_.apply(noted.actions);
   if (noted.has_started_over) recheck(StepEvent::kForwardBegins);

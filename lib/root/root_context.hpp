@@ -116,6 +116,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   // uses (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
   void read_beside(std::span<ParamGroup* const> used);
+  void check_modes(std::span<ParamGroup* const> used) const;
   void follow_step(std::span<ParamGroup* const> used);
   void apply_for(std::span<ParamGroup* const> used, const Actions& actions);
 
@@ -124,7 +125,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   RootMutex mutex_;
   Options options_;
   StepMachine step_;
-  ActionRunner runner_{mutex_, step_};
+  ActionRunner runner_{mutex_, step_, *this};
   BackwardReducer reducer_{runner_, options_.reduce_scatter_start};
   Hooks hooks_;
   std::vector<int> held_before_hook_;

@@ -18,17 +18,16 @@ namespace {
 
 /// One line about a root, for whoever asks for information.
 void say_what_is_sharded(std::span<ParamGroup* const> groups) {
-  if (!log().should_log(spdlog::level::info)) return;
+  if (groups.empty() || !log().should_log(spdlog::level::info)) return;
   int64_t sharded = 0, unsharded = 0;
-  const MeshInfo* widest = nullptr;
+  const auto* widest = &groups.front()->identity().mesh_info;
   const auto ranks_of_mesh = [](const MeshInfo& info) { return info.shard_size() * info.replicate_size(); };
   for (const auto* group : groups) {
     sharded += group->parts().layout.stored().rank_bytes();
     unsharded += group->parts().unsharded_bytes();
     const auto& info = group->identity().mesh_info;
-    if (widest == nullptr || ranks_of_mesh(info) > ranks_of_mesh(*widest)) widest = &info;
+    if (ranks_of_mesh(info) > ranks_of_mesh(*widest)) widest = &info;
   }
-  if (widest == nullptr) return;
   log().info("first step: {} groups, {} bytes sharded on this rank, {} unsharded; {} ranks over {}", groups.size(),
              with_separators(sharded), with_separators(unsharded), ranks_of_mesh(*widest), widest->group_in_world().backend());
 }
@@ -97,6 +96,7 @@ void RootContext::recheck(StepEvent begins) {
   if (hooks_.modules) hooks_.modules->check_modules();
   for (auto* group : runner_.groups()) {
     group->changes().validate();
+    if (!in_step()) group->changes().sync_grad_dtypes();
     group->changes().sync_requires_grad();
     if (begins == StepEvent::kForwardBegins) group->notes().say(*group);
     if (!group->unsharder().is_held()) continue;

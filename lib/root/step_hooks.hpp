@@ -2,6 +2,8 @@
 
 namespace fsdp {
 
+class ParamGroup;
+
 /// What a root calls around its steps: on the thread that runs the step, under the root's lock. It starts no operator on an
 /// unsharded parameter.
 class StepHooks {
@@ -10,6 +12,8 @@ class StepHooks {
 
   /// Between steps, before a step or a read: groups take the dtype that their modules' mode (train, eval) asks for.
   virtual void follow_modes() {}
+  /// A forward uses the group, which follows its modules' mode. Throws StateError if that has changed since the step began.
+  virtual void check_mode(const ParamGroup&) {}
   /// A step begins, or a forward in it anew: what only the module tree shows (replaced entries). May throw; the step has not
   /// begun then.
   virtual void check_modules() {}

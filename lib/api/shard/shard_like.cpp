@@ -80,7 +80,7 @@ class ShardLike {
                   original.name());
       });
     for (const auto& param : pairs_.params)
-      require(!param.param || covered_.contains(GroupPort::of(*param.param->group).companion().get()),
+      require(!param.param || covered_.contains(ModuleState::of(*param.param->group).get()),
               "clone: '{}' belongs to a sharded module around {}; clone that one",
               param.places.front().name, original.name());
   }

@@ -46,7 +46,7 @@ class Walk {
     state.param = find_param(tensor);
     // The group's module may lie above the part of the tree that is walked.
     if (state.param)
-      if (const auto owner = std::static_pointer_cast<ModuleState>(GroupPort::of(*state.param->group).companion()))
+      if (const auto owner = ModuleState::of(*state.param->group))
         note_dtypes(*owner);
   }
 

@@ -11,8 +11,8 @@ namespace {
 
 /// The dimensions that the operator works along; empty: all, or not known.
 std::vector<int64_t> dims_along(const OperatorCall& call, int64_t ndim) {
-  if (call.info().dim < 0) return {};
-  const auto& value = call.operand(static_cast<size_t>(call.info().dim));
+  if (call.info().arguments.dim < 0) return {};
+  const auto& value = call.operand(static_cast<size_t>(call.info().arguments.dim));
   std::vector<int64_t> dims;
   if (value.isInt()) dims = {value.toInt()};
   if (value.isIntList()) dims = value.toIntVector();
@@ -31,7 +31,7 @@ bool has_more_tensors(const OperatorCall& call) {
 
 /// A dimension that an operator reduces is gone from its results.
 bool drops_dims(const OperatorCall& call) {
-  const int keepdim = call.info().keepdim;
+  const int keepdim = call.info().arguments.keepdim;
   return keepdim >= 0 ? !call.operand(static_cast<size_t>(keepdim)).toBool() : call.name() == "count_nonzero";
 }
 

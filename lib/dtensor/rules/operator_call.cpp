@@ -13,8 +13,8 @@ std::string_view OperatorCall::name() const {
 }
 
 DTensorSpec::Ptr OperatorCall::in_format(const DTensorSpec::Ptr& spec) const {
-  if (info_.memory_format < 0) return spec;
-  const auto& value = operand(static_cast<size_t>(info_.memory_format));
+  if (info_.arguments.memory_format < 0) return spec;
+  const auto& value = operand(static_cast<size_t>(info_.arguments.memory_format));
   if (!value.isInt() || value.toMemoryFormat() == at::MemoryFormat::Preserve) return spec;
   std::vector<int64_t> strides;
   if (value.toMemoryFormat() == at::MemoryFormat::ChannelsLast) strides = c10::get_channels_last_strides_2d(spec->sizes());

@@ -22,7 +22,7 @@ struct Reduction {
 
 std::vector<int64_t> dims_of(const OperatorCall& call, int64_t ndim) {
   std::vector<int64_t> dims;
-  if (const int at = call.info().dim; at >= 0) {
+  if (const int at = call.info().arguments.dim; at >= 0) {
     const auto& value = call.operand(static_cast<size_t>(at));
     if (value.isInt()) dims = {value.toInt()};
     if (value.isIntList()) dims = value.toIntVector();
@@ -36,8 +36,8 @@ std::vector<int64_t> dims_of(const OperatorCall& call, int64_t ndim) {
 
 /// An empty list, which to `any` and `all` is none, to others all dimensions.
 bool names_no_dim(const OperatorCall& call) {
-  if (call.info().dim < 0) return false;
-  const auto& value = call.operand(static_cast<size_t>(call.info().dim));
+  if (call.info().arguments.dim < 0) return false;
+  const auto& value = call.operand(static_cast<size_t>(call.info().arguments.dim));
   return value.isIntList() && value.toIntVector().empty();
 }
 
@@ -57,7 +57,7 @@ std::optional<Combination::Kind> kind_of(std::string_view name) {
 bool set_dtypes(Reduction& reduction, const OperatorCall& call, at::ScalarType of_operand) {
   using enum Combination::Kind;
   const auto kind = reduction.combination.kind;
-  const int at = call.info().dtype;
+  const int at = call.info().arguments.dtype;
   auto result = of_operand;
   if ((kind == kSum || kind == kProd) && at::isIntegralType(of_operand, /*includeBool=*/true) && call.name() != "mean")
     result = at::kLong;
@@ -91,7 +91,7 @@ std::optional<Reduction> read(const OperatorCall& call, const DTensorSpec& spec,
     if (dim < 0 || dim >= spec.ndim()) return std::nullopt;
   if (std::adjacent_find(reduction.dims.begin(), reduction.dims.end()) != reduction.dims.end()) return std::nullopt;
   reduction.is_full = static_cast<int64_t>(reduction.dims.size()) == spec.ndim();
-  const int keepdim = call.info().keepdim;
+  const int keepdim = call.info().arguments.keepdim;
   reduction.keeps_dims = keepdim >= 0 && call.operand(static_cast<size_t>(keepdim)).toBool();
   if (!set_dtypes(reduction, call, dtype)) return std::nullopt;
   if (call.name() == "mean")

@@ -46,7 +46,7 @@ std::vector<size_t> whole_order(const LocalShards& classes, const GroupParts& pa
 
 GroupEdit::GroupEdit(const GroupParts& parts, GroupChange change)
     : change_(std::move(change)), device_(change_.device.value_or(parts.config.device)),
-      dtypes_(dtypes_in(parts, change_.dtype, change_.computes_in_own_dtype.value_or(parts.eval_precision.is_own_dtype()))) {
+      dtypes_(dtypes_in(parts, change_.dtype, change_.computes_in_own_dtype.value_or(parts.computes_in_own_dtype))) {
   const auto now = dtypes_of(parts);
   converts_ = device_ != parts.config.device || dtypes_.stored != now.stored;
   recasts_ = dtypes_.gathered != now.gathered;
@@ -168,7 +168,7 @@ void GroupEdit::make_sums(const ParamGroup& group) {
 void GroupEdit::commit(ParamGroup& group) && {
   const BelowResidency below;
   auto& parts = group.parts();
-  if (change_.computes_in_own_dtype) parts.eval_precision.set_own_dtype(*change_.computes_in_own_dtype);
+  if (change_.computes_in_own_dtype) parts.computes_in_own_dtype = *change_.computes_in_own_dtype;
   if (is_empty()) return;
   parts.config.device = device_;
   parts.is_cast = dtypes_.is_cast;

@@ -165,9 +165,9 @@ void ReduceJob::continue_on_streams() {
   record(reduced_, current_stream(device));
   if (!can_assign_on_streams()) return;
   enter(ReduceEvent::kAssign);
-  if (!queues_more()) return assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes);
+  if (!queues_more()) return assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes, nullptr);
   const auto behind = group_->parts().comm_ctx->post_reduce_stream.enter(device);
-  assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes);
+  assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes, nullptr);
   record(assigned_, current_stream(device));
 }
 
@@ -224,13 +224,13 @@ void ReduceJob::continue_behind_reduce_scatters() {
   }
 }
 
-void ReduceJob::finish() {
+void ReduceJob::finish(UserHooks& hooks) {
   free_inputs();
   auto& comm_ctx = *group_->parts().comm_ctx;
   if (stage_ == ReduceStage::kReduceScattered) {
     comm_ctx.let_current_wait_for_reductions();
     enter(ReduceEvent::kAssign);
-    assign_sharded_grads(*group_, inputs_, order_ == ReduceOrder::kOnStreams ? KeepsAlone::kYes : KeepsAlone::kNo);
+    assign_sharded_grads(*group_, inputs_, order_ == ReduceOrder::kOnStreams ? KeepsAlone::kYes : KeepsAlone::kNo, &hooks);
   }
   if (!assigned_) return;
   // What this holds is given back to the stream that it was made for (Note [Streams of a root]).

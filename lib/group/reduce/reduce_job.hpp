@@ -14,6 +14,7 @@
 namespace fsdp {
 
 class ParamGroup;
+class UserHooks;
 
 /// Who takes a reduction from stage to stage.
 enum class ReduceOrder : uint8_t {
@@ -50,7 +51,8 @@ class ReduceJob {
   /// Waits for the reduce-scatters and frees their inputs; starts the all-reduces where there are replicas.
   void free_inputs();
   /// Waits for all of it and puts or adds the result to the sharded parameters' gradients. What it holds may go then.
-  void finish();
+  /// hooks: who is told of users' hooks on gradients; `start` runs none.
+  void finish(UserHooks& hooks);
 
  private:
   void give_up() noexcept;

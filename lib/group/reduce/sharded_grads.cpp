@@ -13,6 +13,7 @@
 #include "group/param_group.hpp"
 #include "group/reduce/partial_sums.hpp"
 #include "group/reduce/reduce_call.hpp"
+#include "group/reduce/user_hooks.hpp"
 #include "param/unsharded_keeper.hpp"
 
 namespace fsdp {
@@ -94,14 +95,15 @@ at::Tensor offload_grad(GroupParts& parts, const at::Tensor& gradient, bool may_
 using Hooked = std::pair<size_t, at::Tensor>;
 
 /// When all gradients of the group are there, in the order of its parameters; of those that have got one.
-void run_hooks_behind(const ParamGroup& group, std::vector<Hooked> hooked, std::optional<BelowResidency>& below) {
+void run_hooks_behind(const ParamGroup& group, std::vector<Hooked> hooked, UserHooks* hooks,
+                      std::optional<BelowResidency>& below) {
   std::ranges::sort(hooked, {}, &Hooked::first);
   for (const auto& [index, gradient] : hooked) {
     const auto& param = group.params()[index];
     const auto sharded_param = param.registered_param();
     // A hook before this one may have dropped the gradient.
     if (!sharded_param.defined() || !sharded_param.grad().defined()) continue;
-    const UserHook user(*group.parts().comm_ctx->user_hooks, below);
+    const UserHook user(*hooks, below);
     if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_param)) (*hook)(sharded_param);
     if (gradient.defined())
       param.sharded.shared()->accumulator_hooks().run_behind(
@@ -112,16 +114,17 @@ void run_hooks_behind(const ParamGroup& group, std::vector<Hooked> hooked, std::
 /// One group's gradients on their way to `.grad`.
 class Assignment {
  public:
-  explicit Assignment(ParamGroup& group) : group_(group) {}
+  Assignment(ParamGroup& group, UserHooks* hooks) : group_(group), hooks_(hooks) {}
 
   void assign(size_t index, at::Tensor gradient);
   /// Behind the group's last gradient.
-  void end() { run_hooks_behind(group_, std::move(hooked_), below_); }
+  void end() { run_hooks_behind(group_, std::move(hooked_), hooks_, below_); }
 
  private:
   at::Tensor run_hooks(size_t index, at::Tensor gradient);
 
   ParamGroup& group_;
+  UserHooks* hooks_;
   std::optional<BelowResidency> below_{std::in_place};
   std::vector<Hooked> hooked_;
 };
@@ -129,7 +132,7 @@ class Assignment {
 at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
   {
-    const UserHook hook(*group_.parts().comm_ctx->user_hooks, below_);
+    const UserHook hook(*hooks_, below_);
     gradient = run_gradient_hooks(param, std::move(gradient));
   }
   const bool is_passed = has_accumulator_hooks(param);
@@ -172,8 +175,8 @@ void Assignment::assign(size_t index, at::Tensor gradient) {
 
 }  // namespace
 
-void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone) {
-  Assignment assignment(group);
+void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone, UserHooks* hooks) {
+  Assignment assignment(group, hooks);
   auto& comm_ctx = *group.parts().comm_ctx;
   if (const auto& classes = group.parts().local_shards) {
     group.parts().shard.wait_for_copies();

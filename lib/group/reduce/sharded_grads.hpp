@@ -8,6 +8,7 @@ namespace fsdp {
 
 struct FSDPParam;
 class ParamGroup;
+class UserHooks;
 
 /// One rank's gradients, which are no sums: whether they stay referred to when they have been assigned.
 enum class KeepsAlone : bool {
@@ -18,7 +19,9 @@ enum class KeepsAlone : bool {
 /// Waits for the parts' all-reduces, divides what no collective has, and puts or adds each parameter's rows to the `.grad` of
 /// its sharded parameter, in the dtype that it is kept in and on the device where it lives. Runs users' hooks on gradients.
 /// Throws StateError where a user has put a gradient of other sizes there.
-void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone);
+///
+/// hooks: who is told of users' hooks; null where `has_user_hooks` says of every parameter that there are none.
+void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone keeps_alone, UserHooks* hooks);
 
 /// True if a user's hooks wait for the gradient of what is registered of a parameter: tensor hooks or post-accumulate ones.
 bool has_user_hooks(const FSDPParam& param);

@@ -26,6 +26,16 @@ class ModuleState::TreeHooks final : public StepHooks {
     if (const auto root = root_.lock())
       root->visit([](ModuleState& below) { below.precision_.follow_modes(below.groups_); });
   }
+  void check_mode(const ParamGroup& group) override {
+    const auto state = ModuleState::of(group);
+    const bool own = group.parts().computes_in_own_dtype;
+    if (!state || state->precision_.wants_own_dtype() == own) return;
+    throw StateError(fmt::format(
+        "'{}' went from {} in the middle of a step, which full_precision_in_eval cannot follow. Run the "
+        "backward of the last forward first, or reset_iter_state(); a forward without backward belongs "
+        "under torch::NoGradGuard or fsdp::forward_scope",
+        group.name(), own ? "eval to training mode" : "training to eval mode"));
+  }
 
  private:
   std::weak_ptr<ModuleState> root_;

@@ -22,8 +22,13 @@ struct NestedState;
 
 /// What `fully_shard` attaches to a module (or to a list of modules that share a group). It does
 /// not keep the module or the group alive; the group keeps it. Found through module_table.hpp.
-class ModuleState : public std::enable_shared_from_this<ModuleState> {
+class ModuleState final : public GroupHolder, public std::enable_shared_from_this<ModuleState> {
  public:
+  /// What the group was made for; null before it is attached.
+  static std::shared_ptr<ModuleState> of(const ParamGroup& group) {
+    return std::static_pointer_cast<ModuleState>(GroupPort::of(group).holder());
+  }
+
   /// context: a root of its own, which has the groups already.
   ModuleState(ShardRequest request, std::vector<Unit> units, std::vector<OwnedGroup> groups,
               std::vector<SharedEntry> shared, std::shared_ptr<RootContext> context);

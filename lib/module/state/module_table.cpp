@@ -117,7 +117,7 @@ void remember_state(torch::nn::Module& module, std::shared_ptr<ModuleState> stat
   const bool is_shared = !weak.expired();
   const auto groups = state->live_groups();
   for (const auto& group : groups)
-    if (auto& port = GroupPort::of(*group); port.companion().get() != state.get()) port.set_companion(kept_by_group(state));
+    if (auto& port = GroupPort::of(*group); port.holder() != state) port.set_holder(kept_by_group(state));
   entries[&module] = {std::move(weak), is_shared, state, groups.empty() ? state : nullptr};
 }
 
