@@ -52,7 +52,7 @@ Family family_of(const c10::OperatorHandle& op, std::string_view name, uint32_t 
   if (name == "set_" && schema.overload_name() == "source_Tensor") return kSetData;
   if (info.changes_metadata || (bits & Name::kRefused)) return kRefused;
   if (bits & Name::kDrawsInPlace) return kDraw;
-  if (info.dim >= 0 && is_name(schema.arguments()[static_cast<size_t>(info.dim)].type())) return kGeneral;
+  if (info.arguments.dim >= 0 && is_name(schema.arguments()[static_cast<size_t>(info.arguments.dim)].type())) return kGeneral;
   // `equal` answers for the whole, and `positive` is its operand.
   if ((op.hasTag(at::Tag::pointwise) || (bits & Name::kPointwise)) && returns_only_tensors && !returns_view)
     return is_seeded ? kGeneral : kPointwise;
@@ -80,10 +80,10 @@ void read_arguments(const c10::FunctionSchema& schema, std::string_view name, Op
     if (is_write(argument)) info.declared_writes |= bit;
     if (info.is_aten && is_written_unsaid(name, argument.name())) info.writes |= bit;
     if (argument.name().starts_with("running_")) info.statistics |= bit;
-    if (argument.name() == "dim" || argument.name() == "dims") info.dim = at;
-    if (argument.name() == "keepdim") info.keepdim = at;
-    if (argument.name() == "dtype") info.dtype = at;
-    if (argument.name() == "memory_format") info.memory_format = at;
+    if (argument.name() == "dim" || argument.name() == "dims") info.arguments.dim = at;
+    if (argument.name() == "keepdim") info.arguments.keepdim = at;
+    if (argument.name() == "dtype") info.arguments.dtype = at;
+    if (argument.name() == "memory_format") info.arguments.memory_format = at;
   }
   if (name == "record_stream") info.declared_writes = 0;  // it declares a write and makes none
   info.writes |= info.declared_writes;
@@ -110,8 +110,10 @@ OperatorInfo read(const c10::OperatorHandle& op) {
     returns_optional |= kind == c10::TypeKind::OptionalType;
   }
   info.stands_for_unsharded = (returns_tensors || returns_optional) && !(bits & Name::kMeansShard);
-  info.records_whole = returns_tensors && !(bits & Name::kUnconnected);
   if (info.is_aten) info.family = family_of(op, name, bits, info);
+  // One that is made of others leaves it to them: what they record is gathered once, not by each.
+  const bool has_no_gradient = (bits & Name::kWithoutGradient) && info.family != Family::kComposite;
+  info.records_whole = returns_tensors && !(bits & Name::kUnconnected) && !has_no_gradient;
   return info;
 }
 

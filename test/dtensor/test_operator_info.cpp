@@ -85,12 +85,12 @@ TEST_CASE("what is written is said twice: as the schema has it, and with what th
 }
 
 TEST_CASE("arguments are known by their names", "[dtensor][operator_info]") {
-  const auto& sum = info("aten::sum", "dim_IntList");
+  const auto& sum = info("aten::sum", "dim_IntList").arguments;
   CHECK(sum.dim == 1);
   CHECK(sum.keepdim == 2);
   CHECK(sum.dtype == 3);
   CHECK(sum.memory_format == -1);
-  CHECK(info("aten::clone").memory_format == 1);
+  CHECK(info("aten::clone").arguments.memory_format == 1);
 }
 
 TEST_CASE("what autograd does not follow is no reason for the whole, nor to stand for the unsharded parameter",
@@ -100,7 +100,8 @@ TEST_CASE("what autograd does not follow is no reason for the whole, nor to stan
     bool stands_for_unsharded, records_whole;
   };
   for (const auto& row : {Row{"aten::add", "Tensor", true, true}, Row{"aten::clone", "", true, true},
-                          Row{"aten::sign", "", false, true}, Row{"aten::detach", "", false, false},
+                          Row{"aten::sign", "", false, true}, Row{"aten::eq", "Scalar", false, false},
+                          Row{"aten::isfinite", "", false, true}, Row{"aten::detach", "", false, false},
                           Row{"aten::alias", "", true, false}, Row{"aten::zeros_like", "", false, false},
                           Row{"aten::equal", "", false, false}}) {
     INFO(row.name);

@@ -203,6 +203,20 @@ TEST_CASE("equal answers for the whole on every rank", "[dtensor][propagation]")
   });
 }
 
+TEST_CASE("what has no gradient is computed on pieces where autograd is on, too", "[dtensor][propagation]") {
+  const auto run = [](const at::Tensor& leaf) {
+    return Tensors{leaf.eq(0), leaf.gt(0.1), leaf.isnan(), leaf.signbit(), leaf.logical_not(), leaf.logical_or(leaf.lt(0))};
+  };
+  on_worlds([&](Rank& rank, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
+    const auto whole = values({5, 3}, 1);
+    const auto leaf = distribute_tensor(whole, mesh, placements).set_requires_grad(true);
+    rank.log().clear();
+    const auto results = run(leaf);
+    rank.check_equal(rank.calls().size(), size_t{0}, "collectives");
+    check_alike(rank, results, run(whole), "results");
+  });
+}
+
 TEST_CASE("batch norm updates its statistics where they are DTensors", "[dtensor][propagation]") {
   on_ranks(2, [](Rank& rank) {
     const auto input = values({4, 3, 5}, 1);
