@@ -35,6 +35,7 @@ void ActionRunner::add(ParamGroup& group) {
 void ActionRunner::remove(ParamGroup& group) {
   const int id = group.identity().id;
   reductions_.drop(&group);  // first: they refer to it
+  ready_.drop(group);
   if (scheduler_.groups().is_held(id)) tell(GroupEvent::kWritten, group);
   comm_ctx_.gather_slots.remove(group);
   comm_ctx_.trace.remove(group.identity());
@@ -73,7 +74,7 @@ void ActionRunner::apply(const Actions& actions) {
       execute(action);
     }
   } catch (...) {
-    report_states();
+    for (const auto* group : comm_ctx_.groups) reconcile(*group);
     throw;
   }
 }
@@ -113,7 +114,7 @@ void ActionRunner::unshard_now(ParamGroup& group) {
 }
 
 void ActionRunner::reshard_now(ParamGroup& group, bool after_forward) {
-  GroupPort::of(group).mark_not_ready();
+  ready_.drop(group);
   if (!after_forward) return group.unsharder().reshard();
   const auto& over = group.options().residency.after_forward.post_forward_group;
   group.unsharder().reshard_after_forward(over && !group.changes().is_stale() ? over : nullptr);  // may find no memory
@@ -133,21 +134,16 @@ void ActionRunner::prefetch_listed(const ParamGroup& group) {
 /// A group that had to leave its slot has finished its gather. No more than that: where others are, the scheduler knows when
 /// the actions behind this one have been done, too.
 void ActionRunner::report_arrivals() {
-  auto& known = scheduler_.groups();
-  for (const auto* group : comm_ctx_.groups) {
-    const int id = group->identity().id;
-    if (known.is_unsharding(id) && is_unsharded(group->unsharder().state()))
-      known.set_residency(id, Residency::kUnsharded);
-  }
+  for (const auto* group : comm_ctx_.groups)
+    if (scheduler_.groups().is_unsharding(group->identity().id) && is_unsharded(group->unsharder().state())) reconcile(*group);
 }
 
-void ActionRunner::report_states() {
-  for (const auto* group : comm_ctx_.groups) {
-    const auto state = group->unsharder().state();
-    scheduler_.groups().set_residency(group->identity().id, is_unsharding(state)  ? Residency::kUnsharding
-                                                            : is_unsharded(state) ? Residency::kUnsharded
-                                                                                  : Residency::kReleased);
-  }
+/// The scheduler learns where the group's parameters are.
+void ActionRunner::reconcile(const ParamGroup& group) {
+  const auto state = group.unsharder().state();
+  scheduler_.groups().set_residency(group.identity().id, is_unsharding(state)  ? Residency::kUnsharding
+                                                         : is_unsharded(state) ? Residency::kUnsharded
+                                                                               : Residency::kReleased);
 }
 
 }  // namespace fsdp

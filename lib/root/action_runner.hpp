@@ -4,6 +4,7 @@
 
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
+#include "root/ready_groups.hpp"
 #include "root/reduction_queue.hpp"
 #include "schedule/scheduler.hpp"
 #include "schedule/step_machine.hpp"
@@ -38,6 +39,7 @@ class ActionRunner {
   Scheduler& scheduler() { return scheduler_; }
   const Scheduler& scheduler() const { return scheduler_; }
   CommContext& comm_ctx() { return comm_ctx_; }
+  ReadyGroups& ready() { return ready_; }
   ReductionQueue& reductions() { return reductions_; }
   const ReductionQueue& reductions() const { return reductions_; }
 
@@ -48,12 +50,13 @@ class ActionRunner {
   void reshard_now(ParamGroup& group, bool after_forward);
   void prefetch_listed(const ParamGroup& group);
   void report_arrivals();
-  void report_states();
+  void reconcile(const ParamGroup& group);
 
   const StepMachine& step_;
   std::vector<ParamGroup*> groups_by_id_;
   Scheduler scheduler_;
   CommContext comm_ctx_;
+  ReadyGroups ready_;
   ReductionQueue reductions_;
 };
 

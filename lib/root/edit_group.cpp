@@ -22,7 +22,7 @@ void edit(ParamGroup& group, GroupEdit prepared) {
   const auto root = GroupPort::of(group).root();
   const std::lock_guard lock(root->mutex());
   const bool changes_rows = !prepared.is_empty();
-  GroupPort::of(group).mark_not_ready();
+  root->runner().ready().drop(group);
   if (changes_rows) root->control(group, GroupEvent::kUserReshards);
   std::move(prepared).commit(group);
   if (changes_rows) root->runner().facts_changed(group);

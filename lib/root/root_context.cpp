@@ -103,21 +103,16 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   const bool forward = is_forward(step_.state());
   const auto ids = ids_of(used);
   if (forward) check_modes(used);
-  const auto noted = scheduler.note_use(ids);
-  runner_.apply(noted.actions);
-  if (noted.has_started_over) recheck(StepEvent::kForwardBegins);
-  for (const int id : scheduler.current())
-    if (std::ranges::find(ids, id) == ids.end())
-      if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();
+  if (scheduler.starts_over(ids)) recheck(StepEvent::kForwardBegins);
+  runner_.ready().clear();
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
   const auto written = forward ? take_writes(used) : Ids();
   {
     const Range range(runner_.comm_ctx().trace, forward ? "FSDP::pre_forward" : "FSDP::pre_backward",
                       used.front()->identity());
-    apply_for(used, scheduler.use(ids, written, noted.has_started_over));
+    apply_for(used, scheduler.use(ids, written));
   }
-  const int64_t task = torch::autograd::get_current_graph_task_id();
-  for (auto* group : used) GroupPort::of(*group).mark_ready(task);
+  runner_.ready().set(used, torch::autograd::get_current_graph_task_id());
   runner_.reductions().launch_behind_use(used);
   auto& comm_ctx = runner_.comm_ctx();
   comm_ctx.all_gather_stream.end_wait_for_event();

@@ -143,8 +143,7 @@ void RootContext::begin_backward(int64_t task) {
   for (const int id : runner_.scheduler().begin_backward(is_of_forward))
     if (auto* group = runner_.find(id); group != nullptr && group->changes().is_stale())
       runner_.tell(GroupEvent::kWritten, *group);
-  for (const int id : runner_.scheduler().current())
-    if (auto* group = runner_.find(id)) GroupPort::of(*group).mark_not_ready();
+  runner_.ready().clear();
   for (auto* group : runner_.groups()) {
     // Written between forward and backward: what autograd saved is out of date, and is to say so.
     if (group->unsharder().is_held()) group->changes().sync_versions();
@@ -254,10 +253,9 @@ void RootContext::close_step(bool waits_for_copies) {
   runner_.comm_ctx().meter.end_step();
   if (in_step()) enter(StepEvent::kStepEnds);
   runner_.comm_ctx().trace.end_step();
-  for (auto* group : runner_.groups()) {
-    if (waits_for_copies) group->parts().shard.wait_for_copies();
-    GroupPort::of(*group).mark_not_ready();
-  }
+  runner_.ready().clear();
+  if (waits_for_copies)
+    for (auto* group : runner_.groups()) group->parts().shard.wait_for_copies();
   runner_.apply(runner_.scheduler().end_step(end));
   for (auto* group : runner_.groups()) group->unsharder().drop_post_forward_piece();
   runner_.comm_ctx().all_gather_stream.end_step();

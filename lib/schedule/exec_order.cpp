@@ -62,6 +62,19 @@ ExecOrder::Progress ExecOrder::use(int group, std::span<const int> operands, Rep
   return progress;
 }
 
+bool ExecOrder::would_start_over(std::span<const int> groups, Repeats repeats) const {
+  if (!in_pass_ || !follows_ || repeats != Repeats::kAsLearned) return false;
+  size_t position = position_;
+  int last = uses_.empty() ? -1 : uses_.back();
+  for (const int group : groups) {
+    if (group == last) continue;
+    if (position == learned_.size()) return learned_.front() == group;
+    if (learned_[position++] != group) return false;
+    last = group;
+  }
+  return false;
+}
+
 std::optional<size_t> ExecOrder::distance_to_next_use(int group) const {
   const auto index = static_cast<size_t>(group);
   if (index >= first_.size() || !first_[index]) return std::nullopt;

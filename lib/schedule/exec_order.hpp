@@ -30,6 +30,8 @@ class ExecOrder {
   /// The next use in this pass. Uses of the same group in a row count once. operands: all groups that its operator uses at
   /// once; none: it alone. Says when the learned pass is over and begins again.
   Progress use(int group, std::span<const int> operands = {}, Repeats repeats = Repeats::kAsLearned);
+  /// Whether one of these uses, in their order, would say kStartedOver.
+  bool would_start_over(std::span<const int> groups, Repeats repeats) const;
 
   /// True if there is a learned order and this pass has kept to it so far.
   bool follows() const { return follows_; }

@@ -34,11 +34,14 @@ void PassOrders::abandon() {
   pass_ = Pass::kNone;
 }
 
-bool PassOrders::use(int group, std::span<const int> operands) {
-  // A backward of several forwards goes through each of them.
+/// A backward of several forwards goes through each of them.
+ExecOrder::Repeats PassOrders::repeats() const {
   const bool may_repeat = !is_backward() || repeats_forward();
-  const auto repeats = may_repeat ? ExecOrder::Repeats::kAsLearned : ExecOrder::Repeats::kAnotherOrder;
-  const bool starts_over = order_->use(group, operands, repeats) == ExecOrder::Progress::kStartedOver;
+  return may_repeat ? ExecOrder::Repeats::kAsLearned : ExecOrder::Repeats::kAnotherOrder;
+}
+
+bool PassOrders::use(int group, std::span<const int> operands) {
+  const bool starts_over = order_->use(group, operands, repeats()) == ExecOrder::Progress::kStartedOver;
   if (is_forward()) forwards_ += starts_over;
   return starts_over;
 }

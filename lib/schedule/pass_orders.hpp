@@ -24,6 +24,8 @@ class PassOrders {
   /// The next use, as ExecOrder::use. Returns whether the learned pass is over and begins again: as a second forward before
   /// the backward does.
   bool use(int group, std::span<const int> operands = {});
+  /// Whether one of these uses, in their order, would return true.
+  bool would_start_over(std::span<const int> groups) const { return order_->would_start_over(groups, repeats()); }
 
   bool is_forward() const { return pass_ == Pass::kForward || pass_ == Pass::kInference; }
   bool is_inference() const { return pass_ == Pass::kInference; }
@@ -43,6 +45,7 @@ class PassOrders {
  private:
   enum class Pass : uint8_t { kNone, kForward, kInference, kBackward };
   void begin(Pass pass);
+  ExecOrder::Repeats repeats() const;
 
   ExecOrder forward_, backward_, inference_;
   ExecOrder* order_ = &forward_;  // of the pass that is under way or was the last

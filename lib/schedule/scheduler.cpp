@@ -83,23 +83,29 @@ void Scheduler::forget_uses() {
 
 // --- operators
 
-Scheduler::Noted Scheduler::note_use(Groups used) {
-  Noted noted;
-  // While they are held, operators that read no others are not noted. Whether they are is not to be seen in the order.
-  if (std::ranges::all_of(used, [&](int group) { return contains(last_used_, group); })) return noted;
+/// While they are held, operators that read no others are not noted. Whether they are is not to be seen in the order.
+bool Scheduler::is_part_of_last(Groups used) const {
+  return std::ranges::all_of(used, [&](int group) { return contains(last_used_, group); });
+}
+
+/// Returns whether the pass begins again.
+bool Scheduler::note_use(Groups used, Actions& actions) {
+  if (is_part_of_last(used)) return false;
+  bool has_started_over = false;
   int last = last_used_.empty() ? -1 : last_used_.back();
   for (const int group : used) {
     if (group == last) continue;
-    noted.has_started_over |= orders_.use(group, used);
-    if (orders_.is_forward()) release_ahead_of_backward(used, noted.actions);
+    has_started_over |= orders_.use(group, used);
+    if (orders_.is_forward()) release_ahead_of_backward(used, actions);
     last = group;
   }
   last_used_.assign(used.begin(), used.end());
-  return noted;
+  return has_started_over;
 }
 
-Actions Scheduler::use(Groups used, Groups written, bool has_started_over) {
+Actions Scheduler::use(Groups used, Groups written) {
   Actions actions;
+  const bool has_started_over = note_use(used, actions);
   current_ = last_used_;
   if (has_started_over) release_for_plan(current_, groups_.held(), actions);
   if (!left_by_forward_.empty()) release_for_plan(current_, std::exchange(left_by_forward_, {}), actions);

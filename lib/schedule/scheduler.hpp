@@ -66,15 +66,11 @@ class Scheduler {
   Actions abandon();
 
   // --- operators
-  /// One is about to use `used`, in a step.
-  struct Noted {
-    Actions actions;
-    bool has_started_over = false;  ///< a pass begins again
-  };
-  Noted note_use(std::span<const int> used);
-  /// Then, when those actions are done. written: those of `used` that have been written since they were gathered. Operators
+  /// With the use of `used` the pass would begin again, as a second forward in front of a backward does.
+  bool starts_over(std::span<const int> used) const { return orders_.would_start_over(used) && !is_part_of_last(used); }
+  /// One is about to use `used`, in a step. written: those of `used` that have been written since they were gathered. Operators
   /// can read all of `used` behind the actions. What the last operator read stays where this one reads a part of that.
-  Actions use(std::span<const int> used, std::span<const int> written, bool has_started_over);
+  Actions use(std::span<const int> used, std::span<const int> written);
   /// One reads `used` between steps.
   Actions read(std::span<const int> used, std::span<const int> written);
   enum class Reader : uint8_t {
@@ -97,6 +93,8 @@ class Scheduler {
  private:
   using Groups = std::span<const int>;
 
+  bool is_part_of_last(Groups used) const;
+  bool note_use(Groups used, Actions& actions);
   void forget_uses();
   bool is_used_again(int group) const;
   /// In backward, behind its last gradient and before another group, as a backward since the order was learned showed.

@@ -53,12 +53,10 @@ class Executor {
 
   /// One operator.
   std::string use(const Ids& used, const Ids& written = {}) {
-    const auto noted = scheduler.note_use(used);
-    auto text = apply(noted.actions, used);
-    const auto then = apply(scheduler.use(used, written, noted.has_started_over), used);
+    auto text = apply(scheduler.use(used, written), used);
     for (const int group : used)
       CHECK((always_[index(group)] || residency_[index(group)] == Residency::kUnsharded));
-    return text.empty() || then.empty() ? text + then : text + ", " + then;
+    return text;
   }
 
   int size() const { return static_cast<int>(bytes_.size()); }

@@ -210,6 +210,25 @@ TEST_CASE("what is forgotten is learned anew", "[group][exec_order]") {
   CHECK(order.generation() == 3);  // forgetting is a lesson: what was planned for the old order goes
 }
 
+TEST_CASE("whether a pass starts over is said in front of the uses, too", "[group][exec_order]") {
+  size_t overs = 0;
+  for_learned_passes([&](std::mt19937_64& draw, const Uses& uses, ExecOrder& order) {
+    const auto repeats = draw() % 4 == 0 ? ExecOrder::Repeats::kAnotherOrder : ExecOrder::Repeats::kAsLearned;
+    order.begin_pass();
+    for (size_t i = 0; i < 3 * uses.size(); ++i) {
+      Uses operands = {uses[i % uses.size()]};
+      if (draw() % 3 == 0) operands.push_back(uses[++i % uses.size()]);
+      if (draw() % 24 == 0) operands.push_back(static_cast<int>(draw() % kGroups));
+      const bool foretold = order.would_start_over(operands, repeats);
+      bool has_started_over = false;
+      for (const int group : operands) has_started_over |= order.use(group, operands, repeats) == Progress::kStartedOver;
+      CHECK(foretold == has_started_over);
+      overs += has_started_over;
+    }
+  });
+  CHECK(overs > 50);
+}
+
 TEST_CASE("a loop that never runs backward fills no memory, and leaves no order", "[group][exec_order]") {
   auto order = learned_from({0, 1});
   order.begin_pass();

@@ -187,7 +187,7 @@ class Hooks final : public Interface {
     // Looked at when that ends.
     if (found->group->parts().config.device.is_meta() || port.root()->step().is_pinned()) return;
     found->group->changes().validate();
-    port.mark_not_ready();  // the next touch is to see it
+    port.root()->runner().ready().drop(*found->group);  // the next touch is to see it
   }
 
   /// Of a leaf only autograd asks that, and that for where a gradient is to be led to, or to save it for backward.
