@@ -57,7 +57,7 @@ PUBLIC = {
     "param_placement.hpp": "mesh",
     "placement.hpp": "mesh",
     "dtensor.hpp": "dtensor",
-    "reduce_scatter_start.hpp": "root",
+    "reduce_scatter_start.hpp": "schedule",
     "async_handles.hpp": "module",
     "fsdp_module.hpp": "module",
     "fully_shard.hpp": "module",

@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "dispatch/residency.hpp"
+#include "base/log.hpp"
+#include "group/reduce/reduce_call.hpp"
 #include "group/symmetric_memory.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
@@ -13,6 +15,18 @@
 namespace fsdp {
 
 namespace {
+
+/// Warns of the first group of a root alone: the same optimizer is behind the others.
+void note_reduction(ParamGroup& group, std::span<ParamGroup* const> all) {
+  const int limit = group.parts().config.warn_after_reductions;
+  if (!group.notes().optimizer().note_reduction(limit)) return;
+  const auto has_been_said = [&](ParamGroup* other) { return other != &group && other->notes().optimizer().has_none(limit); };
+  if (std::ranges::any_of(all, has_been_said)) return;
+  warn_once(fmt::format("'{}': gradients were reduced in {} backwards, but no optimizer has written the parameters. One that "
+                        "was built before fully_shard holds the wrong tensors; build it afterwards, or call "
+                        "fsdp::adopt(optimizer)",
+                        group.params()[0].name(), limit));
+}
 
 /// What is gathered, but not to be used at once.
 bool is_prefetch(const Actions& actions, const Action& action) {
@@ -23,9 +37,17 @@ bool is_prefetch(const Actions& actions, const Action& action) {
 
 }  // namespace
 
+/// A number that all groups of the root over the same ranks have.
+int ActionRunner::ranks_of(const ParamGroup& group) {
+  for (const auto* other : comm_ctx_.groups)
+    if (other->identity().mesh_info.shard_group == group.identity().mesh_info.shard_group)
+      return scheduler_.groups()[other->identity().id].facts.reduce.ranks;
+  return static_cast<int>(groups_by_id_.size());
+}
+
 void ActionRunner::add(ParamGroup& group) {
   group.parts().comm_ctx = &comm_ctx_;
-  group.parts().identity.id = scheduler_.groups().add(facts_of(group));
+  group.parts().identity.id = scheduler_.groups().add(facts_of(group, ranks_of(group)));
   comm_ctx_.groups.push_back(&group);
   groups_by_id_.push_back(&group);
   comm_ctx_.trace.add(group.identity());
@@ -46,8 +68,8 @@ void ActionRunner::remove(ParamGroup& group) {
 }
 
 void ActionRunner::facts_changed(const ParamGroup& group) {
-  auto facts = facts_of(group);
   const int id = group.identity().id;
+  auto facts = facts_of(group, scheduler_.groups()[id].facts.reduce.ranks);
   if (scheduler_.groups()[id].facts == facts) return;
   scheduler_.groups().set_facts(id, std::move(facts));
   scheduler_.budget().invalidate();
@@ -81,6 +103,7 @@ void ActionRunner::apply(const Actions& actions) {
 
 void ActionRunner::execute(const Action& action) {
   if (action.kind == ActionKind::kFreeReductionInputs) return reductions_.free_inputs();
+  if (action.kind == ActionKind::kStartReduction) return reductions_.start_oldest();
   auto* group = find(action.group);
   if (group == nullptr) return;
   switch (action.kind) {
@@ -94,7 +117,12 @@ void ActionRunner::execute(const Action& action) {
       return reshard_now(*group, /*after_forward=*/true);
     case ActionKind::kPrefetchListed:
       return prefetch_listed(*group);
+    case ActionKind::kPack:
+      return pack(*group);
+    case ActionKind::kStartBehindGather:
+      return start_behind(*group);
     case ActionKind::kFreeReductionInputs:
+    case ActionKind::kStartReduction:
       return;
   }
 }
@@ -128,6 +156,47 @@ void ActionRunner::prefetch_listed(const ParamGroup& group) {
     auto& theirs = root_of(*listed).runner();
     if (&theirs != this) theirs.comm_ctx_.trace.look_for_listener();
     theirs.tell(GroupEvent::kListed, *listed);
+  }
+}
+
+void ActionRunner::on_last_gradient(ParamGroup& group) {
+  {
+    const Range range(comm_ctx_.trace, "FSDP::post_backward_reshard", group.identity());
+    tell(GroupEvent::kLastGradient, group);
+  }
+  start_reductions(scheduler_.reduce_order().on_next_backward());
+  if (group.options().reduce.requires_gradient_sync) tell(GroupEvent::kComplete, group);
+}
+
+void ActionRunner::start_reductions(size_t count) {
+  for (; count > 0; --count) reductions_.start_oldest();
+}
+
+void ActionRunner::pack(ParamGroup& group) {
+  reductions_.make_room(group);
+  group.gradients().store.note_reduced();
+  note_reduction(group, groups());
+  reductions_.pack(group);
+  tell(GroupEvent::kPacked, group);
+}
+
+void ActionRunner::start_behind(const ParamGroup& gathered) {
+  if (const auto* packed = reductions_.start_behind(gathered))
+    scheduler_.reduce_order().wait_for_use(packed->identity().id, gathered.identity().id);
+}
+
+void ActionRunner::reduce_left() {
+  for (auto* group : groups()) {
+    if ((owes_zeros(*group) && !group->gradients().store.is_reduced()) || has_gradients_to_reduce(*group)) {
+      tell(GroupEvent::kLastGradient, *group);
+      reductions_.make_room(*group);
+      group->gradients().store.note_reduced();
+      tell(GroupEvent::kReduced, *group);
+      note_reduction(*group, groups());
+      reductions_.pack(*group);
+      reductions_.start_oldest();
+    }
+    end_backward(group->gradients());
   }
 }
 

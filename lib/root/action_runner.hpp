@@ -18,7 +18,7 @@ class ActionRunner {
  public:
   /// hooks: who is told of users' hooks on gradients. All outlive this.
   ActionRunner(RootMutex& mutex, const StepMachine& step, UserHooks& hooks)
-      : step_(step), reductions_(mutex, comm_ctx_, hooks) {}
+      : step_(step), reductions_(mutex, comm_ctx_, scheduler_.reduce_order(), hooks) {}
 
   /// Takes a group over; in the order of use as far as it is known (depth-first).
   void add(ParamGroup& group);
@@ -35,6 +35,12 @@ class ActionRunner {
   /// Does them in their order. If one throws, the scheduler is told where all groups are.
   void apply(const Actions& actions);
   void tell(GroupEvent event, const ParamGroup& group) { apply(scheduler_.on(event, group.identity().id)); }
+  /// So many that have waited, the oldest first.
+  void start_reductions(size_t count);
+  /// The group has all the gradients of this backward that it is to get.
+  void on_last_gradient(ParamGroup& group);
+  /// The backward is over: reduces what it has left, and what backwards before it have without synchronization.
+  void reduce_left();
 
   Scheduler& scheduler() { return scheduler_; }
   const Scheduler& scheduler() const { return scheduler_; }
@@ -44,11 +50,14 @@ class ActionRunner {
   const ReductionQueue& reductions() const { return reductions_; }
 
  private:
+  int ranks_of(const ParamGroup& group);
   std::string prefetch_name(int id) const;
   void execute(const Action& action);
   void unshard_now(ParamGroup& group);
   void reshard_now(ParamGroup& group, bool after_forward);
   void prefetch_listed(const ParamGroup& group);
+  void pack(ParamGroup& group);
+  void start_behind(const ParamGroup& gathered);
   void report_arrivals();
   void reconcile(const ParamGroup& group);
 

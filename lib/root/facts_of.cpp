@@ -4,7 +4,7 @@
 
 namespace fsdp {
 
-GroupFacts facts_of(const ParamGroup& group) {
+GroupFacts facts_of(const ParamGroup& group, int ranks) {
   const auto& parts = group.parts();
   const auto& policy = group.options().residency;
   return {.name = group.name(),
@@ -12,6 +12,7 @@ GroupFacts facts_of(const ParamGroup& group) {
           // Without values it is asked for, which says so.
           .is_never_released = parts.is_never_released() && !parts.config.device.is_meta(),
           .tree = parts.tree,
+          .reduce = {.ranks = ranks, .is_apart = group.options().reduce.uses_separate_group},
           .reshards_after_forward = policy.after_forward.reshard,
           .is_after_forward_unset = policy.is_after_forward_unset,
           .reshards_after_backward = policy.reshard_after_backward,

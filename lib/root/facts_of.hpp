@@ -12,7 +12,8 @@ class ParamGroup;
 
 // What plans and records are told of groups.
 
-GroupFacts facts_of(const ParamGroup& group);
+/// ranks: as in ReduceFacts.
+GroupFacts facts_of(const ParamGroup& group, int ranks);
 
 /// Of the groups that have noted any (GroupNotes::note_first_values); they have none from then on.
 std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> groups);

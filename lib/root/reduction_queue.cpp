@@ -1,21 +1,14 @@
 #include "root/reduction_queue.hpp"
 
-#include <c10/core/StreamGuard.h>
-
 #include <algorithm>
 #include <mutex>
 
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
 #include "group/reduce/reduce_call.hpp"
+#include "schedule/reduce_order.hpp"
 
 namespace fsdp {
-
-bool ReductionQueue::has_in_turn(const ParamGroup& group) const {
-  return std::ranges::any_of(under_way_, [&](const auto& reduction) {
-    return &reduction.group() == &group && reduction.order() == ReduceOrder::kInTurn;
-  });
-}
 
 /// By default one reduction under way at a time (and one all-reduce behind it): two groups' gradients are never packed
 /// together.
@@ -35,86 +28,76 @@ void ReductionQueue::make_room(const ParamGroup& group) {
   while (inputs() >= limit && free_oldest_input()) {
   }
   // Nothing is to wait for what has just begun to be copied or all-reduced.
-  const bool is_queued = !under_way_.empty() && under_way_.back().order() == ReduceOrder::kOnStreams;
+  const bool is_queued = started_ > 0 && started().back().driver() == ReduceDriver::kStreams;
   const size_t stays = limit - 1 + (has_all_reduce(group) || is_queued ? 1 : 0);
-  while (under_way_.size() > stays) {
+  while (started_ > stays) {
     // Taken out first: hooks on gradients are a user's code.
-    auto oldest = std::move(under_way_.front());
-    under_way_.erase(under_way_.begin());
+    auto oldest = std::move(jobs_.front());
+    jobs_.erase(jobs_.begin());
+    --started_;
     oldest.finish(hooks_);
   }
 }
 
-void ReductionQueue::launch(ReduceJob reduction) {
-  reduction.start();
-  under_way_.push_back(std::move(reduction));
+void ReductionQueue::pack(ParamGroup& group) {
+  // Of one group they go the same way.
+  const bool is_behind_one = std::ranges::any_of(jobs_, [&](const ReduceJob& job) {
+    return &job.group() == &group && job.driver() == ReduceDriver::kHost;
+  });
+  jobs_.emplace_back(group, is_behind_one);
 }
 
-void ReductionQueue::launch_or_postpone(ReduceJob reduction, Waits waits, const ParamGroup* until) {
-  if (waits == Waits::kNot && postponed_.empty()) return launch(std::move(reduction));
-  const auto device = reduction.group().parts().config.device;
-  postponed_.push_back(
-      {.reduction = std::move(reduction), .waits = waits, .until = until, .stream = current_stream(device)});
+void ReductionQueue::start_oldest() {
+  jobs_[started_].start();
+  ++started_;
 }
 
-void ReductionQueue::launch_oldest_postponed() {
-  auto oldest = std::move(postponed_.front());
-  postponed_.pop_front();
-  const c10::StreamGuard stream(oldest.stream);
-  launch(std::move(oldest.reduction));
-}
-
-void ReductionQueue::launch_behind_use(std::span<ParamGroup* const> used) {
-  while (!postponed_.empty()) {
-    const auto& oldest = postponed_.front();
-    if (oldest.waits == Waits::kForNextBackward) return;
-    if (oldest.waits == Waits::kForUse && std::find(used.begin(), used.end(), oldest.until) == used.end()) return;
-    launch_oldest_postponed();
-  }
-}
-
-void ReductionQueue::launch_behind_backward() {
-  for (auto& postponed : postponed_)
-    if (postponed.waits == Waits::kForNextBackward) postponed.waits = Waits::kNot;
-  launch_behind_use({});
-}
-
-void ReductionQueue::launch_postponed() {
-  while (!postponed_.empty()) launch_oldest_postponed();
+const ParamGroup* ReductionQueue::start_behind(const ParamGroup& gathered) {
+  auto& last = jobs_.back();
+  if (!last.hold_back_by(gathered)) return &last.group();
+  start_oldest();
+  return nullptr;
 }
 
 size_t ReductionQueue::inputs() const {
-  const auto under_way =
-      std::ranges::count_if(under_way_, [](const auto& reduction) { return reduction.holds_inputs(); });
-  return static_cast<size_t>(under_way) + postponed_.size();
+  const auto holding = std::count_if(jobs_.begin(), jobs_.begin() + static_cast<ptrdiff_t>(started_),
+                                     [](const ReduceJob& job) { return job.holds_inputs(); });
+  return static_cast<size_t>(holding) + jobs_.size() - started_;
 }
 
 bool ReductionQueue::free_oldest_input() {
-  if (inputs() > 0 && inputs() == postponed_.size()) launch_oldest_postponed();
-  for (auto& reduction : under_way_)
-    if (reduction.holds_inputs()) {
-      reduction.free_inputs();
-      return true;
-    }
-  return false;
+  const auto oldest = [&] { return std::ranges::find_if(started(), &ReduceJob::holds_inputs); };
+  if (oldest() == started().end() && started_ < jobs_.size()) {
+    order_.note_started();
+    start_oldest();
+  }
+  const auto holder = oldest();
+  if (holder == started().end()) return false;
+  holder->free_inputs();
+  return true;
 }
 
 void ReductionQueue::free_inputs() {
-  for (auto& reduction : under_way_) reduction.free_inputs();
+  for (auto& job : started()) job.free_inputs();
 }
 
 void ReductionQueue::finish() {
-  launch_postponed();
-  for (auto& reduction : under_way_) reduction.finish(hooks_);
+  order_.clear();
+  while (started_ < jobs_.size()) start_oldest();
+  for (auto& job : started()) job.finish(hooks_);
   drop(nullptr);
 }
 
 void ReductionQueue::drop(const ParamGroup* of) {
-  std::erase_if(postponed_, [&](const auto& postponed) { return of == nullptr || &postponed.reduction.group() == of; });
-  for (auto& postponed : postponed_)
-    if (postponed.until == of) postponed.waits = Waits::kNot;
+  const auto goes = [&](const ReduceJob& job) { return of == nullptr || &job.group() == of; };
+  if (of == nullptr)
+    order_.clear();
+  else
+    order_.drop(of->identity().id);
+  jobs_.erase(std::remove_if(jobs_.begin() + static_cast<ptrdiff_t>(started_), jobs_.end(), goes), jobs_.end());
   comm_ctx_.join_reductions();
-  std::erase_if(under_way_, [&](const auto& reduction) { return of == nullptr || &reduction.group() == of; });
+  started_ -= static_cast<size_t>(std::ranges::count_if(started(), goes));
+  std::erase_if(jobs_, goes);
 }
 
 void ReductionQueue::share(std::span<const std::shared_ptr<ReductionQueue>> queues) {

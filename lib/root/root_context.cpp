@@ -113,7 +113,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
     apply_for(used, scheduler.use(ids, written));
   }
   runner_.ready().set(used, torch::autograd::get_current_graph_task_id());
-  runner_.reductions().launch_behind_use(used);
+  runner_.start_reductions(scheduler.reduce_order().on_use(ids));
   auto& comm_ctx = runner_.comm_ctx();
   comm_ctx.all_gather_stream.end_wait_for_event();
   comm_ctx.trace.note_use(&used.front()->identity());
@@ -197,7 +197,7 @@ int64_t RootContext::finalize_backward() {
                        std::ranges::any_of(runner_.groups(), [](auto* group) { return has_gradients_to_reduce(*group); });
   if (step_.state() != StepState::kDue && !is_left) return 0;
   runner_.comm_ctx().trace.look_for_listener();
-  reducer_.flush();
+  runner_.reduce_left();
   enter(StepEvent::kFinalize);
   close_step(/*waits_for_copies=*/false);  // whoever waits for the gradients does
   return step_.ticket();

@@ -10,7 +10,6 @@
 
 #include "group/param_group.hpp"
 #include "root/action_runner.hpp"
-#include "root/backward_reducer.hpp"
 #include "root/step_hooks.hpp"
 #include "schedule/step_machine.hpp"
 
@@ -26,7 +25,6 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
  public:
   struct Options {
     bool is_last_backward = true;
-    ReduceScatterStart reduce_scatter_start = ReduceScatterStart::kBySize;
     Scheduler::Options schedule = {};
   };
 
@@ -126,7 +124,6 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   Options options_;
   StepMachine step_;
   ActionRunner runner_{mutex_, step_, *this};
-  BackwardReducer reducer_{runner_, options_.reduce_scatter_start};
   Hooks hooks_;
   std::vector<int> held_before_hook_;
   std::thread::id thread_;  ///< of the last forward

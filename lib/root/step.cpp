@@ -6,6 +6,7 @@
 #include "comm/work.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/function_scope.hpp"
+#include "group/reduce/reduce_call.hpp"
 #include "root/autograd/left_gradients.hpp"
 #include "root/facts_of.hpp"
 #include "root/group_port.hpp"
@@ -139,7 +140,6 @@ void RootContext::begin_backward(int64_t task) {
   }
   enter(StepEvent::kBackwardBegins);
   runner_.comm_ctx().trace.begin_phase(CollectiveTrace::Phase::kBackward);
-  runner_.reductions().begin_backward();
   for (const int id : runner_.scheduler().begin_backward(is_of_forward))
     if (auto* group = runner_.find(id); group != nullptr && group->changes().is_stale())
       runner_.tell(GroupEvent::kWritten, *group);
@@ -216,18 +216,18 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   // Inside a nested backward (checkpointing) more of the same may follow.
   if (step_.task_count() != 1 || !has_all_gradients(group)) return;
   runner_.comm_ctx().trace.look_for_listener();
-  reducer_.on_last_gradient(group);
+  runner_.on_last_gradient(group);
 }
 
 void RootContext::end_backward() {
   auto& trace = runner_.comm_ctx().trace;
   trace.look_for_listener();
   const Range range(trace, [] { return std::string("FSDP::root_post_backward_callback"); });
-  runner_.reductions().launch_postponed();
-  if (step_.is_manual())
-    reducer_.leave();
+  runner_.start_reductions(runner_.scheduler().reduce_order().all());
+  if (!step_.is_manual())
+    runner_.reduce_left();
   else
-    reducer_.flush();
+    for (auto* group : runner_.groups()) fsdp::end_backward(group->gradients());
   if (step_.is_manual() || !options_.is_last_backward) {
     // More backwards follow: nobody reads the gradients yet, so nothing waits for them.
     runner_.scheduler().end_pass();

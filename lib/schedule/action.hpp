@@ -17,6 +17,13 @@ enum class ActionKind : uint8_t {
   /// its own, no action of another kind comes behind.
   kPrefetchListed,
   kFreeReductionInputs,  ///< of no group: finish what keeps packed gradients alive
+  /// Pack the group's gradients for their reduction, which may run users' hooks. Then GroupEvent::kPacked says what follows, so
+  /// no action comes behind.
+  kPack,
+  kStartReduction,  ///< of no group: start the oldest reduction that has only been packed
+  /// Start the one that was packed last, held by the network until the gather of `group` has arrived. Where nothing can hold
+  /// it, ReduceOrder::wait_for_use.
+  kStartBehindGather,
 };
 
 struct Action {

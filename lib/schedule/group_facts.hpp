@@ -7,6 +7,13 @@
 
 namespace fsdp {
 
+/// Over which ranks a group's gradients are reduced, and with which communicator.
+struct ReduceFacts {
+  int ranks = 0;          ///< groups of one root over the same ranks have the same number; -1: the group is gone
+  bool is_apart = false;  ///< over a communicator that no gather uses
+  bool operator==(const ReduceFacts&) const = default;
+};
+
 /// What decisions need to know of a group: its size, its place and its options. All ranks have the same.
 struct GroupFacts {
   std::string name = {};
@@ -14,6 +21,7 @@ struct GroupFacts {
   /// One rank's parameters that nothing casts are never gathered and never released.
   bool is_never_released = false;
   TreeInterval tree = {};  ///< of the group's module
+  ReduceFacts reduce = {};
 
   bool reshards_after_forward = true;
   bool is_after_forward_unset = false;  ///< that is a default: a byte budget may decide instead

@@ -14,7 +14,7 @@ int GroupStates::add(GroupFacts facts) {
 
 void GroupStates::remove(int group) {
   enter(group, Residency::kReleased);
-  (*this)[group] = {.facts = {.is_never_released = true}, .residency = Residency::kUnsharded};
+  (*this)[group] = {.facts = {.is_never_released = true, .reduce = {.ranks = -1}}, .residency = Residency::kUnsharded};
 }
 
 void GroupStates::set_facts(int group, GroupFacts facts) {
@@ -26,6 +26,17 @@ void GroupStates::set_facts(int group, GroupFacts facts) {
     held_bytes_ += facts.unsharded_bytes - state.facts.unsharded_bytes;
   }
   state.facts = std::move(facts);
+}
+
+bool GroupStates::have_same_ranks() const {
+  int ranks = -1;
+  for (const auto& state : groups_) {
+    const int theirs = state.facts.reduce.ranks;
+    if (theirs == -1) continue;
+    if (ranks != -1 && theirs != ranks) return false;
+    ranks = theirs;
+  }
+  return true;
 }
 
 void GroupStates::set_residency(int group, Residency residency) {

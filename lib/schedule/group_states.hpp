@@ -66,6 +66,8 @@ class GroupStates {
     }
   }
   std::vector<GroupFacts> facts() const;
+  /// All that are there are cut over the same ranks.
+  bool have_same_ranks() const;
 
   bool encloses(int group, int other) const { return (*this)[group].facts.encloses((*this)[other].facts); }
   bool encloses_any(int group, std::span<const int> others) const;

@@ -40,6 +40,8 @@ void Scheduler::begin_forward(bool records_autograd) {
 
 std::vector<int> Scheduler::begin_backward(bool is_of_forward) {
   orders_.begin_backward(is_of_forward);
+  reduce_order_.begin_backward();
+  gathered_before_pack_ = -1;
   last_used_.clear();
   std::vector<int> ahead;
   left_by_forward_.clear();
@@ -182,19 +184,19 @@ Actions Scheduler::on(GroupEvent event, int group) {
       state.holds.end(HoldEvent::kUserLetsGo);
       break;
     case GroupEvent::kListed:
-      if (state.is_held() || !has_room_ahead(group)) break;
-      state.holds.add(Hold::kListed);
-      groups_.unshard(group, actions);
+      on_listed(group, actions);
       break;
     case GroupEvent::kWritten:
       groups_.reshard(group, actions);
       break;
     case GroupEvent::kLastGradient:
-      // Before its gradients are packed, so that parameters, gradients and the packed copy are not all alive at once. One that
-      // is read again behind that stays, or it would be gathered twice for what the order shows as one use.
-      if (state.facts.reshards_after_backward && !state.holds.keep_through(HoldSpan::kLastGradient) &&
-          !is_used_again(group) && !is_read_again(group))
-        groups_.reshard(group, actions);
+      on_last_gradient(group, actions);
+      break;
+    case GroupEvent::kComplete:
+      on_complete(group, actions);
+      break;
+    case GroupEvent::kPacked:
+      on_packed(group, actions);
       break;
     case GroupEvent::kReduced:
       state.reduced_in = orders_.backwards();
@@ -203,36 +205,66 @@ Actions Scheduler::on(GroupEvent event, int group) {
   return actions;
 }
 
-std::pair<Actions, int> Scheduler::gather_before_reduce(int group) {
+// --- reductions
+
+void Scheduler::on_listed(int group, Actions& actions) {
+  if (groups_.is_held(group) || !has_room_ahead(group)) return;
+  groups_[group].holds.add(Hold::kListed);
+  groups_.unshard(group, actions);
+}
+
+/// Before its gradients are packed, so that parameters, gradients and the packed copy are not all alive at once. One that is
+/// read again behind that stays, or it would be gathered twice for what the order shows as one use.
+void Scheduler::on_last_gradient(int group, Actions& actions) {
+  const auto& [facts, residency, holds, reduced_in, read_again_in] = groups_[group];
+  if (facts.reshards_after_backward && !holds.keep_through(HoldSpan::kLastGradient) && !is_used_again(group) &&
+      !is_read_again(group))
+    groups_.reshard(group, actions);
+}
+
+/// Packed first: then its gradients are gone when the next parameters take their room. But packing waits for the buffers of
+/// earlier reductions, and over a communicator of its own the gather need not.
+void Scheduler::on_complete(int group, Actions& actions) {
+  if (groups_[group].facts.reduce.is_apart) gathered_before_pack_ = gather_before_reduce(group, actions);
+  actions.push_back({ActionKind::kPack, group});
+}
+
+void Scheduler::on_packed(int group, Actions& actions) {
+  groups_[group].reduced_in = orders_.backwards();
+  const bool gathers_behind = !groups_[group].facts.reduce.is_apart;
+  int gathered = gathers_behind ? gather_before_reduce(group, actions) : std::exchange(gathered_before_pack_, -1);
+  // Packing may have run a user's hooks, which may have read parameters.
+  if (gathered != -1 && (!orders_.current().follows() || !groups_.is_unsharding(gathered))) gathered = -1;
+  switch (reduce_order_.on_packed(group, gathered, options_.reduce_scatter_start, groups_, orders_.current())) {
+    case ReduceStart::kNow:
+      actions.push_back({ActionKind::kStartReduction, -1});
+      break;
+    case ReduceStart::kBehindGather:
+      actions.push_back({ActionKind::kStartBehindGather, gathered});
+      break;
+    case ReduceStart::kWaits:
+      break;
+  }
+}
+
+/// `group` has its last gradient and may have been released: what the next use would gather first thing, in the room that it
+/// has left. Launched now it does not wait for that group's reduction. Returns the first of them; -1: nothing.
+int Scheduler::gather_before_reduce(int group, Actions& actions) {
   // Else the room is not free yet, or not for long.
   const bool has_left = !groups_.is_held(group) && !is_read_again(group) && current_.size() == 1 && current_.front() == group;
-  if (!has_left || options_.prefetch_distance == 0 || !orders_.current().follows()) return {{}, -1};
+  if (!has_left || options_.prefetch_distance == 0 || !orders_.current().follows()) return -1;
   const auto& upcoming = orders_.current().upcoming(1);
   // A list says what that one is to gather ahead, and when.
-  if (upcoming.empty() || groups_[upcoming.front()].facts.has_backward_list) return {{}, -1};
+  if (upcoming.empty() || groups_[upcoming.front()].facts.has_backward_list) return -1;
   const int next = upcoming.front();
-  Actions actions;
   int first = -1;
   if (!groups_.is_held(next)) {
-    if (!groups_[next].facts.prefetches_in_backward || !make_room({}, next, actions)) return {std::move(actions), -1};
+    if (!groups_[next].facts.prefetches_in_backward || !make_room({}, next, actions)) return -1;
     groups_.unshard(next, actions);
     first = next;
   }
   const int behind = prefetch_upcoming({&next, 1}, actions);
-  return {std::move(actions), first != -1 ? first : behind};
-}
-
-bool is_urgent(int gathered, const GroupStates& groups, const ExecOrder& order) {
-  int64_t bytes_before = 0;
-  // All before it are held, so it is among these.
-  const auto& upcoming = order.upcoming(groups.held().size() + 1);
-  for (size_t i = 0; i < upcoming.size(); ++i) {
-    const int64_t bytes = groups[upcoming[i]].facts.unsharded_bytes;
-    // Behind the last gather there are only reductions, and waiting makes them later.
-    if (upcoming[i] == gathered) return i + 1 < upcoming.size() && bytes_before < bytes;
-    bytes_before += bytes;
-  }
-  return false;
+  return first != -1 ? first : behind;
 }
 
 }  // namespace fsdp

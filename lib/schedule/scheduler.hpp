@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "schedule/action.hpp"
 #include "schedule/group_states.hpp"
 #include "schedule/pass_orders.hpp"
+#include "schedule/reduce_order.hpp"
 #include "schedule/residency_budget.hpp"
 #include "schedule/step_state.hpp"
 
@@ -23,7 +23,9 @@ enum class GroupEvent : uint8_t {
   kListed,        ///< a prefetch list, perhaps of another root, names it
   kWritten,       ///< since it was gathered: gathered again when it is used
   kLastGradient,  ///< of this backward has arrived
-  kReduced,       ///< its gradients have been packed
+  kComplete,      ///< amid a backward that reduces it, behind kLastGradient: it is packed
+  kPacked,        ///< so it has been: its reduction starts, or waits
+  kReduced,       ///< it has been packed at the end of a backward, where nothing follows
 };
 
 /// Decides when the groups of one root are gathered and released: events in, actions out. What it decides depends on
@@ -37,12 +39,14 @@ class Scheduler {
   struct Options {
     int prefetch_distance = 1;  ///< groups that are gathered ahead of their use
     std::optional<int64_t> unsharded_byte_budget = {};
+    ReduceScatterStart reduce_scatter_start = ReduceScatterStart::kBySize;
   };
 
   Options& options() { return options_; }
   GroupStates& groups() { return groups_; }
   const PassOrders& orders() const { return orders_; }
   ResidencyBudget& budget() { return budget_; }
+  ReduceOrder& reduce_order() { return reduce_order_; }
   void remove(int group);
 
   // --- a step
@@ -86,9 +90,6 @@ class Scheduler {
 
   // --- one group
   Actions on(GroupEvent event, int group);
-  /// `group` has its last gradient and may have been released: what the next use would gather first thing, in the room that
-  /// it has left. Launched now it does not wait for that group's reduction. Returns the first of them, too; -1: nothing.
-  std::pair<Actions, int> gather_before_reduce(int group);
 
  private:
   using Groups = std::span<const int>;
@@ -96,6 +97,11 @@ class Scheduler {
   bool is_part_of_last(Groups used) const;
   bool note_use(Groups used, Actions& actions);
   void forget_uses();
+  void on_listed(int group, Actions& actions);
+  void on_last_gradient(int group, Actions& actions);
+  void on_complete(int group, Actions& actions);
+  void on_packed(int group, Actions& actions);
+  int gather_before_reduce(int group, Actions& actions);
   bool is_used_again(int group) const;
   /// In backward, behind its last gradient and before another group, as a backward since the order was learned showed.
   bool is_read_again(int group) const { return groups_[group].read_again_in >= orders_.learned_in(); }
@@ -135,13 +141,11 @@ class Scheduler {
   GroupStates groups_;
   PassOrders orders_;
   ResidencyBudget budget_;
+  ReduceOrder reduce_order_;
+  int gathered_before_pack_ = -1;
   std::vector<int> current_, beside_current_;
   std::vector<int> left_by_forward_;  // when backward begins, and nothing keeps them
   std::vector<int> last_used_;  // by the operator that went on in the order
 };
-
-/// What is computed before the use of `gathered`, which `order` has next or soon, is smaller than that is: so it is likely
-/// to be over before the gather. (Bytes are what the schedule knows; times would make ranks differ.)
-bool is_urgent(int gathered, const GroupStates& groups, const ExecOrder& order);
 
 }  // namespace fsdp

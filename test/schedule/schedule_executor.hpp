@@ -17,7 +17,8 @@ std::string text_of(const List& actions) {
   using enum ActionKind;
   static const std::map<ActionKind, std::string> names = {
       {kUnshard, "unshard"},       {kWaitForUnshard, "wait"},       {kReshard, "reshard"},
-      {kReshardAfterForward, "release"}, {kPrefetchListed, "listed"}, {kFreeReductionInputs, "free"}};
+      {kReshardAfterForward, "release"}, {kPrefetchListed, "listed"}, {kFreeReductionInputs, "free"},
+      {kPack, "pack"},             {kStartReduction, "start"},      {kStartBehindGather, "start behind"}};
   std::string text;
   for (const auto& [kind, group] : actions) {
     if (!text.empty()) text += ", ";
@@ -34,6 +35,7 @@ class Executor {
   Scheduler scheduler;
   std::vector<Action> log;
   int64_t peak = 0, gathered = 0;
+  int packed = 0, started = 0;  ///< reductions
 
   int add(GroupFacts facts) {
     always_.push_back(facts.is_never_released);
@@ -59,6 +61,12 @@ class Executor {
     return text;
   }
 
+  /// The group's gradients are complete. What is done until they are packed, and behind that.
+  std::string reduce(int group) {
+    const auto before = apply(scheduler.on(GroupEvent::kComplete, group));
+    return before + "; " + apply(scheduler.on(GroupEvent::kPacked, group));
+  }
+
   int size() const { return static_cast<int>(bytes_.size()); }
   bool is_held(int group) const { return residency_[index(group)] != Residency::kReleased; }
   int64_t held_bytes() const {
@@ -77,7 +85,10 @@ class Executor {
 
   void apply(const Action& action, const Ids& used) {
     using enum ActionKind;
-    if (action.kind == kFreeReductionInputs) {
+    packed += action.kind == kPack;
+    started += action.kind == kStartReduction || action.kind == kStartBehindGather;
+    CHECK(started <= packed);
+    if (action.kind == kFreeReductionInputs || action.kind == kStartReduction) {
       CHECK(action.group == -1);
       return;
     }

@@ -190,8 +190,7 @@ class BudgetRun {
       for (int group = 0; group < executor.size(); ++group) {
         if (drawn_.gradient_after[static_cast<size_t>(group)] != i) continue;
         executor.apply(scheduler().on(GroupEvent::kLastGradient, group));
-        executor.apply(scheduler().on(GroupEvent::kReduced, group));
-        executor.apply(scheduler().gather_before_reduce(group).first);
+        executor.reduce(group);
       }
     }
   }

@@ -24,8 +24,7 @@ void add_chain(Executor& executor, const std::vector<int64_t>& bytes) {
 
 void gradient(Executor& executor, int group) {
   executor.apply(executor.scheduler.on(GroupEvent::kLastGradient, group));
-  executor.apply(executor.scheduler.on(GroupEvent::kReduced, group));
-  executor.apply(executor.scheduler.gather_before_reduce(group).first);
+  executor.reduce(group);
 }
 
 void forward(Executor& executor, const std::vector<Ids>& uses) {
@@ -103,10 +102,7 @@ TEST_CASE("a step in actions: when used at first, ahead of use when the order is
   scheduler.begin_backward(true);
   CHECK(executor.use({2}) == "unshard 1");
   CHECK(executor.apply(scheduler.on(GroupEvent::kLastGradient, 2)) == "reshard 2");
-  CHECK(executor.apply(scheduler.on(GroupEvent::kReduced, 2)).empty());
-  const auto [past, first] = scheduler.gather_before_reduce(2);
-  CHECK(executor.apply(past) == "unshard 0");
-  CHECK(first == 0);
+  CHECK(executor.reduce(2) == "pack 2; unshard 0, start");
   CHECK(executor.use({1}) == "wait 1");
 }
 

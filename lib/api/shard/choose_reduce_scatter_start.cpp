@@ -48,7 +48,7 @@ ReduceScatterStart FSDPModule::choose_reduce_scatter_start(const std::function<d
   require(rounds >= 1, "choose_reduce_scatter_start: expected 1 round or more, found {}", rounds);
   auto& context = root_context(*state_, "choose_reduce_scatter_start");
   require_state(context.is_quiescent(), "choose_reduce_scatter_start: cannot be called inside a step; call it between steps");
-  const auto before = context.options().reduce_scatter_start;
+  const auto before = context.options().schedule.reduce_scatter_start;
   if (communicators_of(context).empty()) return before;
   require_state(std::any_of(context.runner().groups().begin(), context.runner().groups().end(),
                             [](const auto* group) { return group->options().reduce.uses_separate_group; }),

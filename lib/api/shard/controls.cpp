@@ -104,7 +104,7 @@ void FSDPModule::set_prefetch_distance(int groups) {
 
 void FSDPModule::set_reduce_scatter_start(ReduceScatterStart start) {
   configure(root_context(*state_, "set_reduce_scatter_start"),
-            [&](RootContext::Options& options) { options.reduce_scatter_start = start; });
+            [&](RootContext::Options& options) { options.schedule.reduce_scatter_start = start; });
 }
 
 void FSDPModule::set_unsharded_byte_budget(std::optional<int64_t> bytes) {

@@ -29,6 +29,13 @@ struct GroupGradients {
   GroupGradients& operator=(const GroupGradients&) = delete;
 };
 
+/// A backward is over: what it has left is added up for a later one.
+inline void end_backward(GroupGradients& gradients) {
+  gradients.streams.end_backward(gradients.store);
+  if (!gradients.options.requires_gradient_sync) gradients.store.accumulate(gradients.dtypes);
+  gradients.store.end_backward();
+}
+
 /// What no reduction has taken goes.
 inline void drop_unreduced(GroupGradients& gradients) {
   gradients.store.drop();

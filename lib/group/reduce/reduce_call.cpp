@@ -24,6 +24,18 @@ bool has_gradients_to_reduce(const ParamGroup& group) {
   return config.requires_gradient_sync && group.gradients().store.has_unreduced(config.requires_all_reduce);
 }
 
+bool has_all_gradients(const ParamGroup& group) {
+  // Ranks may use different parameters then: no rank may start a reduction because its own are
+  // complete, or the order of collectives would depend on the data.
+  const auto& gradients = group.gradients();
+  return !gradients.options.reduces_unused_params && gradients.store.is_complete(gradients.trainable_count);
+}
+
+bool owes_zeros(const ParamGroup& group) {
+  const auto& gradients = group.gradients();
+  return gradients.options.requires_gradient_sync && gradients.options.reduces_unused_params && gradients.trainable_count > 0;
+}
+
 bool reduces_in_streams(const ParamGroup& group) {
   const auto& info = group.identity().mesh_info;
   return (info.shard_size() == 1 || reduction_comm(group)->waits_in_streams()) &&

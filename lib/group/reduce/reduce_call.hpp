@@ -21,6 +21,10 @@ bool has_all_reduce(const ParamGroup& group);
 bool reduces_alone(const ParamGroup& group);
 /// Gradients wait for a reduction that the group may start: on its unsharded parameters, or in sums of backwards without one.
 bool has_gradients_to_reduce(const ParamGroup& group);
+/// All gradients that a reduction in this backward takes have arrived.
+bool has_all_gradients(const ParamGroup& group);
+/// A backward reduces the group whatever gradients this rank has, as others may have some (set_reduce_scatter_unused_params).
+bool owes_zeros(const ParamGroup& group);
 /// None of its collectives blocks the host.
 bool reduces_in_streams(const ParamGroup& group);
 

@@ -28,7 +28,7 @@ ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
   group.gradients().streams.take(group.gradients().store);
   inputs_ = collect_gradients(group);
   pack();
-  if (!is_behind_one && can_be_on_streams()) order_ = ReduceOrder::kOnStreams;
+  if (!is_behind_one && can_be_on_streams()) driver_ = ReduceDriver::kStreams;
   const auto device = parts.config.device;
   if (SideStream::exists_on(device)) packed_on_ = current_stream(device);
 }
@@ -122,7 +122,7 @@ bool ReduceJob::hold_back_by(const ParamGroup& gathered) {
   auto* gather = gathered.unsharder().gather_under_way();
   // What a user's collective gives may depend on whether it is done, which differs by rank.
   const bool is_custom = group_->options().reduce.custom_reduce_scatter || gathered.unsharder().form().custom();
-  const bool is_on_streams = order_ == ReduceOrder::kOnStreams;
+  const bool is_on_streams = driver_ == ReduceDriver::kStreams;
   if (gather == nullptr || inputs_.parts.empty() || is_custom || (comm.waits_in_streams() && !is_on_streams)) return false;
   const auto beside =
       is_on_streams ? parts.comm_ctx->reduce_scatter_stream.enter(parts.config.device) : SideStream::Entered();
@@ -131,11 +131,12 @@ bool ReduceJob::hold_back_by(const ParamGroup& gathered) {
 
 void ReduceJob::start() {
   enter(ReduceEvent::kStart);
+  const c10::OptionalStreamGuard on_theirs(packed_on_);
   auto& parts = group_->parts();
   auto& comm_ctx = *parts.comm_ctx;
   const GroupBuffers buffers(parts, "reduced gradients");
   BelowResidency below;
-  const bool is_on_streams = order_ == ReduceOrder::kOnStreams;
+  const bool is_on_streams = driver_ == ReduceDriver::kStreams;
   const auto beside =
       is_on_streams ? comm_ctx.reduce_scatter_stream.enter(parts.config.device) : SideStream::Entered();
   auto& comm = *reduction_comm(*group_);
@@ -189,7 +190,7 @@ bool ReduceJob::queues_more() const {
 void ReduceJob::free_inputs() {
   if (std::exchange(has_freed_inputs_, true)) return;
   BelowResidency below;
-  if (order_ == ReduceOrder::kOnStreams) {
+  if (driver_ == ReduceDriver::kStreams) {
     reduced_->block(*packed_on_);
     join_in_capture(*packed_on_);
   } else {
@@ -230,7 +231,7 @@ void ReduceJob::finish(UserHooks& hooks) {
   if (stage_ == ReduceStage::kReduceScattered) {
     comm_ctx.let_current_wait_for_reductions();
     enter(ReduceEvent::kAssign);
-    assign_sharded_grads(*group_, inputs_, order_ == ReduceOrder::kOnStreams ? KeepsAlone::kYes : KeepsAlone::kNo, &hooks);
+    assign_sharded_grads(*group_, inputs_, driver_ == ReduceDriver::kStreams ? KeepsAlone::kYes : KeepsAlone::kNo, &hooks);
   }
   if (!assigned_) return;
   // What this holds is given back to the stream that it was made for (Note [Streams of a root]).

@@ -17,20 +17,20 @@ class ParamGroup;
 class UserHooks;
 
 /// Who takes a reduction from stage to stage.
-enum class ReduceOrder : uint8_t {
-  kInTurn,     ///< the host, on the current stream, which may block it
-  kOnStreams,  ///< streams beside the one that computes: `start` queues all that is to be done
+enum class ReduceDriver : uint8_t {
+  kHost,     ///< in its turn, on the current stream, which may block it
+  kStreams,  ///< those beside the one that computes: `start` queues all that is to be done
 };
 
 /// The reduction of one group's gradients, from packing to the sharded parameters' `.grad` (see ReduceStage).
 ///
 /// Order of calls: the constructor packs; start, free_inputs, finish. The root's streams are joined behind the last one
-/// (Note [Streams of a root]). The order is kOnStreams where everything waits in streams and nothing of it is the user's code;
+/// (Note [Streams of a root]). The driver is kStreams where everything waits in streams and nothing of it is the user's code;
 /// then free_inputs and finish only take memory back.
 class ReduceJob {
  public:
   /// Takes the unsharded gradients off the unsharded parameters and packs them. is_behind_one: another of the group's is under
-  /// way in turn, so this one is, too. The group outlives this.
+  /// way that the host drives, so it drives this one, too. The group outlives this.
   ReduceJob(ParamGroup& group, bool is_behind_one);
   ReduceJob(ReduceJob&&) = default;
   ReduceJob& operator=(ReduceJob&&) = default;
@@ -39,14 +39,14 @@ class ReduceJob {
 
   const ParamGroup& group() const { return *group_; }
   ReduceStage stage() const { return stage_; }
-  ReduceOrder order() const { return order_; }
+  ReduceDriver driver() const { return driver_; }
   /// Packed gradients are here, or on their way.
   bool holds_inputs() const { return !has_freed_inputs_ && !inputs_.parts.empty(); }
 
   /// Its reduce-scatters begin when the gather of `gathered` has arrived, and neither the host nor the stream that computes
   /// waits for that. False: something would have to.
   bool hold_back_by(const ParamGroup& gathered);
-  /// Starts one reduce-scatter per reduce dtype.
+  /// Starts one reduce-scatter per reduce dtype, as on the stream that packed.
   void start();
   /// Waits for the reduce-scatters and frees their inputs; starts the all-reduces where there are replicas.
   void free_inputs();
@@ -67,7 +67,7 @@ class ReduceJob {
 
   ParamGroup* group_;
   ReduceStage stage_ = ReduceStage::kPacked;  // on streams: of what has been queued
-  ReduceOrder order_ = ReduceOrder::kInTurn;
+  ReduceDriver driver_ = ReduceDriver::kHost;
   ReduceInputs inputs_;
   std::shared_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
   PackedBytes packed_;  // of the parts' inputs
