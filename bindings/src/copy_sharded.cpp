@@ -54,13 +54,13 @@ using Made = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<ShownPar
 
 Made show_copies(const MirrorList& mirrors, const CopiedParams& params) {
   Made made;
-  for_entries(mirrors, params, [&](Mirror&, const Place& place, const Copied& copy) {
+  for_entries(mirrors, params, [&](Mirror&, const PyEntry& place, const Copied& copy) {
     const auto handle = tensor_of(copy.unsharded);
     auto& shown = made[handle.unsafeGetTensorImpl()];
     if (!shown) {
       const auto param = find_param(handle);
       if (!param) return;
-      shown = ShownParam::make(param->param().sharded_param(), copy.sharded, copy.unsharded,
+      shown = ShownParam::make(param->param().local_tensor(), copy.sharded, copy.unsharded,
                                copy.original->forms().handle_over(handle), python_side().dtensors);
       shown->point_home();
     }
@@ -97,7 +97,7 @@ std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& modul
     throw UsageError(fmt::format("deepcopy: {} has {} modules, its copy {}", original->name(), originals.size(),
                                  copies.size()));
   const auto params = copied_params(sharded, memo);
-  for_entries(copies, params, [](Mirror& each, const Place& place, const Copied& param) {
+  for_entries(copies, params, [](Mirror& each, const PyEntry& place, const Copied& param) {
     each.put(place.name, tensor_of(param.unsharded));
   });
   CopyOf copy_of;

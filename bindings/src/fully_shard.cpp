@@ -24,8 +24,8 @@ std::shared_ptr<Originals> originals_of(const std::vector<PlainEntry>& entries) 
 }
 
 /// The placer of a call, and what of it each parameter asks for.
-struct Placer {
-  explicit Placer(py::object object)
+struct CallPlacer {
+  explicit CallPlacer(py::object object)
       : object(std::move(object)),
         sharded(this->object.attr("sharded")),
         computes_with_plain(this->object.attr("computes_with_plain").cast<bool>()) {}
@@ -35,7 +35,7 @@ struct Placer {
 };
 
 /// What modules compute with instead of the unsharded parameter itself; null: that.
-std::unique_ptr<ComputeHandle> handle_of(const FSDPParam& param, const py::object& original, const Placer& placer) {
+std::unique_ptr<ComputeHandle> handle_of(const FSDPParam& param, const py::object& original, const CallPlacer& placer) {
   if (placer.computes_with_plain) return nullptr;
   const auto& maker = python_side().dtensors;
   const py::object& object = placer.object;
@@ -47,22 +47,22 @@ std::unique_ptr<ComputeHandle> handle_of(const FSDPParam& param, const py::objec
 }
 
 std::shared_ptr<ShownParam> make_shown(const ParamGroup& group, const FSDPParam& param, const py::object& original,
-                                       const Placer& placer) {
+                                       const CallPlacer& placer) {
   const bool is_cut = group.identity().mesh_info.use == MeshUse::kShard;
-  const auto sharded = placer.sharded(plain_view(param.sharded_param()), original,
+  const auto sharded = placer.sharded(plain_view(param.local_tensor()), original,
                                       is_cut ? py::object(py::int_(param.layout().dim())) : py::none(),
                                       c10::IntArrayRef(param.spec.sizes()), c10::IntArrayRef(param.spec.strides()),
                                       param.requires_grad());
   auto handle = handle_of(param, original, placer);
   const auto unsharded = handle ? py::cast(param.unsharded_param()) : original;
-  return ShownParam::make(param.sharded_param(), sharded, unsharded, std::move(handle), python_side().dtensors);
+  return ShownParam::make(param.local_tensor(), sharded, unsharded, std::move(handle), python_side().dtensors);
 }
 
 /// The parameters of a group as Python is to show them, by unsharded parameter. Those that came from another group keep
 /// what shows them.
-void show_group(const ParamGroup& group, const Originals& originals, const Placer& placer, Params& params) {
+void show_group(const ParamGroup& group, const Originals& originals, const CallPlacer& placer, Params& params) {
   for (const auto& param : group.params()) {
-    auto shown = shown_registry().find(param.sharded_param());
+    auto shown = shown_registry().find(param.local_tensor());
     const auto* handle = param.unsharded_param().unsafeGetTensorImpl();
     if (!shown) shown = make_shown(group, param, originals.at(handle), placer);
     params.emplace(handle, std::move(shown));
@@ -103,7 +103,7 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
   std::vector<bool> is_exempt;
   for (const auto& unit : raw) is_exempt.push_back(call.options.mp_policy.is_exempt && call.options.mp_policy.is_exempt(*unit));
   Params params;
-  const Placer shows(placer);
+  const CallPlacer shows(placer);
   for (const auto& group : handles::state(controls).live_groups()) show_group(*group, *originals, shows, params);
   take_places(entries, params);
   originals->clear();

@@ -16,7 +16,7 @@ void for_params(ModuleState& root, const Visit& visit) {
   root.visit([&](ModuleState& state) {
     for (const auto& group : state.live_groups())
       for (const auto& param : group->params())
-        if (const auto shown = param.has_moved_away ? nullptr : shown_registry().find(param.sharded_param())) visit(*shown);
+        if (const auto shown = param.has_moved_away ? nullptr : shown_registry().find(param.local_tensor())) visit(*shown);
   });
 }
 
@@ -99,7 +99,7 @@ at::Tensor clip_grad_norm(const py::iterable& parameters, double max_norm, doubl
                            "shards or plain tensors, found another DTensor; use torch.nn.utils.clip_grad_norm_ where "
                            "all parameters are DTensors");
     shown->second->take_over();
-    tensors.push_back(shown->second->sharded().sharded_param());
+    tensors.push_back(shown->second->sharded().local_tensor());
   }
   py::gil_scoped_release no_gil;
   return clip_grad_norm_on_device(tensors, max_norm, norm_type, error_if_nonfinite, ZeroNorm::kNotZero);

@@ -25,10 +25,10 @@ bool Mirror::is_training() const noexcept {
   }
 }
 
-std::vector<std::pair<Place, py::object>> Mirror::entries() const {
-  std::vector<std::pair<Place, py::object>> found;
+std::vector<std::pair<PyEntry, py::object>> Mirror::entries() const {
+  std::vector<std::pair<PyEntry, py::object>> found;
   for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(table_.get()))
-    found.emplace_back(Place{table_.get(), name_of(key)}, py::reinterpret_borrow<py::object>(value));
+    found.emplace_back(PyEntry{table_.get(), name_of(key)}, py::reinterpret_borrow<py::object>(value));
   return found;
 }
 

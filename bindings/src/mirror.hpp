@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "module/shows_own_parameters.hpp"
-#include "place.hpp"
+#include "py_entry.hpp"
 
 namespace fsdp::python {
 
@@ -24,7 +24,7 @@ class Mirror final : public torch::nn::Module, public ShowsOwnParameters {
   explicit Mirror(py::handle module);
 
   /// All entries, those of None too, as they are in Python now.
-  std::vector<std::pair<Place, py::object>> entries() const;
+  std::vector<std::pair<PyEntry, py::object>> entries() const;
   /// Holds `tensor` at an entry, whatever the Python module shows there.
   void put(const std::string& name, at::Tensor tensor) { parameters_[name] = std::move(tensor); }
   /// Holds the module's own tensors as they are in Python now, and no children. What it has not seen sharded goes to `mirrors`.
@@ -56,7 +56,7 @@ class Mirror final : public torch::nn::Module, public ShowsOwnParameters {
 
 /// An entry that holds a parameter which nobody has sharded yet.
 struct PlainEntry {
-  Place place;
+  PyEntry place;
   py::object parameter;
   const c10::TensorImpl* seen_as;  ///< by the core
 };

@@ -10,7 +10,7 @@
 
 namespace fsdp {
 
-class ShownParameters;  // lib/api: what is shown, and how it goes back
+class FullParameterScope;  // lib/api: what is shown, and how it goes back
 
 struct FSDP_API FullParametersOptions {
   /// kNo: without the parameters of sharded modules below this one.
@@ -55,7 +55,7 @@ class FSDP_API FullParameters {
   FullParameters& operator=(const FullParameters&) = delete;
 
  private:
-  std::unique_ptr<ShownParameters> shown_;
+  std::unique_ptr<FullParameterScope> shown_;
 };
 
 /// `torch::nn::Module::apply` with full parameters. Calls `function` for the module and every module below it, in LibTorch's

@@ -15,8 +15,8 @@ namespace {
 constexpr auto kExtraFile = "extra.json";
 constexpr auto kSaveCheckpoint = "save_checkpoint", kLoadCheckpoint = "load_checkpoint";
 
-OptimizerLoad::Saved saved_state(const CheckpointReader& reader) {
-  OptimizerLoad::Saved saved{.document = reader.document(kOptimizerFile), .tensors = {}};
+OptimizerLoad::SavedSection saved_state(const CheckpointReader& reader) {
+  OptimizerLoad::SavedSection saved{.document = reader.document(kOptimizerFile), .tensors = {}};
   for (auto& tensor : reader.tensors("optimizer")) saved.tensors.emplace(tensor.name, std::move(tensor));
   return saved;
 }

@@ -14,14 +14,14 @@ namespace fsdp {
 namespace {
 
 /// Equal parts of a packed buffer, and their places in the unsharded one.
-struct Run {
+struct CopyRun {
   int64_t from = 0, to = 0;            // bytes from the start of the packed, of the unsharded buffer
   int64_t count = 1, bytes = 0;        // parts, and bytes of each
   int64_t from_step = 0, to_step = 0;  // between parts
 };
 
 /// All ranks' pieces of a tensor in which they lie side by side.
-Run adjacent_run(const PieceLayout& layout, size_t i) {
+CopyRun adjacent_run(const PieceLayout& layout, size_t i) {
   return {.from = layout.tail_offset(i),
           .to = layout.tensor_offset(i),
           .count = layout.world_size(),
@@ -31,7 +31,7 @@ Run adjacent_run(const PieceLayout& layout, size_t i) {
 }
 
 /// One rank's rows, which are to lie between those of the others.
-Run interleaved_run(const PieceLayout& layout, size_t i, int64_t rank) {
+CopyRun interleaved_run(const PieceLayout& layout, size_t i, int64_t rank) {
   const auto& piece = layout.piece(i);
   const int64_t chunk = piece.bytes / (piece.outer * piece.row_bytes);
   const int64_t first = std::min(rank * chunk, piece.rows);
@@ -44,7 +44,7 @@ Run interleaved_run(const PieceLayout& layout, size_t i, int64_t rank) {
           .to_step = piece.rows * piece.row_bytes};
 }
 
-void copy_run(const Run& run, const at::Tensor& tail, const at::Tensor& unsharded) {
+void copy_run(const CopyRun& run, const at::Tensor& tail, const at::Tensor& unsharded) {
   if (run.bytes == 0) return;
   if (!tail.is_cpu()) {
     auto view = [&](const at::Tensor& base, int64_t offset, int64_t step) {

@@ -26,17 +26,17 @@ bool is_cast(const ReduceEntry& entry, caffe2::TypeMeta to) {
   return entry.gradient.defined() && entry.gradient.dtype() != to;
 }
 
-/// True if the unit is one gradient that travels from where it is: what the ranks do not divide needs
+/// True if the segment is one gradient that travels from where it is: what the ranks do not divide needs
 /// padding, and so a copy, as does what is cast, is not there, or lies otherwise in memory.
-bool travels_as_it_is(Entries unit, int64_t tensor_numel, caffe2::TypeMeta to) {
-  const auto& first = unit[0];
-  return unit.size() == 1 && first.gradient.defined() && first.layout->numel() == tensor_numel &&
+bool travels_as_it_is(Entries segment, int64_t tensor_numel, caffe2::TypeMeta to) {
+  const auto& first = segment[0];
+  return segment.size() == 1 && first.gradient.defined() && first.layout->numel() == tensor_numel &&
          !is_cast(first, to) && lies_as_layout(first);
 }
 
-/// True if the ranks pack the unit whatever their gradients are.
-bool is_packed_by_all(Entries unit, int64_t tensor_numel) {
-  return unit.size() > 1 || unit[0].layout->numel() != tensor_numel || unit[0].is_cast;
+/// True if the ranks pack the segment whatever their gradients are.
+bool is_packed_by_all(Entries segment, int64_t tensor_numel) {
+  return segment.size() > 1 || segment[0].layout->numel() != tensor_numel || segment[0].is_cast;
 }
 
 /// Elements [first, last) of the entry's gradient, as they lie in memory, to `to` (1-D, as long).
@@ -63,10 +63,10 @@ void write_elements(const ReduceEntry& entry, int64_t first, int64_t last, const
   }
 }
 
-/// What lies in elements [begin, end) of the unit, to `to` (1-D, at least as long); zeros where nothing does.
-void write_range(Entries unit, int64_t begin, int64_t end, const at::Tensor& to) {
+/// What lies in elements [begin, end) of the segment, to `to` (1-D, at least as long); zeros where nothing does.
+void write_range(Entries segment, int64_t begin, int64_t end, const at::Tensor& to) {
   int64_t written = 0;
-  for (const auto& entry : unit) {
+  for (const auto& entry : segment) {
     const int64_t first = std::max(begin, entry.start);
     const int64_t last = std::min(end, entry.start + entry.layout->numel());
     if (!entry.gradient.defined() || first >= last) continue;
@@ -78,27 +78,27 @@ void write_range(Entries unit, int64_t begin, int64_t end, const at::Tensor& to)
   if (written < to.numel()) to.narrow(0, written, to.numel() - written).zero_();
 }
 
-/// One rank's piece of a unit to `to` (1-D, a piece long or more), zeros after it.
-void write_piece(Entries unit, int64_t piece_numel, int rank, const at::Tensor& to) {
-  const auto& layout = *unit[0].layout;
-  if (layout.outer() == 1) return write_range(unit, rank * piece_numel, (rank + 1) * piece_numel, to);
-  const int64_t numel = unit[0].gradient.defined() ? layout.local_numel(rank) : 0;
+/// One rank's piece of a segment to `to` (1-D, a piece long or more), zeros after it.
+void write_piece(Entries segment, int64_t piece_numel, int rank, const at::Tensor& to) {
+  const auto& layout = *segment[0].layout;
+  if (layout.outer() == 1) return write_range(segment, rank * piece_numel, (rank + 1) * piece_numel, to);
+  const int64_t numel = segment[0].gradient.defined() ? layout.local_numel(rank) : 0;
   if (numel > 0)
     to.as_strided(layout.local_sizes(rank), layout.local_strides(rank), to.storage_offset())
-        .copy_(part_of(layout, unit[0].gradient, rank));
+        .copy_(part_of(layout, segment[0].gradient, rank));
   to.narrow(0, numel, to.numel() - numel).zero_();
 }
 
-/// The entries of each unit, in turn.
+/// The entries of each segment, in turn.
 class UnitWalk {
  public:
   explicit UnitWalk(Entries entries) : rest_(entries) {}
   Entries next() {
     size_t count = 0;
-    while (count < rest_.size() && rest_[count].unit == rest_[0].unit) ++count;
-    const auto unit = rest_.first(count);
+    while (count < rest_.size() && rest_[count].segment == rest_[0].segment) ++count;
+    const auto segment = rest_.first(count);
     rest_ = rest_.subspan(count);
-    return unit;
+    return segment;
   }
 
  private:
@@ -131,14 +131,14 @@ struct TailPlace {
   int64_t rank_numel = 0;      ///< of all that one rank gets
 };
 
-/// True if the unit is one gradient whose pieces, as they lie in memory, are the ranks' one after another.
-bool is_in_rank_order(Entries unit) {
-  const auto& first = unit[0];
-  return unit.size() == 1 && first.start == 0 && first.layout->outer() == 1 &&
+/// True if the segment is one gradient whose pieces, as they lie in memory, are the ranks' one after another.
+bool is_in_rank_order(Entries segment) {
+  const auto& first = segment[0];
+  return segment.size() == 1 && first.start == 0 && first.layout->outer() == 1 &&
          (!first.gradient.defined() || lies_as_layout(first));
 }
 
-/// All ranks' pieces of such a unit in two or three copies, however many ranks there are; on CPU, without
+/// All ranks' pieces of such a segment in two or three copies, however many ranks there are; on CPU, without
 /// a cast, in as many memcpys.
 void write_all_pieces(const ReduceEntry& entry, const TailPlace& place, int world, const at::Tensor& input) {
   const int64_t numel = entry.gradient.defined() ? entry.layout->numel() : 0;
@@ -176,46 +176,46 @@ void write_all_pieces(const ReduceEntry& entry, const TailPlace& place, int worl
   if (empty < world) part(empty, world - empty, 0, width).zero_();
 }
 
-/// Rank-major: what one collective takes. The tail's units lie in their own order; what is between
+/// Rank-major: what one collective takes. The tail's segments lie in their own order; what is between
 /// and behind their pieces is zero, as it is summed like the rest.
 at::Tensor pack_tail(Entries entries, const PieceLayout& layout, Allocate& allocate) {
   const int64_t numel = layout.tail_bytes() / allocate.itemsize();
   const int64_t itemsize = allocate.itemsize();
   auto input = allocate.for_all(layout.world_size() * numel);
-  std::vector<std::pair<size_t, Entries>> units;
+  std::vector<std::pair<size_t, Entries>> segments;
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i) {
-    const auto unit = walk.next();
-    if (!layout.is_direct(i)) units.emplace_back(i, unit);
+    const auto segment = walk.next();
+    if (!layout.is_direct(i)) segments.emplace_back(i, segment);
   }
-  for (size_t u = 0; u < units.size(); ++u) {
-    const auto& [i, unit] = units[u];
+  for (size_t u = 0; u < segments.size(); ++u) {
+    const auto& [i, segment] = segments[u];
     const TailPlace place{
         .begin = layout.tail_offset(i) / itemsize,
-        .end = u + 1 < units.size() ? layout.tail_offset(units[u + 1].first) / itemsize : numel,
+        .end = u + 1 < segments.size() ? layout.tail_offset(segments[u + 1].first) / itemsize : numel,
         .piece_numel = layout.piece_bytes(i) / itemsize,
         .rank_numel = numel};
-    if (is_in_rank_order(unit)) {
-      write_all_pieces(unit[0], place, layout.world_size(), input);
+    if (is_in_rank_order(segment)) {
+      write_all_pieces(segment[0], place, layout.world_size(), input);
       continue;
     }
     for (int rank = 0; rank < layout.world_size(); ++rank)
-      write_piece(unit, place.piece_numel, rank,
+      write_piece(segment, place.piece_numel, rank,
                   input.narrow(0, rank * numel + place.begin, place.end - place.begin));
   }
   return input;
 }
 
-/// Tensor-major: one unit's pieces side by side, the gradient itself where that is what it is.
-void add_whole(Entries unit, int64_t numel, Allocate& allocate, ViewPool& inputs) {
-  const auto& gradient = unit[0].gradient;
-  const bool is_for_all = is_packed_by_all(unit, numel);
+/// Tensor-major: one segment's pieces side by side, the gradient itself where that is what it is.
+void add_whole(Entries segment, int64_t numel, Allocate& allocate, ViewPool& inputs) {
+  const auto& gradient = segment[0].gradient;
+  const bool is_for_all = is_packed_by_all(segment, numel);
   // Where all pack in memory of theirs, so does a rank whose gradient is cast already.
   const bool may_travel = allocate.custom == nullptr && !(is_for_all && allocate.memory.defined());
-  if (may_travel && travels_as_it_is(unit, numel, allocate.options.dtype()))
+  if (may_travel && travels_as_it_is(segment, numel, allocate.options.dtype()))
     return inputs.add(gradient, numel, gradient.storage_offset());
   auto input = is_for_all ? allocate.for_all(numel) : allocate(numel);
-  write_range(unit, 0, numel, input);
+  write_range(segment, 0, numel, input);
   inputs.add(std::move(input));
 }
 
@@ -224,32 +224,33 @@ PackingRule rule_of(const Communicator& group, bool packs_all) {
   return {.ranks = group.size(), .packs_below = packs ? PieceLayout::kPackAll : group.packs_below()};
 }
 
-PieceLayout layout_of(std::span<const ReduceUnit> units, Entries entries, int64_t itemsize, const PackingRule& rule) {
+PieceLayout layout_of(std::span<const ReduceSegment> segments, Entries entries, int64_t itemsize, const PackingRule& rule) {
   std::vector<Piece> pieces;
-  pieces.reserve(units.size());
+  pieces.reserve(segments.size());
   UnitWalk walk(entries);
-  for (const auto& unit : units)
-    pieces.push_back({.bytes = unit.piece_numel * itemsize, .outer = walk.next()[0].layout->outer()});
+  for (const auto& segment : segments)
+    pieces.push_back({.bytes = segment.piece_numel * itemsize, .outer = walk.next()[0].layout->outer()});
   return PieceLayout(std::move(pieces), rule.ranks, rule.packs_below);
 }
 
 }  // namespace
 
-int64_t packed_bytes(std::span<const ReduceUnit> units, Entries entries, const ReduceScatterOptions& options,
+int64_t packed_bytes(std::span<const ReduceSegment> segments, Entries entries, const ReduceScatterOptions& options,
                      const Communicator& group) {
   const int64_t world = group.size(), itemsize = static_cast<int64_t>(options.sum.dtype().itemsize());
-  if (world == 1 || units.empty()) return 0;
-  const auto layout = layout_of(units, entries, itemsize, rule_of(group, options.custom != nullptr));
+  if (world == 1 || segments.empty()) return 0;
+  const auto layout = layout_of(segments, entries, itemsize, rule_of(group, options.custom != nullptr));
   int64_t bytes = aligned(world * layout.tail_bytes());
   UnitWalk walk(entries);
   for (size_t i = 0; i < layout.count(); ++i)
-    if (const auto unit = walk.next(); layout.is_direct(i) && is_packed_by_all(unit, units[i].piece_numel * world))
+    if (const auto segment = walk.next(); layout.is_direct(i) && is_packed_by_all(segment, segments[i].piece_numel * world))
       bytes += aligned(layout.tensor_bytes(i));
   return bytes;
 }
 
-void pack_reduce_scatter(ReduceScatter& reduction, std::span<const ReduceUnit> units, std::span<const ReduceEntry> entries,
-                         const ReduceScatterOptions& options, Communicator& group, std::string_view subject) {
+void pack_reduce_scatter(ReduceScatter& reduction, std::span<const ReduceSegment> segments,
+                         std::span<const ReduceEntry> entries, const ReduceScatterOptions& options, Communicator& group,
+                         std::string_view subject) {
   const int world = group.size();
   Allocate allocate{options.sum, world == 1 ? nullptr : options.custom, subject, options.memory};
   const int64_t itemsize = allocate.itemsize();
@@ -259,23 +260,23 @@ void pack_reduce_scatter(ReduceScatter& reduction, std::span<const ReduceUnit> u
   reduction.is_scaled = false;
   const auto rule = rule_of(group, reduction.is_custom);
   if (reduction.layout == nullptr || reduction.packing != rule) {
-    reduction.layout = std::make_shared<const PieceLayout>(layout_of(units, entries, itemsize, rule));
+    reduction.layout = std::make_shared<const PieceLayout>(layout_of(segments, entries, itemsize, rule));
     reduction.packing = rule;
   }
   const auto& layout = *reduction.layout;
   if (world == 1) reduction.output = allocate(layout.rank_bytes() / itemsize);
   reduction.inputs.begin();
   UnitWalk walk(entries);
-  for (size_t i = 0; i < units.size(); ++i) {
-    const auto unit = walk.next();
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const auto segment = walk.next();
     if (world == 1) {
       // No rank to send to: the pieces are written where they are wanted, with the gaps behind them.
       const int64_t begin = layout.offset(i);
-      const int64_t end = i + 1 < units.size() ? layout.offset(i + 1) : layout.rank_bytes();
-      write_piece(unit, units[i].piece_numel, /*rank=*/0,
+      const int64_t end = i + 1 < segments.size() ? layout.offset(i + 1) : layout.rank_bytes();
+      write_piece(segment, segments[i].piece_numel, /*rank=*/0,
                   reduction.output.narrow(0, begin / itemsize, (end - begin) / itemsize));
     } else if (layout.is_direct(i) && layout.piece_bytes(i) > 0) {
-      add_whole(unit, units[i].piece_numel * world, allocate, reduction.inputs);
+      add_whole(segment, segments[i].piece_numel * world, allocate, reduction.inputs);
     }
   }
   if (world > 1 && layout.has_tail()) reduction.inputs.add(pack_tail(entries, layout, allocate));

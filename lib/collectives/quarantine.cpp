@@ -50,7 +50,7 @@ Quarantine::~Quarantine() {
 
 void Quarantine::add(at::Tensor memory, BufferOrigin origin) {
   poison(memory);
-  std::vector<Entry> leaving;  // examined and freed without the lock
+  std::vector<Held> leaving;  // examined and freed without the lock
   {
     const std::lock_guard lock(mutex_);
     held_bytes_ += static_cast<int64_t>(memory.nbytes());
@@ -70,7 +70,7 @@ void Quarantine::check(const FaultLog* faults) {
     if (entry.origin.faults.get() == faults) examine(entry);
 }
 
-void Quarantine::examine(const Entry& entry) {
+void Quarantine::examine(const Held& entry) {
   const auto byte = first_written_byte(entry.memory);
   if (!byte) return;
   const auto& parts = entry.origin.parts;

@@ -43,14 +43,14 @@ class Quarantine {
   void check(const FaultLog* faults);
 
  private:
-  struct Entry {
+  struct Held {
     at::Tensor memory;
     BufferOrigin origin;
   };
-  static void examine(const Entry& entry);
+  static void examine(const Held& entry);
 
   std::mutex mutex_;
-  std::deque<Entry> entries_;  // oldest first
+  std::deque<Held> entries_;  // oldest first
   int64_t held_bytes_ = 0, limit_bytes_ = 0;
 };
 

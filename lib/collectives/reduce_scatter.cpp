@@ -62,8 +62,8 @@ void recycle_reduce_scatter(ReduceScatter& reduction) {
   reduction.output.reset();
 }
 
-int64_t reduced_offset(const ReduceScatter& reduction, size_t unit) {
-  return reduction.output.storage_offset() + reduction.layout->offset(unit) / reduction.itemsize;
+int64_t reduced_offset(const ReduceScatter& reduction, size_t segment) {
+  return reduction.output.storage_offset() + reduction.layout->offset(segment) / reduction.itemsize;
 }
 
 }  // namespace fsdp

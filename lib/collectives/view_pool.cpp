@@ -19,15 +19,15 @@ c10::DataPtr memory_of(const c10::Storage& storage) {
 
 }  // namespace
 
-inline bool ViewPool::has_form_of(const at::Tensor& base) const {
-  return shared_ && form_.keys == base.key_set() && form_.dtype == base.dtype() && shared_.device() == base.device();
+inline bool ViewPool::has_type_of(const at::Tensor& base) const {
+  return shared_ && type_.keys == base.key_set() && type_.dtype == base.dtype() && shared_.device() == base.device();
 }
 
-void ViewPool::take_form(const at::Tensor& base) {
+void ViewPool::take_type(const at::Tensor& base) {
   // Those in the list are let go of and not used again; the others are made anew.
   for (size_t i = 0; i < used_; ++i) kinds_[i] = Kind::kOther;
   for (size_t i = used_; i < tensors_.size(); ++i) tensors_[i].reset();
-  form_ = {base.key_set(), base.dtype()};
+  type_ = {base.key_set(), base.dtype()};
   shared_ = empty_storage(base.device());
   shown_base_ = nullptr;
 }
@@ -49,7 +49,7 @@ void ViewPool::begin() {
 
 void ViewPool::begin(const at::Tensor& base) {
   begin();
-  if (!has_form_of(base)) take_form(base);
+  if (!has_type_of(base)) take_type(base);
   auto* shared = shared_.unsafeGetStorageImpl();
   shared->set_data_ptr_noswap(memory_of(base.storage()));
   shared->set_nbytes(base.storage().nbytes());
@@ -58,7 +58,7 @@ void ViewPool::begin(const at::Tensor& base) {
 
 void ViewPool::add(const at::Tensor& base, int64_t numel, int64_t offset) {
   const auto kind = base.unsafeGetTensorImpl() == shown_base_ ? Kind::kShared : Kind::kAlone;
-  if (kind == Kind::kAlone && !has_form_of(base)) take_form(base);
+  if (kind == Kind::kAlone && !has_type_of(base)) take_type(base);
   const size_t i = used_;
   if (i >= tensors_.size() || kinds_[i] == Kind::kOther || tensors_[i].use_count() != 1) {
     auto& view = add_place(kind) = raw_view(base, numel, offset);

@@ -36,13 +36,13 @@ class ViewPool {
 
  private:
   enum class Kind : char { kOther, kShared, kAlone };  // not a view; on `shared_`; on its base's storage
-  struct Form {
+  struct ViewType {
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
   };
 
-  bool has_form_of(const at::Tensor& base) const;
-  void take_form(const at::Tensor& base);
+  bool has_type_of(const at::Tensor& base) const;
+  void take_type(const at::Tensor& base);
   at::Tensor& add_place(Kind kind);
   bool is_shared_here_alone() const;
   void empty_shared();
@@ -50,7 +50,7 @@ class ViewPool {
   std::vector<at::Tensor> tensors_;
   std::vector<Kind> kinds_;  // by tensor
   size_t used_ = 0;          // of the tensors, the first ones
-  Form form_;                // of all views
+  ViewType type_;                // of all views
   c10::Storage shared_;      // of the views that are in no list, too: without memory then
   const c10::TensorImpl* shown_base_ = nullptr;  // whose memory `shared_` shows
 };

@@ -74,7 +74,7 @@ namespace {
 /// `detach()` or `data()` of a parameter, which a function is given.
 bool is_alias_in_function(const DTensorImpl& dtensor, const ParamOwner& owner, size_t index) {
   if (!owner.is_in_scope() || !is_in_function()) return false;
-  const auto registered = owner.registered_param(index);
+  const auto registered = owner.sharded_param(index);
   const auto* param = registered.defined() ? DTensorImpl::of(registered) : nullptr;
   return param != nullptr && dtensor.local().is_same(param->local()) && !dtensor.requires_grad();
 }
@@ -85,7 +85,7 @@ std::pair<ParamOwner*, size_t> registered(const DTensorImpl& dtensor) {
   auto* owner = storage != nullptr ? storage->owner() : nullptr;
   if (owner == nullptr) return {nullptr, 0};
   const bool is_it =
-      owner->sharded_param(storage->index()) == &dtensor || is_alias_in_function(dtensor, *owner, storage->index());
+      owner->sharded_identity(storage->index()) == &dtensor || is_alias_in_function(dtensor, *owner, storage->index());
   return is_it ? std::pair(owner, storage->index()) : std::pair(static_cast<ParamOwner*>(nullptr), size_t{0});
 }
 
@@ -121,7 +121,7 @@ void OperandScan::examine_tensor(IValue& value, const c10::TensorImpl* impl, siz
   if (owner->may_have_toggled() && info_.stands_for_unsharded && at::GradMode::is_enabled())
     owner->take_over_requires_grad(storage->index());
   if (storage->kind() == ParamStorage::Kind::kSharded) {
-    const bool is_sharded_param = impl == owner->sharded_param(storage->index());
+    const bool is_sharded_param = impl == owner->sharded_identity(storage->index());
     auto unsharded_param = is_sharded_param && stands_for_unsharded(*owner) ? owner->unsharded_param(storage->index())
                                                                             : at::Tensor();
     if (!unsharded_param.defined()) {
@@ -205,7 +205,7 @@ OperandScan::Replaced OperandScan::use_dtensors() {
           has_residency_key(tensor.unsafeGetTensorImpl()) ? ParamStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
       if (storage == nullptr || storage->kind() != ParamStorage::Kind::kUnsharded) return at::Tensor();
       auto& owner = *storage->owner();
-      const auto dtensor = owner.registered_param(storage->index());
+      const auto dtensor = owner.sharded_param(storage->index());
       const auto unsharded_param = owner.unsharded_param(storage->index());
       const bool stands_for_it = dtensor.defined() && DTensorImpl::of(dtensor) != nullptr &&
                                  dtensor.sizes() == tensor.sizes() && shows_all(tensor, unsharded_param);

@@ -66,9 +66,9 @@ class ParamOwner : public std::enable_shared_from_this<ParamOwner> {
   /// What autograd is to record in the place of the DTensor: of its sizes, and leading to the unsharded parameter.
   virtual at::Tensor recorded_param(size_t index) const { return unsharded_param(index); }
   /// What modules hold of it, where that is a DTensor; it may be undefined.
-  virtual at::Tensor registered_param(size_t index) const = 0;
+  virtual at::Tensor sharded_param(size_t index) const = 0;
   /// The identity of what modules hold of it, in whichever form.
-  virtual const at::TensorImpl* sharded_param(size_t index) const = 0;
+  virtual const at::TensorImpl* sharded_identity(size_t index) const = 0;
 
   /// The storage behind unsharded parameter `index` is being destroyed: the module, or its member, is gone.
   virtual void unsharded_storage_gone(size_t index) noexcept = 0;

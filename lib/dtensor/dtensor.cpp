@@ -173,7 +173,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, DeviceMesh mesh, std::vector
     at::Tensor whole = tensor.detach();
     if (!whole.is_meta()) whole = whole.to(spec->mesh().device());
     if (source == DistributeSource::kBroadcastFromRank0) whole = broadcast_whole(whole, spec->mesh());
-    result = make_dtensor(own_part_of(*spec, whole), spec, WholeStorage::Message::kFull);
+    result = make_dtensor(copy_part_of(*spec, whole), spec, WholeStorage::Message::kFull);
   }
   result.set_requires_grad(tensor.requires_grad());
   return DTensor(std::move(result));

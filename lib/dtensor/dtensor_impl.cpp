@@ -166,7 +166,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) 
   } else {
     base_ = at::Tensor();
     data_type_ = from->dtype(), device_opt_ = from->device();
-    count_here(own_part_of(spec(), given.detach()));
+    count_here(copy_part_of(spec(), given.detach()));
     hold(new_storage(value_, WholeStorage::Message::kFull));
   }
   bump_version();

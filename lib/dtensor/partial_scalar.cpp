@@ -103,7 +103,7 @@ class PartialScalar::Queue {
   static constexpr size_t kMost = 4096;
 
   /// Neighbours that are combined alike.
-  struct Run {
+  struct ScalarRun {
     size_t begin, end;
     at::Tensor parts;  // [n]
   };
@@ -111,8 +111,8 @@ class PartialScalar::Queue {
     return one.combination_ == other.combination_ && one.part_.scalar_type() == other.part_.scalar_type() &&
            one.part_.device() == other.part_.device();
   }
-  std::vector<Run> runs() const {
-    std::vector<Run> runs;
+  std::vector<ScalarRun> runs() const {
+    std::vector<ScalarRun> runs;
     for (size_t i = 0; i < waiting_.size();) {
       std::vector<at::Tensor> parts;
       size_t end = i;
@@ -124,7 +124,7 @@ class PartialScalar::Queue {
   }
 
   /// One collective for all: everything travels as bytes.
-  void take(const std::vector<Run>& runs) {
+  void take(const std::vector<ScalarRun>& runs) {
     std::vector<at::Tensor> bytes;
     for (const auto& run : runs) bytes.push_back(run.parts.view(at::kByte).to(runs[0].parts.device()));
     const auto& first = waiting_[0]->subject_;

@@ -20,8 +20,8 @@ GroupLayout::GroupLayout(std::span<const LayoutParam> params, ParamLayout kind,
 GroupLayout GroupLayout::with_itemsizes(std::span<const Itemsizes> itemsizes, const Communicator& group) const {
   GroupLayout other = *this;
   for (size_t i = 0; i < itemsizes.size(); ++i) {
-    other.places_[i].stored_itemsize = itemsizes[i].stored;
-    if (other.places_[i].gathered_itemsize != 0) other.places_[i].gathered_itemsize = itemsizes[i].gathered;
+    other.extents_[i].stored_itemsize = itemsizes[i].stored;
+    if (other.extents_[i].gathered_itemsize != 0) other.extents_[i].gathered_itemsize = itemsizes[i].gathered;
   }
   other.measure(group);
   return other;
@@ -31,8 +31,8 @@ GroupLayout GroupLayout::without(std::span<const size_t> params, const Communica
   GroupLayout other = *this;
   for (const size_t i : params) {
     other.shards_[i] = ShardLayout(/*rows=*/int64_t{0}, group.size());
-    other.piece_numels_[other.places_[i].unit] = 0;
-    other.places_[i].local_numel = 0;
+    other.piece_numels_[other.extents_[i].segment] = 0;
+    other.extents_[i].local_numel = 0;
   }
   other.measure(group);
   return other;
@@ -40,17 +40,17 @@ GroupLayout GroupLayout::without(std::span<const size_t> params, const Communica
 
 void GroupLayout::measure(const Communicator& group) {
   std::vector<Piece> stored(piece_numels_.size()), gathered(piece_numels_.size());
-  for (size_t i = 0; i < places_.size(); ++i) {
+  for (size_t i = 0; i < extents_.size(); ++i) {
     const auto& shard = shards_[i];
-    const auto& place = places_[i];
+    const auto& extent = extents_[i];
     auto describe = [&](Piece& piece, int64_t itemsize) {
-      piece = {.bytes = piece_numels_[place.unit] * itemsize,
+      piece = {.bytes = piece_numels_[extent.segment] * itemsize,
                .outer = shard.outer(),
                .rows = shard.rows(),
                .row_bytes = shard.row_numel() * itemsize};
     };
-    describe(stored[place.unit], place.stored_itemsize);
-    describe(gathered[place.unit], place.gathered_itemsize);
+    describe(stored[extent.segment], extent.stored_itemsize);
+    describe(gathered[extent.segment], extent.gathered_itemsize);
   }
   // A backend that sends large pieces apart wants them in front; what was put in order stays so.
   const int64_t alignment = piece_alignment(group.device_type(), group.size());
@@ -63,10 +63,10 @@ void GroupLayout::measure(const Communicator& group) {
 GroupLayout GroupLayout::reordered(std::span<const size_t> params, const Communicator& group) const {
   GroupLayout other = *this;
   other.is_reordered_ = true;
-  for (size_t unit = 0; unit < params.size(); ++unit) {
-    other.places_[params[unit]].unit = unit;
-    other.piece_numels_[unit] = piece_numels_[places_[params[unit]].unit];
-    other.order_[unit] = params[unit];
+  for (size_t segment = 0; segment < params.size(); ++segment) {
+    other.extents_[params[segment]].segment = segment;
+    other.piece_numels_[segment] = piece_numels_[extents_[params[segment]].segment];
+    other.order_[segment] = params[segment];
   }
   other.measure(group);
   return other;
@@ -79,7 +79,7 @@ void GroupLayout::lay_each(std::span<const LayoutParam> params, int world_size) 
     const auto& param = params[i];
     shards_.emplace_back(param.sizes, param.strides, param.dim, world_size);
     piece_numels_.push_back(shards_.back().padded_local_numel());
-    places_.push_back({.unit = i,
+    extents_.push_back({.segment = i,
                        .local_numel = piece_numels_.back(),
                        .stored_itemsize = param.stored_itemsize,
                        .gathered_itemsize = param.gathered_itemsize});
@@ -90,7 +90,7 @@ void GroupLayout::lay_flat(std::span<const LayoutParam> params, int world_size, 
   std::map<int64_t, std::vector<size_t>> runs;
   for (size_t i = 0; i < params.size(); ++i) runs[params[i].run_key].push_back(i);
   shards_.assign(params.size(), ShardLayout(int64_t{0}, 1));
-  places_.resize(params.size());
+  extents_.resize(params.size());
   for (const auto& [key, members] : runs) {
     std::vector<FlatItem> items;
     for (const size_t i : members)
@@ -104,7 +104,7 @@ void GroupLayout::lay_flat(std::span<const LayoutParam> params, int world_size, 
       std::vector<RowRange> held;
       for (int r = 0; r < world_size; ++r) held.push_back(run.held(run.starts[m], items[m].numel, r));
       const auto& mine = held[static_cast<size_t>(rank)];
-      places_[i] = {.unit = piece_numels_.size(),
+      extents_[i] = {.segment = piece_numels_.size(),
                     .start = run.starts[m],
                     .local_start = mine.count() > 0 ? run.starts[m] + mine.begin - rank * run.piece_numel : 0,
                     .local_numel = mine.count(),
@@ -118,26 +118,26 @@ void GroupLayout::lay_flat(std::span<const LayoutParam> params, int world_size, 
 }
 
 int64_t GroupLayout::stored_offset(size_t param) const {
-  const auto& place = places_[param];
-  return stored_.offset(place.unit) + place.local_start * place.stored_itemsize;
+  const auto& extent = extents_[param];
+  return stored_.offset(extent.segment) + extent.local_start * extent.stored_itemsize;
 }
 
 int64_t GroupLayout::stored_bytes(size_t param) const {
-  return places_[param].local_numel * places_[param].stored_itemsize;
+  return extents_[param].local_numel * extents_[param].stored_itemsize;
 }
 
 int64_t GroupLayout::gathered_offset(size_t param) const {
-  const auto& place = places_[param];
-  return gathered_.offset(place.unit) + place.local_start * place.gathered_itemsize;
+  const auto& extent = extents_[param];
+  return gathered_.offset(extent.segment) + extent.local_start * extent.gathered_itemsize;
 }
 
 int64_t GroupLayout::gathered_bytes(size_t param) const {
-  return places_[param].local_numel * places_[param].gathered_itemsize;
+  return extents_[param].local_numel * extents_[param].gathered_itemsize;
 }
 
 int64_t GroupLayout::unsharded_offset(size_t param) const {
-  const auto& place = places_[param];
-  return gathered_.tensor_offset(place.unit) + place.start * place.gathered_itemsize;
+  const auto& extent = extents_[param];
+  return gathered_.tensor_offset(extent.segment) + extent.start * extent.gathered_itemsize;
 }
 
 }  // namespace fsdp

@@ -24,7 +24,7 @@ struct LayoutParam {
 /// Where everything of a group lies: its parameters in this rank's shard, in what is gathered, and in
 /// what is reduced. The one owner of the arithmetic of pieces, offsets and padding.
 ///
-/// What travels are *units*, each cut in one piece a rank: in the per-parameter layout one for each
+/// What travels are *segments*, each cut in one piece a rank: in the per-parameter layout one for each
 /// parameter; in the flat layout one for each run of parameters, one after another.
 class GroupLayout {
  public:
@@ -53,13 +53,13 @@ class GroupLayout {
   const PieceLayout& stored() const { return stored_; }
   const PieceLayout& gathered() const { return gathered_; }
 
-  size_t unit_of(size_t param) const { return places_[param].unit; }
-  /// Elements of the unsharded unit in front of the parameter.
-  int64_t start_of(size_t param) const { return places_[param].start; }
-  int64_t piece_numel(size_t unit) const { return piece_numels_[unit]; }
-  /// Elements of this rank's piece of the unit in front of what is the parameter's.
-  int64_t local_start(size_t param) const { return places_[param].local_start; }
-  /// Parameters by unit, and within it by start.
+  size_t segment_of(size_t param) const { return extents_[param].segment; }
+  /// Elements of the unsharded segment in front of the parameter.
+  int64_t start_of(size_t param) const { return extents_[param].start; }
+  int64_t piece_numel(size_t segment) const { return piece_numels_[segment]; }
+  /// Elements of this rank's piece of the segment in front of what is the parameter's.
+  int64_t local_start(size_t param) const { return extents_[param].local_start; }
+  /// Parameters by segment, and within it by start.
   const std::vector<size_t>& order() const { return order_; }
 
   /// Bytes from the start of a shard as `stored()` (as `gathered()`), and their number with the padding.
@@ -71,8 +71,8 @@ class GroupLayout {
   int64_t unsharded_offset(size_t param) const;
 
  private:
-  struct Place {
-    size_t unit = 0;
+  struct Extent {
+    size_t segment = 0;
     int64_t start = 0, local_start = 0, local_numel = 0;  // elements; local_numel with padding
     int64_t stored_itemsize = 0, gathered_itemsize = 0;
   };
@@ -81,8 +81,8 @@ class GroupLayout {
   void lay_flat(std::span<const LayoutParam> params, int world_size, int rank);
 
   std::vector<ShardLayout> shards_;
-  std::vector<Place> places_;
-  std::vector<int64_t> piece_numels_;  // by unit
+  std::vector<Extent> extents_;
+  std::vector<int64_t> piece_numels_;  // by segment
   std::vector<size_t> order_;
   PieceLayout stored_, gathered_;
   bool is_reordered_ = false, is_repacked_ = false;

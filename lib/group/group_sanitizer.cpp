@@ -81,8 +81,8 @@ void GroupSanitizer::check_shards(std::span<const FSDPParam> params, std::span<c
   BelowResidency below;
   shards_.resize(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
-    const auto sharded_param = params[i].sharded_param();
-    if (!sharded_param.defined()) continue;
+    const auto local_tensor = params[i].local_tensor();
+    if (!local_tensor.defined()) continue;
     const auto version = params[i].sharded.version();
     const auto hash = content_hash(pieces[i]);
     auto& known = shards_[i];

@@ -49,7 +49,7 @@ struct GroupParam {
   std::shared_ptr<AllGatherExtension> extension = {};  ///< in which form it is gathered; none: as its values
   /// param_dtype was asked for: it stays when the parameter's own dtype changes.
   bool has_param_dtype = false;
-  ParamSpread spread = {};  ///< beyond the group's ranks
+  ParamReach reach = {};  ///< beyond the group's ranks
   std::optional<TiedSource> tied = {};
   bool is_dtensor = false;  ///< is registered as a DTensor, where the layout cuts a dimension
   /// That it is kept in.

@@ -55,9 +55,9 @@ void take_over_gradient(FSDPParam& param, int shard_rank) {
   if (!accumulated_grad(unsharded_param).defined()) return;
   BelowResidency below;
   auto gradient = plain_values(accumulated_grad(unsharded_param));
-  const auto sharded_param = param.sharded_param();
+  const auto local_tensor = param.local_tensor();
   if (!param.layout().is_whole()) gradient = part_of(param.layout(), gradient, shard_rank).clone();
-  sharded_param.mutable_grad() = gradient.to(sharded_param.device());
+  local_tensor.mutable_grad() = gradient.to(local_tensor.device());
   accumulated_grad(unsharded_param).reset();
 }
 
@@ -86,7 +86,7 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
                   .param_dtype = param.param_dtype,
                   .asked_param_dtype = param.has_param_dtype ? std::optional(param.param_dtype) : std::nullopt,
                   .output_dtype = param.output_dtype,
-                  .spread = param.spread},
+                  .reach = param.reach},
         param.unsharded_param);
     choose_form(parts_.params.back(), param, info);
     if (param.tied) tied_.push_back({i, *param.tied});
@@ -96,7 +96,7 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
   }
   parts_.shard = ShardBuffer(parts_.config.host_memory);
   make_rows(parts_, tied_);
-  unsharder_.set_encoded(unsharder_.form().plan(parts_, parts_.layout, stored_dtypes(parts_)));
+  unsharder_.set_encoded(unsharder_.inputs().plan(parts_, parts_.layout, stored_dtypes(parts_)));
   changes_.count_trainable();
   gradients_.dtypes.plan();
   if (parts_.config.sanitizer)
@@ -124,10 +124,10 @@ void ParamGroup::attach() {
 }
 
 void ParamGroup::set_options(GroupOptions options) {
-  auto& form = unsharder_.form();
+  auto& form = unsharder_.inputs();
   const auto& custom = options.memory.custom_all_gather;
   const bool travels_otherwise = custom != options_.memory.custom_all_gather;
-  auto encoded = travels_otherwise ? GatherForm::plan_with({form.terms().extensions, custom.get()}, parts_, parts_.layout,
+  auto encoded = travels_otherwise ? AllGatherInputs::plan_with({form.terms().extensions, custom.get()}, parts_, parts_.layout,
                                                             stored_dtypes(parts_))
                                    : nullptr;
   // Nothing of what follows fails.

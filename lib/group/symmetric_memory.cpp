@@ -22,7 +22,7 @@ void symmetric_memory_changed(ParamGroup& group) {
 }
 
 bool gathers_in_slots(const ParamGroup& group) {
-  return may_use_slots(group) && group.unsharder().form().encoded() == nullptr;
+  return may_use_slots(group) && group.unsharder().inputs().encoded() == nullptr;
 }
 
 bool reduces_in_slots(const ParamGroup& group) {

@@ -81,7 +81,7 @@ void take_over_ties(const std::vector<WalkedModule>& modules) {
       auto place = registration_at(*walked.module, slot);
       place.param = found->index;
       owner->add_registration(*found->group, std::move(place));
-      table[slot].value() = found->param().registered_param();
+      table[slot].value() = found->param().sharded_param();
       warn_once(
           fmt::format("'{}' was registered after fully_shard with the tensor of '{}', and is one parameter with it from "
                       "now on. An optimizer that was built in between steps two: register it before fully_shard, or register "

@@ -31,12 +31,12 @@ void set_dtypes(GroupParam& result, const ManagedParam& param, const MixedPrecis
           c10::toString(result.param_dtype));
 }
 
-GroupParam group_param(const ManagedParam& param, const ParamPlace& place, const FullyShardOptions& options) {
+GroupParam group_param(const ManagedParam& param, const ParamTarget& place, const FullyShardOptions& options) {
   GroupParam result{.name = param.name,
                     .unsharded_param = param.unsharded_param,
                     .param_dtype = at::kFloat,
                     .dim = place.dim,
-                    .spread = place.spread,
+                    .reach = place.reach,
                     .tied = param.tied,
                     .is_dtensor = dynamic_cast<const ShowsOwnParameters*>(param.registrations.front().module) == nullptr};
   set_dtypes(result, param, options.mp_policy);
@@ -91,7 +91,7 @@ std::shared_ptr<ParamGroup> cut_to_follow(const ModuleState* like, const MeshInf
 }
 
 /// Parameters of one mesh and one use of it go together.
-std::vector<PreparedGroup> partition(const std::vector<ParamPlace>& places, const MeshInfo& own) {
+std::vector<PreparedGroup> partition(const std::vector<ParamTarget>& places, const MeshInfo& own) {
   std::vector<PreparedGroup> groups;
   for (size_t i = 0; i < places.size(); ++i) {
     const auto& info = places[i].mesh_info;
@@ -122,7 +122,7 @@ void check_options(const FullyShardOptions& options) {
           "fully_shard: flat_block_numel is for the flat layout; use shard_placement_fn, or ParamLayout::kFlat");
 }
 
-std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamPlace>& places,
+std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamTarget>& places,
                                        const MeshInfo& own, const std::string& name,
                                        const FullyShardOptions& options, const ModuleState* like) {
   auto groups = partition(places, own);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "module/managed_states.hpp"
-#include "module/param_places.hpp"
+#include "module/param_targets.hpp"
 #include "module/state/module_state.hpp"
 
 namespace fsdp {
@@ -25,7 +25,7 @@ void check_options(const FullyShardOptions& options);
 /// places: of the states' parameters. own: the module's. name: what the groups are called until a root names them.
 /// like: a state of modules with the same parameters, whose ranks hold what they are to hold here; null: the options
 /// say.
-std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamPlace>& places,
+std::vector<PreparedGroup> make_groups(const ManagedStates& states, const std::vector<ParamTarget>& places,
                                        const MeshInfo& own, const std::string& name,
                                        const FullyShardOptions& options, const ModuleState* like);
 

@@ -101,8 +101,8 @@ void find_places(Prepared& prepared, const std::vector<Module*>& requested, cons
   units = checked_units(modules, options.mp_policy);
   claim_ties(states, modules, walk);
   places = like != nullptr
-               ? places_like(states, *like)
-               : place_params(states, request.mesh_info, options, replicated_params(modules, options, walk));
+               ? targets_like(states, *like)
+               : find_targets(states, request.mesh_info, options, replicated_params(modules, options, walk));
   refuse_shared_memory(states, places, options);
 }
 
@@ -128,7 +128,7 @@ void find_late_places(Prepared& prepared, const ModuleState& state) {
   ignore_sharded(prepared.walk);
   prepared.states = collect_states(prepared.walk, request.mesh_info.mesh.device());
   leave_out_known(state, prepared.walk, prepared.states);
-  prepared.places = place_params(prepared.states, request.mesh_info, request.options, {});
+  prepared.places = find_targets(prepared.states, request.mesh_info, request.options, {});
   refuse_shared_memory(prepared.states, prepared.places, request.options);
 }
 

@@ -9,10 +9,10 @@
 #include "module/make_groups.hpp"
 #include "module/managed_states.hpp"
 #include "module/module_walk.hpp"
-#include "module/param_places.hpp"
+#include "module/param_targets.hpp"
 #include "module/state/owned_group.hpp"
 #include "module/state/shard_request.hpp"
-#include "module/state/tree_place.hpp"
+#include "module/state/tree_position.hpp"
 
 namespace fsdp {
 
@@ -23,7 +23,7 @@ struct Prepared {
   std::vector<Unit> units = {};                  ///< the same ones
   ModuleWalk walk = {};
   ManagedStates states = {};
-  std::vector<ParamPlace> places = {};     ///< of the states' parameters
+  std::vector<ParamTarget> places = {};     ///< of the states' parameters
   std::vector<PreparedGroup> groups = {};  ///< none if there is nothing to shard
   std::vector<OwnedGroup> owned = {};      ///< of these groups, without registrations
   /// Groups that give up tied parameters to these.

@@ -39,7 +39,7 @@ void add(ByStorage& all, InStorage one) {
 }
 
 /// One rank's parameter stays where it is, unless it is kept in another form.
-bool leaves_its_memory(const at::Tensor& param, const ParamPlace& place, const FullyShardOptions& options) {
+bool leaves_its_memory(const at::Tensor& param, const ParamTarget& place, const FullyShardOptions& options) {
   const auto& policy = options.mp_policy;
   const auto own = param.scalar_type();
   const bool is_cast = policy.param_dtype_override || policy.param_dtype.value_or(own) != own;
@@ -79,7 +79,7 @@ void refuse(const InStorage& one, const InStorage& other) {
 
 }  // namespace
 
-void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamPlace>& places,
+void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamTarget>& places,
                           const FullyShardOptions& options) {
   ByStorage all;
   for (size_t i = 0; i < states.params.size(); ++i) {

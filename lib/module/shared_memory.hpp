@@ -4,7 +4,7 @@
 
 #include "fsdp/fully_shard_options.hpp"
 #include "module/managed_states.hpp"
-#include "module/param_places.hpp"
+#include "module/param_targets.hpp"
 
 namespace fsdp {
 
@@ -12,6 +12,7 @@ namespace fsdp {
 /// has memory of its own, and they part. Throws UsageError, naming both. One rank's parameters keep the memory that they have:
 /// they may. Of Python's modules it only warns: there a tie is one parameter in both places.
 /// places: of the states' parameters.
-void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamPlace>& places, const FullyShardOptions& options);
+void refuse_shared_memory(const ManagedStates& states, const std::vector<ParamTarget>& places,
+                          const FullyShardOptions& options);
 
 }  // namespace fsdp

@@ -245,7 +245,7 @@ void add_params(const ManagedStates& states, const PreparedGroup& group, std::ve
     if (states.params[group.params[i]].tied) continue;
     all.push_back({states.params[group.params[i]].unsharded_param, [&group, i](const at::Tensor& whole) {
                      const auto& param = group.group->params()[i];
-                     param.sharded_param().copy_(part_of(param.layout(), whole, group.mesh_info.shard_rank()));
+                     param.local_tensor().copy_(part_of(param.layout(), whole, group.mesh_info.shard_rank()));
                    }});
   }
 }

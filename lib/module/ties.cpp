@@ -48,7 +48,7 @@ class Places {
     }
   }
 
-  struct Place {
+  struct TiedEntry {
     Registration entry;
     std::string name;
     size_t unit;
@@ -69,7 +69,7 @@ class Places {
       if (child.value()) visit(*child.value(), join_path(path, child.key()), unit, is_exempt);
   }
 
-  const std::vector<Place>& of(size_t param) const { return found_[param]; }
+  const std::vector<TiedEntry>& of(size_t param) const { return found_[param]; }
 
  private:
   std::optional<size_t> param_at(const Module& module, size_t slot) const {
@@ -79,7 +79,7 @@ class Places {
   }
 
   const IsExempt& is_exempt_;
-  std::vector<std::vector<Place>> found_;
+  std::vector<std::vector<TiedEntry>> found_;
   std::unordered_map<const c10::TensorImpl*, size_t> by_tensor_;
   std::unordered_set<const Module*> seen_;
 };

@@ -82,7 +82,7 @@ void FSDPParam::mark_sharded_written() {
 void FSDPParam::reset_sharded_param(const at::Tensor& piece) {
   if (!sharded.was_replaced()) return;
   BelowResidency below;
-  const auto tensor = sharded_param();
+  const auto tensor = local_tensor();
   auto values = tensor.detach();
   const bool is_whole = values.sizes() == c10::IntArrayRef(spec.sizes());
   const bool is_local = values.sizes() == c10::IntArrayRef(spec.local_sizes);
@@ -110,7 +110,7 @@ void FSDPParam::convert(at::ScalarType dtype, at::ScalarType param_dtype, const 
   BelowResidency below;
   sync_requires_grad();  // making the sharded parameter again would undo what nobody has seen yet
   spec.dtype = dtype;
-  if (const auto tensor = sharded_param(); tensor.defined()) {
+  if (const auto tensor = local_tensor(); tensor.defined()) {
     tensor.mutable_grad().reset();
     const auto place = sharded.place();
     make_sharded_param(place.link, place.index, piece);

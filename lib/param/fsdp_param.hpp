@@ -34,9 +34,9 @@ struct FSDPParam {
   const ShardLayout& layout() const { return spec.layout; }
   at::Tensor unsharded_param() const { return unsharded.tensor(); }  ///< undefined once the module is gone
   /// This rank's rows; undefined once nobody can use them any more.
-  at::Tensor sharded_param() const { return sharded.tensor(); }
+  at::Tensor local_tensor() const { return sharded.tensor(); }
   /// What modules hold of it and users see: a DTensor around the rows, or the rows (ParamSpec::dtensor).
-  at::Tensor registered_param() const { return sharded.registered(); }
+  at::Tensor sharded_param() const { return sharded.registered(); }
   bool requires_grad() const { return settings.requires_grad(); }
   const GradDtype& grad_dtype() const { return settings.grad_dtype(); }
   void rename(std::string name);

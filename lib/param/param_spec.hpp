@@ -25,7 +25,7 @@ struct ParamSpec {
   std::optional<at::ScalarType> asked_param_dtype = {};  ///< that stays when `dtype` changes
   /// Operators that use it give their outputs in this dtype; none: as they are.
   std::optional<at::ScalarType> output_dtype = {};
-  ParamSpread spread = {};  ///< beyond the group's ranks
+  ParamReach reach = {};  ///< beyond the group's ranks
   /// How it is registered: as a DTensor; null: as this rank's rows.
   DTensorSpec::Ptr dtensor = {};
   /// Of this rank's rows. Kept, as every step asks for them: see `set_layout`.

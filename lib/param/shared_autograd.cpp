@@ -139,9 +139,9 @@ at::Tensor& SharedAutograd::piece_grad() {
     known_ = piece_grad_.getIntrusivePtr();
     piece_grad_ = at::Tensor(dtensor->local());
   } else if (dtensor != nullptr) {
-    piece_grad_ = own_part_of(*spec_, dtensor->whole("gradient"));
+    piece_grad_ = copy_part_of(*spec_, dtensor->whole("gradient"));
   } else if (piece_grad_.sizes() == c10::IntArrayRef(spec_->sizes()) && !piece_grad_.is_sparse()) {
-    piece_grad_ = own_part_of(*spec_, piece_grad_.detach());
+    piece_grad_ = copy_part_of(*spec_, piece_grad_.detach());
   }
   return piece_grad_;
 }

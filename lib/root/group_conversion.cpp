@@ -42,7 +42,7 @@ void check_convertible(const ParamGroup& group, const GroupConversion& to) {
       group.name());
   for (const auto& param : parts.params) param.unsharded.check(param.name());
   if (to.dtype)
-    group.unsharder().form().check(parts, dtypes_in(parts, to.dtype, parts.computes_in_own_dtype).stored);
+    group.unsharder().inputs().check(parts, dtypes_in(parts, to.dtype, parts.computes_in_own_dtype).stored);
 }
 
 void convert(ParamGroup& group, const GroupConversion& to) {

@@ -106,7 +106,7 @@ void GroupPort::take_over_requires_grad(size_t index) {
 }
 
 at::Tensor whole_of_part(const FSDPParam& param, const at::Tensor& unsharded) {
-  const auto& part = param.spec.spread.part;
+  const auto& part = param.spec.reach.part;
   if (!unsharded.defined() || !part || part->is_whole() || !param.spec.dtensor) return unsharded;
   return DTensor::from_local(unsharded, part->mesh, part->placements, part->sizes, part->strides).full_tensor();
 }

@@ -55,8 +55,8 @@ class GroupPort final : public ParamOwner {
   bool is_in_scope() const override;
   at::Tensor unsharded_param(size_t index) const override { return group_.params()[index].unsharded_param(); }
   at::Tensor recorded_param(size_t index) const override;
-  at::Tensor registered_param(size_t index) const override { return group_.params()[index].registered_param(); }
-  const at::TensorImpl* sharded_param(size_t index) const override {
+  at::Tensor sharded_param(size_t index) const override { return group_.params()[index].sharded_param(); }
+  const at::TensorImpl* sharded_identity(size_t index) const override {
     return index < group_.params().size() ? group_.params()[index].sharded.identity() : nullptr;
   }
   void unsharded_storage_gone(size_t index) noexcept override { group_.params()[index].unsharded.storage_gone(); }

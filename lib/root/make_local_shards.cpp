@@ -20,7 +20,7 @@ void check_adjacent(const ParamGroup& group, const std::vector<LocalShards::Clas
   for (const auto& one : classes) {
     const auto first = std::find(order.begin(), order.end(), one.members.front());
     const bool is_run = std::equal(one.members.begin(), one.members.end(), first) &&
-                        layout.unit_of(one.members.front()) == layout.unit_of(one.members.back());
+                        layout.segment_of(one.members.front()) == layout.segment_of(one.members.back());
     require(is_run,
             "local_shards: in the flat layout of '{}' the parameters with label '{}' do not follow each other "
             "in one run; use one label for all, or ParamLayout::kPerParameter",

@@ -174,8 +174,8 @@ void RootContext::reset_iter_state() {
   for (auto* group : runner_.groups()) {
     drop_unreduced(group->gradients());
     for (auto& param : group->params())
-      if (const auto sharded_param = param.sharded_param(); sharded_param.defined())
-        sharded_param.mutable_grad().reset();
+      if (const auto local_tensor = param.local_tensor(); local_tensor.defined())
+        local_tensor.mutable_grad().reset();
     if (const auto& classes = group->parts().local_shards) classes->drop_gradients();
   }
   tell_of_end();

@@ -179,10 +179,10 @@ at::Tensor part_of(const DTensorSpec& spec, const at::Tensor& whole) {
     return redistribute_piece(whole, way_to(replicated, spec.placements(), "part"));
   }
   if (spec.sizes().empty()) return spec.piece().sizes.empty() ? whole : whole.new_empty(spec.piece().sizes);
-  return part_of(all_of(whole), spec.piece().indices).data;
+  return cut(all_of(whole), spec.piece().indices).data;
 }
 
-at::Tensor own_part_of(const DTensorSpec& spec, const at::Tensor& whole) {
+at::Tensor copy_part_of(const DTensorSpec& spec, const at::Tensor& whole) {
   const auto part = part_of(spec, whole);
   if (spec.is_flat()) return part.clone();
   if (spec.sizes().empty()) return part.is_same(whole) ? whole.clone() : part;

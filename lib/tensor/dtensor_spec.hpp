@@ -94,6 +94,6 @@ at::Tensor gather(const DTensorSpec& spec, const at::Tensor& local, std::string_
 /// This rank's piece of a tensor of these sizes, which all ranks hold; may share its memory.
 at::Tensor part_of(const DTensorSpec& spec, const at::Tensor& whole);
 /// The same in memory of its own, laid out as the whole is.
-at::Tensor own_part_of(const DTensorSpec& spec, const at::Tensor& whole);
+at::Tensor copy_part_of(const DTensorSpec& spec, const at::Tensor& whole);
 
 }  // namespace fsdp

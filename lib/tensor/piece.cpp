@@ -47,7 +47,7 @@ void copy_common(const TensorPiece& to, const TensorPiece& from) {
   copy_runs(to.data, from.data, runs, 0);
 }
 
-TensorPiece part_of(const TensorPiece& piece, const std::vector<IndexRanges>& indices) {
+TensorPiece cut(const TensorPiece& piece, const std::vector<IndexRanges>& indices) {
   if (piece.indices == indices) return piece;
   const Runs runs = runs_of(piece.indices, indices);
   if (std::all_of(runs.begin(), runs.end(), [](const auto& of_dim) { return of_dim.size() <= 1; })) {

@@ -24,7 +24,7 @@ void copy_common(const TensorPiece& to, const TensorPiece& from);
 
 /// Those elements of `piece` that `indices` name too: a view where they are one box of it, else a copy.
 /// indices: all of them held by `piece`.
-TensorPiece part_of(const TensorPiece& piece, const std::vector<IndexRanges>& indices);
+TensorPiece cut(const TensorPiece& piece, const std::vector<IndexRanges>& indices);
 
 /// Strides for `sizes` without gaps, with the dimensions in the order that `strides` has.
 std::vector<int64_t> dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides);

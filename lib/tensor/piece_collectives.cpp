@@ -108,7 +108,7 @@ TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std:
   // A reduce-scatter sends W - 1 padded pieces, an all-reduce (a reduce-scatter and an all-gather)
   // twice what every rank has, less a W-th.
   if (rows * group.size() > 2 * count(own.indices[dim]))
-    return part_of(all_reduce_piece(own, op, ranks), received);
+    return cut(all_reduce_piece(own, op, ranks), received);
 
   const RowBuffer input(own, dim, rows, group.size());
   for (int rank = 0; rank < group.size(); ++rank) input.fill(rank, of_rank[rank], own);

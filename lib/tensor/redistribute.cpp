@@ -18,9 +18,9 @@ class Redistributor {
   /// local: one dimension at least.
   TensorPiece run(const at::Tensor& local) const {
     TensorPiece piece = {.data = local, .indices = plan_.start(coordinates_)};
-    piece = part_of(piece, plan_.held(coordinates_, 0));
+    piece = cut(piece, plan_.held(coordinates_, 0));
     for (size_t step = 0; step < plan_.steps().size(); ++step)
-      piece = part_of(after(piece, step), plan_.held(coordinates_, step + 1));
+      piece = cut(after(piece, step), plan_.held(coordinates_, step + 1));
     return piece;
   }
 

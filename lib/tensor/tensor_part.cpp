@@ -63,7 +63,7 @@ at::Tensor TensorPart::part_of(const at::Tensor& whole) const {
   if (is_whole()) return whole;
   TensorPiece all{.data = whole, .indices = {}};
   for (const int64_t size : whole.sizes()) all.indices.push_back(all_indices(size));
-  return fsdp::part_of(all, local_piece(sizes, mesh.shape(), mesh.get_coordinate(), placements).indices).data;
+  return fsdp::cut(all, local_piece(sizes, mesh.shape(), mesh.get_coordinate(), placements).indices).data;
 }
 
 TensorPart make_tensor_part(const at::Tensor& local, DeviceMesh mesh, DeviceMesh whole_mesh,

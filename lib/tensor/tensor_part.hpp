@@ -32,7 +32,7 @@ struct TensorPart {
 };
 
 /// What a parameter is beyond its data-parallel ranks.
-struct ParamSpread {
+struct ParamReach {
   std::shared_ptr<const TensorPart> part = {};  ///< null: nothing is known of other ranks
   /// Along these, ranks hold other elements, which the norm of a gradient adds up. Each has several ranks.
   std::vector<std::shared_ptr<Communicator>> summed_over = {};

@@ -18,7 +18,7 @@ constexpr int64_t kFileBytes = 4 * kBlockBytes + 12345;
 struct Written {
   TemporaryFolder folder;
   std::string bytes;
-  Catalogue::FileEntry entry{"file", kFileBytes, std::vector<uint32_t>{}};
+  Catalogue::DataFile entry{"file", kFileBytes, std::vector<uint32_t>{}};
 
   explicit Written(uint64_t seed) {
     std::mt19937_64 draw(seed);

@@ -99,17 +99,17 @@ at::Tensor shard_of(const DrawnGroup& group, const std::vector<at::Tensor>& whol
   return shard;
 }
 
-/// The shards' pieces side by side, unit by unit.
+/// The shards' pieces side by side, segment by segment.
 at::Tensor gathered(const DrawnGroup& group, const std::vector<at::Tensor>& shards) {
   const int64_t bytes = itemsize(group);
   const auto& to = group.layouts[0].gathered();
   const auto unsharded = at::zeros({to.total_bytes() / bytes}, group.dtype);
   for (size_t rank = 0; rank < shards.size(); ++rank)
-    for (size_t unit = 0; unit < to.count(); ++unit) {
-      const int64_t numel = to.piece_bytes(unit) / bytes;
-      const int64_t begin = to.tensor_offset(unit) / bytes + static_cast<int64_t>(rank) * numel;
+    for (size_t segment = 0; segment < to.count(); ++segment) {
+      const int64_t numel = to.piece_bytes(segment) / bytes;
+      const int64_t begin = to.tensor_offset(segment) / bytes + static_cast<int64_t>(rank) * numel;
       unsharded.narrow(0, begin, numel)
-          .copy_(shards[rank].narrow(0, group.layouts[rank].stored().offset(unit) / bytes, numel));
+          .copy_(shards[rank].narrow(0, group.layouts[rank].stored().offset(segment) / bytes, numel));
     }
   return unsharded;
 }

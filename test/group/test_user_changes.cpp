@@ -34,8 +34,8 @@ class Owner final : public ParamOwner {
   std::optional<at::ScalarType> output_dtype(size_t index) const override { return group_.parts().output_dtype(index); }
   const std::string& param_name(size_t index) const override { return group_.params()[index].name(); }
   at::Tensor unsharded_param(size_t index) const override { return group_.params()[index].unsharded_param(); }
-  at::Tensor registered_param(size_t) const override { return {}; }
-  const at::TensorImpl* sharded_param(size_t index) const override { return group_.params()[index].sharded.identity(); }
+  at::Tensor sharded_param(size_t) const override { return {}; }
+  const at::TensorImpl* sharded_identity(size_t index) const override { return group_.params()[index].sharded.identity(); }
   void unsharded_storage_gone(size_t index) noexcept override { group_.params()[index].unsharded.storage_gone(); }
 
   OwnerLink link_ = std::make_shared<ParamOwner*>(this);

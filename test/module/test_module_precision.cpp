@@ -6,12 +6,12 @@
 namespace fsdp::test {
 namespace {
 
-Unit unit_of(torch::nn::Module& module) { return {&module, "", module.weak_from_this()}; }
+Unit segment_of(torch::nn::Module& module) { return {&module, "", module.weak_from_this()}; }
 
 /// Two modules that share a state, and their buffers.
 struct ModulesWithBuffers {
   explicit ModulesWithBuffers(const MixedPrecisionPolicy& policy)
-      : precision(policy, {unit_of(*first), unit_of(*second)}) {
+      : precision(policy, {segment_of(*first), segment_of(*second)}) {
     precision.move_buffers({sums, counts}, at::kCPU);
   }
   torch::nn::Linear first{2, 2}, second{2, 2};
@@ -72,7 +72,7 @@ TEST_CASE("with full_precision_in_eval buffers have their own dtype while all mo
 
 TEST_CASE("modules that are gone leave the dtypes as they are", "[module][module_precision]") {
   auto module = torch::nn::Linear(2, 2);
-  ModulePrecision precision({.full_precision_in_eval = true}, {unit_of(*module)});
+  ModulePrecision precision({.full_precision_in_eval = true}, {segment_of(*module)});
   module->eval();
   precision.follow_modes({});
   module = torch::nn::Linear(2, 2);  // in training mode

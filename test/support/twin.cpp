@@ -235,7 +235,7 @@ PlainRecord train_plain(const MakeWorkload& make, const Training& training, bool
     auto draw = at::make_generator<at::CPUGeneratorImpl>(5);
     for (auto& [name, parameter] : parameters) {
       const auto units = torch::randint(-1, 2, parameter.sizes(), draw, at::TensorOptions(training.dtype));
-      parameter.mul_(1 + unit_of(training.dtype) * units);
+      parameter.mul_(1 + segment_of(training.dtype) * units);
     }
   }
   std::optional<LowTwin> low;

@@ -34,12 +34,12 @@ void assign(at::Tensor to, const at::Tensor& elements) {
 /// drawn, one alone is still more than what bfloat16 is allowed.
 /// What they are kept in rounds both sums to it, maybe to its next number on one side.
 at::Tensor allowed_of_sum(const Training& training, const GradientDtypes& dtypes, const at::Tensor& magnitude) {
-  const double half_unit = std::max(unit_of(dtypes.reduced_in), unit_of(training.dtype)) / 2;
+  const double half_unit = std::max(segment_of(dtypes.reduced_in), segment_of(training.dtype)) / 2;
   const double terms = training.world_size * training.micro_batches;
   // Half precision has few digits left near its smallest numbers.
   const bool is_half = dtypes.reduced_in == at::kHalf || dtypes.kept_in == at::kHalf;
   const double floor = is_half ? (terms + 2) * 6e-8 : 1e-30;
-  const double kept = unit_of(dtypes.kept_in) > unit_of(training.dtype) ? unit_of(dtypes.kept_in) : 0;
+  const double kept = segment_of(dtypes.kept_in) > segment_of(training.dtype) ? segment_of(dtypes.kept_in) : 0;
   return magnitude * (half_unit * std::min(terms + 1, 2 + 1.5 * std::sqrt(terms)) + kept) + floor;
 }
 
@@ -58,7 +58,7 @@ GradientDtypes gradient_dtypes(const Workload& workload, const Training& trainin
   return workload.gradient_dtypes ? workload.gradient_dtypes(parameter) : training.gradient_dtypes();
 }
 
-double unit_of(at::ScalarType dtype) {
+double segment_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBFloat16: return 0x1p-7;
     case at::kHalf: return 0x1p-10;

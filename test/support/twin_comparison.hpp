@@ -11,7 +11,7 @@ namespace fsdp::test {
 GradientDtypes gradient_dtypes(const Workload& workload, const Training& training, const at::Tensor& parameter);
 
 /// The distance of 1 to the next larger number.
-double unit_of(at::ScalarType dtype);
+double segment_of(at::ScalarType dtype);
 
 // What a sharded model has on this rank is compared with the plain model's whole tensors. Where both round, the sharded model
 // goes on with the plain one's numbers.

@@ -98,12 +98,12 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
     CAPTURE(seed, world.size);
     const bool ok = on_ranks(world.size, [&](Rank& rank) {
       std::vector<ShardLayout> layouts;
-      std::vector<ReduceUnit> units;
+      std::vector<ReduceSegment> segments;
       std::vector<ReduceEntry> entries;
       for (const auto& one : drawn) {
         layouts.emplace_back(std::vector<int64_t>{one.count, one.width}, std::vector<int64_t>{one.width, 1},
                              one.dim, world.size);
-        units.push_back({layouts.back().padded_local_numel()});
+        segments.push_back({layouts.back().padded_local_numel()});
       }
       for (size_t i = 0; i < drawn.size(); ++i) {
         auto gradient = rows(drawn[i].count, drawn[i].width, 0) * (rank.index() + 1);
@@ -111,17 +111,17 @@ TEST_CASE("a group's reduce-scatter gives each rank the sum of its rows", "[coll
         if (drawn[i].is_cast && rank.index() % 3 > 0) gradient = gradient.to(at::kDouble);
         entries.push_back({.gradient = drawn[i].is_absent && rank.index() % 2 == 0 ? at::Tensor() : gradient,
                            .layout = &layouts[i],
-                           .unit = i,
+                           .segment = i,
                            .is_cast = drawn[i].is_cast});
       }
       // Of half of them the inputs that all ranks pack go to memory that is given.
       ReduceScatterOptions options{.sum = at::kFloat};
-      const int64_t packed = packed_bytes(units, entries, options, *rank.world());
+      const int64_t packed = packed_bytes(segments, entries, options, *rank.world());
       if (seed % 2 == 0) options.memory = at::full({packed}, 0xFF, at::kByte);
       int64_t counted = 0;
       const CountedBuffers count(counted);
       ReduceScatter reduction;
-      pack_reduce_scatter(reduction, units, entries, options, *rank.world(), "group");
+      pack_reduce_scatter(reduction, segments, entries, options, *rank.world(), "group");
       int64_t input_bytes = 0;
       for (const auto& input : reduction.inputs.tensors())
         if (options.memory.defined() && input.is_alias_of(options.memory))

@@ -5,7 +5,7 @@
 namespace fsdp::test {
 namespace {
 
-using Place = HostActivity::Place;
+using Place = HostActivity::Whereabouts;
 using HostState = RankReport::State;
 
 struct Host : HostActivity {

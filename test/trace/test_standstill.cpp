@@ -6,7 +6,7 @@ namespace fsdp::test {
 namespace {
 
 using std::chrono::milliseconds;
-using HostPlace = HostActivity::Place;
+using HostPlace = HostActivity::Whereabouts;
 
 const WatchTimes kTimes = {.late_after = milliseconds(600), .compare_after = milliseconds(50), .timeout = milliseconds(1200)};
 const auto kBegin = Standstill::Clock::time_point() + std::chrono::hours(1);

@@ -19,7 +19,7 @@ INNER = re.compile(r"(?:\.|->)(?:unsharder|gradients|changes|notes)\(\)")
 HAS_INNER = ("lib/group/", "lib/root/")
 CHANGEABLE = re.compile(r"^\s*GroupParts& parts\(\) \{", re.MULTILINE)
 # What keeps steps from beginning is told by its life alone (RootContext::hold_steps).
-UNTYPED = {"lib/root/root_context.hpp", "lib/root/root_context.cpp", "lib/api/params/shown_parameters.hpp"}
+UNTYPED = {"lib/root/root_context.hpp", "lib/root/root_context.cpp", "lib/api/params/full_parameter_scope.hpp"}
 WRITTEN = re.compile(r"(?:\bconfig|\boptions\(\))(?:\.\w+)+ (?:[|&+-]?=) ")
 DECISIONS = {"Waits", "Start", "Shows", "ShowsEvent"}
 # What callers fill, and what only hands a reference on.

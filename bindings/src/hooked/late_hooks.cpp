@@ -14,7 +14,7 @@ void take_late_hooks(const ShownParams& params) {
     if (param->sharded().holds_subclass()) continue;
     const auto& entry = param->forms().entries().all().front();
     const auto hooked = find(param->sharded().object(), entry.table.object(), entry.key.object());
-    const auto found = hooked.is_none() ? std::nullopt : find_param(param->sharded().sharded_param());
+    const auto found = hooked.is_none() ? std::nullopt : find_param(param->sharded().local_tensor());
     if (!found) continue;
     auto extension = std::make_shared<HookedExtension>(hooked);
     {

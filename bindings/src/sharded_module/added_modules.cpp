@@ -26,7 +26,7 @@ bool has_sharded(const Mirror& mirror) {
          });
 }
 
-class Look {
+class ModuleLook {
  public:
   void at(const Mirror& mirror, const std::string& path) {
     const auto module = mirror.module();
@@ -88,7 +88,7 @@ class Look {
 }  // namespace
 
 void check_added_modules(const Mirror& root) {
-  if (root.has_changed()) Look().at(root, "");
+  if (root.has_changed()) ModuleLook().at(root, "");
 }
 
 }  // namespace fsdp::python

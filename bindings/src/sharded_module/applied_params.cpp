@@ -25,7 +25,7 @@ bool is_meta(const at::Tensor& local) { return local.is_meta(); }
 /// `_apply` on a module below swaps the tensor behind the same object.
 bool shows_other_memory(const ShownParam& param) {
   const auto& sharded = param.sharded();
-  return !param.is_tied() && !sharded.holds_subclass() && !sharded.local().is_alias_of(sharded.sharded_param());
+  return !param.is_tied() && !sharded.holds_subclass() && !sharded.local().is_alias_of(sharded.local_tensor());
 }
 
 Locals locals_of(const ShownParams& params, const std::vector<Replacement>& replacements) {
@@ -46,7 +46,7 @@ struct Followed {
 std::vector<size_t> members_of(const ParamGroup& group, const ShownParams& params) {
   std::vector<size_t> members;
   for (size_t i = 0; i < params.all().size(); ++i) {
-    const auto* impl = params.all()[i]->sharded().sharded_param().unsafeGetTensorImpl();
+    const auto* impl = params.all()[i]->sharded().local_tensor().unsafeGetTensorImpl();
     if (std::ranges::any_of(group.params(), [&](const auto& param) { return param.sharded.identity() == impl; }))
       members.push_back(i);
   }
@@ -57,7 +57,7 @@ Followed followed_by(const ParamGroup& group, const ShownParams& params, const L
   Followed followed;
   const auto members = members_of(group, params);
   if (members.empty()) return followed;
-  const auto home = [&](size_t i) -> const at::Tensor& { return params.all()[i]->sharded().sharded_param(); };
+  const auto home = [&](size_t i) -> const at::Tensor& { return params.all()[i]->sharded().local_tensor(); };
   if (locals[members.front()].device() != home(members.front()).device()) followed.device = locals[members.front()].device();
   const auto has_rows = [&](size_t i) { return !params.all()[i]->sharded().holds_subclass(); };
   const auto changed = std::ranges::find_if(
@@ -84,13 +84,13 @@ void follow(ParamGroup& group, const Followed& followed) {
 }
 
 /// What shows the sharded parameter's memory until now keeps its values, in memory of its own.
-void leave_memory(const at::Tensor& sharded_param) {
-  const auto found = find_param(sharded_param);
+void leave_memory(const at::Tensor& local_tensor) {
+  const auto found = find_param(local_tensor);
   if (!found) return;
   auto& param = found->param();
   const auto& piece = found->group->parts().shard.piece(found->index);
   const BelowResidency below;
-  const c10::Storage before = sharded_param.storage();
+  const c10::Storage before = local_tensor.storage();
   param.make_sharded_param(param.sharded.place().link, found->index, piece);
   ShardStorage::leave_to_aliases(before);
 }
@@ -103,12 +103,12 @@ void take_values(const ShownParams& params, const Locals& locals) {
   std::vector<size_t> written;
   for (size_t i = 0; i < locals.size(); ++i) {
     const auto& sharded = params.all()[i]->sharded();
-    if (!sharded.holds_subclass() && !sharded.sharded_param().is_meta() && !is_same_view(locals[i], sharded.sharded_param()))
+    if (!sharded.holds_subclass() && !sharded.local_tensor().is_meta() && !is_same_view(locals[i], sharded.local_tensor()))
       written.push_back(i);
   }
   // All of them first: one's memory may hold another's values.
-  for (const size_t i : written) leave_memory(params.all()[i]->sharded().sharded_param());
-  for (const size_t i : written) params.all()[i]->sharded().sharded_param().copy_(locals[i]);
+  for (const size_t i : written) leave_memory(params.all()[i]->sharded().local_tensor());
+  for (const size_t i : written) params.all()[i]->sharded().local_tensor().copy_(locals[i]);
 }
 
 /// Returns a parameter on meta where others of its call have been given memory: nothing is taken over then. `to_empty` goes

@@ -38,7 +38,7 @@ std::vector<AppliedGradient> apply_to_gradients(const ShownParams& params, const
 void copy_values(const std::vector<AppliedGradient>& applied) {
   at::NoGradGuard no_grad;
   for (const auto& [param, local] : applied) {
-    const auto& gradient = param->sharded().sharded_param().grad();
+    const auto& gradient = param->sharded().local_tensor().grad();
     if (gradient.defined() && gradient.dtype() == local.dtype() && gradient.sizes() == local.sizes()) gradient.copy_(local);
   }
 }
@@ -86,7 +86,7 @@ void ApplyCall::give_up(const ShownParams& params) {
     param.forms().entries().put(param.sharded().parameter());
     param.sharded().take_over_grad_dtype();
     put_back(param, i < subclasses_.size() && subclasses_[i] ? tensor_of(subclasses_[i].object())
-                                                              : plain_view(param.sharded().sharded_param()));
+                                                              : plain_view(param.sharded().local_tensor()));
     param.sharded().take_over_grad_dtype();
     param.point_home();
   }

@@ -26,7 +26,7 @@ py::object dtensor_meant(const ShownParam& param, PyObject* now) {
   if (param.forms().is_one(now)) return param.sharded().object();
   const auto& tensor = THPVariable_Unpack(now);
   if (const auto found = is_dtensor(now) ? std::nullopt : find_param(tensor))
-    if (const auto shown = shown_registry().find(found->param().sharded_param())) return shown->sharded().object();
+    if (const auto shown = shown_registry().find(found->param().local_tensor())) return shown->sharded().object();
   return py::reinterpret_borrow<py::object>(now);
 }
 
@@ -86,7 +86,7 @@ py::object replacement_of(const ShownParam& param, Untied untied) {
 }  // namespace
 
 std::string full_name_of(const ShownParam& param) {
-  const auto found = find_param(param.sharded().sharded_param());
+  const auto found = find_param(param.sharded().local_tensor());
   return found ? found->param().name() : param.forms().entries().name();
 }
 

@@ -71,7 +71,7 @@ void ShardedModule::find_params() {
     configure(*group, [](GroupOptions& options) { options.residency.stays_after_evaluation = true; });
     for (const auto& param : group->params())
       if (!param.has_moved_away)
-        if (auto shown = shown_registry().find(param.sharded_param())) found.push_back(std::move(shown));
+        if (auto shown = shown_registry().find(param.local_tensor())) found.push_back(std::move(shown));
   }
   params_.set(std::move(found));  // only now: nothing else keeps those that stay
   for (const auto& param : params_.all()) {

@@ -16,10 +16,10 @@ namespace autograd_impl = torch::autograd::impl;
 void show_group_of(ShownParam& param) {
   if (const auto user = param.user()) user->before_hook();
   if (param.gradient().is_shown()) return;
-  const auto found = find_param(param.sharded().sharded_param());
+  const auto found = find_param(param.sharded().local_tensor());
   if (!found) return;
   for (const auto& each : found->group->params())
-    if (const auto shown = each.has_moved_away ? nullptr : shown_registry().find(each.sharded_param()))
+    if (const auto shown = each.has_moved_away ? nullptr : shown_registry().find(each.local_tensor()))
       shown->show_gradient();
 }
 
@@ -56,9 +56,9 @@ void run_gradient_hooks(const ShardedDTensor& param) {
 }
 
 void run_gradient_hooks_in_backward(ShownParam& param) {
-  const auto& sharded_param = param.sharded().sharded_param();
-  autograd_impl::materialize_autograd_meta(sharded_param);
-  autograd_impl::set_post_acc_grad_hooks(sharded_param, std::make_unique<GradientWatch>(param.weak_from_this()));
+  const auto& local_tensor = param.sharded().local_tensor();
+  autograd_impl::materialize_autograd_meta(local_tensor);
+  autograd_impl::set_post_acc_grad_hooks(local_tensor, std::make_unique<GradientWatch>(param.weak_from_this()));
 }
 
 }  // namespace fsdp::python

@@ -2,7 +2,7 @@
 
 namespace fsdp::python {
 
-void ParamEntries::add(const Place& place, const PyRef& parameter) {
+void ParamEntries::add(const PyEntry& place, const PyRef& parameter) {
   // Interned, as the table's own keys: a lookup then compares addresses.
   PyObject* key = py::str(place.name).release().ptr();
   PyUnicode_InternInPlace(&key);

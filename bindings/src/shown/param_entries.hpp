@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "place.hpp"
+#include "py_entry.hpp"
 
 namespace fsdp::python {
 
@@ -10,12 +10,12 @@ namespace fsdp::python {
 class ParamEntries {
  public:
   struct Entry {
-    Place place;
+    PyEntry place;
     PyRef table, key;  ///< held: the module may go before
   };
 
   /// `parameter` stands at `place` from now on.
-  void add(const Place& place, const PyRef& parameter);
+  void add(const PyEntry& place, const PyRef& parameter);
   /// Puts it everywhere.
   void put(const PyRef& parameter) const;
   /// Puts it where one stands that `is_ours`: what the caller has put there stays (functional_call).

@@ -36,7 +36,7 @@ class ParamForms {
   }
 
   /// `place` shows this parameter from now on, the sharded one first.
-  void add_place(const Place& place) { entries_.add(place, sharded_.parameter()); }
+  void add_place(const PyEntry& place) { entries_.add(place, sharded_.parameter()); }
   const ParamEntries& entries() const { return entries_; }
   /// True if `tensor` is one of them.
   bool has(const at::Tensor& tensor) const;

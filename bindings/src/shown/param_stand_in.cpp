@@ -33,14 +33,14 @@ class ParamStandIn final : public StandIn {
   }
   int64_t version() const override {
     const auto shown = shown_.lock();
-    const auto found = shown ? find_param(shown->sharded().sharded_param()) : std::nullopt;
+    const auto found = shown ? find_param(shown->sharded().local_tensor()) : std::nullopt;
     return found ? found->param().sharded.version() : 0;
   }
   bool is_of_scalar() const override { return is_scalar_ && !shown_.expired(); }
   void note_write() override {
     const auto* storage = written();
     if (storage == nullptr) return;
-    shown_.lock()->sharded().sharded_param().unsafeGetTensorImpl()->bump_version();
+    shown_.lock()->sharded().local_tensor().unsafeGetTensorImpl()->bump_version();
     storage->owner()->note_write(storage->index());
   }
   void note_data_write() override {
@@ -67,7 +67,7 @@ class ParamStandIn final : public StandIn {
   const ParamStorage* written() const {
     const auto shown = shown_.lock();
     const auto* storage =
-        shown && shows_mine(*shown) ? ParamStorage::of(shown->sharded().sharded_param().unsafeGetTensorImpl()) : nullptr;
+        shown && shows_mine(*shown) ? ParamStorage::of(shown->sharded().local_tensor().unsafeGetTensorImpl()) : nullptr;
     return storage != nullptr && storage->owner() != nullptr ? storage : nullptr;
   }
   /// False once a user has put another DTensor in the place of this one, which is a tensor by itself then.

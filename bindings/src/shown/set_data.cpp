@@ -12,7 +12,7 @@ namespace {
 bool set_shown_data(const at::Tensor& tensor, const at::Tensor& data) {
   const InterpreterLock lock;
   if (const auto unsharded = find_param(tensor)) {
-    const auto shown = shown_registry().find(unsharded->param().sharded_param());
+    const auto shown = shown_registry().find(unsharded->param().local_tensor());
     if (shown) shown->set_data(data);
     return shown != nullptr;
   }

@@ -8,46 +8,46 @@
 
 namespace fsdp::python {
 
-ShardedDTensor::ShardedDTensor(at::Tensor sharded_param, py::object dtensor)
-    : sharded_param_(std::move(sharded_param)),
+ShardedDTensor::ShardedDTensor(at::Tensor local_tensor, py::object dtensor)
+    : local_tensor_(std::move(local_tensor)),
       dtensor_(std::move(dtensor)),
       holds_subclass_(is_gathered_by_hooks(dtensor_.object().attr("_local_tensor"))),
-      home_(sharded_param_.storage().unsafeGetStorageImpl()) {
-  set_grad_dtype(tensor(), grad_dtype_of(sharded_param_));
+      home_(local_tensor_.storage().unsafeGetStorageImpl()) {
+  set_grad_dtype(tensor(), grad_dtype_of(local_tensor_));
 }
 
 void ShardedDTensor::take_over_requires_grad() const {
   const bool asked = tensor().requires_grad();
-  if (asked != sharded_param_.requires_grad()) sharded_param_.set_requires_grad(asked);
+  if (asked != local_tensor_.requires_grad()) local_tensor_.set_requires_grad(asked);
 }
 
 void ShardedDTensor::show_requires_grad() const {
-  const bool known = sharded_param_.requires_grad();
+  const bool known = local_tensor_.requires_grad();
   if (tensor().requires_grad() != known) tensor().set_requires_grad(known);
 }
 
 void ShardedDTensor::follow_requires_grad() const {
-  if (tensor().requires_grad() == sharded_param_.requires_grad()) return;
-  const auto param = find_param(sharded_param_);
+  if (tensor().requires_grad() == local_tensor_.requires_grad()) return;
+  const auto param = find_param(local_tensor_);
   if (!param || is_backward(root_of(*param->group).step().state())) return;
   take_over_requires_grad();
   param->group->changes().sync_requires_grad();
 }
 
 void ShardedDTensor::take_over_grad_dtype() const {
-  const auto asked = grad_dtype_of(tensor()), known = grad_dtype_of(sharded_param_);
+  const auto asked = grad_dtype_of(tensor()), known = grad_dtype_of(local_tensor_);
   if (asked == known) return;
   if (asked.is_set)
-    set_grad_dtype(sharded_param_, asked);
+    set_grad_dtype(local_tensor_, asked);
   else
     set_grad_dtype(tensor(), known);
 }
 
 void ShardedDTensor::take_over_values() const {
   const auto shown = local();
-  if (holds_subclass_ || shown.is_alias_of(sharded_param_)) return;
+  if (holds_subclass_ || shown.is_alias_of(local_tensor_)) return;
   at::NoGradGuard no_grad;
-  at::Tensor(sharded_param_).copy_(shown);
+  at::Tensor(local_tensor_).copy_(shown);
 }
 
 at::Tensor ShardedDTensor::values_in(const at::Tensor& data, const std::string& name) const {
@@ -69,8 +69,8 @@ at::Tensor ShardedDTensor::values_in(const at::Tensor& data, const std::string& 
 void ShardedDTensor::point_home() {
   // An ordinary tensor, which operators inside forward do not take for the whole, and an optimizer's need not
   // be looked at; with the same memory and version counter, so that its writes are seen.
-  if (!holds_subclass_) set_local_tensor(dtensor_.get(), plain_view(sharded_param_));
-  home_ = sharded_param_.storage().unsafeGetStorageImpl();
+  if (!holds_subclass_) set_local_tensor(dtensor_.get(), plain_view(local_tensor_));
+  home_ = local_tensor_.storage().unsafeGetStorageImpl();
 }
 
 }  // namespace fsdp::python

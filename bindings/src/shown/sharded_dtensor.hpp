@@ -14,9 +14,9 @@ namespace fsdp::python {
 class ShardedDTensor {
  public:
   /// dtensor: an nn.Parameter.
-  ShardedDTensor(at::Tensor sharded_param, py::object dtensor);
+  ShardedDTensor(at::Tensor local_tensor, py::object dtensor);
 
-  const at::Tensor& sharded_param() const { return sharded_param_; }
+  const at::Tensor& local_tensor() const { return local_tensor_; }
   const PyRef& parameter() const { return dtensor_; }
   py::object object() const { return dtensor_.object(); }
   const at::Tensor& tensor() const { return THPVariable_Unpack(dtensor_.get()); }
@@ -46,12 +46,12 @@ class ShardedDTensor {
   bool holds_subclass() const { return holds_subclass_; }
   void note_hooks() { holds_subclass_ = true; }
   /// False if the sharded parameter lies in other memory now than when the DTensor was made or last pointed there.
-  bool is_home() const { return sharded_param_.storage().unsafeGetStorageImpl() == home_; }
+  bool is_home() const { return local_tensor_.storage().unsafeGetStorageImpl() == home_; }
   /// The sharded parameter holds the values: the DTensor shows its memory.
   void point_home();
 
  private:
-  at::Tensor sharded_param_;
+  at::Tensor local_tensor_;
   PyRef dtensor_;
   bool holds_subclass_;
   const c10::StorageImpl* home_;  ///< of the memory that the DTensor shows

@@ -20,7 +20,7 @@ class ShownGradient::End final : public torch::autograd::FunctionPreHook {
     const InterpreterLock lock;
     const auto shown = shown_.lock();
     if (!shown || shown->dtensor_ != gradient_) return;
-    auto& of_sharded = shown->param_.sharded_param().mutable_grad();
+    auto& of_sharded = shown->param_.local_tensor().mutable_grad();
     if (of_sharded.unsafeGetTensorImpl() == shown->local_) of_sharded.reset();
     shown->forget();
   }
@@ -52,7 +52,7 @@ bool ShownGradient::is_ours() const {
 }
 
 bool ShownGradient::is_shown() const {
-  return param_.sharded_param().grad().unsafeGetTensorImpl() == local_ && is_ours();
+  return param_.local_tensor().grad().unsafeGetTensorImpl() == local_ && is_ours();
 }
 
 void ShownGradient::take_over() {
@@ -60,7 +60,7 @@ void ShownGradient::take_over() {
   const auto& gradient = param_.tensor().grad();
   if (!gradient.defined()) {
     // Where none was shown, what is there waits for the end of its step.
-    if (local_ != nullptr) param_.sharded_param().mutable_grad().reset();
+    if (local_ != nullptr) param_.local_tensor().mutable_grad().reset();
     forget();
     return;
   }
@@ -72,12 +72,12 @@ void ShownGradient::take_over() {
                          "': expected its .grad to be a DTensor like the parameter, found an ordinary tensor; make "
                          "one with torch.distributed.tensor.distribute_tensor");
   const auto local = local_tensor_of(object);
-  param_.sharded_param().mutable_grad() = local;
+  param_.local_tensor().mutable_grad() = local;
   follow(gradient, local);
 }
 
 bool ShownGradient::show() {
-  const auto gradient = param_.sharded_param().grad();
+  const auto gradient = param_.local_tensor().grad();
   if (!gradient.defined()) {
     if (local_ != nullptr) param_.tensor().mutable_grad().reset();
     forget();
@@ -100,7 +100,7 @@ void ShownGradient::take_autograds_own(const at::Tensor& gradient) {
   const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(parameter.grad()));
   const auto local = tensor_of(maker_.local_gradient(own, param_.object().attr("placements")));
   at::NoGradGuard no_grad;
-  if (const auto param = find_param(param_.sharded_param()))
+  if (const auto param = find_param(param_.local_tensor()))
     root_of(*param->group).runner().comm_ctx().let_current_wait_for_reductions();
   gradient.add_(local);
   parameter.mutable_grad().reset();
@@ -130,7 +130,7 @@ py::handle ShownGradient::spec_for(at::ScalarType dtype) {
 
 void ShownGradient::follow_replaced() {
   forget();
-  param_.sharded_param().mutable_grad().reset();
+  param_.local_tensor().mutable_grad().reset();
   take_over();
 }
 
@@ -158,7 +158,7 @@ void ShownGradient::set_data(const at::Tensor& data) {
       "with copy_");
   const auto local = local_tensor_of(object).detach();
   set_local_tensor(shown, local);
-  param_.sharded_param().mutable_grad() = local;
+  param_.local_tensor().mutable_grad() = local;
   local_ = local.unsafeGetTensorImpl();
 }
 
@@ -174,11 +174,11 @@ void ShownGradient::bring_back() {
 }
 
 void ShownGradient::follow_home() {
-  const auto& sharded_param = param_.sharded_param();
+  const auto& local_tensor = param_.local_tensor();
   const auto& parameter = param_.tensor();
   if (local_ == nullptr) return forget();
-  if (!parameter.grad().defined()) sharded_param.mutable_grad().reset();
-  if (sharded_param.grad().defined()) return put(sharded_param.grad());
+  if (!parameter.grad().defined()) local_tensor.mutable_grad().reset();
+  if (local_tensor.grad().defined()) return put(local_tensor.grad());
   parameter.mutable_grad().reset();
   forget();
 }

@@ -12,16 +12,16 @@
 
 namespace fsdp::python {
 
-ShownParam::ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded,
+ShownParam::ShownParam(at::Tensor local_tensor, py::object sharded, py::object unsharded,
                        std::unique_ptr<ComputeHandle> handle, const DTensorMaker& maker)
-    : sharded_(std::move(sharded_param), std::move(sharded)),
+    : sharded_(std::move(local_tensor), std::move(sharded)),
       forms_(sharded_, std::move(unsharded), std::move(handle)),
       gradient_(sharded_, forms_.entries(), maker),
       maker_(maker) {}
 
-std::shared_ptr<ShownParam> ShownParam::make(at::Tensor sharded_param, py::object sharded, py::object unsharded,
+std::shared_ptr<ShownParam> ShownParam::make(at::Tensor local_tensor, py::object sharded, py::object unsharded,
                                              std::unique_ptr<ComputeHandle> handle, const DTensorMaker& maker) {
-  const std::shared_ptr<ShownParam> made(new ShownParam(std::move(sharded_param), std::move(sharded),
+  const std::shared_ptr<ShownParam> made(new ShownParam(std::move(local_tensor), std::move(sharded),
                                                         std::move(unsharded), std::move(handle), maker));
   shown_registry().add(made);
   made->gradient_.set_self(std::shared_ptr<ShownGradient>(made, &made->gradient_));
@@ -44,13 +44,13 @@ void ShownParam::gather_by_hooks(std::unique_ptr<ComputeHandle> handle) {
   forms_.compute_with(std::move(handle));
 }
 
-void ShownParam::add_place(const Place& place) {
+void ShownParam::add_place(const PyEntry& place) {
   forms_.add_place(place);
   shown_registry().add(place, *this);
 }
 
 void ShownParam::show_post_forward(const PostForwardMesh& mesh) {
-  const auto param = find_param(sharded_.sharded_param());
+  const auto param = find_param(sharded_.local_tensor());
   const bool is_cut = param && !param->param().spec.sizes().empty();
   if (!is_cut || forms_.computes_with_handle()) return forms_.show_sharded();
   if (!forms_.post_forward()) {
@@ -84,10 +84,10 @@ void ShownParam::take_over_tied_values() {
 
 void ShownParam::set_data(const at::Tensor& data) {
   const auto values = sharded_.values_in(data, forms_.entries().name());
-  if (values.is_alias_of(sharded_.sharded_param())) return;
+  if (values.is_alias_of(sharded_.local_tensor())) return;
   sharded_.show_values(values);  // not the old memory, which nobody else may know
   const auto home = c10::make_scope_exit([this] { point_home(); });
-  at::Tensor(sharded_.sharded_param()).set_data(values);
+  at::Tensor(sharded_.local_tensor()).set_data(values);
 }
 
 void ShownParam::take_over() {

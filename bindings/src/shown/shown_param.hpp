@@ -20,7 +20,7 @@ namespace fsdp::python {
 class ShownParam : public std::enable_shared_from_this<ShownParam> {
  public:
   /// Found in the registry from now on. The arguments are those of ShardedDTensor and ParamForms.
-  static std::shared_ptr<ShownParam> make(at::Tensor sharded_param, py::object sharded, py::object unsharded,
+  static std::shared_ptr<ShownParam> make(at::Tensor local_tensor, py::object sharded, py::object unsharded,
                                           std::unique_ptr<ComputeHandle> handle, const DTensorMaker& maker);
   ~ShownParam();
 
@@ -35,7 +35,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   /// It has got hooks that say how it is gathered, and modules compute with the handle from now on. The sharded one is shown.
   void gather_by_hooks(std::unique_ptr<ComputeHandle> handle);
   /// `place` shows this parameter from now on, the sharded one first.
-  void add_place(const Place& place);
+  void add_place(const PyEntry& place);
   /// As shards of fewer ranks; a parameter that is not cut shows as it does outside.
   void show_post_forward(const PostForwardMesh& mesh);
   /// Another DTensor stands for it from now on, wherever one does. It may be another parameter's, too.
@@ -60,7 +60,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   void point_home();
 
  private:
-  ShownParam(at::Tensor sharded_param, py::object sharded, py::object unsharded, std::unique_ptr<ComputeHandle> handle,
+  ShownParam(at::Tensor local_tensor, py::object sharded, py::object unsharded, std::unique_ptr<ComputeHandle> handle,
              const DTensorMaker& maker);
   void stand_in(const PyRef& dtensor);
   void take_over_tied_values();
@@ -75,7 +75,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   const DTensorMaker& maker_;
 };
 
-/// Shows the sharded parameter's memory again if that is another one than when the DTensor was made.
+/// Form the sharded parameter's memory again if that is another one than when the DTensor was made.
 inline void follow_home(ShownParam& param) {
   if (!param.sharded().is_home()) param.point_home();
 }

@@ -31,8 +31,8 @@ bool ShownParams::have_hooks() const {
 
 bool ShownParams::require_grad() const {
   return std::ranges::any_of(params_, [](const auto& param) {
-    const auto& sharded_param = param->sharded().sharded_param();
-    return sharded_param.defined() && sharded_param.requires_grad();
+    const auto& local_tensor = param->sharded().local_tensor();
+    return local_tensor.defined() && local_tensor.requires_grad();
   });
 }
 

@@ -17,7 +17,7 @@ namespace {
 using Shown = std::vector<std::shared_ptr<ShownParam>>;
 
 bool is_full(const ShownParam& shown) {
-  const auto found = find_param(shown.sharded().sharded_param());
+  const auto found = find_param(shown.sharded().local_tensor());
   const auto* storage = found ? found->param().unsharded.storage() : nullptr;
   return storage != nullptr && storage->is_set_aside();
 }

@@ -37,7 +37,7 @@ class Collector {
 std::shared_ptr<ShownParam> shown_at(torch::nn::Module& module, size_t slot) {
   const auto tensor = tensor_at(module, slot);
   const auto found = tensor.defined() ? find_param(tensor) : std::nullopt;
-  return found ? shown_registry().find(found->param().sharded_param()) : nullptr;
+  return found ? shown_registry().find(found->param().local_tensor()) : nullptr;
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "api/params/find_param.hpp"
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 #include "base/require.hpp"
 #include "root/group_port.hpp"
 

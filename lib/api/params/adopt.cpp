@@ -1,5 +1,5 @@
 #include "api/params/find_param.hpp"
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 #include "api/state_dict/optimizer_fields.hpp"
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
@@ -14,7 +14,7 @@ namespace {
 at::Tensor own_part(const FoundParam& found, const at::Tensor& state) {
   const bool is_whole = state.defined() && !is_dtensor(state) && state.sizes() == c10::IntArrayRef(found.param().spec.sizes());
   if (!is_whole) return state;
-  return state_of(found, found.param().layout().is_whole() ? state : own_values(found, state).clone());
+  return state_of(found, found.param().layout().is_whole() ? state : own_rows(found, state).clone());
 }
 
 /// Refuses before anything moves: half an optimizer's state must not be cut.
@@ -42,7 +42,7 @@ int adopt(torch::optim::Optimizer& optimizer) {
     for (auto& parameter : group.params()) {
       const auto found = find_param(parameter);
       if (!found || !found->is_unsharded_param) continue;
-      const auto sharded_param = found->param().registered_param();
+      const auto sharded_param = found->param().sharded_param();
       if (const auto state = states.find(parameter.unsafeGetTensorImpl()); state != states.end()) {
         auto value = std::move(state->second);
         states.erase(state);

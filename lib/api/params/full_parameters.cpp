@@ -1,13 +1,13 @@
 #include "fsdp/full_parameters.hpp"
 
-#include "api/params/shown_parameters.hpp"
+#include "api/params/full_parameter_scope.hpp"
 #include "api/state_dict/named_states.hpp"
 #include "module/module_path.hpp"
 
 namespace fsdp {
 
 FullParameters::FullParameters(torch::nn::Module& module, const FullParametersOptions& options)
-    : shown_(std::make_unique<ShownParameters>(
+    : shown_(std::make_unique<FullParameterScope>(
           module, options.recurse == Recurse::kYes ? ShowWhich::kTree : ShowWhich::kUnit, options)) {}
 
 FullParameters::~FullParameters() = default;
@@ -18,7 +18,7 @@ using NamedFunction = std::function<void(const std::string&, torch::nn::Module&)
 
 void apply_below(torch::nn::Module& module, const std::string& name, const NamedFunction& function) {
   {
-    ShownParameters own(module, ShowWhich::kOwn, {});
+    FullParameterScope own(module, ShowWhich::kOwn, {});
     function(name, module);
   }
   for (const auto& child : module.named_children())

@@ -32,7 +32,7 @@ std::vector<std::shared_ptr<Communicator>> groups_of(const FoundParam& found) {
   std::vector<std::shared_ptr<Communicator>> groups;
   const auto& info = found.group->identity().mesh_info;
   if (info.shard_size() > 1) groups.push_back(info.shard_group);
-  const auto& more = found.param().spec.spread.summed_over;
+  const auto& more = found.param().spec.reach.summed_over;
   groups.insert(groups.end(), more.begin(), more.end());
   return groups;
 }
@@ -64,7 +64,7 @@ void add_members(const FoundParam& shard, std::vector<at::Tensor>& gradients) {
   const auto& all = shard.group->parts().local_shards->all();
   const auto is_it = [&](const LocalShards::Class& one) { return one.members.front() == shard.index; };
   for (const size_t member : std::ranges::find_if(all, is_it)->members)
-    gradients.push_back(shard.group->params()[member].sharded_param().grad());
+    gradients.push_back(shard.group->params()[member].local_tensor().grad());
 }
 
 std::vector<NormPart> split_by_group(const std::vector<at::Tensor>& parameters, const char* caller,

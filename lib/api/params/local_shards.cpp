@@ -13,7 +13,7 @@ namespace {
 std::vector<std::string> labels_of(const ParamGroup& group, const ShardLabel& label) {
   std::vector<std::string> labels;
   for (const auto& param : group.params())
-    labels.push_back(label && !param.has_moved_away ? label(param.name(), param.registered_param()) : std::string());
+    labels.push_back(label && !param.has_moved_away ? label(param.name(), param.sharded_param()) : std::string());
   return labels;
 }
 
@@ -25,7 +25,7 @@ LocalShard local_shard(const ModuleState& state, const ParamGroup& group, const 
     const auto& param = group.params()[i];
     const int64_t numel = param.layout().local_numel(rank);
     const int64_t offset = numel > 0 ? group.parts().layout.stored_offset(i) / itemsize - one.begin : 0;
-    local.parts.push_back({param.name(), param.registered_param(), offset, numel});
+    local.parts.push_back({param.name(), param.sharded_param(), offset, numel});
   }
   return local;
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "api/params/find_param.hpp"
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 #include "base/require.hpp"
 #include "dtensor/dtensor_impl.hpp"
 #include "base/stable_hash.hpp"
@@ -40,13 +40,13 @@ c10::IntArrayRef whole_strides(const FoundParam& found) { return whole_strides(f
 
 std::vector<ElementRange> ranges_of(const FoundParam& found) {
   auto ranges = element_ranges(found.param().layout(), found.group->identity().mesh_info.shard_rank());
-  const auto& part = found.param().spec.spread.part;
+  const auto& part = found.param().spec.reach.part;
   return part ? part->in_whole(ranges) : ranges;
 }
 
 uint64_t cut_of(const FoundParam& found) {
   uint64_t hash = cut_hash(found.param().layout());
-  const auto& part = found.param().spec.spread.part;
+  const auto& part = found.param().spec.reach.part;
   const bool is_cut_further = part && !part->is_whole();
   if (is_cut_further)
     for (const auto& placement : part->placements) hash = mixed_hash(hash, stable_hash(to_string(placement)));
@@ -69,7 +69,7 @@ DTensor as_dtensor(const FoundParam& found, const at::Tensor& local) {
   return DTensor(make_dtensor(local, spec, WholeStorage::Message::kFull));
 }
 
-at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().registered_param(); }
+at::Tensor sharded(const at::Tensor& tensor) { return expect_param(tensor, "sharded").param().sharded_param(); }
 
 at::Tensor unsharded(const at::Tensor& tensor) {
   return expect_param(tensor, "unsharded").param().unsharded_param();
@@ -77,7 +77,7 @@ at::Tensor unsharded(const at::Tensor& tensor) {
 
 at::Tensor registered(const at::Tensor& tensor) {
   const auto found = find_param(tensor);
-  const auto parameter = found ? found->param().registered_param() : at::Tensor();
+  const auto parameter = found ? found->param().sharded_param() : at::Tensor();
   return parameter.defined() ? parameter : tensor;
 }
 
@@ -89,12 +89,12 @@ std::vector<ElementRange> local_ranges(const at::Tensor& tensor) {
 
 DTensor dtensor_of(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "dtensor_of");
-  return as_dtensor(found, plain_view(found.param().sharded_param()));
+  return as_dtensor(found, plain_view(found.param().local_tensor()));
 }
 
 DTensor grad_dtensor_of(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "grad_dtensor_of");
-  const auto gradient = found.param().sharded_param().grad();
+  const auto gradient = found.param().local_tensor().grad();
   return gradient.defined() ? as_dtensor(found, gradient) : DTensor();
 }
 
@@ -110,12 +110,12 @@ at::Tensor whole_beside(const FoundParam& found, const at::Tensor& local) {
 at::Tensor full_tensor(const at::Tensor& tensor) {
   if (is_dtensor(tensor) && !find_param(tensor)) return DTensor(tensor.detach()).full_tensor();
   const auto found = expect_param(tensor, "full_tensor");
-  return whole_beside(found, plain_view(found.param().sharded_param()));
+  return whole_beside(found, plain_view(found.param().local_tensor()));
 }
 
 at::Tensor full_grad(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_grad");
-  const auto gradient = found.param().sharded_param().grad();
+  const auto gradient = found.param().local_tensor().grad();
   return gradient.defined() ? whole_beside(found, gradient) : at::Tensor();
 }
 

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 
 #include "api/params/find_param.hpp"
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
 
@@ -10,12 +10,12 @@ namespace fsdp {
 at::Tensor plain_view(const at::Tensor& parameter) {
   BelowResidency below;
   const auto* dtensor = DTensorImpl::of(parameter);
-  const auto& sharded_param = dtensor != nullptr ? dtensor->local() : parameter;
-  auto view = sharded_param.detach();
+  const auto& local_tensor = dtensor != nullptr ? dtensor->local() : parameter;
+  auto view = local_tensor.detach();
   remove_residency_key(view);
   // A write to the view is one to the parameter, and has to be seen as one.
   view.unsafeGetTensorImpl()->set_version_counter(
-      sharded_param.unsafeGetTensorImpl()->version_counter());
+      local_tensor.unsafeGetTensorImpl()->version_counter());
   return view;
 }
 

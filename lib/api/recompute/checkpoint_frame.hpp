@@ -80,7 +80,7 @@ class CheckpointFrame final : public SavePacker,
  private:
   class Recomputation;
   class DropAtEndOfTask;
-  struct Saved {
+  struct SavedTensor {
     SavedMetadata metadata;
     std::optional<int64_t> parameter_version;  // if it is a parameter or a view of one
     std::weak_ptr<SavedPlace> place;           // expired: backward is through with it
@@ -98,7 +98,7 @@ class CheckpointFrame final : public SavePacker,
   ReplayEnvironment environment_;
   std::vector<KeptInput> inputs_;
   Again again_;
-  std::vector<Saved> saved_;
+  std::vector<SavedTensor> saved_;
 };
 
 }  // namespace fsdp::detail

@@ -55,7 +55,7 @@ class Pairing {
       require(copies[slot].value().defined(), "clone: the copy has no parameter '{}'; register it in reset()", name);
       auto& paired = param_of(tensor);
       paired.param = find_param(tensor);
-      paired.places.push_back({copy, slot, name});
+      paired.entries.push_back({copy, slot, name});
     }
   }
 
@@ -71,7 +71,7 @@ class Pairing {
 
 }  // namespace
 
-at::Tensor& CopiedParam::Place::entry() const { return ModuleAccess::parameters(*module)[slot].value(); }
+at::Tensor& CopiedEntry::tensor() const { return ModuleAccess::parameters(*module)[slot].value(); }
 
 CopyPairs pair_with_copy(const Module& original, const std::shared_ptr<Module>& copy) {
   return Pairing().run(original, copy);

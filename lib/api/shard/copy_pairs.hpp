@@ -13,17 +13,19 @@
 // Which tensor and which module of a copy stands for which of the original.
 namespace fsdp {
 
+/// An entry of the copy's tables of parameters.
+struct CopiedEntry {
+  std::shared_ptr<torch::nn::Module> module;
+  size_t slot;
+  std::string name;
+  at::Tensor& tensor() const;
+};
+
 /// A parameter of the original, where the copy has it.
 struct CopiedParam {
   at::Tensor original;
   std::optional<FoundParam> param;  ///< where it is sharded
-  struct Place {
-    std::shared_ptr<torch::nn::Module> module;  ///< of the copy
-    size_t slot;
-    std::string name;
-    at::Tensor& entry() const;
-  };
-  std::vector<Place> places = {};
+  std::vector<CopiedEntry> entries = {};
 };
 
 struct CopyPairs {

@@ -6,7 +6,7 @@
 
 #include <unordered_set>
 
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 #include "api/shard/copy_pairs.hpp"
 #include "api/state_dict/named_states.hpp"
 #include "base/require.hpp"
@@ -33,28 +33,28 @@ at::Tensor* member_of(Module& module, const std::string& key) {
   return nullptr;
 }
 
-/// LibTorch's clone() copies a tensor once for each of its places; here they are one again.
+/// LibTorch's clone() copies a tensor once for each of its entries; here they are one again.
 void tie(const CopiedParam& param) {
-  const auto& first = param.places.front();
-  for (const auto& place : param.places) {
-    if (place.entry().is_same(first.entry())) continue;
-    auto* member = member_of(*place.module, ModuleAccess::parameters(*place.module)[place.slot].key());
-    require(member != nullptr && member->is_same(place.entry()),
+  const auto& first = param.entries.front();
+  for (const auto& entry : param.entries) {
+    if (entry.tensor().is_same(first.tensor())) continue;
+    auto* member = member_of(*entry.module, ModuleAccess::parameters(*entry.module)[entry.slot].key());
+    require(member != nullptr && member->is_same(entry.tensor()),
             "clone: '{}' and '{}' are one parameter, but two in the copy that LibTorch's clone() makes; "
             "tie them again in CloneOptions::prepare",
-            first.name, place.name);
-    *member = first.entry();
-    place.entry() = first.entry();
+            first.name, entry.name);
+    *member = first.tensor();
+    entry.tensor() = first.tensor();
   }
 }
 
 /// Sizes, strides, dtype, requires_grad and grad_dtype of the original; its values follow where it is not sharded.
 void shape_like_original(const CopiedParam& param) {
-  auto& copy = param.places.front().entry();
+  auto& copy = param.entries.front().tensor();
   if (param.param) {
     const auto& original = param.param->param();
     require(copy.sizes() == c10::IntArrayRef(original.spec.sizes()),
-            "clone: the copy of '{}' has sizes ({}), expected ({})", param.places.front().name,
+            "clone: the copy of '{}' has sizes ({}), expected ({})", param.entries.front().name,
             fmt::join(copy.sizes(), ", "), fmt::join(original.spec.sizes(), ", "));
     if (copy.strides() != c10::IntArrayRef(original.spec.strides()))
       copy.set_data(at::empty_strided(original.spec.sizes(), original.spec.strides(),
@@ -82,7 +82,7 @@ class ShardLike {
     for (const auto& param : pairs_.params)
       require(!param.param || covered_.contains(ModuleState::of(*param.param->group).get()),
               "clone: '{}' belongs to a sharded module around {}; clone that one",
-              param.places.front().name, original.name());
+              param.entries.front().name, original.name());
   }
 
   void shard(ModuleState& state) const {
@@ -92,7 +92,7 @@ class ShardLike {
     options.sync_from_rank0 = false;  // the shards are copied from this rank's own
     for (const auto& param : pairs_.params)
       if (request.ignored.contains(param.original.unsafeGetTensorImpl()))
-        options.ignored_params.push_back(param.places.front().entry());
+        options.ignored_params.push_back(param.entries.front().tensor());
     for (const auto& ignored : request.ignored_modules)
       if (const auto module = ignored.lock(); module && pairs_.modules.contains(module.get()))
         options.ignored_modules.push_back(pairs_.modules.at(module.get()));
@@ -139,13 +139,13 @@ class ShardLike {
 void copy_shards(const CopyPairs& pairs) {
   for (const auto& param : pairs.params) {
     if (!param.param) continue;
-    const auto entry = param.places.front().entry();
+    const auto entry = param.entries.front().tensor();
     const auto copy = find_param(entry);
     auto values = plain_view(param.original);
     // A flat run that a tied parameter has left keeps its gap; the copy's has none, so its cuts lie elsewhere.
     // On all ranks alike, for gathering is collective.
     if (copy->param().layout() != param.param->param().layout())
-      values = own_values(*copy, gather_values(*param.param->group, param.param->index, values));
+      values = own_rows(*copy, gather_values(*param.param->group, param.param->index, values));
     plain_view(entry).copy_(values);
   }
 }

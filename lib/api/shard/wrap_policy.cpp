@@ -54,39 +54,40 @@ class WrapPlanner {
       if (child.value()) require_unsharded(*child.value(), join_path(path, child.key()));
   }
 
-  /// Where a module stands.
-  struct Place {
+  /// What is around a module.
+  struct Surroundings {
     bool is_root = false;
     bool is_asked = true;    // the policy looks below all modules around it
     bool is_exempt = false;  // from mixed precision is one around it
   };
 
   /// Plans the units of the module's subtree; returns how many elements they took.
-  int64_t visit(Module& module, const std::string& path, const Place& place) {
+  int64_t visit(Module& module, const std::string& path, const Surroundings& around) {
     if (left_alone_.contains(&module) || !seen_.insert(&module).second) return 0;
     const int64_t numel = numel_of(module);
     const bool is_exempt = is_exempt_ && is_exempt_(module) && !is_container(module);
-    Place below{.is_root = false, .is_asked = place.is_asked, .is_exempt = place.is_exempt || is_exempt};
-    if (below.is_asked && policy_.enters) below.is_asked = policy_.enters(WrapCandidate{module, path, numel, place.is_root});
+    Surroundings below{.is_root = false, .is_asked = around.is_asked, .is_exempt = around.is_exempt || is_exempt};
+    if (below.is_asked && policy_.enters) below.is_asked = policy_.enters(WrapCandidate{module, path, numel, around.is_root});
     int64_t taken = 0;
     if (below.is_asked || is_exempt_)
       for (const auto& child : module.named_children())
         if (child.value()) taken += visit(*child.value(), join_path(path, child.key()), below);
-    auto options = options_of(WrapCandidate{module, path, numel - taken, place.is_root}, place, is_exempt);
+    auto options = options_of(WrapCandidate{module, path, numel - taken, around.is_root}, around, is_exempt);
     if (!options) return taken;
-    if (!place.is_root) refuse_container(module);
+    if (!around.is_root) refuse_container(module);
     add_unit(module, path, std::move(*options), below.is_exempt);
     return numel;
   }
 
   /// Of a module that is to be a unit.
-  std::optional<FullyShardOptions> options_of(const WrapCandidate& candidate, const Place& place, bool is_exempt) const {
+  std::optional<FullyShardOptions> options_of(const WrapCandidate& candidate, const Surroundings& around,
+                                              bool is_exempt) const {
     if (candidate.is_root) return options_;
-    auto options = place.is_asked && policy_.wraps ? policy_.wraps(candidate, options_) : std::nullopt;
+    auto options = around.is_asked && policy_.wraps ? policy_.wraps(candidate, options_) : std::nullopt;
     if (!options && is_exempt && candidate.numel > 0) options = options_;
     if (!options) return std::nullopt;
     // What is below an exempt module is exempt, which a call for it alone could not tell.
-    if (place.is_exempt) options->mp_policy.is_exempt = [](const Module&) { return true; };
+    if (around.is_exempt) options->mp_policy.is_exempt = [](const Module&) { return true; };
     return options_within(candidate.module, std::move(*options));
   }
 

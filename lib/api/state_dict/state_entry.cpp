@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 #include "dispatch/residency.hpp"
 #include "tensor/broadcast_whole.hpp"
 

@@ -153,7 +153,7 @@ Catalogue catalogue_from(const std::string& text) {
   Catalogue catalogue{.folder = value["folder"], .world_size = value["world_size"]};
   catalogue.documents = value["documents"].get<std::map<std::string, std::string>>();
   for (const auto& file : value["files"]) {
-    Catalogue::FileEntry entry{file[0], file[1]};
+    Catalogue::DataFile entry{file[0], file[1]};
     if (!file[2].is_null()) entry.sums = file[2].get<std::vector<uint32_t>>();
     catalogue.files.push_back(std::move(entry));
   }

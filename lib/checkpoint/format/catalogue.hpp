@@ -14,7 +14,7 @@ inline constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 
 /// What a checkpoint holds and where, whoever wrote it: one rank reads it from the files and tells the others.
 struct Catalogue {
-  struct FileEntry {
+  struct DataFile {
     std::string name;
     int64_t bytes = 0;
     std::optional<std::vector<uint32_t>> sums = {};  ///< of its blocks; none for files from elsewhere
@@ -32,7 +32,7 @@ struct Catalogue {
 
   std::string folder;
   int world_size = 0;  ///< 0: not known
-  std::vector<FileEntry> files = {};
+  std::vector<DataFile> files = {};
   std::map<std::string, Section> sections = {};
   std::map<std::string, std::string> documents = {};
 };

@@ -17,7 +17,7 @@ constexpr size_t kStepBytes = 128 * 1024;
 
 }  // namespace
 
-CheckedFile::CheckedFile(File file, Catalogue::FileEntry entry, bool verifies,
+CheckedFile::CheckedFile(File file, Catalogue::DataFile entry, bool verifies,
                          std::function<std::string(int64_t, int64_t)> tensors)
     : file_(std::move(file)),
       entry_(std::move(entry)),
@@ -77,7 +77,7 @@ std::span<const std::byte> CheckedFile::kept_block(int64_t block) {
   return kept_;
 }
 
-CheckedFile::Range CheckedFile::bytes_of(int64_t block) const {
+CheckedFile::ByteRange CheckedFile::bytes_of(int64_t block) const {
   const int64_t begin = block * kBlockBytes;
   return {begin, std::min(begin + kBlockBytes, entry_.bytes)};
 }

@@ -26,7 +26,7 @@ class DamageSearch {
   void run(const Manifest::FileEntry& entry, bool follow_symlinks, std::vector<std::string>& damage) const {
     std::optional<CheckedFile> file;
     note(damage, [&] {
-      file.emplace(File::open_in(folder_, name_, follow_symlinks), Catalogue::FileEntry{name_, entry.bytes, entry.sums},
+      file.emplace(File::open_in(folder_, name_, follow_symlinks), Catalogue::DataFile{name_, entry.bytes, entry.sums},
                    /*verifies=*/true, [this](int64_t begin, int64_t end) { return contents(begin, end); });
     });
     if (!file) return;

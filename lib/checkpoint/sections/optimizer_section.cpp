@@ -67,7 +67,8 @@ std::optional<StateFields> state_of(const torch::optim::Optimizer& optimizer, co
 }
 
 /// The name that the parameter's state was saved under; null: there is none. Any of a tied parameter's names may be it.
-const std::string* saved_name(const OptimizerParam& param, const StateFields& fields, const OptimizerLoad::Saved& saved) {
+const std::string* saved_name(const OptimizerParam& param, const StateFields& fields,
+                              const OptimizerLoad::SavedSection& saved) {
   const auto has_any = [&](const std::string& name) {
     if (saved.tensors.contains(name + "." + kStep)) return true;
     return std::ranges::any_of(fields.tensors,
@@ -84,7 +85,8 @@ at::Tensor local_of(const at::Tensor& tensor) { return tensor.defined() ? to_loc
 
 /// Gives `fields` their tensors: those that are there already, so that old and new are not both alive, else new ones.
 std::vector<CheckpointTensor> wanted_tensors(const OptimizerParam& param, const std::string& name, const StateFields& fields,
-                                             const std::optional<StateFields>& current, const OptimizerLoad::Saved& saved) {
+                                             const std::optional<StateFields>& current,
+                                             const OptimizerLoad::SavedSection& saved) {
   const auto like = param.param ? plain_view(param.tensor) : param.tensor.detach();
   std::vector<CheckpointTensor> wanted;
   for (size_t i = 0; i < fields.tensors.size(); ++i) {
@@ -102,7 +104,7 @@ std::vector<CheckpointTensor> wanted_tensors(const OptimizerParam& param, const 
 }
 
 /// In whichever dtype it was saved: Python's optimizers count in float32.
-at::Tensor step_like_saved(const std::string& name, const OptimizerLoad::Saved& saved) {
+at::Tensor step_like_saved(const std::string& name, const OptimizerLoad::SavedSection& saved) {
   const auto found = saved.tensors.find(name);
   return at::zeros({}, found == saved.tensors.end() ? at::kLong : found->second.dtype);
 }
@@ -171,7 +173,7 @@ std::string merge_optimizer_documents(const std::vector<std::string>& texts) {
   return dump(merged, "save_checkpoint: the optimizer");
 }
 
-OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const Saved& saved,
+OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const SavedSection& saved,
                              const LoadCheckpointOptions& options)
     : params_(distinct(std::move(params))),
       optimizer_(optimizer),
@@ -218,7 +220,7 @@ void OptimizerLoad::read_document(const std::string& text, const std::function<s
   }
 }
 
-bool OptimizerLoad::fits(const CheckpointTensor& tensor, const Saved& saved) {
+bool OptimizerLoad::fits(const CheckpointTensor& tensor, const SavedSection& saved) {
   const auto found = saved.tensors.find(tensor.name);
   if (found == saved.tensors.end()) {
     misfits_.missing.push_back("'" + tensor.name + "'");
@@ -237,7 +239,7 @@ OptimizerLoad::Planned OptimizerLoad::plan_without_state(const OptimizerParam& p
   return {.state = nullptr, .step = {}, .is_left = !is_known};
 }
 
-OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const Saved& saved) {
+OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const SavedSection& saved) {
   Planned planned;
   planned.state = new_state(class_);
   const auto fields = *fields_of(*planned.state);

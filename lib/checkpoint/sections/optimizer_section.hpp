@@ -24,13 +24,13 @@ std::string merge_optimizer_documents(const std::vector<std::string>& texts);
 /// An optimizer that is loaded: first what it needs from the checkpoint, then, with that in place, the change itself.
 class OptimizerLoad {
  public:
-  struct Saved {
+  struct SavedSection {
     std::optional<std::string> document;                                   // optimizer.json
     std::map<std::string, CheckpointReader::TensorInfo> tensors = {};  // of the section
   };
 
   /// Changes nothing.
-  OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const Saved& saved,
+  OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const SavedSection& saved,
                 const LoadCheckpointOptions& options);
 
   /// What is to be loaded: all or none of a parameter's state, unless `strict` is set, when all has to fit.
@@ -49,9 +49,9 @@ class OptimizerLoad {
   };
 
   void read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename);
-  Planned plan(const OptimizerParam& param, const Saved& saved);
+  Planned plan(const OptimizerParam& param, const SavedSection& saved);
   Planned plan_without_state(const OptimizerParam& param);
-  bool fits(const CheckpointTensor& tensor, const Saved& saved);
+  bool fits(const CheckpointTensor& tensor, const SavedSection& saved);
 
   std::vector<OptimizerParam> params_;
   torch::optim::Optimizer& optimizer_;

@@ -32,7 +32,7 @@ void run_like(const OperatorCall& call, bool draws) {
     arguments[0] = dtensor->local();
   const auto made = call.call_for_tensor(arguments);
   if (!has_piece) return call.give(made);
-  const auto piece = draws ? own_part_of(dtensor->spec(), made) : made;
+  const auto piece = draws ? copy_part_of(dtensor->spec(), made) : made;
   call.give(make_copy(piece, call.in_format(dtensor->value().spec)));
 }
 

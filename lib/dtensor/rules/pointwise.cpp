@@ -89,7 +89,7 @@ at::Tensor part_beside(const at::Tensor& plain, const DTensorSpec& leader) {
     const bool is_repeated = plain.size(i) == 1;
     wanted.push_back(is_repeated ? all.indices.back() : leader.piece().indices[dim]);
   }
-  return part_of(all, wanted).data;
+  return cut(all, wanted).data;
 }
 
 /// See Note [Ranks without elements].

@@ -19,8 +19,8 @@ at::Tensor converted(const at::Tensor& tensor, c10::Device device, at::ScalarTyp
 
 /// One that was left in the reduce dtype stays in it, and so does one whose dtype was asked for.
 at::Tensor converted_gradient(const FSDPParam& param, c10::Device home, at::ScalarType stored) {
-  const auto sharded_param = param.sharded_param();
-  const auto gradient = sharded_param.defined() ? sharded_param.grad() : at::Tensor();
+  const auto local_tensor = param.local_tensor();
+  const auto gradient = local_tensor.defined() ? local_tensor.grad() : at::Tensor();
   if (!gradient.defined()) return {};
   const bool follows = gradient.scalar_type() == param.spec.dtype && !param.grad_dtype().is_set;
   return converted(gradient, home, follows ? stored : gradient.scalar_type());
@@ -64,10 +64,10 @@ GroupEdit GroupEdit::prepare(const ParamGroup& group, GroupChange change) {
   GroupEdit edit(parts, std::move(change));
   if (edit.is_empty()) return edit;
   edit.lay_out(parts);
-  auto terms = group.unsharder().form().terms();
+  auto terms = group.unsharder().inputs().terms();
   for (const size_t i : edit.change_.leaving) terms.extensions[i] = nullptr;
   if (const auto& form = edit.change_.encoding) terms.extensions[form->index] = form->extension;
-  edit.encoded_ = GatherForm::plan_with(std::move(terms), parts, edit.new_layout(parts), edit.dtypes_.stored);
+  edit.encoded_ = AllGatherInputs::plan_with(std::move(terms), parts, edit.new_layout(parts), edit.dtypes_.stored);
   if (edit.moves_rows(parts))
     edit.make_rows(parts);
   else
@@ -193,10 +193,10 @@ void GroupEdit::commit_params(ParamGroup& group) {
       param.move_away();
     } else if (converts_) {
       param.convert(dtypes_.stored[i], dtypes_.gathered[i], pieces_[i], owner, device_);
-      if (gradients_.sharded[i].defined()) param.sharded_param().mutable_grad() = gradients_.sharded[i];
+      if (gradients_.sharded[i].defined()) param.local_tensor().mutable_grad() = gradients_.sharded[i];
     } else {
       const bool moves = !pieces_.empty() && !pieces_[i].is_same(parts.shard.piece(i));
-      if (moves && param.sharded_param().defined()) param.make_sharded_param(parts.link, i, pieces_[i]);
+      if (moves && param.local_tensor().defined()) param.make_sharded_param(parts.link, i, pieces_[i]);
       if (dtypes_.gathered[i] == param.spec.param_dtype) continue;
       param.set_param_dtype(dtypes_.gathered[i], owner, device_);
     }
@@ -206,7 +206,7 @@ void GroupEdit::commit_params(ParamGroup& group) {
 }
 
 void GroupEdit::commit_form(ParamGroup& group) {
-  auto& form = group.unsharder().form();
+  auto& form = group.unsharder().inputs();
   for (const size_t i : change_.leaving) form.set_extension(i, nullptr);
   if (change_.encoding) form.set_extension(change_.encoding->index, change_.encoding->extension);
   if (layout_) group.parts().layout = std::move(*layout_);

@@ -22,7 +22,7 @@ std::vector<LocalShards::Class> LocalShards::plan(const ParamGroup& group,
       return one.label == labels[i] && one.dtype == param.spec.dtype &&
              group.params()[one.members.front()].grad_dtype() == param.grad_dtype() &&
              one.is_trainable == param.requires_grad() &&
-             group.params()[one.members.front()].spec.spread.summed_over == param.spec.spread.summed_over;
+             group.params()[one.members.front()].spec.reach.summed_over == param.spec.reach.summed_over;
     });
     if (known == classes.end())
       known = classes.insert(known, {.label = labels[i], .dtype = param.spec.dtype,
@@ -44,7 +44,7 @@ std::vector<size_t> LocalShards::order() const {
   return order;
 }
 
-LocalShards::Extent LocalShards::extent_of(const Class& one, const GroupLayout& layout) {
+LocalShards::ClassExtent LocalShards::extent_of(const Class& one, const GroupLayout& layout) {
   int64_t begin = layout.stored().rank_bytes(), end = 0;
   for (const size_t i : one.members) {
     const int64_t bytes = layout.stored_bytes(i);
@@ -52,7 +52,7 @@ LocalShards::Extent LocalShards::extent_of(const Class& one, const GroupLayout& 
     begin = std::min(begin, layout.stored_offset(i));
     end = std::max(end, layout.stored_offset(i) + bytes);
   }
-  return end > 0 ? Extent{begin, end - begin} : Extent{};
+  return end > 0 ? ClassExtent{begin, end - begin} : ClassExtent{};
 }
 
 void LocalShards::give_gradients(std::vector<at::Tensor> memory) {
@@ -99,14 +99,14 @@ at::Tensor LocalShards::place(const ParamGroup& group, size_t param) const {
 }
 
 bool LocalShards::is_in_place(const ParamGroup& group, const Class& one, size_t param) const {
-  const auto gradient = group.params()[param].sharded_param().grad();
+  const auto gradient = group.params()[param].local_tensor().grad();
   return gradient.defined() && one.gradient.defined() && gradient.is_alias_of(one.gradient);
 }
 
 void LocalShards::settle(ParamGroup& group, size_t param) {
   if (is_in_place(group, class_of(param), param)) return;
   const auto there = place(group, param);
-  auto& gradient = group.params()[param].sharded_param().mutable_grad();
+  auto& gradient = group.params()[param].local_tensor().mutable_grad();
   there.copy_(gradient);
   gradient = there;
 }
@@ -119,9 +119,9 @@ void LocalShards::refresh(ParamGroup& group) {
                          one.shard.grad().is_alias_of(one.gradient);
     if (!is_ours) begin_gradient(group, one);
     for (const size_t i : one.members) {
-      const auto sharded_param = group.params()[i].sharded_param();
-      if (!sharded_param.defined()) continue;
-      if (sharded_param.grad().defined())
+      const auto local_tensor = group.params()[i].local_tensor();
+      if (!local_tensor.defined()) continue;
+      if (local_tensor.grad().defined())
         settle(group, i);
       else if (is_ours)
         place(group, i).zero_();  // it was reset
@@ -132,7 +132,7 @@ void LocalShards::refresh(ParamGroup& group) {
 void LocalShards::begin_gradient(ParamGroup& group, Class& one) {
   // Its views go with a gradient that was reset; what the user gave to a parameter himself stays.
   for (const size_t i : one.members)
-    if (is_in_place(group, one, i)) group.params()[i].sharded_param().mutable_grad().reset();
+    if (is_in_place(group, one, i)) group.params()[i].local_tensor().mutable_grad().reset();
   const auto given = one.shard.grad();
   one.gradient = std::exchange(one.next_gradient, {});
   if (!one.gradient.defined()) {
@@ -157,9 +157,9 @@ void LocalShards::check_requires_grad(std::span<const FSDPParam> params) const {
   for (const auto& one : classes_)
     for (const size_t i : one.members) {
       const auto& param = params[i];
-      const auto unsharded_param = param.unsharded_param(), sharded_param = param.registered_param();
+      const auto unsharded_param = param.unsharded_param(), local_tensor = param.sharded_param();
       const bool is_toggled = (unsharded_param.defined() && unsharded_param.requires_grad() != one.is_trainable) ||
-                              (sharded_param.defined() && sharded_param.requires_grad() != one.is_trainable);
+                              (local_tensor.defined() && local_tensor.requires_grad() != one.is_trainable);
       require_state(!is_toggled,
                     "{}: its requires_grad was set to {} after fsdp::local_shards put it into one tensor of parameters that "
                     "are {}; set it back, or freeze parameters before local_shards",
@@ -178,8 +178,8 @@ void LocalShards::check_grad_dtypes(std::span<const FSDPParam> params) const {
 
 bool have_gradients(std::span<const FSDPParam> params) {
   return std::ranges::any_of(params, [](const FSDPParam& param) {
-    const auto sharded_param = param.sharded_param();
-    return sharded_param.defined() && sharded_param.grad().defined();
+    const auto local_tensor = param.local_tensor();
+    return local_tensor.defined() && local_tensor.grad().defined();
   });
 }
 

@@ -42,10 +42,10 @@ class LocalShards {
   const std::vector<std::string>& labels() const { return labels_; }
 
   /// Where a class lies in a shard that is laid out so: bytes.
-  struct Extent {
+  struct ClassExtent {
     int64_t begin = 0, bytes = 0;
   };
-  static Extent extent_of(const Class& one, const GroupLayout& layout);
+  static ClassExtent extent_of(const Class& one, const GroupLayout& layout);
   /// Zeros for the next gradients, by class; undefined: that one makes its own.
   void give_gradients(std::vector<at::Tensor> memory);
 

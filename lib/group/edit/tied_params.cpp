@@ -53,11 +53,11 @@ void gather_tied(GroupParts& parts, std::span<TiedParam> all) {
     auto& from = *tied.from.group;
     auto& there = from.params()[tied.from.index];
     there.reset_sharded_param(from.parts().shard.piece(tied.from.index));
-    const auto sharded_param = there.sharded_param();
+    const auto local_tensor = there.local_tensor();
     const auto& param = parts.params[tied.index];
-    copy_rows(param.spec, gather_values(from, tied.from.index, sharded_param.detach()), parts.shard.piece(tied.index));
-    if (sharded_param.grad().defined())
-      tied.gradient = part_of(param.layout(), gather_values(from, tied.from.index, sharded_param.grad()),
+    copy_rows(param.spec, gather_values(from, tied.from.index, local_tensor.detach()), parts.shard.piece(tied.index));
+    if (local_tensor.grad().defined())
+      tied.gradient = part_of(param.layout(), gather_values(from, tied.from.index, local_tensor.grad()),
                               parts.identity.mesh_info.shard_rank())
                           .to(parts.shard.home_of(parts.config.device), /*non_blocking=*/false, /*copy=*/true);
   }

@@ -34,16 +34,16 @@ EncodedGather::EncodedGather(const GroupLayout& layout, Extensions extensions, s
                              int world_size)
     : extensions_(std::move(extensions)), dtypes_(std::move(dtypes)), encoded_bytes_(dtypes_.size()) {
   std::vector<Piece> pieces;
-  for (size_t unit = 0; unit < layout.gathered().count(); ++unit)
-    pieces.push_back({.bytes = layout.gathered().piece_bytes(unit)});
+  for (size_t segment = 0; segment < layout.gathered().count(); ++segment)
+    pieces.push_back({.bytes = layout.gathered().piece_bytes(segment)});
   for (size_t i = 0; i < dtypes_.size(); ++i) {
     if (!extensions_[i]) continue;
-    const auto numel = layout.piece_numel(layout.unit_of(i));
+    const auto numel = layout.piece_numel(layout.segment_of(i));
     encoded_bytes_[i] = numel > 0 ? extensions_[i]->encoded_bytes(numel, dtypes_[i]) : 0;
     require(encoded_bytes_[i] >= 0, "all-gather extension '{}': encoded_bytes({}, {}) gave {}; expected 0 or more",
             extensions_[i]->name(), numel, c10::toString(dtypes_[i]), encoded_bytes_[i]);
     // Every rank's bytes begin aligned.
-    pieces[layout.unit_of(i)].bytes = aligned(encoded_bytes_[i]);
+    pieces[layout.segment_of(i)].bytes = aligned(encoded_bytes_[i]);
   }
   layout_ = PieceLayout(std::move(pieces), world_size).packed();
 }
@@ -56,14 +56,14 @@ void EncodedGather::encode(size_t param, const at::Tensor& piece, const at::Tens
 
 void EncodedGather::write(const GroupParts& group, std::span<const at::Tensor> pieces, const at::Tensor& part) const {
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const size_t unit = group.layout.unit_of(i);
+    const size_t segment = group.layout.segment_of(i);
     if (pieces[i].numel() == 0) continue;
     if (extensions_[i]) {
-      encode(i, pieces[i], part.narrow(0, layout_.offset(unit), layout_.piece_bytes(unit)));
+      encode(i, pieces[i], part.narrow(0, layout_.offset(segment), layout_.piece_bytes(segment)));
       continue;
     }
-    const int64_t begin = group.layout.gathered_offset(i) - group.layout.gathered().offset(unit);
-    cast_rows(group.params[i].spec, pieces[i], part.narrow(0, layout_.offset(unit) + begin, group.layout.gathered_bytes(i)));
+    const int64_t begin = group.layout.gathered_offset(i) - group.layout.gathered().offset(segment);
+    cast_rows(group.params[i].spec, pieces[i], part.narrow(0, layout_.offset(segment) + begin, group.layout.gathered_bytes(i)));
   }
 }
 
@@ -73,16 +73,16 @@ at::Tensor EncodedGather::read(const GroupParts& group, const AllGather& gather)
       gather.unsharded.defined() ? gather.unsharded : make_buffer(gathered.total_bytes(), gather.tail.options());
   std::vector<bool> is_placed(gathered.count(), false);
   for (size_t i = 0; i < group.params.size(); ++i) {
-    const size_t unit = group.layout.unit_of(i);
-    if (is_placed[unit] || layout_.piece_bytes(unit) == 0) continue;
-    is_placed[unit] = true;
+    const size_t segment = group.layout.segment_of(i);
+    if (is_placed[segment] || layout_.piece_bytes(segment) == 0) continue;
+    is_placed[segment] = true;
     const auto& shard = group.layout.shard(i);
     if (extensions_[i]) {
       read_encoded(group, i, gather, unsharded);
     } else if (shard.is_flat() || shard.outer() == 1) {
-      place_pieces(gather, unit, unsharded, gathered.tensor_offset(unit));
+      place_pieces(gather, segment, unsharded, gathered.tensor_offset(segment));
     } else {
-      const auto rows = gathered_pieces(gather, unit).view(group.params[i].spec.param_dtype);
+      const auto rows = gathered_pieces(gather, segment).view(group.params[i].spec.param_dtype);
       const auto whole = whole_parameter(group, i, unsharded);
       for (int rank = 0; rank < layout_.world_size(); ++rank) place_rows(shard, rank, rows[rank], whole);
     }
@@ -92,20 +92,20 @@ at::Tensor EncodedGather::read(const GroupParts& group, const AllGather& gather)
 
 void EncodedGather::read_encoded(const GroupParts& group, size_t param, const AllGather& gather,
                               const at::Tensor& unsharded) const {
-  const size_t unit = group.layout.unit_of(param);
+  const size_t segment = group.layout.segment_of(param);
   const auto& shard = group.layout.shard(param);
   const auto& gathered = group.layout.gathered();
-  const auto encoded = gathered_pieces(gather, unit).narrow(1, 0, encoded_bytes_[param]);
+  const auto encoded = gathered_pieces(gather, segment).narrow(1, 0, encoded_bytes_[param]);
   const auto dtype = group.params[param].spec.param_dtype;
   const int ranks = layout_.world_size();
-  if (gathered.tensor_bytes(unit) == 0) return extensions_[param]->post_all_gather(encoded, dtypes_[param], {});
+  if (gathered.tensor_bytes(segment) == 0) return extensions_[param]->post_all_gather(encoded, dtypes_[param], {});
   if (shard.outer() == 1) {
     const auto values =
-        unsharded.narrow(0, gathered.tensor_offset(unit), gathered.tensor_bytes(unit)).view(dtype).view({ranks, -1});
+        unsharded.narrow(0, gathered.tensor_offset(segment), gathered.tensor_bytes(segment)).view(dtype).view({ranks, -1});
     extensions_[param]->post_all_gather(encoded, dtypes_[param], values);
     return;
   }
-  const auto values = make_buffer(gathered.tensor_bytes(unit), unsharded.options()).view(dtype).view({ranks, -1});
+  const auto values = make_buffer(gathered.tensor_bytes(segment), unsharded.options()).view(dtype).view({ranks, -1});
   extensions_[param]->post_all_gather(encoded, dtypes_[param], values);
   const auto whole = whole_parameter(group, param, unsharded);
   for (int rank = 0; rank < ranks; ++rank) place_rows(shard, rank, values[rank], whole);
@@ -114,7 +114,7 @@ void EncodedGather::read_encoded(const GroupParts& group, size_t param, const Al
 at::Tensor EncodedGather::shown(const GroupParts& group, size_t param, const at::Tensor& piece) const {
   if (!extensions_[param] || dynamic_cast<const PreparedExtension*>(extensions_[param].get()) != nullptr) return {};
   const auto& shown = group.params[param];
-  const int64_t numel = group.layout.piece_numel(group.layout.unit_of(param));
+  const int64_t numel = group.layout.piece_numel(group.layout.segment_of(param));
   auto values = at::empty({1, numel}, piece.options().dtype(shown.spec.param_dtype));
   if (numel == 0) return values[0];
   const auto encoded = make_buffer(aligned(encoded_bytes_[param]), piece.options());

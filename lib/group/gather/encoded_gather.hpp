@@ -16,13 +16,13 @@ namespace fsdp {
 using Extensions = std::vector<std::shared_ptr<AllGatherExtension>>;
 
 /// What travels when a group is gathered in another form than its values, or through a user's own
-/// collective: one packed buffer, in which each unit of the group's layout is one piece, encoded by the
+/// collective: one packed buffer, in which each segment of the group's layout is one piece, encoded by the
 /// parameter's extension where it has one.
 ///
 /// Knows where the bytes lie; the group is handed to it, laid out as it was when this was made.
 class EncodedGather {
  public:
-  /// dtypes: that the parameters are kept in. An encoded parameter is a unit of its own.
+  /// dtypes: that the parameters are kept in. An encoded parameter is a segment of its own.
   EncodedGather(const GroupLayout& layout, Extensions extensions, std::vector<at::ScalarType> dtypes, int world_size);
 
   const PieceLayout& layout() const { return layout_; }

@@ -53,13 +53,13 @@ SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring) {
 }
 
 /// Who is in the slot still goes to memory of its own.
-void GatherSlots::move_out(Ring& ring, size_t slot) {
+void GatherSlots::move_out(GatherRing& ring, size_t slot) {
   const auto* buffer = ring.pool.find(slot);
   auto* group = ring.last[slot];
   if (buffer != nullptr && group != nullptr && buffer->is_taken()) group->unsharder().leave_slot();
 }
 
-void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
+void GatherSlots::plan(GatherRing& ring, const ParamGroup& group, size_t length) {
   for (size_t slot = 0; slot < ring.pool.size(); ++slot) move_out(ring, slot);
   ring.pool.clear();
   const auto before = std::exchange(ring.places, {});
@@ -81,7 +81,7 @@ void GatherSlots::plan(Ring& ring, const ParamGroup& group, size_t length) {
 
 SymmMemBuffer* GatherSlots::prepare(ParamGroup& group, int prefetch_distance) {
   const auto& comm = group.identity().mesh_info.shard_group;
-  auto& ring = rings_.try_emplace(comm, Ring{.pool = {comm, SlotUse::kGathers}}).first->second;
+  auto& ring = rings_.try_emplace(comm, GatherRing{.pool = {comm, SlotUse::kGathers}}).first->second;
   const auto length = static_cast<size_t>(1 + prefetch_distance);
   const auto place = ring.places.find(&group);
   const bool fits = place != ring.places.end() && grown(need_of(group), place->second.first) == place->second.first;

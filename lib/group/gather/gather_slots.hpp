@@ -56,17 +56,17 @@ class GatherSlots {
   int64_t bytes() const;
 
  private:
-  struct Ring {
+  struct GatherRing {
     SymmMemPool pool;
     std::map<const ParamGroup*, std::pair<SlotNeed, size_t>> places = {};
     std::vector<ParamGroup*> last = {};  // by slot: who took it last
     size_t length = 0;
   };
 
-  static void move_out(Ring& ring, size_t slot);
-  static void plan(Ring& ring, const ParamGroup& group, size_t length);
+  static void move_out(GatherRing& ring, size_t slot);
+  static void plan(GatherRing& ring, const ParamGroup& group, size_t length);
 
-  std::map<std::shared_ptr<Communicator>, Ring> rings_;
+  std::map<std::shared_ptr<Communicator>, GatherRing> rings_;
 };
 
 }  // namespace fsdp

@@ -9,7 +9,7 @@ namespace fsdp {
 /// In a group's unsharded buffer. False: an extension keeps what is computed with, and the parameter's storage stays released.
 /// A parameter without elements has a place, of no bytes.
 inline bool has_unsharded_memory(const GroupParts& parts, size_t param) {
-  return parts.layout.gathered().tensor_bytes(parts.layout.unit_of(param)) > 0 ||
+  return parts.layout.gathered().tensor_bytes(parts.layout.segment_of(param)) > 0 ||
          parts.params[param].spec.unsharded_bytes() == 0;
 }
 

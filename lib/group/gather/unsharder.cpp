@@ -42,10 +42,10 @@ void Unsharder::unshard(const Launch& launch) {
   BelowResidency below;
   const GroupBuffers buffers(parts_, "gathered parameters");
   const bool is_over_fewer = state_ == UnshardState::kShardedPostForward;
-  if (auto made = is_over_fewer ? nullptr : form_.prepare(parts_)) set_encoded(std::move(made));
+  if (auto made = is_over_fewer ? nullptr : inputs_.prepare(parts_)) set_encoded(std::move(made));
   memory_.set_is_slot(launch.slot != nullptr);
   auto& comm = is_over_fewer ? *post_forward_.group : parts_.shard_group();
-  const auto* encoded = form_.encoded();
+  const auto* encoded = inputs_.encoded();
   const auto& layout = is_over_fewer ? post_forward_.layout : encoded ? encoded->layout() : parts_.layout.gathered();
   gather_ = parts_.comm_ctx->trace.launch(
       {Operation::kAllGather, parts_.identity, comm, layout.total_bytes(), parts_.params[0].spec.param_dtype}, [&] {
@@ -85,7 +85,7 @@ AllGather Unsharder::start_gather(const Launch& launch) {
     return start_gather_of_shard({.unsharded = slot.narrow(0, 0, layout.total_bytes()), .tail = tail},
                                  launch.may_overlap_copies);
   }
-  if (form_.encoded()) return start_encoded_gather(launch.may_overlap_copies);
+  if (inputs_.encoded()) return start_encoded_gather(launch.may_overlap_copies);
   return start_gather_of_shard({memory_.take_kept(), {}}, launch.may_overlap_copies);
 }
 
@@ -122,7 +122,7 @@ AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
     for (size_t i = 0; i < pieces.size(); ++i)
       pieces[i] = shard.narrow(0, parts_.layout.stored_offset(i), parts_.layout.stored_bytes(i));
   }
-  const auto& encoded = *form_.encoded();
+  const auto& encoded = *inputs_.encoded();
   return start_packed_gather(encoded.layout(), call_over(parts_.shard_group()),
                              [&](const at::Tensor& local) { encoded.write(parts_, pieces, local); });
 }
@@ -130,18 +130,18 @@ AllGather Unsharder::start_encoded_gather(bool may_overlap_copies) {
 AllGather Unsharder::start_gather_of_post_forward_piece() {
   const auto& [layout, piece, group] = post_forward_;
   const auto call = call_over(*group);
-  if (!form_.custom()) return start_all_gather(layout, piece, call, {memory_.take_kept(), {}});
+  if (!inputs_.custom()) return start_all_gather(layout, piece, call, {memory_.take_kept(), {}});
   return start_packed_gather(layout, call, [&sent = piece](const at::Tensor& local) { local.copy_(sent); });
 }
 
 /// One rank gathers nothing, and no user's collective does it.
 GatherCall Unsharder::call_over(Communicator& comm) const {
-  return {
-      .group = parts_.launched_on(comm), .subject = parts_.name(), .custom = form_.encoded() ? form_.custom().get() : nullptr};
+  auto* custom = inputs_.encoded() ? inputs_.custom().get() : nullptr;
+  return {.group = parts_.launched_on(comm), .subject = parts_.name(), .custom = custom};
 }
 
 at::Tensor Unsharder::finish_gather(AllGather gather) const {
-  const auto* encoded = form_.encoded();
+  const auto* encoded = inputs_.encoded();
   if (encoded == nullptr || gather.layout != &encoded->layout()) return finish_all_gather(std::move(gather));
   if (gather.work) gather.work->wait();
   return encoded->read(parts_, gather);
@@ -190,7 +190,7 @@ void Unsharder::hide() {
     parts_.sanitizer->check_shown(memory_.bytes());
   for (auto& param : parts_.params)
     if (auto* storage = param.unsharded.storage()) storage->release();
-  form_.release();
+  inputs_.release();
   if (memory_.keeps() || memory_.is_slot()) stream_use_.let_current_wait_for_uses();
   memory_.release();
   stream_use_.wait_before_free();
@@ -226,13 +226,13 @@ void Unsharder::keep_post_forward_piece(const std::shared_ptr<Communicator>& ove
   const Range copy(parts_.comm_ctx->trace, "FSDP::post_forward_copy", parts_.identity);
   const GroupBuffers buffers(parts_, "parameters kept after forward");
   auto regrouped = parts_.layout.gathered().regrouped(over->size());
-  post_forward_ = {.layout = form_.custom() ? regrouped.packed() : std::move(regrouped), .piece = {}, .group = over};
+  post_forward_ = {.layout = inputs_.custom() ? regrouped.packed() : std::move(regrouped), .piece = {}, .group = over};
   auto& [layout, piece, group] = post_forward_;
   piece = make_buffer(layout.rank_bytes(), memory_.bytes().options()).zero_();
-  for (size_t unit = 0; unit < layout.count(); ++unit) {
-    const int64_t bytes = layout.piece_bytes(unit);
-    const auto from = memory_.bytes().narrow(0, layout.tensor_offset(unit) + over->rank() * bytes, bytes);
-    piece.narrow(0, layout.offset(unit), bytes).copy_(from);
+  for (size_t segment = 0; segment < layout.count(); ++segment) {
+    const int64_t bytes = layout.piece_bytes(segment);
+    const auto from = memory_.bytes().narrow(0, layout.tensor_offset(segment) + over->rank() * bytes, bytes);
+    piece.narrow(0, layout.offset(segment), bytes).copy_(from);
   }
 }
 
@@ -281,7 +281,7 @@ void Unsharder::leave_slot() {
 }
 
 void Unsharder::set_encoded(std::unique_ptr<EncodedGather> encoded) {
-  form_.set_encoded(std::move(encoded));
+  inputs_.set_encoded(std::move(encoded));
   memory_.drop_kept();
   views_.inputs.clear();
 }
@@ -292,7 +292,7 @@ void Unsharder::write_back(size_t index) {
   const auto& param = parts_.params[index];
   const auto& piece = parts_.shard.piece(index);
   const auto whole = memory_.bytes().narrow(0, parts_.layout.unsharded_offset(index), param.spec.unsharded_bytes());
-  write_rows_back(param.spec, whole, piece, form_.encoded() ? form_.encoded()->shown(parts_, index, piece) : at::Tensor());
+  write_rows_back(param.spec, whole, piece, inputs_.encoded() ? inputs_.encoded()->shown(parts_, index, piece) : at::Tensor());
   if (parts_.sanitizer) [[unlikely]]
     parts_.sanitizer->note_write(memory_.bytes(), index);
 }

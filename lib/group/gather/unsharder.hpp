@@ -5,7 +5,7 @@
 
 #include "collectives/all_gather.hpp"
 #include "comm/comm_memory.hpp"
-#include "group/gather/gather_form.hpp"
+#include "group/gather/all_gather_inputs.hpp"
 #include "group/gather/stream_use.hpp"
 #include "group/gather/unshard_state.hpp"
 #include "group/gather/unsharded_memory.hpp"
@@ -19,7 +19,7 @@ namespace fsdp {
 class Unsharder {
  public:
   /// parts: outlive this.
-  Unsharder(GroupParts& parts, Extensions extensions) : parts_(parts), form_(std::move(extensions)) {}
+  Unsharder(GroupParts& parts, Extensions extensions) : parts_(parts), inputs_(std::move(extensions)) {}
 
   UnshardState state() const { return state_; }
   bool is_held() const { return holds_unsharded(state_); }
@@ -55,10 +55,10 @@ class Unsharder {
 
   /// Null: none, or one that sends nothing.
   Work* gather_under_way() const { return gather_.work.get(); }
-  GatherForm& form() { return form_; }
-  const GatherForm& form() const { return form_; }
+  AllGatherInputs& inputs() { return inputs_; }
+  const AllGatherInputs& inputs() const { return inputs_; }
   /// What travels from now on, of a group that is released; buffers of the old layout go. With a layout and dtypes that
-  /// `form().plan` has been asked for.
+  /// `inputs().plan` has been asked for.
   void set_encoded(std::unique_ptr<EncodedGather> encoded);
 
   UnshardedMemory& memory() { return memory_; }
@@ -110,7 +110,7 @@ class Unsharder {
   bool sends_shard(const at::Tensor& sent) const { return sent.is_same(parts_.shard.bytes()); }
 
   GroupParts& parts_;
-  GatherForm form_;
+  AllGatherInputs inputs_;
   UnshardState state_ = UnshardState::kSharded;
   AllGather gather_;
   PostForward post_forward_;

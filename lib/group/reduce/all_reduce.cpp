@@ -12,13 +12,13 @@
 namespace fsdp {
 namespace {
 
-void run_hook(ParamGroup& group, ReducePart& part, Communicator& comm) {
-  const auto& input = part.hook_input = part.reduce_scatter.output;
-  auto call = call_of(group, part, Operation::kAllReduce, comm);
+void run_hook(ParamGroup& group, ReduceBucket& bucket, Communicator& comm) {
+  const auto& input = bucket.hook_input = bucket.reduce_scatter.output;
+  auto call = call_of(group, bucket, Operation::kAllReduce, comm);
   call.bytes = static_cast<int64_t>(input.nbytes());
   const AllReduceCall arguments{.gradients = input,
                                 .replicate_group = group.identity().mesh_info.replicate_group.get(),
-                                .divide_factor = division_of(group, part.dtype).after,
+                                .divide_factor = division_of(group, bucket.dtype).after,
                                 .subject = group.name()};
   auto result =
       group.parts().comm_ctx->trace.launch(call, [&] { return group.options().reduce.all_reduce_hook(arguments); });
@@ -30,27 +30,27 @@ void run_hook(ParamGroup& group, ReducePart& part, Communicator& comm) {
           "contiguous",
           group.name(), !output.defined() ? "no tensor" : is_plain(output) ? output.toString() : what_it_is(output),
           input.numel(), input.device().str());
-  part.reduce_scatter.output = std::move(result.gradients);
-  part.all_reduce = std::move(result.work);
-  part.is_divided = true;
+  bucket.reduce_scatter.output = std::move(result.gradients);
+  bucket.all_reduce = std::move(result.work);
+  bucket.is_divided = true;
 }
 
 }  // namespace
 
-void start_all_reduce(ParamGroup& group, ReducePart& part) {
+void start_all_reduce(ParamGroup& group, ReduceBucket& bucket) {
   const auto& info = group.identity().mesh_info;
   // A hook on a mesh that does not replicate sums over ranks we know nothing of; ours all run it.
   auto& comm = info.replicate_group ? *info.replicate_group : *info.shard_group;
-  if (group.options().reduce.all_reduce_hook) return run_hook(group, part, comm);
-  auto call = call_of(group, part, Operation::kAllReduce, comm);
-  call.bytes = static_cast<int64_t>(part.reduce_scatter.output.nbytes());
+  if (group.options().reduce.all_reduce_hook) return run_hook(group, bucket, comm);
+  auto call = call_of(group, bucket, Operation::kAllReduce, comm);
+  call.bytes = static_cast<int64_t>(bucket.reduce_scatter.output.nbytes());
   group.parts().comm_ctx->meter.total().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
   auto& launched = group.parts().launched_on(comm);
-  const auto scale = scale_in_collective(group, part);
-  auto* scaled = scale ? scaled_sums_of(launched, {.dtype = part.dtype, .scale = *scale}) : nullptr;
-  part.is_divided = scaled != nullptr;
-  const auto& sum = part.reduce_scatter.output;
-  part.all_reduce = group.parts().comm_ctx->trace.launch(call, [&] {
+  const auto scale = scale_in_collective(group, bucket);
+  auto* scaled = scale ? scaled_sums_of(launched, {.dtype = bucket.dtype, .scale = *scale}) : nullptr;
+  bucket.is_divided = scaled != nullptr;
+  const auto& sum = bucket.reduce_scatter.output;
+  bucket.all_reduce = group.parts().comm_ctx->trace.launch(call, [&] {
     return scaled != nullptr ? scaled->start_scaled_all_reduce(sum, *scale, group.name())
                              : launched.start_all_reduce(sum, ReduceOp::kSum, group.name());
   });

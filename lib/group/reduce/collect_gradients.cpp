@@ -44,14 +44,14 @@ std::optional<at::ScalarType> joint_dtype(ParamGroup& group) {
   return joint;
 }
 
-/// Sorts gradients into parts. Most often they are those of the reduction before, whose parts are filled again then: they
+/// Sorts gradients into buckets. Most often they are those of the reduction before, whose buckets are filled again then: they
 /// have their lists, their layout and their views.
 class Collection {
  public:
-  /// kept: parts of an earlier reduction, recycled.
-  Collection(ParamGroup& group, std::optional<at::ScalarType> joint, std::vector<ReducePart> kept)
+  /// kept: buckets of an earlier reduction, recycled.
+  Collection(ParamGroup& group, std::optional<at::ScalarType> joint, std::vector<ReduceBucket> kept)
       : group_(group), joint_(joint), taken_(kept.size(), 0) {
-    inputs_.parts = std::move(kept);
+    inputs_.buckets = std::move(kept);
   }
 
   /// gradient: undefined where there is none, or none yet.
@@ -62,21 +62,21 @@ class Collection {
 
  private:
   at::ScalarType dtype_of(size_t index, const at::Tensor& gradient) const;
-  size_t part_of(at::ScalarType dtype);
+  size_t bucket_of(at::ScalarType dtype);
 
   ParamGroup& group_;
   std::optional<at::ScalarType> joint_;
   ReduceInputs inputs_;
-  c10::SmallVector<size_t, 4> taken_;  // by part: its entries that are of this reduction, the first ones
-  size_t used_ = 0;                    // parts of this reduction, the first ones
+  c10::SmallVector<size_t, 4> taken_;  // by bucket: its entries that are of this reduction, the first ones
+  size_t used_ = 0;                    // buckets of this reduction, the first ones
 };
 
-/// Of the part's entries only the first `taken` stay.
-void cut(ReducePart& part, size_t taken) {
-  part.units.resize(taken == 0 ? 0 : part.entries[taken - 1].unit + 1);
-  part.indices.resize(taken);
-  part.entries.resize(taken);
-  part.reduce_scatter.layout.reset();
+/// Of the bucket's entries only the first `taken` stay.
+void cut(ReduceBucket& bucket, size_t taken) {
+  bucket.segments.resize(taken == 0 ? 0 : bucket.entries[taken - 1].segment + 1);
+  bucket.indices.resize(taken);
+  bucket.entries.resize(taken);
+  bucket.reduce_scatter.layout.reset();
 }
 
 at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) const {
@@ -89,54 +89,54 @@ at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) co
 
 /// Parts are in the order of their first parameters, as their collectives will be: one that gets its first entry goes to the
 /// end of those that have some.
-size_t Collection::part_of(at::ScalarType dtype) {
-  auto& parts = inputs_.parts;
-  const auto found = static_cast<size_t>(std::ranges::find(parts, dtype, &ReducePart::dtype) - parts.begin());
+size_t Collection::bucket_of(at::ScalarType dtype) {
+  auto& buckets = inputs_.buckets;
+  const auto found = static_cast<size_t>(std::ranges::find(buckets, dtype, &ReduceBucket::dtype) - buckets.begin());
   if (found < used_) return found;
-  if (found == parts.size()) {
-    auto& made = parts.emplace_back(ReducePart{.dtype = dtype});
+  if (found == buckets.size()) {
+    auto& made = buckets.emplace_back(ReduceBucket{.dtype = dtype});
     taken_.push_back(0);
     const size_t most = group_.params().size();
     made.indices.reserve(most);
     made.entries.reserve(most);
-    made.units.reserve(most);
+    made.segments.reserve(most);
   }
-  if (found != used_) std::swap(parts[found], parts[used_]);
+  if (found != used_) std::swap(buckets[found], buckets[used_]);
   return used_++;
 }
 
 void Collection::add(size_t index, at::Tensor gradient) {
   const auto& layout = group_.parts().layout;
-  const size_t p = part_of(dtype_of(index, gradient));
-  auto& part = inputs_.parts[p];
+  const size_t p = bucket_of(dtype_of(index, gradient));
+  auto& bucket = inputs_.buckets[p];
   const size_t taken = taken_[p]++;
-  const size_t unit = layout.unit_of(index);
-  const bool is_new_unit = taken == 0 || layout.unit_of(part.indices[taken - 1]) != unit;
+  const size_t segment = layout.segment_of(index);
+  const bool is_new_segment = taken == 0 || layout.segment_of(bucket.indices[taken - 1]) != segment;
   const auto& spec = group_.params()[index].spec;
   ReduceEntry entry{.gradient = {},
                     .layout = &spec.layout,
-                    .unit = taken == 0 ? 0 : part.entries[taken - 1].unit + (is_new_unit ? 1 : 0),
+                    .segment = taken == 0 ? 0 : bucket.entries[taken - 1].segment + (is_new_segment ? 1 : 0),
                     .start = layout.start_of(index),
-                    .is_cast = spec.param_dtype != part.dtype};
-  const int64_t piece_numel = layout.piece_numel(unit);
-  const bool is_known = taken < part.indices.size() && part.indices[taken] == index &&
-                        part.entries[taken].is_like(entry) && part.units[entry.unit].piece_numel == piece_numel;
+                    .is_cast = spec.param_dtype != bucket.dtype};
+  const int64_t piece_numel = layout.piece_numel(segment);
+  const bool is_known = taken < bucket.indices.size() && bucket.indices[taken] == index &&
+                        bucket.entries[taken].is_like(entry) && bucket.segments[entry.segment].piece_numel == piece_numel;
   if (is_known) {
-    part.entries[taken].gradient = std::move(gradient);
+    bucket.entries[taken].gradient = std::move(gradient);
     return;
   }
-  cut(part, taken);
-  if (is_new_unit) part.units.push_back({piece_numel});
-  part.indices.push_back(index);
+  cut(bucket, taken);
+  if (is_new_segment) bucket.segments.push_back({piece_numel});
+  bucket.indices.push_back(index);
   entry.gradient = std::move(gradient);
-  part.entries.push_back(std::move(entry));
+  bucket.entries.push_back(std::move(entry));
 }
 
 ReduceInputs Collection::finish() {
-  auto& parts = inputs_.parts;
-  parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(used_), parts.end());
+  auto& buckets = inputs_.buckets;
+  buckets.erase(buckets.begin() + static_cast<std::ptrdiff_t>(used_), buckets.end());
   for (size_t p = 0; p < used_; ++p)
-    if (taken_[p] < parts[p].indices.size()) cut(parts[p], taken_[p]);
+    if (taken_[p] < buckets[p].indices.size()) cut(buckets[p], taken_[p]);
   return std::move(inputs_);
 }
 
@@ -161,7 +161,7 @@ void Collection::add_alone(size_t index, at::Tensor gradient) {
 ReduceInputs collect_gradients(ParamGroup& group) {
   const bool is_alone = reduces_alone(group);
   auto& gradients = group.gradients();
-  Collection collection(group, joint_dtype(group), std::exchange(gradients.kept_parts, {}));
+  Collection collection(group, joint_dtype(group), std::exchange(gradients.kept_buckets, {}));
   for (const size_t i : group.parts().layout.order()) {
     const auto& param = group.params()[i];
     group.parts().comm_ctx->meter.total().buffer_bytes += gradients.store.bytes_to_take(i);
@@ -178,24 +178,24 @@ ReduceInputs collect_gradients(ParamGroup& group) {
   return collection.finish();
 }
 
-std::vector<ReducePart> expected_parts(ParamGroup& group) {
+std::vector<ReduceBucket> expected_buckets(ParamGroup& group) {
   Collection collection(group, std::nullopt, {});
   for (const size_t i : group.parts().layout.order()) {
     const auto& param = group.params()[i];
     if (param.unsharded.peek() != nullptr && param.requires_grad()) collection.add(i, {});
   }
-  return collection.finish().parts;
+  return collection.finish().buckets;
 }
 
-void keep_parts(ParamGroup& group, std::vector<ReducePart> parts) {
-  for (auto& part : parts) {
-    part.all_reduce.reset();
-    for (auto& entry : part.entries) entry.gradient.reset();
-    recycle_reduce_scatter(part.reduce_scatter);
-    part.hook_input.reset();
-    part.is_divided = false;
+void keep_buckets(ParamGroup& group, std::vector<ReduceBucket> buckets) {
+  for (auto& bucket : buckets) {
+    bucket.all_reduce.reset();
+    for (auto& entry : bucket.entries) entry.gradient.reset();
+    recycle_reduce_scatter(bucket.reduce_scatter);
+    bucket.hook_input.reset();
+    bucket.is_divided = false;
   }
-  group.gradients().kept_parts = std::move(parts);
+  group.gradients().kept_buckets = std::move(buckets);
 }
 
 }  // namespace fsdp

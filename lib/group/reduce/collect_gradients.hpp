@@ -2,21 +2,21 @@
 
 #include <vector>
 
-#include "group/reduce/reduce_part.hpp"
+#include "group/reduce/reduce_bucket.hpp"
 
 namespace fsdp {
 
 class ParamGroup;
 
 /// Takes the group's unsharded gradients off the unsharded parameters, with the sums that wait, and sorts them by the dtype
-/// that they are summed in, into the parts that the group has kept. Nothing is packed yet. Throws ArgumentError where ranks
+/// that they are summed in, into the buckets that the group has kept. Nothing is packed yet. Throws ArgumentError where ranks
 /// could not agree on a dtype.
 ReduceInputs collect_gradients(ParamGroup& group);
 
-/// The parts when all trainable parameters have gradients; these stay where they are.
-std::vector<ReducePart> expected_parts(ParamGroup& group);
+/// The buckets when all trainable parameters have gradients; these stay where they are.
+std::vector<ReduceBucket> expected_buckets(ParamGroup& group);
 
-/// Behind the last use of a reduction's parts: lets go of their memory and keeps the rest for the group's next reduction.
-void keep_parts(ParamGroup& group, std::vector<ReducePart> parts);
+/// Behind the last use of a reduction's buckets: lets go of their memory and keeps the rest for the group's next reduction.
+void keep_buckets(ParamGroup& group, std::vector<ReduceBucket> buckets);
 
 }  // namespace fsdp

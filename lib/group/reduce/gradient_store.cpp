@@ -17,7 +17,7 @@
 namespace fsdp {
 
 void GradientStore::arrived(size_t index) {
-  auto& slot = slots_[index];
+  auto& slot = params_gradients_[index];
   if (slot.has_arrived) return;
   slot.has_arrived = true;
   ++arrived_;
@@ -30,7 +30,7 @@ bool GradientStore::is_complete(size_t trainable) const {
 
 void GradientStore::end_backward() {
   const bool learns = arrived_ > 0;
-  for (auto& slot : slots_) {
+  for (auto& slot : params_gradients_) {
     if (learns) slot.is_expected = slot.has_arrived;
     slot.has_arrived = false;
   }
@@ -41,12 +41,12 @@ void GradientStore::end_backward() {
 
 void GradientStore::reset() {
   end_backward();
-  for (auto& slot : slots_) slot.is_expected = false;
+  for (auto& slot : params_gradients_) slot.is_expected = false;
   expected_ = 0;
 }
 
 bool GradientStore::has_partial_sums() const {
-  return std::ranges::any_of(slots_, [](const Slot& slot) { return slot.partial_sum.defined(); });
+  return std::ranges::any_of(params_gradients_, [](const ParamGradients& slot) { return slot.partial_sum.defined(); });
 }
 
 namespace {
@@ -82,7 +82,7 @@ at::Tensor take_plain(at::Tensor& gradient, const std::string& name) {
 }  // namespace
 
 at::Tensor GradientStore::take(size_t index) {
-  auto& accumulated = slots_[index].accumulated;
+  auto& accumulated = params_gradients_[index].accumulated;
   auto* unsharded_param = params_[index].unsharded.peek();
   auto gradient = unsharded_param ? take_plain(accumulated_grad(*unsharded_param), params_[index].name()) : at::Tensor();
   if (!accumulated.defined()) return gradient;
@@ -91,7 +91,7 @@ at::Tensor GradientStore::take(size_t index) {
 }
 
 int64_t GradientStore::bytes_to_take(size_t index) const {
-  const auto& sum = slots_[index].accumulated;
+  const auto& sum = params_gradients_[index].accumulated;
   if (!sum.defined() || !sum.is_cpu()) return 0;
   const auto unsharded_param = params_[index].unsharded_param();
   if (!unsharded_param.defined() || !accumulated_grad(unsharded_param).defined()) return 0;
@@ -99,40 +99,40 @@ int64_t GradientStore::bytes_to_take(size_t index) const {
 }
 
 void GradientStore::record_use(c10::Stream stream) const {
-  for (size_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < params_gradients_.size(); ++i) {
     if (auto* unsharded_param = params_[i].unsharded.peek())
       fsdp::record_use(accumulated_grad(*unsharded_param), stream);
-    fsdp::record_use(slots_[i].accumulated, stream);
+    fsdp::record_use(params_gradients_[i].accumulated, stream);
   }
 }
 
 bool GradientStore::has_unreduced(bool counts_partial_sums) const {
-  for (size_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < params_gradients_.size(); ++i) {
     if (auto* unsharded_param = params_[i].unsharded.peek(); unsharded_param && accumulated_grad(*unsharded_param).defined())
       return true;
-    if (slots_[i].accumulated.defined()) return true;
-    if (counts_partial_sums && slots_[i].partial_sum.defined()) return true;
+    if (params_gradients_[i].accumulated.defined()) return true;
+    if (counts_partial_sums && params_gradients_[i].partial_sum.defined()) return true;
   }
   return false;
 }
 
 void GradientStore::accumulate(const GradientDtypes& dtypes) {
   BelowResidency below;
-  for (size_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < params_gradients_.size(); ++i) {
     const auto dtype = dtypes.reduce_dtype(i);
     const auto unsharded_param = params_[i].unsharded_param();
     if (dtype == params_[i].spec.param_dtype || !unsharded_param.defined() || !accumulated_grad(unsharded_param).defined())
       continue;
-    slots_[i].accumulated = take(i).to(dtype);
+    params_gradients_[i].accumulated = take(i).to(dtype);
   }
 }
 
 void GradientStore::drop() {
-  for (size_t i = 0; i < slots_.size(); ++i) {
+  for (size_t i = 0; i < params_gradients_.size(); ++i) {
     if (const auto unsharded_param = params_[i].unsharded_param(); unsharded_param.defined())
       accumulated_grad(unsharded_param).reset();
-    slots_[i].partial_sum.reset();
-    slots_[i].accumulated.reset();
+    params_gradients_[i].partial_sum.reset();
+    params_gradients_[i].accumulated.reset();
   }
 }
 

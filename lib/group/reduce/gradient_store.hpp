@@ -18,7 +18,7 @@ struct FSDPParam;
 class GradientStore {
  public:
   /// params: the group's, `count` of them when the group is made. They outlive this.
-  GradientStore(std::vector<FSDPParam>& params, size_t count) : params_(params), slots_(count) {}
+  GradientStore(std::vector<FSDPParam>& params, size_t count) : params_(params), params_gradients_(count) {}
 
   // --- the backward under way
   /// Autograd has accumulated the gradient of parameter `index`.
@@ -36,12 +36,12 @@ class GradientStore {
 
   // --- what no reduction has taken
   /// HSDP without all-reduce: this rank's rows, summed within the shard group so far, in the reduce dtype; undefined if none.
-  at::Tensor& partial_sum(size_t index) { return slots_[index].partial_sum; }
+  at::Tensor& partial_sum(size_t index) { return params_gradients_[index].partial_sum; }
   /// Sum of whole gradients of backwards without reduction, in the reduce dtype where that is not the unsharded parameter's;
   /// undefined if there is none.
-  at::Tensor& accumulated(size_t index) { return slots_[index].accumulated; }
-  const at::Tensor& partial_sum(size_t index) const { return slots_[index].partial_sum; }
-  const at::Tensor& accumulated(size_t index) const { return slots_[index].accumulated; }
+  at::Tensor& accumulated(size_t index) { return params_gradients_[index].accumulated; }
+  const at::Tensor& partial_sum(size_t index) const { return params_gradients_[index].partial_sum; }
+  const at::Tensor& accumulated(size_t index) const { return params_gradients_[index].accumulated; }
   bool has_partial_sums() const;
   /// The whole gradient since the last reduction, taken off the unsharded parameter and the sum; undefined if there is none.
   at::Tensor take(size_t index);
@@ -58,14 +58,14 @@ class GradientStore {
   void drop();
 
  private:
-  struct Slot {  // of one parameter
+  struct ParamGradients {  // of one parameter
     bool has_arrived = false;
     bool is_expected = false;  // arrived in the last backward
     at::Tensor partial_sum = {}, accumulated = {};
   };
 
   std::vector<FSDPParam>& params_;
-  std::vector<Slot> slots_;
+  std::vector<ParamGradients> params_gradients_;
   size_t arrived_ = 0;       // parameters
   size_t expected_ = 0;      // parameters; 0: not learned yet
   size_t as_expected_ = 0;   // parameters that arrived and were expected

@@ -8,7 +8,7 @@
 #include "group/reduce/gradient_dtypes.hpp"
 #include "group/reduce/gradient_store.hpp"
 #include "group/reduce/gradient_streams.hpp"
-#include "group/reduce/reduce_part.hpp"
+#include "group/reduce/reduce_bucket.hpp"
 
 namespace fsdp {
 
@@ -20,7 +20,7 @@ struct GroupGradients {
   GradientStreams streams = {};
   size_t trainable_count = 0;  ///< parameters that need a gradient, as of the last `sync_requires_grad`
   /// Of the last reduction that was finished, without gradients, for the next one to fill (collect_gradients).
-  std::vector<ReducePart> kept_parts = {};
+  std::vector<ReduceBucket> kept_buckets = {};
 
   /// parts, options: outlive this. count: of the parameters that they are about to have.
   GroupGradients(GroupParts& parts, const ReduceOptions& options, size_t count)

@@ -9,37 +9,37 @@ namespace fsdp {
 
 namespace {
 
-int64_t begin_of(const ParamGroup& group, const ReducePart& part, size_t i) {
-  return reduced_offset(part.reduce_scatter, part.entries[i].unit) + group.parts().layout.local_start(part.indices[i]);
+int64_t begin_of(const ParamGroup& group, const ReduceBucket& bucket, size_t i) {
+  return reduced_offset(bucket.reduce_scatter, bucket.entries[i].segment) + group.parts().layout.local_start(bucket.indices[i]);
 }
 
 }  // namespace
 
-at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i) {
-  const auto& spec = group.params()[part.indices[i]].spec;
-  return raw_view(part.reduce_scatter.output, spec.local_sizes, spec.local_strides, begin_of(group, part, i));
+at::Tensor local_piece(const ParamGroup& group, const ReduceBucket& bucket, size_t i) {
+  const auto& spec = group.params()[bucket.indices[i]].spec;
+  return raw_view(bucket.reduce_scatter.output, spec.local_sizes, spec.local_strides, begin_of(group, bucket, i));
 }
 
-at::Tensor gradient_piece(const ParamGroup& group, const ReducePart& part, size_t i) {
-  const auto& param = group.params()[part.indices[i]];
+at::Tensor gradient_piece(const ParamGroup& group, const ReduceBucket& bucket, size_t i) {
+  const auto& param = group.params()[bucket.indices[i]];
   const auto& shared = param.sharded.shared();
-  if (!shared) return local_piece(group, part, i);
-  return shared->piece_on(part.reduce_scatter.output, param.spec.local_sizes, param.spec.local_strides,
-                          begin_of(group, part, i));
+  if (!shared) return local_piece(group, bucket, i);
+  return shared->piece_on(bucket.reduce_scatter.output, param.spec.local_sizes, param.spec.local_strides,
+                          begin_of(group, bucket, i));
 }
 
-void add_partial_sums(ParamGroup& group, ReducePart& part) {
-  for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group.gradients().store.partial_sum(part.indices[i]);
-    if (sum.defined()) local_piece(group, part, i).add_(sum);
+void add_partial_sums(ParamGroup& group, ReduceBucket& bucket) {
+  for (size_t i = 0; i < bucket.indices.size(); ++i) {
+    auto& sum = group.gradients().store.partial_sum(bucket.indices[i]);
+    if (sum.defined()) local_piece(group, bucket, i).add_(sum);
     sum.reset();
   }
 }
 
-void store_partial_sums(ParamGroup& group, ReducePart& part) {
-  for (size_t i = 0; i < part.indices.size(); ++i) {
-    auto& sum = group.gradients().store.partial_sum(part.indices[i]);
-    const auto piece = local_piece(group, part, i);
+void store_partial_sums(ParamGroup& group, ReduceBucket& bucket) {
+  for (size_t i = 0; i < bucket.indices.size(); ++i) {
+    auto& sum = group.gradients().store.partial_sum(bucket.indices[i]);
+    const auto piece = local_piece(group, bucket, i);
     if (sum.defined() && sum.scalar_type() != piece.scalar_type()) sum = sum.to(piece.scalar_type());
     if (sum.defined())
       sum.add_(piece);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "group/reduce/reduce_part.hpp"
+#include "group/reduce/reduce_bucket.hpp"
 
 // This rank's rows of what reduce-scatters have summed, and those that wait until the replicas are summed too (HSDP without
 // all-reduce).
@@ -8,13 +8,13 @@ namespace fsdp {
 
 class ParamGroup;
 
-/// This rank's rows of the part's entry `i`, in its sum.
-at::Tensor local_piece(const ParamGroup& group, const ReducePart& part, size_t i);
+/// This rank's rows of the bucket's entry `i`, in its sum.
+at::Tensor local_piece(const ParamGroup& group, const ReduceBucket& bucket, size_t i);
 /// The same to become the parameter's gradient.
-at::Tensor gradient_piece(const ParamGroup& group, const ReducePart& part, size_t i);
-/// Adds to the part's sum what earlier backwards have left.
-void add_partial_sums(ParamGroup& group, ReducePart& part);
-/// Leaves the part's sum for a later backward.
-void store_partial_sums(ParamGroup& group, ReducePart& part);
+at::Tensor gradient_piece(const ParamGroup& group, const ReduceBucket& bucket, size_t i);
+/// Adds to the bucket's sum what earlier backwards have left.
+void add_partial_sums(ParamGroup& group, ReduceBucket& bucket);
+/// Leaves the bucket's sum for a later backward.
+void store_partial_sums(ParamGroup& group, ReduceBucket& bucket);
 
 }  // namespace fsdp

@@ -48,34 +48,34 @@ GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype) {
 }
 
 /// One before the last would have to be as often there.
-std::optional<double> scale_in_collective(const ParamGroup& group, const ReducePart& part) {
-  const auto [before, after] = division_of(group, part.dtype);
+std::optional<double> scale_in_collective(const ParamGroup& group, const ReduceBucket& bucket) {
+  const auto [before, after] = division_of(group, bucket.dtype);
   // A division in two parts keeps sums in float16's range, which a product rounded to it does not.
   if (group.options().reduce.forces_sum || before != 1 || after == 1) return std::nullopt;
   return 1 / after;
 }
 
-ReduceScatterOptions options_of(const ParamGroup& group, const ReducePart& part) {
-  return {.sum = at::TensorOptions().dtype(part.dtype).device(group.parts().config.device),
+ReduceScatterOptions options_of(const ParamGroup& group, const ReduceBucket& bucket) {
+  return {.sum = at::TensorOptions().dtype(bucket.dtype).device(group.parts().config.device),
           .custom = group.options().reduce.custom_reduce_scatter.get(),
-          .scale = has_all_reduce(group) ? std::nullopt : scale_in_collective(group, part)};
+          .scale = has_all_reduce(group) ? std::nullopt : scale_in_collective(group, bucket)};
 }
 
-CollectiveCall call_of(const ParamGroup& group, const ReducePart& part, Operation operation, Communicator& comm) {
-  CollectiveCall call{operation, group.identity(), comm, /*bytes=*/0, part.dtype, /*params=*/0};
-  for (const size_t i : part.indices) {
+CollectiveCall call_of(const ParamGroup& group, const ReduceBucket& bucket, Operation operation, Communicator& comm) {
+  CollectiveCall call{operation, group.identity(), comm, /*bytes=*/0, bucket.dtype, /*params=*/0};
+  for (const size_t i : bucket.indices) {
     call.bytes += c10::multiply_integers(group.params()[i].spec.sizes());
     call.params |= uint64_t{1} << std::min<size_t>(i, 63);
   }
-  call.bytes *= static_cast<int64_t>(c10::elementSize(part.dtype));
+  call.bytes *= static_cast<int64_t>(c10::elementSize(bucket.dtype));
   return call;
 }
 
-int64_t measure_slot(const ParamGroup& group, std::span<ReducePart> parts) {
+int64_t measure_slot(const ParamGroup& group, std::span<ReduceBucket> buckets) {
   const auto& comm = group.parts().launched_on(*reduction_comm(group));
   int64_t bytes = 0;
-  for (auto& part : parts)
-    bytes += part.slot_bytes = packed_bytes(part.units, part.entries, options_of(group, part), comm);
+  for (auto& bucket : buckets)
+    bytes += bucket.slot_bytes = packed_bytes(bucket.segments, bucket.entries, options_of(group, bucket), comm);
   return bytes;
 }
 

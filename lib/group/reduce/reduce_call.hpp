@@ -5,7 +5,7 @@
 #include <span>
 
 #include "group/reduce/gradient_division.hpp"
-#include "group/reduce/reduce_part.hpp"
+#include "group/reduce/reduce_bucket.hpp"
 #include "trace/collective_trace.hpp"
 
 // What a group's collectives over gradients are called with.
@@ -29,12 +29,12 @@ bool owes_zeros(const ParamGroup& group);
 bool reduces_in_streams(const ParamGroup& group);
 
 GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype);
-/// What the part's last collective can multiply by in place of the division behind it; none: it cannot.
-std::optional<double> scale_in_collective(const ParamGroup& group, const ReducePart& part);
-ReduceScatterOptions options_of(const ParamGroup& group, const ReducePart& part);
+/// What the bucket's last collective can multiply by in place of the division behind it; none: it cannot.
+std::optional<double> scale_in_collective(const ParamGroup& group, const ReduceBucket& bucket);
+ReduceScatterOptions options_of(const ParamGroup& group, const ReduceBucket& bucket);
 /// For the trace.
-CollectiveCall call_of(const ParamGroup& group, const ReducePart& part, Operation operation, Communicator& comm);
-/// Of all their inputs in registered memory; notes each part's own.
-int64_t measure_slot(const ParamGroup& group, std::span<ReducePart> parts);
+CollectiveCall call_of(const ParamGroup& group, const ReduceBucket& bucket, Operation operation, Communicator& comm);
+/// Of all their inputs in registered memory; notes each bucket's own.
+int64_t measure_slot(const ParamGroup& group, std::span<ReduceBucket> buckets);
 
 }  // namespace fsdp

@@ -36,7 +36,7 @@ ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
 ReduceJob::~ReduceJob() {
   if (holds_inputs()) give_up();
   slot_.reset();  // waits for what is under way, before the memory goes
-  if (!inputs_.parts.empty()) keep_parts(*group_, std::move(inputs_.parts));
+  if (!inputs_.buckets.empty()) keep_buckets(*group_, std::move(inputs_.buckets));
 }
 
 /// Behind an exception or a reset. What is under way still keeps its memory; but what has been waited for goes back to the
@@ -45,8 +45,8 @@ void ReduceJob::give_up() noexcept {
   if (!packed_on_) return;
   try {
     if (is_capturing(current_stream(packed_on_->device())).value_or(false))
-      for (auto& part : inputs_.parts)
-        for (const auto& work : {part.reduce_scatter.work, part.all_reduce})
+      for (auto& bucket : inputs_.buckets)
+        for (const auto& work : {bucket.reduce_scatter.work, bucket.all_reduce})
           if (work) work->wait();
     let_wait_for_current(*packed_on_);
     join_in_capture(*packed_on_);
@@ -61,10 +61,10 @@ void ReduceJob::enter(ReduceEvent event) {
   stage_ = next;
 }
 
-/// 1-D bytes for the parts one after another; undefined: there is no slot.
+/// 1-D bytes for the buckets one after another; undefined: there is no slot.
 at::Tensor ReduceJob::take_slot() {
   if (!reduces_in_slots(*group_)) return {};
-  const int64_t bytes = measure_slot(*group_, inputs_.parts);
+  const int64_t bytes = measure_slot(*group_, inputs_.buckets);
   slot_ = group_->parts().comm_ctx->reduction_slots.hold(*group_, bytes);
   return slot_ ? slot_->take(bytes) : at::Tensor();
 }
@@ -73,23 +73,23 @@ void ReduceJob::pack() {
   auto& comm = group_->parts().launched_on(*reduction_comm(*group_));
   const auto slot = take_slot();
   int64_t begin = 0;
-  for (auto& part : inputs_.parts) {
+  for (auto& bucket : inputs_.buckets) {
     // Before it is cast too: what float32 holds need not fit into float16 whole.
-    const double factor = division_of(*group_, part.dtype).before;
-    for (auto& entry : part.entries)
+    const double factor = division_of(*group_, bucket.dtype).before;
+    for (auto& entry : bucket.entries)
       if (entry.gradient.defined() && factor != 1) entry.gradient.div_(factor);
-    auto options = options_of(*group_, part);
-    if (slot.defined()) options.memory = slot.narrow(0, std::exchange(begin, begin + part.slot_bytes), part.slot_bytes);
-    pack_reduce_scatter(part.reduce_scatter, part.units, part.entries, options, comm, group_->name());
+    auto options = options_of(*group_, bucket);
+    if (slot.defined()) options.memory = slot.narrow(0, std::exchange(begin, begin + bucket.slot_bytes), bucket.slot_bytes);
+    pack_reduce_scatter(bucket.reduce_scatter, bucket.segments, bucket.entries, options, comm, group_->name());
     // Free the gradients now, not when the collective is done: where they were packed nothing refers to them any more,
     // and waiting would keep two groups' gradients alive at once.
-    for (auto& entry : part.entries) {
+    for (auto& entry : bucket.entries) {
       if (group_->parts().sanitizer != nullptr) poison_if_last(entry.gradient);
       entry.gradient.reset();
     }
   }
   int64_t bytes = 0;
-  for (const auto& part : inputs_.parts) bytes += part.reduce_scatter.layout->total_bytes();
+  for (const auto& bucket : inputs_.buckets) bytes += bucket.reduce_scatter.layout->total_bytes();
   packed_ = PackedBytes(group_->parts().comm_ctx->meter, bytes);
 }
 
@@ -111,8 +111,8 @@ bool ReduceJob::can_assign_on_streams() const {
   const auto& host_memory = group_->parts().config.host_memory;
   if (host_memory && !host_memory->is_pinned) return false;
   return std::ranges::none_of(group_->params(), [&](const FSDPParam& param) {
-    const auto sharded_param = param.sharded_param();
-    return sharded_param.defined() && (has_user_hooks(param) || (host_memory && sharded_param.grad().defined()));
+    const auto local_tensor = param.local_tensor();
+    return local_tensor.defined() && (has_user_hooks(param) || (host_memory && local_tensor.grad().defined()));
   });
 }
 
@@ -121,9 +121,9 @@ bool ReduceJob::hold_back_by(const ParamGroup& gathered) {
   auto& comm = *reduction_comm(*group_);
   auto* gather = gathered.unsharder().gather_under_way();
   // What a user's collective gives may depend on whether it is done, which differs by rank.
-  const bool is_custom = group_->options().reduce.custom_reduce_scatter || gathered.unsharder().form().custom();
+  const bool is_custom = group_->options().reduce.custom_reduce_scatter || gathered.unsharder().inputs().custom();
   const bool is_on_streams = driver_ == ReduceDriver::kStreams;
-  if (gather == nullptr || inputs_.parts.empty() || is_custom || (comm.waits_in_streams() && !is_on_streams)) return false;
+  if (gather == nullptr || inputs_.buckets.empty() || is_custom || (comm.waits_in_streams() && !is_on_streams)) return false;
   const auto beside =
       is_on_streams ? parts.comm_ctx->reduce_scatter_stream.enter(parts.config.device) : SideStream::Entered();
   return gather->hold_back(comm);
@@ -140,15 +140,15 @@ void ReduceJob::start() {
   const auto beside =
       is_on_streams ? comm_ctx.reduce_scatter_stream.enter(parts.config.device) : SideStream::Entered();
   auto& comm = *reduction_comm(*group_);
-  for (auto& part : inputs_.parts) {
-    auto& reduce_scatter = part.reduce_scatter;
-    auto options = options_of(*group_, part);
-    options.reads_slot = slot_ != nullptr && part.slot_bytes > 0;
-    comm_ctx.trace.launch(call_of(*group_, part, Operation::kReduceScatter, comm), [&] {
+  for (auto& bucket : inputs_.buckets) {
+    auto& reduce_scatter = bucket.reduce_scatter;
+    auto options = options_of(*group_, bucket);
+    options.reads_slot = slot_ != nullptr && bucket.slot_bytes > 0;
+    comm_ctx.trace.launch(call_of(*group_, bucket, Operation::kReduceScatter, comm), [&] {
       launch_reduce_scatter(reduce_scatter, options, parts.launched_on(comm), parts.name());
     });
     if (slot_ && reduce_scatter.work) slot_->note_reader(reduce_scatter.work);
-    part.is_divided = reduce_scatter.is_scaled;
+    bucket.is_divided = reduce_scatter.is_scaled;
     comm_ctx.trace.note_bytes(reduce_scatter.layout->total_bytes());
     auto& statistics = comm_ctx.meter.total();
     ++statistics.reductions;
@@ -177,12 +177,12 @@ bool ReduceJob::queues_more() const {
   const auto& config = group_->parts().config;
   const auto& dtypes = group_->gradients().dtypes;
   if (!inputs_.alone.empty() || config.host_memory) return true;
-  return std::ranges::any_of(inputs_.parts, [&](const ReducePart& part) {
-    if (part.all_reduce || (!part.is_divided && division_of(*group_, part.dtype).after != 1)) return true;
-    return std::ranges::any_of(part.indices, [&](size_t i) {
-      const auto sharded_param = group_->params()[i].sharded_param();
-      return sharded_param.defined() &&
-             (sharded_param.grad().defined() || dtypes.kept_dtype(i).value_or(part.dtype) != part.dtype);
+  return std::ranges::any_of(inputs_.buckets, [&](const ReduceBucket& bucket) {
+    if (bucket.all_reduce || (!bucket.is_divided && division_of(*group_, bucket.dtype).after != 1)) return true;
+    return std::ranges::any_of(bucket.indices, [&](size_t i) {
+      const auto local_tensor = group_->params()[i].local_tensor();
+      return local_tensor.defined() &&
+             (local_tensor.grad().defined() || dtypes.kept_dtype(i).value_or(bucket.dtype) != bucket.dtype);
     });
   });
 }
@@ -203,7 +203,7 @@ void ReduceJob::free_inputs() {
   }
   // What is packed next on the same stream takes their memory.
   const c10::OptionalStreamGuard on_theirs(packed_on_);
-  for (auto& part : inputs_.parts) free_reduce_scatter_inputs(part.reduce_scatter);
+  for (auto& bucket : inputs_.buckets) free_reduce_scatter_inputs(bucket.reduce_scatter);
   packed_.release();
   if (slot_) slot_->note_waited();
   slot_.reset();
@@ -213,14 +213,14 @@ void ReduceJob::continue_behind_reduce_scatters() {
   const auto& identity = group_->identity();
   const bool is_partial = identity.mesh_info.replicate_size() > 1 && !group_->options().reduce.requires_all_reduce;
   enter(is_partial ? ReduceEvent::kStorePartialSums : ReduceEvent::kAllReduce);
-  for (auto& part : inputs_.parts) {
-    group_->parts().comm_ctx->trace.wait(Operation::kReduceScatter, identity, part.reduce_scatter.work);
-    part.reduce_scatter.work.reset();
+  for (auto& bucket : inputs_.buckets) {
+    group_->parts().comm_ctx->trace.wait(Operation::kReduceScatter, identity, bucket.reduce_scatter.work);
+    bucket.reduce_scatter.work.reset();
     if (is_partial) {
-      store_partial_sums(*group_, part);
+      store_partial_sums(*group_, bucket);
     } else if (has_all_reduce(*group_)) {
-      add_partial_sums(*group_, part);
-      start_all_reduce(*group_, part);
+      add_partial_sums(*group_, bucket);
+      start_all_reduce(*group_, bucket);
     }
   }
 }

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "group/reduce/reduce_part.hpp"
+#include "group/reduce/reduce_bucket.hpp"
 #include "group/reduce/reduce_stage.hpp"
 #include "group/reduce/reduction_slots.hpp"
 #include "trace/step_meter.hpp"
@@ -34,14 +34,14 @@ class ReduceJob {
   ReduceJob(ParamGroup& group, bool is_behind_one);
   ReduceJob(ReduceJob&&) = default;
   ReduceJob& operator=(ReduceJob&&) = default;
-  /// What it holds goes, and the group keeps the rest of its parts.
+  /// What it holds goes, and the group keeps the rest of its buckets.
   ~ReduceJob();
 
   const ParamGroup& group() const { return *group_; }
   ReduceStage stage() const { return stage_; }
   ReduceDriver driver() const { return driver_; }
   /// Packed gradients are here, or on their way.
-  bool holds_inputs() const { return !has_freed_inputs_ && !inputs_.parts.empty(); }
+  bool holds_inputs() const { return !has_freed_inputs_ && !inputs_.buckets.empty(); }
 
   /// Its reduce-scatters begin when the gather of `gathered` has arrived, and neither the host nor the stream that computes
   /// waits for that. False: something would have to.
@@ -69,8 +69,8 @@ class ReduceJob {
   ReduceStage stage_ = ReduceStage::kPacked;  // on streams: of what has been queued
   ReduceDriver driver_ = ReduceDriver::kHost;
   ReduceInputs inputs_;
-  std::shared_ptr<ReductionSlots::Hold> slot_;  // of the parts' inputs; null: they are in LibTorch's memory
-  PackedBytes packed_;  // of the parts' inputs
+  std::shared_ptr<ReductionSlots::Hold> slot_;  // of the buckets' inputs; null: they are in LibTorch's memory
+  PackedBytes packed_;  // of the buckets' inputs
   bool has_freed_inputs_ = false;
   std::optional<c10::Stream> packed_on_;          // where there are streams: the inputs' memory is its
   std::optional<c10::Event> reduced_, assigned_;  // on streams: behind the reduce-scatters, behind what follows them

@@ -18,8 +18,8 @@ bool is_over(const ParamGroup& group, const Communicator* comm) {
 
 /// That the group's reductions want when all trainable parameters have gradients.
 int64_t expected_slot_bytes(ParamGroup& group) {
-  auto parts = expected_parts(group);
-  return measure_slot(group, parts);
+  auto buckets = expected_buckets(group);
+  return measure_slot(group, buckets);
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ ReductionSlots::Hold::~Hold() {
 std::shared_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& group, int64_t bytes) {
   if (bytes == 0) return nullptr;
   const auto& comm = reduction_comm(group);
-  auto& ring = rings_.try_emplace(comm, Ring{.pool = {comm, SlotUse::kReductions}}).first->second;
+  auto& ring = rings_.try_emplace(comm, ReductionRing{.pool = {comm, SlotUse::kReductions}}).first->second;
   const auto most = static_cast<size_t>(group.options().reduce.max_input_buffers);
   if (bytes > ring.slot_bytes || most > ring.pool.size()) {
     grow(ring, comm.get(), group, bytes);
@@ -50,7 +50,7 @@ std::shared_ptr<ReductionSlots::Hold> ReductionSlots::hold(const ParamGroup& gro
   return hold;
 }
 
-void ReductionSlots::grow(Ring& ring, const Communicator* comm, const ParamGroup& group, int64_t bytes) {
+void ReductionSlots::grow(ReductionRing& ring, const Communicator* comm, const ParamGroup& group, int64_t bytes) {
   size_t length = ring.pool.size();
   int64_t most_bytes = std::max(bytes, ring.slot_bytes);
   for (auto* other : group.parts().comm_ctx->groups) {

@@ -62,16 +62,16 @@ class ReductionSlots {
   int64_t bytes() const;
 
  private:
-  struct Ring {
+  struct ReductionRing {
     SymmMemPool pool;
     std::vector<std::weak_ptr<Hold>> holds = {};  // by slot
     int64_t slot_bytes = 0;
   };
 
-  static void grow(Ring& ring, const Communicator* comm, const ParamGroup& group, int64_t bytes);
+  static void grow(ReductionRing& ring, const Communicator* comm, const ParamGroup& group, int64_t bytes);
   void drop_unused(std::span<ParamGroup* const> groups, const ParamGroup* but);
 
-  std::map<std::shared_ptr<Communicator>, Ring> rings_;
+  std::map<std::shared_ptr<Communicator>, ReductionRing> rings_;
 };
 
 }  // namespace fsdp

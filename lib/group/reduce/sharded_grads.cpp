@@ -30,7 +30,7 @@ bool is_user_hook(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook)
 at::Tensor run_gradient_hooks(const FSDPParam& param, at::Tensor gradient) {
   const auto& placed = param.spec.dtensor;
   if (placed) gradient = make_dtensor(gradient, placed, WholeStorage::Message::kFull);
-  for (auto& hook : torch::autograd::impl::hooks(param.registered_param())) {
+  for (auto& hook : torch::autograd::impl::hooks(param.sharded_param())) {
     if (!is_user_hook(hook)) continue;
     auto result = (*hook)({gradient});
     if (!result.empty() && result[0].defined()) gradient = result[0];
@@ -39,7 +39,7 @@ at::Tensor run_gradient_hooks(const FSDPParam& param, at::Tensor gradient) {
   if (!placed) return gradient;
   const auto* dtensor = DTensorImpl::of(gradient);
   if (dtensor != nullptr && dtensor->has_piece() && dtensor->spec().is_placed_as(*placed)) return dtensor->local();
-  return own_part_of(*placed, whole_of(gradient, "gradient hook"));
+  return copy_part_of(*placed, whole_of(gradient, "gradient hook"));
 }
 
 bool has_post_accumulate_hook(const at::Tensor& sharded_param) {
@@ -100,7 +100,7 @@ void run_hooks_behind(const ParamGroup& group, std::vector<Hooked> hooked, UserH
   std::ranges::sort(hooked, {}, &Hooked::first);
   for (const auto& [index, gradient] : hooked) {
     const auto& param = group.params()[index];
-    const auto sharded_param = param.registered_param();
+    const auto sharded_param = param.sharded_param();
     // A hook before this one may have dropped the gradient.
     if (!sharded_param.defined() || !sharded_param.grad().defined()) continue;
     const UserHook user(*hooks, below);
@@ -136,22 +136,22 @@ at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
     gradient = run_gradient_hooks(param, std::move(gradient));
   }
   const bool is_passed = has_accumulator_hooks(param);
-  if (is_passed || has_post_accumulate_hook(param.registered_param()))
+  if (is_passed || has_post_accumulate_hook(param.sharded_param()))
     hooked_.emplace_back(index, is_passed ? gradient : at::Tensor());
   return gradient;
 }
 
 void Assignment::assign(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
-  auto* sharded_param = param.sharded.peek();
-  if (sharded_param == nullptr) return;  // nobody is left to use it
+  auto* local_tensor = param.sharded.peek();
+  if (local_tensor == nullptr) return;  // nobody is left to use it
   if (const auto kept = group_.gradients().dtypes.kept_dtype(index); kept && gradient.scalar_type() != *kept)
     gradient = gradient.to(*kept);
   auto* classes = group_.parts().local_shards.get();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
   const bool has_hooks = has_user_hooks(param);
-  const auto alive = has_hooks ? param.sharded_param() : at::Tensor();  // whatever a user's hook does
-  auto* present = &sharded_param->mutable_grad();
+  const auto alive = has_hooks ? param.local_tensor() : at::Tensor();  // whatever a user's hook does
+  auto* present = &local_tensor->mutable_grad();
   const bool is_first = !present->defined() && !has_hooks;
   // What the host is to read now cannot be on its way.
   if (!is_first) group_.parts().shard.wait_for_copies();
@@ -159,13 +159,13 @@ void Assignment::assign(size_t index, at::Tensor gradient) {
                           is_first && classes ? classes->place(group_, index) : at::Tensor());
   if (has_hooks) gradient = run_hooks(index, std::move(gradient));
   // Good until somebody asks the DTensor.
-  if (has_hooks || classes) present = &sharded_param->mutable_grad();
+  if (has_hooks || classes) present = &local_tensor->mutable_grad();
   if (present->defined()) {
-    require_state(present->sizes() == sharded_param->sizes(),
+    require_state(present->sizes() == local_tensor->sizes(),
                   "{}: its gradient was replaced by one of sizes {}, but this rank's rows have "
                   "sizes {}; assign this rank's rows, or reset it",
                   param.name(), fmt::join(present->sizes(), "x"),
-                  fmt::join(sharded_param->sizes(), "x"));
+                  fmt::join(local_tensor->sizes(), "x"));
     present->add_(gradient);
   } else {
     *present = std::move(gradient);
@@ -187,21 +187,21 @@ void assign_sharded_grads(ParamGroup& group, ReduceInputs& inputs, KeepsAlone ke
     if (factor_alone != 1) gradient.div_(factor_alone);
     assignment.assign(index, keeps_alone == KeepsAlone::kYes ? gradient : std::move(gradient));
   }
-  for (auto& part : inputs.parts) {
-    if (part.all_reduce) comm_ctx.trace.wait(Operation::kAllReduce, group.identity(), part.all_reduce);
+  for (auto& bucket : inputs.buckets) {
+    if (bucket.all_reduce) comm_ctx.trace.wait(Operation::kAllReduce, group.identity(), bucket.all_reduce);
     // A division, not a multiplication by the inverse, which would round thirds twice.
-    if (const double factor = division_of(group, part.dtype).after; factor != 1 && !part.is_divided)
-      comm_ctx.divisor.divide(part.reduce_scatter.output, factor);
-    for (size_t i = 0; i < part.indices.size(); ++i)
-      assignment.assign(part.indices[i], gradient_piece(group, part, i));
+    if (const double factor = division_of(group, bucket.dtype).after; factor != 1 && !bucket.is_divided)
+      comm_ctx.divisor.divide(bucket.reduce_scatter.output, factor);
+    for (size_t i = 0; i < bucket.indices.size(); ++i)
+      assignment.assign(bucket.indices[i], gradient_piece(group, bucket, i));
   }
   assignment.end();
 }
 
 // Asked of every parameter in every step: of the metadata itself, where LibTorch's functions look, too.
 bool has_user_hooks(const FSDPParam& param) {
-  const auto* registered_param = param.sharded.peek_registered();
-  const auto* meta = registered_param == nullptr ? nullptr : registered_param->autograd_meta();
+  const auto* sharded_param = param.sharded.peek_registered();
+  const auto* meta = sharded_param == nullptr ? nullptr : sharded_param->autograd_meta();
   if (meta == nullptr) return false;
   const auto& fields = static_cast<const torch::autograd::AutogradMeta&>(*meta);
   // torch::autograd::grad has put the unsharded tensor's accumulator in the place of the one that a user keeps.

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "group/reduce/reduce_part.hpp"
+#include "group/reduce/reduce_bucket.hpp"
 
 namespace fsdp {
 
@@ -16,7 +16,7 @@ enum class KeepsAlone : bool {
   kYes,  ///< they are beside the stream that they were made for, for as long as that goes on without them
 };
 
-/// Waits for the parts' all-reduces, divides what no collective has, and puts or adds each parameter's rows to the `.grad` of
+/// Waits for the buckets' all-reduces, divides what no collective has, and puts or adds each parameter's rows to the `.grad` of
 /// its sharded parameter, in the dtype that it is kept in and on the device where it lives. Runs users' hooks on gradients.
 /// Throws StateError where a user has put a gradient of other sizes there.
 ///

@@ -9,7 +9,7 @@
 
 #include "fsdp/policy.hpp"
 #include "module/state/owned_group.hpp"
-#include "module/state/tree_place.hpp"
+#include "module/state/tree_position.hpp"
 
 namespace fsdp {
 

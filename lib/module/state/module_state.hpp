@@ -12,7 +12,7 @@
 #include "module/state/owned_group.hpp"
 #include "module/state/shard_request.hpp"
 #include "module/state/tie_ledger.hpp"
-#include "module/state/tree_place.hpp"
+#include "module/state/tree_position.hpp"
 #include "module/state/tree_watch.hpp"
 #include "root/group_port.hpp"
 
@@ -34,7 +34,7 @@ class ModuleState final : public GroupHolder, public std::enable_shared_from_thi
               std::vector<SharedEntry> shared, std::shared_ptr<RootContext> context);
 
   const ShardRequest& request() const { return request_; }
-  const TreePlace& tree() const { return tree_; }
+  const TreePosition& tree() const { return tree_; }
   const std::vector<OwnedGroup>& groups() const { return groups_; }
   /// Its own groups that are alive.
   std::vector<std::shared_ptr<ParamGroup>> live_groups() const { return fsdp::live_groups(groups_); }
@@ -80,7 +80,7 @@ class ModuleState final : public GroupHolder, public std::enable_shared_from_thi
   TieLedger ties_;
   std::shared_ptr<RootContext> context_;
   ModulePrecision precision_;
-  TreePlace tree_;
+  TreePosition tree_;
   TreeWatch watch_;
 };
 

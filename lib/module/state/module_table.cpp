@@ -21,7 +21,7 @@ bool has_group_below(ModuleState& state) {
   return found;
 }
 
-struct Entry {
+struct KnownModule {
   std::weak_ptr<const torch::nn::Module> module;
   bool is_shared;
   std::weak_ptr<ModuleState> state;
@@ -48,7 +48,7 @@ class Sweeps {
 
 struct Table {
   std::mutex mutex;
-  std::unordered_map<const torch::nn::Module*, Entry> entries;
+  std::unordered_map<const torch::nn::Module*, KnownModule> entries;
   Sweeps sweeps;
   uint64_t looks = 0;
 };

@@ -64,7 +64,7 @@ void set_grad_dtype_in(const Hooks& hooks, const TensorBase& tensor, const std::
 bool join_accumulators(const FoundParam& found) {
   namespace autograd_impl = torch::autograd::impl;
   const auto& param = found.param();
-  const auto unsharded = param.unsharded_param(), registered = param.registered_param();
+  const auto unsharded = param.unsharded_param(), registered = param.sharded_param();
   if (!param.sharded.shared() || !unsharded.defined() || !registered.defined()) return false;
   if (!unsharded.requires_grad()) return true;
   const auto accumulator = autograd_impl::grad_accumulator(unsharded);
@@ -171,15 +171,15 @@ class Hooks final : public Interface {
       const bool is_ordinary = tensor.defined() && !has_residency_key(tensor.unsafeGetTensorImpl());
       return next_.set_data(tensor, is_ordinary ? values_for_ordinary(data) : data);
     }
-    const auto target = found->is_unsharded_param ? TensorBase(found->param().registered_param()) : tensor;
+    const auto target = found->is_unsharded_param ? TensorBase(found->param().sharded_param()) : tensor;
     // LibTorch's Module::to() sets what a conversion returned: where there was nothing to convert, the unsharded parameter.
     if (!target.defined() || data.is_same(target) || data.is_same(found->param().unsharded_param())) return;
     const torch::NoGradGuard no_grad;
     part_from_others(*found);
     leave_to_aliases(*found);
-    const c10::Storage before = found->param().sharded_param().storage();
+    const c10::Storage before = found->param().local_tensor().storage();
     next_.set_data(target, is_unsharded_storage(data) ? TensorBase(at::Tensor(data).clone()) : data);
-    if (before.unsafeGetStorageImpl() != found->param().sharded_param().storage().unsafeGetStorageImpl())
+    if (before.unsafeGetStorageImpl() != found->param().local_tensor().storage().unsafeGetStorageImpl())
       ShardStorage::leave_to_aliases(before);
     auto& port = GroupPort::of(*found->group);
     const WithoutHostLock may_wait;

@@ -26,13 +26,13 @@ void BeginningsCheck::begin(std::vector<Beginning> own) {
   until_ = Clock::now() + patience_;
 }
 
-BeginningsCheck::Look BeginningsCheck::look(DesyncBoard& board) {
+BeginningsCheck::BeginningsLook BeginningsCheck::look(DesyncBoard& board) {
   const auto now = Clock::now();
   if (!is_posted_) {
     board.post_beginnings(encode(own_));
     is_posted_ = true;
   }
-  Look look{.pause = DesyncBoard::kLongestPause};
+  BeginningsLook look{.pause = DesyncBoard::kLongestPause};
   if (awaited_.empty()) return look;
   for (auto next = awaited_.begin(); next != awaited_.end();) {
     const int peer = *next;

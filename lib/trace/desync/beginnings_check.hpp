@@ -19,12 +19,12 @@ class BeginningsCheck {
 
   void begin(std::vector<Beginning> own);
 
-  struct Look {
+  struct BeginningsLook {
     std::chrono::milliseconds pause;               ///< until the next one
     std::optional<std::string> verdict = {};  ///< replicas have begun with different values
   };
   /// Reads what is there by now. Of values that differ beside each other one rank of all warns, once.
-  Look look(DesyncBoard& board);
+  BeginningsLook look(DesyncBoard& board);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -6,12 +6,12 @@ namespace fsdp {
 
 HostActivity::Snapshot HostActivity::snapshot() const {
   const uint64_t number = number_.load(std::memory_order_acquire);
-  if (number % 2 == 1) return {.number = number, .place = Place::kInCollective};
-  return {.number = number, .place = in_step_.load(std::memory_order_relaxed) ? Place::kInStep : Place::kOutside};
+  if (number % 2 == 1) return {.number = number, .place = Whereabouts::kInCollective};
+  return {.number = number, .place = in_step_.load(std::memory_order_relaxed) ? Whereabouts::kInStep : Whereabouts::kOutside};
 }
 
 std::string HostActivity::waits_for() const {
-  if (snapshot().place != Place::kInCollective) return "";
+  if (snapshot().place != Whereabouts::kInCollective) return "";
   const uint64_t waits_for = waits_for_.load(std::memory_order_relaxed);
   return fmt::format("{} of {}", names_of(static_cast<Operation>(waits_for >> 32)).plain,
                      log_->name_of_group(static_cast<int>(waits_for & 0xFFFFFFFF)));

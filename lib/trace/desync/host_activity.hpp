@@ -35,10 +35,10 @@ class HostActivity {
   void set_failed() { has_failed_.store(true, std::memory_order_relaxed); }
 
   // --- any thread
-  enum class Place { kOutside, kInStep, kInCollective };
+  enum class Whereabouts { kOutside, kInStep, kInCollective };
   struct Snapshot {
     uint64_t number = 0;  ///< another one as soon as the host has entered or left a collective
-    Place place = Place::kOutside;
+    Whereabouts place = Whereabouts::kOutside;
   };
   Snapshot snapshot() const;
   /// "all_gather of blocks.3"; "": the host is in no collective of the root's groups.

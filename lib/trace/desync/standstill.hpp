@@ -29,13 +29,13 @@ class Standstill {
 
   /// The ranks may disagree. A host that waits elsewhere (for a GPU, say) stands still in the middle of a step.
   bool is_suspicious() const {
-    using Place = HostActivity::Place;
+    using Place = HostActivity::Whereabouts;
     return host_.place == Place::kInCollective ? length_ >= times_.compare_after
                                                : host_.place == Place::kInStep && length_ >= times_.late_after;
   }
   /// The collective that the host waits for is late.
   bool is_late() const {
-    return host_.place == HostActivity::Place::kInCollective && length_ >= times_.late_after;
+    return host_.place == HostActivity::Whereabouts::kInCollective && length_ >= times_.late_after;
   }
 
   /// The others have been told where this rank is.

@@ -26,14 +26,14 @@ void StepsCheck::begin(std::span<const CollectiveLog::Position> steps, RankRepor
   pause_ = std::chrono::milliseconds(10);
 }
 
-StepsCheck::Look StepsCheck::look(DesyncBoard& board) {
+StepsCheck::StepsLook StepsCheck::look(DesyncBoard& board) {
   const auto now = Clock::now();
   if (stage_ == Stage::kNew) {
     board.post_hashes(DesyncBoard::Track::kSteps, number_, hashes_);
     awaited_ = board.peers(0, DesyncBoard::kPeersAtATime);
     stage_ = Stage::kPosted;
   }
-  Look look{.pause = DesyncBoard::kLongestPause};
+  StepsLook look{.pause = DesyncBoard::kLongestPause};
   if (awaited_.empty()) return look;
   std::erase_if(awaited_, [&](int peer) {
     using Answer = DesyncBoard::Answer;

@@ -21,11 +21,11 @@ class StepsCheck {
   /// Steps have ended there. own: this rank's report of now, as later ones may have forgotten where the ranks parted.
   void begin(std::span<const CollectiveLog::Position> steps, RankReport own);
 
-  struct Look {
+  struct StepsLook {
     std::chrono::milliseconds pause;  ///< until the next one
     bool differs = false;             ///< a neighbour's report differs from `own`
   };
-  Look look(DesyncBoard& board);
+  StepsLook look(DesyncBoard& board);
 
   const RankReport& own() const { return own_; }
   /// A neighbour has had another hash.

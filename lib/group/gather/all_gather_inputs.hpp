@@ -12,9 +12,9 @@ namespace fsdp {
 
 /// In which form a group's parameters travel, and through what: as they lie in this rank's shard; or packed in one
 /// buffer, where an extension encodes one of them or a user's own collective gathers them.
-class GatherForm {
+class AllGatherInputs {
  public:
-  explicit GatherForm(Extensions extensions);
+  explicit AllGatherInputs(Extensions extensions);
 
   /// dtypes: that the parameters are kept in. Throws UsageError where an extension does not take its parameter.
   void check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const;

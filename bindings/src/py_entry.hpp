@@ -8,10 +8,10 @@
 namespace fsdp::python {
 
 /// One entry of a Python module's `_parameters`.
-struct Place {
+struct PyEntry {
   PyObject* table;  ///< the dict, which the module keeps
   std::string name;
-  auto operator<=>(const Place&) const = default;
+  auto operator<=>(const PyEntry&) const = default;
 };
 
 }  // namespace fsdp::python

@@ -1,4 +1,4 @@
-#include "group/gather/gather_form.hpp"
+#include "group/gather/all_gather_inputs.hpp"
 
 #include <ATen/ATen.h>
 
@@ -12,27 +12,27 @@
 
 namespace fsdp {
 
-GatherForm::GatherForm(Extensions extensions) : extensions_(std::move(extensions)) { find_prepared(); }
+AllGatherInputs::AllGatherInputs(Extensions extensions) : extensions_(std::move(extensions)) { find_prepared(); }
 
-void GatherForm::find_prepared() {
+void AllGatherInputs::find_prepared() {
   prepared_.clear();
   for (const auto& extension : extensions_)
     if (auto* prepared = dynamic_cast<PreparedExtension*>(extension.get())) prepared_.push_back(prepared);
 }
 
-void GatherForm::set_extension(size_t index, std::shared_ptr<AllGatherExtension> extension) {
+void AllGatherInputs::set_extension(size_t index, std::shared_ptr<AllGatherExtension> extension) {
   extensions_[index] = std::move(extension);
   find_prepared();
 }
 
-std::unique_ptr<EncodedGather> GatherForm::prepare(const GroupParts& parts) const {
+std::unique_ptr<EncodedGather> AllGatherInputs::prepare(const GroupParts& parts) const {
   if (!encoded_ || prepared_.empty()) return nullptr;
   for (auto* extension : prepared_) extension->prepare();
   auto made = plan(parts, parts.layout, stored_dtypes(parts));
   return made->has_sizes_of(*encoded_) ? nullptr : std::move(made);
 }
 
-void GatherForm::release() const noexcept {
+void AllGatherInputs::release() const noexcept {
   for (auto* extension : prepared_) extension->release();
 }
 
@@ -53,16 +53,16 @@ void check_extensions(const Extensions& extensions, const GroupParts& parts, con
 
 }  // namespace
 
-void GatherForm::check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const {
+void AllGatherInputs::check(const GroupParts& parts, const std::vector<at::ScalarType>& dtypes) const {
   check_extensions(extensions_, parts, dtypes);
 }
 
-std::unique_ptr<EncodedGather> GatherForm::plan(const GroupParts& parts, const GroupLayout& layout,
+std::unique_ptr<EncodedGather> AllGatherInputs::plan(const GroupParts& parts, const GroupLayout& layout,
                                                 std::vector<at::ScalarType> dtypes) const {
   return plan_with(terms(), parts, layout, std::move(dtypes));
 }
 
-std::unique_ptr<EncodedGather> GatherForm::plan_with(Terms terms, const GroupParts& parts, const GroupLayout& layout,
+std::unique_ptr<EncodedGather> AllGatherInputs::plan_with(Terms terms, const GroupParts& parts, const GroupLayout& layout,
                                                      std::vector<at::ScalarType> dtypes) {
   check_extensions(terms.extensions, parts, dtypes);
   const int world = parts.identity.mesh_info.shard_size();

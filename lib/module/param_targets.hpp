@@ -11,10 +11,10 @@
 namespace fsdp {
 
 /// Over which ranks one parameter goes, and where it is cut.
-struct ParamPlace {
+struct ParamTarget {
   MeshInfo mesh_info;
   int64_t dim = 0;  ///< that is cut, in the per-parameter layout
-  ParamSpread spread = {};
+  ParamReach reach = {};
   bool is_replicated = false;  ///< over all ranks of its mesh, once `replicate` has made groups of them
 };
 
@@ -29,16 +29,16 @@ std::unordered_set<const c10::TensorImpl*> replicated_params(const std::vector<t
                                                              const ModuleWalk& walk);
 
 /// A place for each of the states' parameters. own: the module's mesh. No communication. Throws UsageError.
-std::vector<ParamPlace> place_params(const ManagedStates& states, const MeshInfo& own,
+std::vector<ParamTarget> find_targets(const ManagedStates& states, const MeshInfo& own,
                                      const FullyShardOptions& options,
                                      const std::unordered_set<const c10::TensorImpl*>& replicated);
 
 /// Parameters that are replicated beside others get the mesh info that says so. A collective call where there
 /// are such, the first time on a mesh. Throws UsageError.
-void replicate(std::vector<ParamPlace>& places);
+void replicate(std::vector<ParamTarget>& places);
 
 /// The places that `like`, the state of modules with the same parameters, has for them.
-std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleState& like);
+std::vector<ParamTarget> targets_like(const ManagedStates& states, const ModuleState& like);
 
 /// What is said of a group behind its module's name: "" for the one on the module's own mesh.
 std::string suffix_of(const MeshInfo& group, const MeshInfo& own);

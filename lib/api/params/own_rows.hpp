@@ -14,7 +14,7 @@ at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local);
 
 /// The elements of `whole`, sized as the unsharded parameter, that this rank owns, shaped like the sharded parameter,
 /// outside autograd. May share memory with `whole`, on whose device it is.
-at::Tensor own_values(const FoundParam& found, const at::Tensor& whole);
+at::Tensor own_rows(const FoundParam& found, const at::Tensor& whole);
 /// The same of a tensor of `whole_sizes`.
 at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole);
 

@@ -1,4 +1,4 @@
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 
 #include "dispatch/residency.hpp"
 #include "tensor/shard_part.hpp"
@@ -8,18 +8,18 @@ namespace fsdp {
 at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
   auto values = gather_values(*found.group, found.index, local);
   BelowResidency below;
-  const auto& part = found.param().spec.spread.part;
+  const auto& part = found.param().spec.reach.part;
   return part ? part->gather(values) : values;
 }
 
-at::Tensor own_values(const FoundParam& found, const at::Tensor& whole) {
+at::Tensor own_rows(const FoundParam& found, const at::Tensor& whole) {
   BelowResidency below;
   return part_of(found.param().layout(), whole.detach(), found.group->identity().mesh_info.shard_rank());
 }
 
 at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole) {
-  const auto& part = found.param().spec.spread.part;
-  return own_values(found, part ? part->part_of(whole.detach()) : whole);
+  const auto& part = found.param().spec.reach.part;
+  return own_rows(found, part ? part->part_of(whole.detach()) : whole);
 }
 
 }  // namespace fsdp

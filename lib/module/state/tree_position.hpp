@@ -21,10 +21,10 @@ struct Unit {
 
 /// Where a state stands among those of the modules around and below, and the names that follow from it. Those are right
 /// once a root has named all below it.
-class TreePlace {
+class TreePosition {
  public:
   /// units: in the order given to fully_shard; one or more.
-  explicit TreePlace(std::vector<Unit> units) : units_(std::move(units)) {}
+  explicit TreePosition(std::vector<Unit> units) : units_(std::move(units)) {}
 
   const std::vector<Unit>& units() const { return units_; }
   const std::string& name() const { return name_; }  ///< path from the root; "" for the root itself

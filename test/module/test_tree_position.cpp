@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 #include <torch/nn/modules/linear.h>
 
-#include "module/state/tree_place.hpp"
+#include "module/state/tree_position.hpp"
 
 namespace fsdp::test {
 namespace {
@@ -9,13 +9,13 @@ namespace {
 /// A place that two modules share.
 struct SharedPlace {
   torch::nn::Linear first{2, 2}, second{2, 2};
-  TreePlace place{std::vector<Unit>{{first.get(), ""}, {second.get(), ""}}};
+  TreePosition place{std::vector<Unit>{{first.get(), ""}, {second.get(), ""}}};
 };
 
 }  // namespace
 
 TEST_CASE("a module without one around it is the root, and messages call it so", "[module][tree_place]") {
-  TreePlace place = SharedPlace().place;
+  TreePosition place = SharedPlace().place;
   CHECK(place.is_root());
   CHECK(place.name().empty());
   CHECK(place.description() == "root");

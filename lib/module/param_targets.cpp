@@ -1,4 +1,4 @@
-#include "module/param_places.hpp"
+#include "module/param_targets.hpp"
 
 #include "base/require.hpp"
 #include "mesh/default_mesh.hpp"
@@ -36,7 +36,7 @@ class Placer {
   Placer(const MeshInfo& own, const FullyShardOptions& options, const Impls& replicated)
       : own_(own), options_(options), replicated_(replicated) {}
 
-  ParamPlace place(const ManagedParam& param) {
+  ParamTarget place(const ManagedParam& param) {
     if (param.tied) {
       require(!replicated_.contains(param.unsharded_param.unsafeGetTensorImpl()),
               "{}: cannot be replicated, as '{}' shards it already; name it in replicated_params of that earlier call of "
@@ -44,7 +44,7 @@ class Placer {
               param.name, param.tied->group->name());
       return place_of(*param.tied);
     }
-    ParamPlace result{.mesh_info = own_};
+    ParamTarget result{.mesh_info = own_};
     std::optional<ShardPlacementResult> asked;
     if (options_.shard_placement_fn) asked = options_.shard_placement_fn(param.name, param.unsharded_param);
     if (asked) {
@@ -58,11 +58,11 @@ class Placer {
 
  private:
   /// It stays where it is, and what an optimizer knows of it stays right.
-  static ParamPlace place_of(const TiedSource& held) {
+  static ParamTarget place_of(const TiedSource& held) {
     const auto& layout = held.group->params()[held.index].layout();
     return {.mesh_info = held.group->identity().mesh_info,
             .dim = layout.is_flat() ? 0 : layout.dim(),
-            .spread = held.group->params()[held.index].spec.spread};
+            .reach = held.group->params()[held.index].spec.reach};
   }
 
   static int64_t checked_dim(Shard shard, const ManagedParam& param) {
@@ -83,13 +83,13 @@ class Placer {
         make_mesh_info(mesh, options_.replicate_only ? MeshUse::kReplicateOnly : MeshUse::kShard));
   }
 
-  void set_spread(ParamPlace& place, const ManagedParam& param, const DeviceMesh& differs_over) const {
+  void set_spread(ParamTarget& place, const ManagedParam& param, const DeviceMesh& differs_over) const {
     std::optional<TensorParallel> said;
     if (options_.tensor_parallel_fn) said = options_.tensor_parallel_fn(param.name, param.unsharded_param);
     require(!said || !differs_over.defined(),
             "{}: both tensor_parallel_fn and differs_over of shard_placement_fn describe it; use tensor_parallel_fn alone",
             param.name);
-    if (differs_over.defined()) place.spread.summed_over = groups_of(differs_over);
+    if (differs_over.defined()) place.reach.summed_over = groups_of(differs_over);
     const auto& info = place.mesh_info;
     if (!said) {
       // What dp_mesh_dims leaves unnamed is known, and holds the same everywhere.
@@ -107,8 +107,8 @@ class Placer {
     auto whole = is_own ? info.whole : joined_mesh(info.mesh, mesh);
     auto part = make_tensor_part(param.unsharded_param, std::move(mesh), std::move(whole), std::move(said->placements),
                                  std::move(said->sizes), param.name);
-    place.spread.summed_over = cut_over(part);
-    place.spread.part = std::make_shared<const TensorPart>(std::move(part));
+    place.reach.summed_over = cut_over(part);
+    place.reach.part = std::make_shared<const TensorPart>(std::move(part));
   }
 
   const MeshInfo& own_;
@@ -147,15 +147,15 @@ Impls replicated_params(const std::vector<Module*>& modules, const FullyShardOpt
   return found;
 }
 
-std::vector<ParamPlace> place_params(const ManagedStates& states, const MeshInfo& own,
+std::vector<ParamTarget> find_targets(const ManagedStates& states, const MeshInfo& own,
                                      const FullyShardOptions& options, const Impls& replicated) {
   Placer placer(own, options, replicated);
-  std::vector<ParamPlace> places;
+  std::vector<ParamTarget> places;
   for (const auto& param : states.params) places.push_back(placer.place(param));
   return places;
 }
 
-void replicate(std::vector<ParamPlace>& places) {
+void replicate(std::vector<ParamTarget>& places) {
   std::vector<MeshInfo> made;
   for (auto& place : places) {
     if (!place.is_replicated || place.mesh_info.use == MeshUse::kReplicateOnly) continue;
@@ -165,8 +165,8 @@ void replicate(std::vector<ParamPlace>& places) {
   }
 }
 
-std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleState& like) {
-  std::vector<ParamPlace> places;
+std::vector<ParamTarget> targets_like(const ManagedStates& states, const ModuleState& like) {
+  std::vector<ParamTarget> places;
   for (const auto& param : states.params) {
     const size_t before = places.size();
     for (const auto& owned : like.groups()) {
@@ -175,7 +175,7 @@ std::vector<ParamPlace> places_like(const ManagedStates& states, const ModuleSta
         if (places.size() > before || owned.params[i].name != param.name || owned.params[i].unit != param.unit)
           continue;
         const auto& layout = group->params()[i].layout();
-        places.push_back({owned.mesh_info, layout.is_flat() ? 0 : layout.dim(), group->params()[i].spec.spread});
+        places.push_back({owned.mesh_info, layout.is_flat() ? 0 : layout.dim(), group->params()[i].spec.reach});
       }
     }
     // Tied, and a module around this one has it: that one's copy will take it over again.

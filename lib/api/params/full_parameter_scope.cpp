@@ -1,10 +1,10 @@
-#include "api/params/shown_parameters.hpp"
+#include "api/params/full_parameter_scope.hpp"
 
 #include <ATen/ATen.h>
 
 #include <unordered_set>
 
-#include "api/params/whole_values.hpp"
+#include "api/params/own_rows.hpp"
 #include "api/state_dict/first_rank.hpp"
 #include "base/log.hpp"
 #include "base/require.hpp"
@@ -46,7 +46,7 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
 
 }  // namespace
 
-ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
+FullParameterScope::FullParameterScope(torch::nn::Module& module, ShowWhich which,
                                  const FullParametersOptions& options)
     : options_(options) {
   require(!options.rank0_only || !options.writeback,
@@ -80,7 +80,7 @@ ShownParameters::ShownParameters(torch::nn::Module& module, ShowWhich which,
   }
 }
 
-ShownParameters::~ShownParameters() {
+FullParameterScope::~FullParameterScope() {
   for (auto& shown : shown_) {
     if (!shown.storage) continue;
     try {
@@ -97,7 +97,7 @@ ShownParameters::~ShownParameters() {
   }
 }
 
-void ShownParameters::collect(torch::nn::Module& module, ShowWhich which, bool is_start) {
+void FullParameterScope::collect(torch::nn::Module& module, ShowWhich which, bool is_start) {
   if (!is_start && which == ShowWhich::kUnit && find_state(module)) return;
   auto& table = ModuleAccess::parameters(module);
   for (size_t slot = 0; slot < table.size(); ++slot) {
@@ -110,23 +110,23 @@ void ShownParameters::collect(torch::nn::Module& module, ShowWhich which, bool i
     if (child.value()) collect(*child.value(), which, /*is_start=*/false);
 }
 
-void ShownParameters::add(FoundParam found, Place place) {
-  const auto known = std::find_if(shown_.begin(), shown_.end(), [&](const Shown& shown) {
+void FullParameterScope::add(FoundParam found, TableEntry entry) {
+  const auto known = std::find_if(shown_.begin(), shown_.end(), [&](const FullParam& shown) {
     return shown.found.group == found.group && shown.found.index == found.index;
   });
   if (known != shown_.end()) {
-    known->places.push_back(std::move(place));
+    known->entries.push_back(std::move(entry));
     return;
   }
   auto& shown = shown_.emplace_back();
   shown.found = std::move(found);
-  shown.places.push_back(std::move(place));
+  shown.entries.push_back(std::move(entry));
+  shown.local_tensor = shown.found.param().local_tensor();
   shown.sharded_param = shown.found.param().sharded_param();
-  shown.registered_param = shown.found.param().registered_param();
   shown.unsharded_param = shown.found.param().unsharded_param();
 }
 
-void ShownParameters::hold_roots() {
+void FullParameterScope::hold_roots() {
   for (const auto& shown : shown_) {
     const auto& param = shown.found.param();
     require_state(!shown.found.group->parts().config.device.is_meta(),
@@ -139,79 +139,79 @@ void ShownParameters::hold_roots() {
   }
 }
 
-void ShownParameters::check_gradients() const {
+void FullParameterScope::check_gradients() const {
   std::vector<ParamFact> facts;
   for (const auto& shown : shown_)
-    facts.push_back({shown.found, shown.sharded_param.grad().defined() ? "1" : "0"});
+    facts.push_back({shown.found, shown.local_tensor.grad().defined() ? "1" : "0"});
   require_same_facts(facts, "FullParameters",
                      "with_grads needs gradients for the same parameters on all "
                      "ranks, but the ranks differ; see set_reduce_scatter_unused_params");
 }
 
-void ShownParameters::gather(bool keeps) {
+void FullParameterScope::gather(bool keeps) {
   const auto settle = [&](at::Tensor whole) {
     if (!keeps) return at::Tensor();
     return options_.offload_to_cpu ? whole.cpu() : whole;
   };
   for (auto& shown : shown_) {
-    shown.whole = settle(gather_values(*shown.found.group, shown.found.index, shown.sharded_param));
-    if (const auto gradient = shown.sharded_param.grad(); options_.with_grads && gradient.defined())
+    shown.whole = settle(gather_values(*shown.found.group, shown.found.index, shown.local_tensor));
+    if (const auto gradient = shown.local_tensor.grad(); options_.with_grads && gradient.defined())
       shown.whole_gradient = settle(gather_values(*shown.found.group, shown.found.index, gradient));
   }
 }
 
-void ShownParameters::show(Shown& shown, bool with_gradient) {
-  shown.version = static_cast<int64_t>(shown.sharded_param._version());
+void FullParameterScope::show(FullParam& shown, bool with_gradient) {
+  shown.version = static_cast<int64_t>(shown.local_tensor._version());
   shown.unreduced_gradient = accumulated_grad(shown.unsharded_param);
   shown.storage = shown.found.param().unsharded.set_aside(shown.whole);
   shown.whole.reset();
   if (const auto& shared = shown.found.param().sharded.shared()) shared->set_aside(true);
   accumulated_grad(shown.unsharded_param) = with_gradient ? std::move(shown.whole_gradient) : at::Tensor();
-  for (const auto& place : shown.places)
-    ModuleAccess::parameters(*place.module)[place.slot].value() = shown.unsharded_param;
+  for (const auto& entry : shown.entries)
+    ModuleAccess::parameters(*entry.module)[entry.slot].value() = shown.unsharded_param;
 }
 
-void ShownParameters::write_back(Shown& shown) const {
+void FullParameterScope::write_back(FullParam& shown) const {
   const auto& param = shown.found.param();
   at::NoGradGuard no_grad;
   require(shown.unsharded_param.sizes() == c10::IntArrayRef(param.spec.sizes()), "its sizes became {}, expected {}",
           fmt::join(shown.unsharded_param.sizes(), "x"), fmt::join(param.spec.sizes(), "x"));
-  if (static_cast<int64_t>(shown.sharded_param._version()) != shown.version)
+  if (static_cast<int64_t>(shown.local_tensor._version()) != shown.version)
     log().warn("{}: the sharded parameter was written inside FullParameters; the values of the full parameter replace it",
                param.name());
-  const auto sharded_param = plain_view(shown.sharded_param);
-  const auto own = own_values(shown.found, shown.unsharded_param).to(sharded_param.options());
+  const auto local_tensor = plain_view(shown.local_tensor);
+  const auto own = own_rows(shown.found, shown.unsharded_param).to(local_tensor.options());
   // A write that changes nothing would have everything gathered again.
-  if (!at::equal(as_bytes(own), as_bytes(sharded_param))) sharded_param.copy_(own);
+  if (!at::equal(as_bytes(own), as_bytes(local_tensor))) local_tensor.copy_(own);
   if (!options_.with_grads) return;
   write_back_gradient(shown);
   if (const auto& classes = shown.found.group->parts().local_shards) classes->refresh(*shown.found.group);
 }
 
-void ShownParameters::write_back_gradient(Shown& shown) {
+void FullParameterScope::write_back_gradient(FullParam& shown) {
   const auto whole = accumulated_grad(shown.unsharded_param);
-  auto& gradient = shown.sharded_param.mutable_grad();
+  auto& gradient = shown.local_tensor.mutable_grad();
   if (!whole.defined()) {
     gradient.reset();
     return;
   }
-  const auto own = own_values(shown.found, whole);
+  const auto own = own_rows(shown.found, whole);
   if (gradient.defined()) {
     gradient.copy_(own);
     return;
   }
   const auto& asked = shown.found.param().grad_dtype();
-  const auto dtype = asked.is_set ? asked.dtype.value_or(own.scalar_type()) : shown.sharded_param.scalar_type();
-  gradient = own.to(shown.sharded_param.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+  const auto dtype = asked.is_set ? asked.dtype.value_or(own.scalar_type()) : shown.local_tensor.scalar_type();
+  gradient = own.to(shown.local_tensor.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
-void ShownParameters::restore(Shown& shown) {
+void FullParameterScope::restore(FullParam& shown) {
   shown.found.param().unsharded.restore(shown.found.param().spec, std::exchange(shown.storage, {}));
   if (const auto& shared = shown.found.param().sharded.shared()) shared->set_aside(false);
   accumulated_grad(shown.unsharded_param) = std::move(shown.unreduced_gradient);
-  for (const auto& place : shown.places) {
-    auto& table = ModuleAccess::parameters(*place.module);
-    if (place.slot < table.size()) table[place.slot].value() = shown.registered_param;
+  for (const auto& entry : shown.entries) {
+    auto& table = ModuleAccess::parameters(*entry.module);
+    if (entry.slot < table.size()) table[entry.slot].value() = shown.sharded_param;
   }
 }
 

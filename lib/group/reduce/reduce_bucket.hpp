@@ -12,11 +12,11 @@
 namespace fsdp {
 
 /// What of a group's gradients is summed in one dtype: one reduce-scatter, and one all-reduce where there are replicas.
-struct ReducePart {
+struct ReduceBucket {
   at::ScalarType dtype;
   std::vector<size_t> indices = {};  ///< of the parameters, by entry
   std::vector<ReduceEntry> entries = {};
-  std::vector<ReduceUnit> units = {};
+  std::vector<ReduceSegment> segments = {};
   int64_t slot_bytes = 0;  ///< of its inputs in registered memory
   ReduceScatter reduce_scatter = {};
   std::shared_ptr<Work> all_reduce = nullptr;
@@ -26,7 +26,7 @@ struct ReducePart {
 
 /// A group's gradients, taken for one reduction.
 struct ReduceInputs {
-  std::vector<ReducePart> parts = {};
+  std::vector<ReduceBucket> buckets = {};
   /// One rank: the gradients themselves, by parameter.
   std::vector<std::pair<size_t, at::Tensor>> alone = {};
 };
