@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "dispatch/residency.hpp"
 #include "base/log.hpp"
@@ -89,12 +88,13 @@ std::string ActionRunner::prefetch_name(int id) const {
 void ActionRunner::apply(const Actions& actions) {
   if (actions.empty()) return;
   try {
-    for (const auto& action : actions) {
-      std::optional<Range> prefetch;
-      if (comm_ctx_.trace.has_listener() && is_prefetch(actions, action)) [[unlikely]]
-        prefetch.emplace(comm_ctx_.trace, [&] { return prefetch_name(action.group); });
-      execute(action);
-    }
+    for (const auto& action : actions)
+      if (comm_ctx_.trace.has_listener() && is_prefetch(actions, action)) [[unlikely]] {
+        const Range prefetch(comm_ctx_.trace, [&] { return prefetch_name(action.group); });
+        execute(action);
+      } else {
+        execute(action);
+      }
   } catch (...) {
     for (const auto* group : comm_ctx_.groups) reconcile(*group);
     throw;
@@ -176,6 +176,7 @@ void ActionRunner::pack(ParamGroup& group) {
   reductions_.make_room(group);
   group.gradients().store.note_reduced();
   note_reduction(group, groups());
+  const BelowResidency below;  // for what follows, too; no user's hook does
   reductions_.pack(group);
   tell(GroupEvent::kPacked, group);
 }

@@ -48,6 +48,11 @@ void GroupPort::attach() {
 }
 
 void GroupPort::make_resident(std::span<ParamOwner* const> owners, const OperatorUse& use) {
+  if (owners.size() == 1) {  // most often
+    const auto root = root_;
+    ParamGroup* const alone = &group_;
+    return root->touch({&alone, 1}, use);
+  }
   // One operator may touch groups of several roots; each root sees its own.
   c10::SmallVector<GroupPort*, 4> waiting;
   for (auto* owner : owners) waiting.push_back(static_cast<GroupPort*>(owner));

@@ -8,6 +8,7 @@
 
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "dispatch/residency.hpp"
 #include "group/reduce/reduce_call.hpp"
 #include "root/group_port.hpp"
 
@@ -108,6 +109,7 @@ void RootContext::follow_step(std::span<ParamGroup* const> used) {
   // Written since it was gathered: forward goes on with the new values, as a plain module would.
   const auto written = forward ? take_writes(used) : Ids();
   {
+    const BelowResidency below;  // here, as to go there and back costs each action more than some of them do
     const Range range(runner_.comm_ctx().trace, forward ? "FSDP::pre_forward" : "FSDP::pre_backward",
                       used.front()->identity());
     apply_for(used, scheduler.use(ids, written));

@@ -129,6 +129,7 @@ void RootContext::begin_forward() {
 
 void RootContext::begin_backward(int64_t task) {
   end_functions();
+  runner_.comm_ctx().trace.look_for_listener();
   const bool is_of_forward = in_step();
   if (!is_of_forward) {
     // A second backward over a retained graph: a step of its own, unless the one before is still to be reduced.
@@ -215,7 +216,6 @@ void RootContext::gradient_arrived(ParamGroup& group, size_t index, const at::Te
   group.gradients().store.arrived(index);
   // Inside a nested backward (checkpointing) more of the same may follow.
   if (step_.task_count() != 1 || !has_all_gradients(group)) return;
-  runner_.comm_ctx().trace.look_for_listener();
   runner_.on_last_gradient(group);
 }
 
