@@ -176,7 +176,7 @@ void ActionRunner::pack(ParamGroup& group) {
   reductions_.make_room(group);
   group.gradients().store.note_reduced();
   note_reduction(group, groups());
-  const BelowResidency below;  // for what follows, too; no user's hook does
+  const BelowResidency below;  // for what follows, too: no hook on a gradient runs in it
   reductions_.pack(group);
   tell(GroupEvent::kPacked, group);
 }

@@ -1,6 +1,7 @@
 #include "root/reduction_queue.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 
 #include "group/comm_context.hpp"
@@ -48,7 +49,14 @@ void ReductionQueue::pack(ParamGroup& group) {
 }
 
 void ReductionQueue::start_oldest() {
-  jobs_[started_].start();
+  try {
+    jobs_[started_].start();
+  } catch (...) {
+    const auto failed = jobs_.begin() + static_cast<ptrdiff_t>(started_);
+    std::rotate(failed, failed + 1, jobs_.end());
+    jobs_.pop_back();
+    throw;
+  }
   ++started_;
 }
 
@@ -94,10 +102,15 @@ void ReductionQueue::drop(const ParamGroup* of) {
     order_.clear();
   else
     order_.drop(of->identity().id);
-  jobs_.erase(std::remove_if(jobs_.begin() + static_cast<ptrdiff_t>(started_), jobs_.end(), goes), jobs_.end());
+  // Each goes by itself, and not by another one's assignment over it: what it has under way is joined.
+  const auto erase_from = [&](size_t first) {
+    const auto gone = std::stable_partition(jobs_.begin() + static_cast<ptrdiff_t>(first), jobs_.end(), std::not_fn(goes));
+    jobs_.erase(gone, jobs_.end());
+  };
+  erase_from(started_);
   comm_ctx_.join_reductions();
   started_ -= static_cast<size_t>(std::ranges::count_if(started(), goes));
-  std::erase_if(jobs_, goes);
+  erase_from(0);
 }
 
 void ReductionQueue::share(std::span<const std::shared_ptr<ReductionQueue>> queues) {

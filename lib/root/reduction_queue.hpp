@@ -30,7 +30,7 @@ class ReductionQueue {
   void make_room(const ParamGroup& group);
   /// Packs the group's gradients, behind `make_room`.
   void pack(ParamGroup& group);
-  /// Starts the oldest that has only been packed, as on the stream that packed it.
+  /// Starts the oldest that has only been packed, as on the stream that packed it. If that throws, it is gone.
   void start_oldest();
   /// Starts the one that was packed last, which the network holds until the gather of `gathered` has arrived. If nothing can
   /// hold it, it is not started, and its group is returned; else null.

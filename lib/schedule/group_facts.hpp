@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-/// Over which ranks a group's gradients are reduced, and with which communicator.
+/// Over which ranks a group's gradients are reduce-scattered, and with which communicator.
 struct ReduceFacts {
   int ranks = 0;          ///< groups of one root over the same ranks have the same number; -1: the group is gone
   bool is_apart = false;  ///< over a communicator that no gather uses

@@ -38,8 +38,10 @@ class ReduceOrder {
   size_t on_next_backward();
   /// The backward is over, and all start.
   size_t all();
-  /// The oldest has been started for the sake of its buffers.
-  void note_started() { waiting_.pop_front(); }
+  /// The oldest has been started for the sake of its buffers. It may be one that was to start when something failed.
+  void note_started() {
+    if (!waiting_.empty()) waiting_.pop_front();
+  }
   /// The packed gradients of the group are gone, or it is. What has waited for its use waits for nothing of its own.
   void drop(int group);
   void clear() { waiting_.clear(); }

@@ -187,7 +187,7 @@ Actions Scheduler::on(GroupEvent event, int group) {
       on_listed(group, actions);
       break;
     case GroupEvent::kWritten:
-      groups_.reshard(group, actions);
+      on_written(group, actions);
       break;
     case GroupEvent::kLastGradient:
       on_last_gradient(group, actions);
@@ -205,13 +205,18 @@ Actions Scheduler::on(GroupEvent event, int group) {
   return actions;
 }
 
-// --- reductions
+void Scheduler::on_written(int group, Actions& actions) {
+  groups_[group].holds.end(HoldEvent::kBackwardBegins);  // nothing is here ahead of it
+  groups_.reshard(group, actions);
+}
 
 void Scheduler::on_listed(int group, Actions& actions) {
   if (groups_.is_held(group) || !has_room_ahead(group)) return;
   groups_[group].holds.add(Hold::kListed);
   groups_.unshard(group, actions);
 }
+
+// --- reductions
 
 /// Before its gradients are packed, so that parameters, gradients and the packed copy are not all alive at once. One that is
 /// read again behind that stays, or it would be gathered twice for what the order shows as one use.

@@ -28,7 +28,7 @@ enum class GroupEvent : uint8_t {
   kReduced,       ///< it has been packed at the end of a backward, where nothing follows
 };
 
-/// Decides when the groups of one root are gathered and released: events in, actions out. What it decides depends on
+/// Decides when the groups of one root are gathered, released and reduced: events in, actions out. What it decides depends on
 /// options, on facts and on the sequence of events alone, never on tensors, time or whether a collective has completed;
 /// so all ranks, which have the same of these, launch the same sequence.
 ///
@@ -97,6 +97,7 @@ class Scheduler {
   bool is_part_of_last(Groups used) const;
   bool note_use(Groups used, Actions& actions);
   void forget_uses();
+  void on_written(int group, Actions& actions);
   void on_listed(int group, Actions& actions);
   void on_last_gradient(int group, Actions& actions);
   void on_complete(int group, Actions& actions);

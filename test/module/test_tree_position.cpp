@@ -14,7 +14,7 @@ struct SharedPlace {
 
 }  // namespace
 
-TEST_CASE("a module without one around it is the root, and messages call it so", "[module][tree_place]") {
+TEST_CASE("a module without one around it is the root, and messages call it so", "[module][tree_position]") {
   TreePosition place = SharedPlace().place;
   CHECK(place.is_root());
   CHECK(place.name().empty());
@@ -25,7 +25,7 @@ TEST_CASE("a module without one around it is the root, and messages call it so",
 }
 
 TEST_CASE("modules that share a state are named after the first; a parameter has the path of its own module",
-          "[module][tree_place]") {
+          "[module][tree_position]") {
   SharedPlace shared;
   shared.place.set_path(*shared.first, "blocks.0");
   shared.place.set_path(*shared.second, "blocks.1");
@@ -36,7 +36,7 @@ TEST_CASE("modules that share a state are named after the first; a parameter has
   CHECK(shared.place.full_name({"bias", 1}, "encoder") == "encoder.blocks.1.bias");
 }
 
-TEST_CASE("a path is that of the module it is set for, of no other", "[module][tree_place]") {
+TEST_CASE("a path is that of the module it is set for, of no other", "[module][tree_position]") {
   SharedPlace shared;
   const torch::nn::Linear other(2, 2);
   shared.place.set_path(*other, "elsewhere");

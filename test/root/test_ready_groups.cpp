@@ -1,3 +1,5 @@
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <catch2/catch.hpp>
 
 #include <memory>
@@ -46,25 +48,34 @@ TEST_CASE("the groups of the last use are ready, in its task alone", "[root][rea
   });
 }
 
-TEST_CASE("what is written, edited or behind a boundary is not ready", "[root][ready_groups]") {
+TEST_CASE("what is written or behind a boundary is not ready", "[root][ready_groups]") {
   on_ranks(2, [](Rank& rank) {
     ShardedChain chain(rank.mesh(), 2);
     const auto groups = groups_of(chain);
-    const auto none_is_ready = [&] {
+    const auto none_is_ready = [&](int64_t task) {
       for (const auto& group : groups)
-        if (is_ready(group, -1)) return false;
+        if (is_ready(group, task)) return false;
       return true;
     };
     chain.loss(rank.index(), 0);
-    rank.check(!none_is_ready(), "behind a forward that waits for its backward");
+    rank.check(!none_is_ready(-1), "behind a forward that waits for its backward");
     {
       const torch::NoGradGuard no_grad;
       for (auto& param : chain.model->parameters()) param.mul_(2);
     }
-    rank.check(none_is_ready(), "written");
+    rank.check(none_is_ready(-1), "written");
     chain.root[0].reset_iter_state();
-    chain.step(rank.index(), 1);
-    rank.check(none_is_ready(), "behind the step");
+    int64_t task = -1;
+    bool was_ready = false;
+    const auto loss = chain.loss(rank.index(), 1);
+    // Behind the use of its group in backward, in front of the group's last gradient.
+    chain.model->layers[1]->bias.register_hook([&](const at::Tensor&) {
+      task = torch::autograd::get_current_graph_task_id();
+      was_ready |= !none_is_ready(task);
+    });
+    loss.backward();
+    rank.check(task != -1 && was_ready, "amid the backward");
+    rank.check(none_is_ready(-1) && none_is_ready(task), "behind the step");
   });
 }
 

@@ -47,6 +47,36 @@ TEST_CASE("after finalize_backward gradients equal plain", "[runtime][manual_fin
     }));
 }
 
+/// As one that finds no memory, the first time.
+struct NoRoomOnce final : ReduceScatterComm {
+  std::shared_ptr<Work> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                             Communicator& group, std::string_view subject) override {
+    if (std::exchange(fails, false)) throw std::runtime_error("no room");
+    return ReduceScatterComm::start_reduce_scatter(output, input, op, group, subject);
+  }
+  bool fails = true;
+};
+
+TEST_CASE("a reduction that fails to start is gone, and the next finalization reduces the others",
+          "[runtime][manual_finalization]") {
+  on_ranks(2, [](Rank& rank) {
+    auto plain = plain_chain();
+    ManualChain chain(rank.mesh());
+    chain.root[0].set_reduce_scatter_unused_params(true);  // all at the end
+    chain.layers[0].set_custom_reduce_scatter(std::make_shared<NoRoomOnce>());
+    chain.loss(rank.index(), 0).backward();
+    rank.check_throws<std::runtime_error>([&] { chain.root[0].finalize_backward(); }, {"no room"}, "the first");
+    chain.root[0].finalize_backward();
+    rank.check(!chain.model->layers[0]->weight.grad().defined(), "what failed has no gradient");
+    for (size_t i = 1; i < chain.layers.size(); ++i)
+      rank.check(chain.model->layers[i]->weight.grad().defined(), "the others are reduced");
+    chain.model->zero_grad();
+    chain.loss(rank.index(), 1).backward();
+    chain.root[0].finalize_backward();
+    is_finalized_like_plain(rank, chain, plain, 1, "the next step");
+  });
+}
+
 TEST_CASE("HSDP and replicate-only finalize too", "[runtime][manual_finalization]") {
   on_ranks(4, [](Rank& rank) {
     for (bool replicate_only : {false, true}) {

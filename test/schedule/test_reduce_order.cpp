@@ -75,8 +75,9 @@ TEST_CASE("by size, a reduction waits for the use of a group that is larger than
 }
 
 TEST_CASE("behind the next backward, the first of a backward waits for it", "[group][reduce_order]") {
+  Backward backward({1, 1, 1});
   for (int step = 0; step < 2; ++step) {
-    Backward backward({1, 1, 1});
+    CAPTURE(step);
     backward.reductions.begin_backward();
     backward.use(2);
     CHECK(backward.reductions.on_next_backward() == 0);

@@ -78,6 +78,33 @@ std::vector<Ids> one_by_one(const Ids& groups) {
 
 }  // namespace
 
+TEST_CASE("with a communicator of its own a reduction is packed behind the gather in its group's room", "[group][scheduler]") {
+  for (const auto start : kReduceScatterStarts) {
+    CAPTURE(name_of(start));
+    Executor executor;
+    for (int i = 0; i < 3; ++i)
+      executor.add({.unsharded_bytes = 10, .tree = {.enter = 1 + i, .exit = 2 + i}, .reduce = {.is_apart = true}});
+    auto& scheduler = executor.scheduler;
+    scheduler.options().reduce_scatter_start = start;
+    std::string reduced;
+    for (int step = 0; step < 2; ++step) {
+      forward(executor, one_by_one({0, 1, 2}));
+      scheduler.begin_backward(/*is_of_forward=*/true);
+      for (const int group : {2, 1, 0}) {
+        executor.use({group});
+        executor.apply(scheduler.on(GroupEvent::kLastGradient, group));
+        const auto done = executor.reduce(group);
+        if (group == 2) reduced = done;
+      }
+      executor.started += static_cast<int>(scheduler.reduce_order().all());
+      end_backward(executor);
+    }
+    const bool is_held = start == ReduceScatterStart::kFirstAfterAllGather;
+    const bool waits = start == ReduceScatterStart::kFirstAfterNextBackward;
+    CHECK(reduced == std::string("unshard 0, pack 2; ") + (waits ? "" : is_held ? "start behind 0" : "start"));
+  }
+}
+
 TEST_CASE("a step in actions: when used at first, ahead of use when the order is known", "[group][scheduler]") {
   Executor executor;
   add_chain(executor, {10, 10, 10});

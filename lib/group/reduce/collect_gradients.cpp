@@ -87,7 +87,7 @@ at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) co
   return sum.defined() && dtypes.takes_any(index) ? at::promote_types(own, sum.scalar_type()) : own;
 }
 
-/// Parts are in the order of their first parameters, as their collectives will be: one that gets its first entry goes to the
+/// Buckets are in the order of their first parameters, as their collectives will be: one that gets its first entry goes to the
 /// end of those that have some.
 size_t Collection::bucket_of(at::ScalarType dtype) {
   auto& buckets = inputs_.buckets;

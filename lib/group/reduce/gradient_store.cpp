@@ -17,11 +17,11 @@
 namespace fsdp {
 
 void GradientStore::arrived(size_t index) {
-  auto& slot = params_gradients_[index];
-  if (slot.has_arrived) return;
-  slot.has_arrived = true;
+  auto& param = params_gradients_[index];
+  if (param.has_arrived) return;
+  param.has_arrived = true;
   ++arrived_;
-  as_expected_ += slot.is_expected ? 1 : 0;
+  as_expected_ += param.is_expected ? 1 : 0;
 }
 
 bool GradientStore::is_complete(size_t trainable) const {
@@ -30,9 +30,9 @@ bool GradientStore::is_complete(size_t trainable) const {
 
 void GradientStore::end_backward() {
   const bool learns = arrived_ > 0;
-  for (auto& slot : params_gradients_) {
-    if (learns) slot.is_expected = slot.has_arrived;
-    slot.has_arrived = false;
+  for (auto& param : params_gradients_) {
+    if (learns) param.is_expected = param.has_arrived;
+    param.has_arrived = false;
   }
   if (learns) expected_ = arrived_;
   arrived_ = as_expected_ = 0;
@@ -41,12 +41,12 @@ void GradientStore::end_backward() {
 
 void GradientStore::reset() {
   end_backward();
-  for (auto& slot : params_gradients_) slot.is_expected = false;
+  for (auto& param : params_gradients_) param.is_expected = false;
   expected_ = 0;
 }
 
 bool GradientStore::has_partial_sums() const {
-  return std::ranges::any_of(params_gradients_, [](const ParamGradients& slot) { return slot.partial_sum.defined(); });
+  return std::ranges::any_of(params_gradients_, [](const ParamGradients& param) { return param.partial_sum.defined(); });
 }
 
 namespace {
