@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "dispatch/residency.hpp"
 #include "base/log.hpp"
+#include "dispatch/residency.hpp"
 #include "group/reduce/reduce_call.hpp"
 #include "group/symmetric_memory.hpp"
 #include "root/facts_of.hpp"
@@ -172,10 +172,15 @@ void ActionRunner::start_reductions(size_t count) {
   for (; count > 0; --count) reductions_.start_oldest();
 }
 
-void ActionRunner::pack(ParamGroup& group) {
+/// May run users' hooks on the gradients of other groups.
+void ActionRunner::prepare_pack(ParamGroup& group) {
   reductions_.make_room(group);
   group.gradients().store.note_reduced();
   note_reduction(group, groups());
+}
+
+void ActionRunner::pack(ParamGroup& group) {
+  prepare_pack(group);
   const BelowResidency below;  // for what follows, too: no hook on a gradient runs in it
   reductions_.pack(group);
   tell(GroupEvent::kPacked, group);
@@ -190,10 +195,8 @@ void ActionRunner::reduce_left() {
   for (auto* group : groups()) {
     if ((owes_zeros(*group) && !group->gradients().store.is_reduced()) || has_gradients_to_reduce(*group)) {
       tell(GroupEvent::kLastGradient, *group);
-      reductions_.make_room(*group);
-      group->gradients().store.note_reduced();
+      prepare_pack(*group);
       tell(GroupEvent::kReduced, *group);
-      note_reduction(*group, groups());
       reductions_.pack(*group);
       reductions_.start_oldest();
     }

@@ -56,6 +56,7 @@ class ActionRunner {
   void unshard_now(ParamGroup& group);
   void reshard_now(ParamGroup& group, bool after_forward);
   void prefetch_listed(const ParamGroup& group);
+  void prepare_pack(ParamGroup& group);
   void pack(ParamGroup& group);
   void start_behind(const ParamGroup& gathered);
   void report_arrivals();

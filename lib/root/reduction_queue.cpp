@@ -1,7 +1,6 @@
 #include "root/reduction_queue.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <mutex>
 
 #include "group/comm_context.hpp"
@@ -52,9 +51,7 @@ void ReductionQueue::start_oldest() {
   try {
     jobs_[started_].start();
   } catch (...) {
-    const auto failed = jobs_.begin() + static_cast<ptrdiff_t>(started_);
-    std::rotate(failed, failed + 1, jobs_.end());
-    jobs_.pop_back();
+    jobs_.erase(jobs_.begin() + static_cast<ptrdiff_t>(started_));
     throw;
   }
   ++started_;
@@ -102,15 +99,10 @@ void ReductionQueue::drop(const ParamGroup* of) {
     order_.clear();
   else
     order_.drop(of->identity().id);
-  // Each goes by itself, and not by another one's assignment over it: what it has under way is joined.
-  const auto erase_from = [&](size_t first) {
-    const auto gone = std::stable_partition(jobs_.begin() + static_cast<ptrdiff_t>(first), jobs_.end(), std::not_fn(goes));
-    jobs_.erase(gone, jobs_.end());
-  };
-  erase_from(started_);
+  jobs_.erase(std::remove_if(jobs_.begin() + static_cast<ptrdiff_t>(started_), jobs_.end(), goes), jobs_.end());
   comm_ctx_.join_reductions();
   started_ -= static_cast<size_t>(std::ranges::count_if(started(), goes));
-  erase_from(0);
+  std::erase_if(jobs_, goes);
 }
 
 void ReductionQueue::share(std::span<const std::shared_ptr<ReductionQueue>> queues) {

@@ -75,7 +75,7 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   const DTensorMaker& maker_;
 };
 
-/// Form the sharded parameter's memory again if that is another one than when the DTensor was made.
+/// Shows the sharded parameter's memory again if that is another one than when the DTensor was made.
 inline void follow_home(ShownParam& param) {
   if (!param.sharded().is_home()) param.point_home();
 }

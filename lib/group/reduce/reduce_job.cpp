@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/require.hpp"
@@ -37,6 +39,12 @@ ReduceJob::~ReduceJob() {
   if (holds_inputs()) give_up();
   slot_.reset();  // waits for what is under way, before the memory goes
   if (!inputs_.buckets.empty()) keep_buckets(*group_, std::move(inputs_.buckets));
+}
+
+ReduceJob& ReduceJob::operator=(ReduceJob&& other) noexcept {
+  if (this == &other) return *this;
+  std::destroy_at(this);
+  return *std::construct_at(this, std::move(other));
 }
 
 /// Behind an exception or a reset. What is under way still keeps its memory; but what has been waited for goes back to the

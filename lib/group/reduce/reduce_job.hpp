@@ -33,7 +33,8 @@ class ReduceJob {
   /// way that the host drives, so it drives this one, too. The group outlives this.
   ReduceJob(ParamGroup& group, bool is_behind_one);
   ReduceJob(ReduceJob&&) = default;
-  ReduceJob& operator=(ReduceJob&&) = default;
+  /// What this one holds goes as if it were destroyed: in a vector, another is moved over one that is erased.
+  ReduceJob& operator=(ReduceJob&& other) noexcept;
   /// What it holds goes, and the group keeps the rest of its buckets.
   ~ReduceJob();
 
