@@ -10,10 +10,11 @@
 #include "dtensor/dtensor_impl.hpp"
 #include "dtensor/recorded.hpp"
 #include "tensor/broadcast_whole.hpp"
+#include "tensor/full_tensor.hpp"
 #include "tensor/local_piece.hpp"
 #include "tensor/piece.hpp"
 #include "tensor/piece_map.hpp"
-#include "tensor/redistribute.hpp"
+#include "tensor/redistribute/redistribute.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -126,7 +127,7 @@ at::Tensor moved(const at::Tensor& tensor, std::vector<Placement> placements, st
   if (is_recorded(tensor) && !spec.is_flat() && way.from == way.to && gradient == default_gradient(way.to)) return tensor;
   if (is_recorded(tensor)) return recorded_redistribution(tensor, std::move(way), std::move(gradient));
   const at::NoGradGuard no_grad;
-  auto local = spec.is_flat() ? gather(spec, impl.local(), subject) : redistribute_piece(impl.local(), way);
+  auto local = spec.is_flat() ? full_of(spec, impl.local(), subject) : redistribute_piece(impl.local(), way);
   if (local.is_same(impl.local())) local = local.detach();
   return make_dtensor(std::move(local), spec_like(spec, spec.sizes(), way.to, spec.strides()), WholeStorage::Message::kFull);
 }

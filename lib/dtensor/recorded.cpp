@@ -6,6 +6,7 @@
 
 #include "dtensor/dtensor_impl.hpp"
 #include "dtensor/function_scope.hpp"
+#include "tensor/full_tensor.hpp"
 #include "tensor/strides.hpp"
 
 namespace fsdp {
@@ -101,7 +102,7 @@ class Redistribute : public torch::autograd::Function<Redistribute> {
     keep(context, held);
     const auto& spec = *held->spec;
     const auto& local = DTensorImpl::of(dtensor)->local();
-    const auto piece = spec.is_flat() ? gather(spec, local, "full_tensor") : redistribute_piece(local, held->way);
+    const auto piece = spec.is_flat() ? full_of(spec, local, "full_tensor") : redistribute_piece(local, held->way);
     return make_dtensor(piece.detach(), spec_like(spec, spec.sizes(), held->way.to, spec.strides()));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {

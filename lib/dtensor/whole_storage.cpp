@@ -6,11 +6,12 @@
 #include <utility>
 
 #include "base/raw_view.hpp"
+#include "tensor/full_tensor.hpp"
 
 namespace fsdp {
 
 at::Tensor DTensorValue::whole(std::string_view operation) const {
-  return partial ? partial->read() : gather(*spec, local, operation);
+  return partial ? partial->read() : full_of(*spec, local, operation);
 }
 
 at::Tensor DTensorValue::own_whole(std::string_view operation) const {

@@ -10,7 +10,7 @@
 #include "module/shows_own_parameters.hpp"
 #include "module/state/module_table.hpp"
 #include "module/ties.hpp"
-#include "root/edit_group.hpp"
+#include "root/edit/edit_group.hpp"
 #include "root/find_param.hpp"
 
 // What changes the modules. Nothing here fails: all that may has been done by `prepare`.

@@ -13,7 +13,7 @@
 #include "module/sync_states.hpp"
 #include "module/ties.hpp"
 #include "param/left_storage.hpp"
-#include "root/edit_group.hpp"
+#include "root/edit/edit_group.hpp"
 #include "root/find_param.hpp"
 
 namespace fsdp {

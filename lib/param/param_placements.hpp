@@ -15,7 +15,9 @@ const DeviceMesh& mesh_of(const ParamSpec& spec, const MeshInfo& info);
 const std::vector<int64_t>& whole_sizes(const ParamSpec& spec);
 const std::vector<int64_t>& whole_strides(const ParamSpec& spec);
 
-/// Null for one that is both tensor-parallel and in a flat layout.
+/// How the data-parallel ranks hold it: of a tensor-parallel parameter, this rank's part. Never null.
+DTensorSpec::Ptr data_parallel_spec(const ParamSpec& spec, const MeshInfo& info);
+/// How all ranks hold the whole. Null for one that is both tensor-parallel and in a flat layout.
 DTensorSpec::Ptr dtensor_spec(const ParamSpec& spec, const MeshInfo& info);
 
 }  // namespace fsdp

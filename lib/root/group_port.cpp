@@ -9,7 +9,7 @@
 #include "dtensor/function_scope.hpp"
 #include "fsdp/dtensor.hpp"
 #include "root/autograd/gradient_hook.hpp"
-#include "root/tied_groups.hpp"
+#include "root/edit/tied_groups.hpp"
 
 namespace fsdp {
 

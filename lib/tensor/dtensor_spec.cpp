@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "base/require.hpp"
-#include "comm/watch/awaited_collectives.hpp"
 #include "tensor/piece.hpp"
 #include "tensor/shard_part.hpp"
 #include "tensor/strides.hpp"
@@ -27,13 +26,6 @@ std::vector<int64_t> inferred_sizes(const at::Tensor& local, const DeviceMesh& m
       sizes[*dim] *= mesh.shape()[mesh_dim];
     }
   return sizes;
-}
-
-/// `tensor` with the given strides: itself if it has them, else a copy.
-at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides) {
-  if (tensor.strides() == strides) return tensor;
-  if (tensor.numel() < 2) return tensor.as_strided(tensor.sizes(), strides);  // operators read strides of empty tensors, too
-  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
 /// Nearly all tensors have no name.
@@ -127,6 +119,10 @@ bool DTensorSpec::is_equal(const DTensorSpec& other) const {
   return sizes_ == other.sizes_ && placements_ == other.placements_ && flat_ == other.flat_ && mesh_ == other.mesh_;
 }
 
+std::vector<Placement> replicated_everywhere(const DTensorSpec& spec) {
+  return std::vector<Placement>(spec.placements().size(), Replicate{});
+}
+
 Redistribution way_to(const DTensorSpec& spec, std::vector<Placement> placements, std::string_view operation) {
   return {.mesh = spec.mesh(),
           .sizes = spec.sizes(),
@@ -137,45 +133,12 @@ Redistribution way_to(const DTensorSpec& spec, std::vector<Placement> placements
                                          : fmt::format("{} of {}", operation, spec.name())};
 }
 
-namespace {
-
-std::vector<Placement> everywhere(const DTensorSpec& spec) {
-  return std::vector<Placement>(spec.placements().size(), Replicate{});
-}
-
-at::Tensor gather_flat(const DTensorSpec& spec, const at::Tensor& local, std::string_view operation) {
-  const auto& [layout, group] = *spec.flat();
-  const auto in_memory = at::empty({layout.numel()}, local.options());
-  int64_t longest = 0;
-  for (int rank = 0; rank < group->size(); ++rank) longest = std::max(longest, layout.local_numel(rank));
-  const auto own = at::zeros({longest}, local.options());
-  own.narrow(0, 0, local.numel()).copy_(local);
-  const auto all = at::empty({group->size(), longest}, local.options());
-  awaited::all_gather(*group, all.view(-1), own, way_to(spec, everywhere(spec), operation).subject);
-  for (int rank = 0; rank < group->size(); ++rank)
-    in_memory.narrow(0, layout.range(rank).begin, layout.local_numel(rank))
-        .copy_(all[rank].narrow(0, 0, layout.local_numel(rank)));
-  return in_memory.as_strided(spec.sizes(), spec.strides());
-}
-
-}  // namespace
-
-at::Tensor gather(const DTensorSpec& spec, const at::Tensor& local, std::string_view operation) {
-  const at::NoGradGuard no_grad;
-  // Offloaded: a group's collectives run on its mesh's device.
-  const auto& mesh = spec.mesh();
-  if (local.device().type() != mesh.device_type() && !local.is_meta())
-    return gather(spec, local.to(mesh.device()), operation).to(local.device());
-  if (spec.is_flat()) return gather_flat(spec, local, operation);
-  return with_strides(redistribute_piece(local, way_to(spec, everywhere(spec), operation)), spec.strides());
-}
-
 at::Tensor part_of(const DTensorSpec& spec, const at::Tensor& whole) {
   if (spec.is_flat()) return part_of(spec.flat()->layout, whole, spec.flat()->group->rank());
   if (spec.is_replicated()) return whole;
   if (spec.has_partial()) {
     const at::NoGradGuard no_grad;
-    const DTensorSpec replicated(spec.mesh(), everywhere(spec), spec.sizes(), spec.strides());
+    const DTensorSpec replicated(spec.mesh(), replicated_everywhere(spec), spec.sizes(), spec.strides());
     return redistribute_piece(whole, way_to(replicated, spec.placements(), "part"));
   }
   if (spec.sizes().empty()) return spec.piece().sizes.empty() ? whole : whole.new_empty(spec.piece().sizes);

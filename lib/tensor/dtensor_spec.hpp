@@ -15,7 +15,7 @@
 #include "fsdp/placement.hpp"
 #include "tensor/local_piece.hpp"
 #include "tensor/piece_map.hpp"
-#include "tensor/redistribute.hpp"
+#include "tensor/redistribute/redistribute.hpp"
 #include "tensor/shard_layout.hpp"
 
 namespace fsdp {
@@ -86,11 +86,10 @@ DTensorSpec::Ptr spec_like(const DTensorSpec& like, std::vector<int64_t> sizes, 
 DTensorSpec::Ptr spec_of_local(const at::Tensor& local, DeviceMesh mesh, std::vector<Placement> placements,
                                at::OptionalIntArrayRef sizes, at::OptionalIntArrayRef strides, std::string_view subject);
 
+/// Replicate for each mesh dimension: how the full tensor is placed.
+std::vector<Placement> replicated_everywhere(const DTensorSpec& spec);
 /// The way from these placements to others.
 Redistribution way_to(const DTensorSpec& spec, std::vector<Placement> placements, std::string_view operation);
-/// From everybody's pieces, with this tensor's strides, on every rank, outside autograd: may be `local` itself. A collective
-/// call, unless replicated.
-at::Tensor gather(const DTensorSpec& spec, const at::Tensor& local, std::string_view operation);
 /// This rank's piece of a tensor of these sizes, which all ranks hold; may share its memory.
 at::Tensor part_of(const DTensorSpec& spec, const at::Tensor& whole);
 /// The same in memory of its own, laid out as the whole is.

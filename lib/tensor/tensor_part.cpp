@@ -54,10 +54,7 @@ std::vector<ElementRange> TensorPart::in_whole(const std::vector<ElementRange>& 
   return found;
 }
 
-at::Tensor TensorPart::gather(const at::Tensor& local) const {
-  if (is_whole()) return local;
-  return fsdp::gather(DTensorSpec(mesh, placements, sizes, strides), local, "full_tensor");
-}
+DTensorSpec TensorPart::spec(std::string name) const { return {mesh, placements, sizes, strides, std::move(name)}; }
 
 at::Tensor TensorPart::part_of(const at::Tensor& whole) const {
   if (is_whole()) return whole;

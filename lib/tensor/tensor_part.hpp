@@ -12,6 +12,8 @@
 
 namespace fsdp {
 
+class DTensorSpec;
+
 /// What a tensor-parallel tensor, the *local* one here, is a part of.
 struct TensorPart {
   DeviceMesh mesh;                     ///< of tensor parallelism alone
@@ -25,8 +27,8 @@ struct TensorPart {
   std::vector<Placement> with(std::vector<Placement> data_parallel) const;
   /// Elements of the local tensor, in row-major order, as elements of the whole.
   std::vector<ElementRange> in_whole(const std::vector<ElementRange>& local) const;
-  /// The whole, on every rank, from everybody's local tensors: a collective call over `mesh`.
-  at::Tensor gather(const at::Tensor& local) const;
+  /// How the whole is spread over `mesh`; the pieces are the local tensors.
+  DTensorSpec spec(std::string name) const;
   /// The local tensor's elements of `whole`; may share its memory.
   at::Tensor part_of(const at::Tensor& whole) const;
 };

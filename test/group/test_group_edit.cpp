@@ -10,8 +10,8 @@
 #include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 #include "module/state/module_table.hpp"
-#include "root/edit_group.hpp"
-#include "root/group_conversion.hpp"
+#include "root/edit/edit_group.hpp"
+#include "root/edit/group_conversion.hpp"
 #include "support/failing_allocator.hpp"
 #include "support/models.hpp"
 

@@ -4,7 +4,7 @@
 #include "fsdp/testing/recording.hpp"
 #include "support/printed.hpp"
 #include "support/ranks.hpp"
-#include "tensor/redistribution_plan.hpp"
+#include "tensor/redistribute/redistribution_plan.hpp"
 #include "whole_tensors.hpp"
 
 namespace fsdp::test {

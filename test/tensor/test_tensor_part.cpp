@@ -1,11 +1,12 @@
 #include <catch2/catch.hpp>
 
-#include "support/draw.hpp"
 #include "fsdp/dtensor.hpp"
 #include "fsdp/error.hpp"
 #include "mesh/merged_mesh.hpp"
+#include "support/draw.hpp"
 #include "support/printed.hpp"
 #include "support/ranks.hpp"
+#include "tensor/full_tensor.hpp"
 #include "tensor/shard_part.hpp"
 #include "tensor/tensor_part.hpp"
 
@@ -40,7 +41,7 @@ void check(Rank& rank, const PartCase& c) {
   const auto what = fmt::format("({}) as {} on {}, dim {}", fmt::join(c.sizes, ", "), to_string(c.placements), mesh.to_string(), c.dim);
 
   const auto part = make_tensor_part(local, tp, joined_mesh(mesh["dp"], tp), c.placements, c.sizes, "weight");
-  rank.check_identical(part.gather(local), whole, what + ": gathered");
+  rank.check_identical(full_of(part.spec("weight"), local, "full_tensor"), whole, what + ": gathered");
   rank.check_identical(part.part_of(whole), local, what + ": taken");
   rank.check(part.whole_mesh == mesh, what + ": mesh");
 

@@ -24,7 +24,7 @@ struct Alone {
 std::vector<Alone> calls() {
   return {
       {"full_tensor", [](ShardedChain& chain, auto&) { full_tensor(chain.model->layers[0]->parameters()[0]); },
-       "all_gather of 'layer0.weight'"},
+       "all_gather of 'full_tensor of layer0.weight'"},
       {"torch::save",
        [](ShardedChain& chain, auto&) {
          std::stringstream file;

@@ -2,8 +2,8 @@
 
 #include "hooked/hooked_extension.hpp"
 #include "hooked/hooked_handle.hpp"
+#include "root/edit/late_extension.hpp"
 #include "root/find_param.hpp"
-#include "root/late_extension.hpp"
 
 namespace fsdp::python {
 

@@ -9,8 +9,8 @@
 #include "dispatch/residency.hpp"
 #include "fsdp/error.hpp"
 #include "fully_shard.hpp"
+#include "root/edit/group_conversion.hpp"
 #include "root/find_param.hpp"
-#include "root/group_conversion.hpp"
 #include "sharded_module/replacements.hpp"
 #include "shown/shown_registry.hpp"
 

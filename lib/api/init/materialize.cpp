@@ -10,7 +10,7 @@
 #include "api/state_dict/named_states.hpp"
 #include "base/require.hpp"
 #include "param/replace_tensor.hpp"
-#include "root/group_conversion.hpp"
+#include "root/edit/group_conversion.hpp"
 
 namespace fsdp {
 

@@ -8,6 +8,8 @@
 #include "api/state_dict/first_rank.hpp"
 #include "base/log.hpp"
 #include "base/require.hpp"
+#include "dispatch/residency.hpp"
+#include "group/unsharded_values.hpp"
 #include "module/handles.hpp"
 #include "module/module_access.hpp"
 #include "module/state/module_table.hpp"
@@ -154,9 +156,15 @@ void FullParameterScope::gather(bool keeps) {
     return options_.offload_to_cpu ? whole.cpu() : whole;
   };
   for (auto& shown : shown_) {
-    shown.whole = settle(gather_values(*shown.found.group, shown.found.index, shown.local_tensor));
+    const auto& group = *shown.found.group;
+    // Of what is offloaded, too, the unsharded parameter is on the device that computes.
+    const auto gathered = [&](const at::Tensor& local) {
+      const BelowResidency below;  // else what is moved is the unsharded parameter
+      return settle(unsharded_values(group, shown.found.index, local.to(group.identity().mesh_info.mesh.device())));
+    };
+    shown.whole = gathered(shown.local_tensor);
     if (const auto gradient = shown.local_tensor.grad(); options_.with_grads && gradient.defined())
-      shown.whole_gradient = settle(gather_values(*shown.found.group, shown.found.index, gradient));
+      shown.whole_gradient = gathered(gradient);
   }
 }
 

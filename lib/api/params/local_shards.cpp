@@ -3,8 +3,8 @@
 #include "api/params/find_param.hpp"
 #include "module/handles.hpp"
 #include "module/state/module_state.hpp"
+#include "root/edit/make_local_shards.hpp"
 #include "root/group_port.hpp"
-#include "root/make_local_shards.hpp"
 
 namespace fsdp {
 

@@ -5,13 +5,6 @@
 
 namespace fsdp {
 
-at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local) {
-  auto values = gather_values(*found.group, found.index, local);
-  BelowResidency below;
-  const auto& part = found.param().spec.reach.part;
-  return part ? part->gather(values) : values;
-}
-
 at::Tensor own_rows(const FoundParam& found, const at::Tensor& whole) {
   BelowResidency below;
   return part_of(found.param().layout(), whole.detach(), found.group->identity().mesh_info.shard_rank());

@@ -3,14 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "api/params/find_param.hpp"
-#include "group/gather/gather_values.hpp"
 
-// From parts to wholes and back, for whatever is spread over the ranks as a parameter is: its values,
-// its gradient, its optimizer state.
+// From wholes to parts, for whatever is spread over the ranks as a parameter is: its values, its gradient, its optimizer state.
+// group/unsharded_values.hpp has the way back.
 namespace fsdp {
-
-/// As gather_values, but of the whole tensor, over the ranks of tensor parallelism too: `whole_sizes`.
-at::Tensor gather_whole(const FoundParam& found, const at::Tensor& local);
 
 /// The elements of `whole`, sized as the unsharded parameter, that this rank owns, shaped like the sharded parameter,
 /// outside autograd. May share memory with `whole`, on whose device it is.

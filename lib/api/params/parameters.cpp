@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "api/params/find_param.hpp"
-#include "api/params/own_rows.hpp"
 #include "base/require.hpp"
-#include "dtensor/dtensor_impl.hpp"
 #include "base/stable_hash.hpp"
+#include "dtensor/dtensor_impl.hpp"
 #include "fsdp/local_ranges.hpp"
+#include "group/unsharded_values.hpp"
 #include "param/param_placements.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -98,25 +98,16 @@ DTensor grad_dtensor_of(const at::Tensor& tensor) {
   return gradient.defined() ? as_dtensor(found, gradient) : DTensor();
 }
 
-namespace {
-
-/// Gathered over the ranks' devices; of an offloaded parameter it is on the host then, as DTensor::full_tensor is.
-at::Tensor whole_beside(const FoundParam& found, const at::Tensor& local) {
-  return gather_whole(found, local).to(local.device());
-}
-
-}  // namespace
-
 at::Tensor full_tensor(const at::Tensor& tensor) {
   if (is_dtensor(tensor) && !find_param(tensor)) return DTensor(tensor.detach()).full_tensor();
   const auto found = expect_param(tensor, "full_tensor");
-  return whole_beside(found, plain_view(found.param().local_tensor()));
+  return full_values(*found.group, found.index, plain_view(found.param().local_tensor()));
 }
 
 at::Tensor full_grad(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_grad");
   const auto gradient = found.param().local_tensor().grad();
-  return gradient.defined() ? whole_beside(found, gradient) : at::Tensor();
+  return gradient.defined() ? full_values(*found.group, found.index, gradient) : at::Tensor();
 }
 
 }  // namespace fsdp

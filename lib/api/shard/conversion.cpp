@@ -5,7 +5,7 @@
 #include "api/params/module_tree.hpp"
 #include "base/require.hpp"
 #include "param/replace_tensor.hpp"
-#include "root/group_conversion.hpp"
+#include "root/edit/group_conversion.hpp"
 
 namespace fsdp {
 

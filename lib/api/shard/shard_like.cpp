@@ -11,6 +11,7 @@
 #include "api/state_dict/named_states.hpp"
 #include "base/require.hpp"
 #include "fsdp/fully_shard.hpp"
+#include "group/unsharded_values.hpp"
 #include "module/attach.hpp"
 #include "module/handles.hpp"
 #include "module/module_access.hpp"
@@ -145,7 +146,7 @@ void copy_shards(const CopyPairs& pairs) {
     // A flat run that a tied parameter has left keeps its gap; the copy's has none, so its cuts lie elsewhere.
     // On all ranks alike, for gathering is collective.
     if (copy->param().layout() != param.param->param().layout())
-      values = own_rows(*copy, gather_values(*param.param->group, param.param->index, values));
+      values = own_rows(*copy, unsharded_values(*param.param->group, param.param->index, values));
     plain_view(entry).copy_(values);
   }
 }

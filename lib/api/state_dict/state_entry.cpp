@@ -5,6 +5,7 @@
 
 #include "api/params/own_rows.hpp"
 #include "dispatch/residency.hpp"
+#include "group/unsharded_values.hpp"
 #include "tensor/broadcast_whole.hpp"
 
 namespace fsdp {
@@ -38,7 +39,7 @@ StateEntry save_entry(const StateTensor& tensor, const StateDictOptions& options
   StateEntry entry{.value = {}, .sizes = tensor.sizes().vec()};
   const bool is_full = options.kind == StateDictKind::kFull;
   if (tensor.param && is_full) {
-    auto whole = gather_whole(*tensor.param, tensor.local);
+    auto whole = full_values(*tensor.param->group, tensor.param->index, tensor.local);
     if (keeps) entry.value = options.cpu_offload ? whole.cpu() : whole;
     return entry;
   }

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 
 #include "dispatch/residency.hpp"
-#include "group/gather/gather_values.hpp"
 #include "group/param_group.hpp"
+#include "group/unsharded_values.hpp"
 #include "param/param_rows.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -55,9 +55,9 @@ void gather_tied(GroupParts& parts, std::span<TiedParam> all) {
     there.reset_sharded_param(from.parts().shard.piece(tied.from.index));
     const auto local_tensor = there.local_tensor();
     const auto& param = parts.params[tied.index];
-    copy_rows(param.spec, gather_values(from, tied.from.index, local_tensor.detach()), parts.shard.piece(tied.index));
+    copy_rows(param.spec, unsharded_values(from, tied.from.index, local_tensor.detach()), parts.shard.piece(tied.index));
     if (local_tensor.grad().defined())
-      tied.gradient = part_of(param.layout(), gather_values(from, tied.from.index, local_tensor.grad()),
+      tied.gradient = part_of(param.layout(), unsharded_values(from, tied.from.index, local_tensor.grad()),
                               parts.identity.mesh_info.shard_rank())
                           .to(parts.shard.home_of(parts.config.device), /*non_blocking=*/false, /*copy=*/true);
   }

@@ -1,6 +1,6 @@
 #include "module/state/module_precision.hpp"
 
-#include "root/group_conversion.hpp"
+#include "root/edit/group_conversion.hpp"
 
 namespace fsdp {
 

@@ -16,7 +16,7 @@
 #include "root/autograd/captured_gradient.hpp"
 #include "root/autograd/left_gradients.hpp"
 #include "root/autograd/set_data.hpp"
-#include "root/edit_group.hpp"
+#include "root/edit/edit_group.hpp"
 #include "root/find_param.hpp"
 #include "root/group_port.hpp"
 

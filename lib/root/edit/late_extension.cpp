@@ -1,8 +1,8 @@
-#include "root/late_extension.hpp"
+#include "root/edit/late_extension.hpp"
 
 #include "base/require.hpp"
 #include "group/param_group.hpp"
-#include "root/edit_group.hpp"
+#include "root/edit/edit_group.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {

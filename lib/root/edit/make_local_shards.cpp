@@ -1,11 +1,11 @@
-#include "root/make_local_shards.hpp"
+#include "root/edit/make_local_shards.hpp"
 
 #include <algorithm>
 
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
-#include "root/edit_group.hpp"
-#include "root/group_conversion.hpp"
+#include "root/edit/edit_group.hpp"
+#include "root/edit/group_conversion.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {

@@ -1,10 +1,10 @@
-#include "tensor/redistribute.hpp"
+#include "tensor/redistribute/redistribute.hpp"
 
 #include <ATen/ATen.h>
 
 #include "tensor/local_piece.hpp"
-#include "tensor/piece_collectives.hpp"
-#include "tensor/redistribution_plan.hpp"
+#include "tensor/redistribute/piece_collectives.hpp"
+#include "tensor/redistribute/redistribution_plan.hpp"
 
 namespace fsdp {
 namespace {
@@ -32,15 +32,13 @@ class Redistributor {
       case RedistributionStep::Kind::kAllReduce:
         return all_reduce_piece(piece, std::get<Partial>(way_.from[m]).op, ranks);
       case RedistributionStep::Kind::kReduceScatter:
-        return reduce_scatter_piece(piece, *sharded_dim(way_.to[m]),
-                                    held_along(m, *sharded_dim(way_.to[m]), step + 1),
+        return reduce_scatter_piece(piece, *sharded_dim(way_.to[m]), held_along(m, *sharded_dim(way_.to[m]), step + 1),
                                     std::get<Partial>(way_.from[m]).op, ranks);
       case RedistributionStep::Kind::kAllGather:
         break;
     }
     const int64_t dim = *sharded_dim(way_.from[m]);
-    return all_gather_pieces(piece, dim, held_along(m, dim, step),
-                             plan_.held(coordinates_, step + 1), ranks);
+    return all_gather_pieces(piece, dim, held_along(m, dim, step), plan_.held(coordinates_, step + 1), ranks);
   }
 
   /// What each rank of mesh dimension `m` holds of `dim` before `step`.
@@ -60,8 +58,7 @@ class Redistributor {
 };
 
 /// Memory for the new piece, laid out as the whole is.
-at::Tensor empty_target(c10::IntArrayRef sizes, const Redistribution& way,
-                        const at::TensorOptions& options) {
+at::Tensor empty_target(c10::IntArrayRef sizes, const Redistribution& way, const at::TensorOptions& options) {
   if (sizes == way.sizes) return at::empty_strided(sizes, way.strides, options);
   if (sizes.size() != way.strides.size()) return at::empty(sizes, options);  // of a 0-dim tensor
   return at::empty_strided(sizes, dense_strides(sizes, way.strides), options);
@@ -95,8 +92,7 @@ at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way
   const at::Tensor same_sizes = complete ? piece.data.reshape(target.sizes) : at::Tensor();
   // Memory of a parameter's part without elements may have been released, and nobody would gather it here.
   const bool is_fresh = complete && same_sizes.numel() > 0 && (local.numel() == 0 || !same_sizes.is_alias_of(local));
-  if (is_fresh && is_laid_out_as(same_sizes, layout))
-    return same_sizes;
+  if (is_fresh && is_laid_out_as(same_sizes, layout)) return same_sizes;
 
   const at::Tensor result = empty_target(target.sizes, way, local.options());
   if (!complete) result.zero_();

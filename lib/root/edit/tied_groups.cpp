@@ -1,4 +1,4 @@
-#include "root/tied_groups.hpp"
+#include "root/edit/tied_groups.hpp"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "tensor/piece_collectives.hpp"
+#include "tensor/redistribute/piece_collectives.hpp"
 
 #include <ATen/ATen.h>
 
@@ -51,9 +51,8 @@ bool follow_each_other(const std::vector<IndexRanges>& of_rank, int64_t rows, co
   int64_t total = 0;
   for (size_t rank = 0; rank < of_rank.size(); ++rank) {
     if (of_rank[rank].empty()) continue;
-    const IndexRun in_place = {.first_position = 0,
-                               .second_position = static_cast<int64_t>(rank) * rows,
-                               .count = count(of_rank[rank])};
+    const IndexRun in_place = {
+        .first_position = 0, .second_position = static_cast<int64_t>(rank) * rows, .count = count(of_rank[rank])};
     if (common_runs(of_rank[rank], wanted) != std::vector<IndexRun>{in_place}) return false;
     total += in_place.count;
   }
@@ -94,21 +93,19 @@ TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::ve
     return {.data = buffer.data().narrow(0, 0, count(wanted[dim])).movedim(0, dim), .indices = wanted};
 
   TensorPiece all = empty_piece(wanted, own.data.options());
-  for (int rank = 0; rank < group.size(); ++rank)
-    copy_common(all, buffer.piece(rank, of_rank[rank]));
+  for (int rank = 0; rank < group.size(); ++rank) copy_common(all, buffer.piece(rank, of_rank[rank]));
   return all;
 }
 
-TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
-                                 ReduceOp op, const PieceGroup& ranks) {
+TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank, ReduceOp op,
+                                 const PieceGroup& ranks) {
   Communicator& group = ranks.group;
   const int64_t rows = largest(of_rank);
   std::vector<IndexRanges> received = own.indices;
   received[dim] = of_rank[group.rank()];
   // A reduce-scatter sends W - 1 padded pieces, an all-reduce (a reduce-scatter and an all-gather)
   // twice what every rank has, less a W-th.
-  if (rows * group.size() > 2 * count(own.indices[dim]))
-    return cut(all_reduce_piece(own, op, ranks), received);
+  if (rows * group.size() > 2 * count(own.indices[dim])) return cut(all_reduce_piece(own, op, ranks), received);
 
   const RowBuffer input(own, dim, rows, group.size());
   for (int rank = 0; rank < group.size(); ++rank) input.fill(rank, of_rank[rank], own);

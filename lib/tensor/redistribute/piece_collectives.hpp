@@ -25,8 +25,8 @@ TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::ve
 /// Combines the ranks' values of one piece, which all have; rank r receives the indices `of_rank[r]`
 /// of `dim`. One reduce-scatter of these, each padded to the largest; an all-reduce where that
 /// sends less.
-TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
-                                 ReduceOp op, const PieceGroup& ranks);
+TensorPiece reduce_scatter_piece(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank, ReduceOp op,
+                                 const PieceGroup& ranks);
 
 /// Combines the ranks' values of one piece, which all have, in new memory. One all-reduce.
 TensorPiece all_reduce_piece(const TensorPiece& own, ReduceOp op, const PieceGroup& ranks);

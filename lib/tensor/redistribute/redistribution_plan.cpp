@@ -1,4 +1,4 @@
-#include "tensor/redistribution_plan.hpp"
+#include "tensor/redistribute/redistribution_plan.hpp"
 
 #include <algorithm>
 
@@ -28,8 +28,7 @@ std::vector<int> subset(const std::vector<int>& all, uint64_t chosen) {
 }  // namespace
 
 RedistributionPlan::RedistributionPlan(c10::IntArrayRef sizes, const std::vector<int64_t>& mesh_shape,
-                                       const std::vector<Placement>& from,
-                                       const std::vector<Placement>& to)
+                                       const std::vector<Placement>& from, const std::vector<Placement>& to)
     : from_(sizes, mesh_shape, from), to_(sizes, mesh_shape, to) {
   std::vector<int> candidates;
   for (size_t m = 0; m < mesh_shape.size(); ++m) {
@@ -39,20 +38,17 @@ RedistributionPlan::RedistributionPlan(c10::IntArrayRef sizes, const std::vector
     summed_later_.set(m, to_sum && shards);
     on_rank_0_.set(m, to_sum && !shards);
     if (!to_sum && shards) candidates.push_back(static_cast<int>(m));
-    if (to_sum || !std::holds_alternative<Replicate>(from[m]) || sharded_dim(to[m]))
-      moves_nothing_ = false;
+    if (to_sum || !std::holds_alternative<Replicate>(from[m]) || sharded_dim(to[m])) moves_nothing_ = false;
   }
   // A mesh dimension that keeps its Shard may have to be gathered, too: of what another one had cut.
   for (size_t m = 0; m < mesh_shape.size(); ++m)
-    if (mesh_shape[m] > 1 && from[m] == to[m] && sharded_dim(from[m]))
-      candidates.push_back(static_cast<int>(m));
+    if (mesh_shape[m] > 1 && from[m] == to[m] && sharded_dim(from[m])) candidates.push_back(static_cast<int>(m));
   std::sort(candidates.begin(), candidates.end());
   plan_reductions(from, to);
   plan_gathers(candidates);
 }
 
-void RedistributionPlan::plan_reductions(const std::vector<Placement>& from,
-                                         const std::vector<Placement>& to) {
+void RedistributionPlan::plan_reductions(const std::vector<Placement>& from, const std::vector<Placement>& to) {
   // First those that leave less for the others to send.
   for (const Kind kind : {Kind::kReduceScatter, Kind::kAllReduce})
     for (size_t m = 0; m < from.size(); ++m) {
@@ -110,24 +106,21 @@ int64_t RedistributionPlan::gathered_numel(const std::vector<int>& mesh_dims) co
   return total;
 }
 
-std::vector<IndexRanges> RedistributionPlan::between(const std::vector<int64_t>& coordinates,
-                                                     MeshDims done, MeshDims to_come) const {
+std::vector<IndexRanges> RedistributionPlan::between(const std::vector<int64_t>& coordinates, MeshDims done,
+                                                     MeshDims to_come) const {
   std::vector<IndexRanges> indices;
   for (int64_t dim = 0; dim < from_.ndim(); ++dim)
-    indices.push_back(intersection(from_.united(dim, coordinates, done),
-                                   to_.united(dim, coordinates, to_come)));
+    indices.push_back(intersection(from_.united(dim, coordinates, done), to_.united(dim, coordinates, to_come)));
   return indices;
 }
 
 std::vector<IndexRanges> RedistributionPlan::start(const std::vector<int64_t>& coordinates) const {
   std::vector<IndexRanges> indices;
-  for (int64_t dim = 0; dim < from_.ndim(); ++dim)
-    indices.push_back(from_.indices(dim, coordinates));
+  for (int64_t dim = 0; dim < from_.ndim(); ++dim) indices.push_back(from_.indices(dim, coordinates));
   return indices;
 }
 
-std::vector<IndexRanges> RedistributionPlan::held(const std::vector<int64_t>& coordinates,
-                                                  size_t step) const {
+std::vector<IndexRanges> RedistributionPlan::held(const std::vector<int64_t>& coordinates, size_t step) const {
   MeshDims done, to_come;
   for (size_t i = 0; i < steps_.size(); ++i) (i < step ? done : to_come).set(steps_[i].mesh_dim);
   return between(coordinates, done, to_come);

@@ -2,15 +2,14 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
-#include "tensor/redistribute.hpp"
-#include "tensor/redistribution_plan.hpp"
+#include "tensor/redistribute/redistribute.hpp"
+#include "tensor/redistribute/redistribution_plan.hpp"
 
 namespace fsdp {
 namespace {
 
 struct RecordedWay : torch::CustomClassHolder {
-  RecordedWay(Redistribution way, std::vector<Placement> gradient)
-      : way(std::move(way)), gradient(std::move(gradient)) {}
+  RecordedWay(Redistribution way, std::vector<Placement> gradient) : way(std::move(way)), gradient(std::move(gradient)) {}
 
   /// What the gradient's way back is.
   Redistribution back() const {
@@ -52,12 +51,9 @@ class RecordedRedistribution : public torch::autograd::Function<RecordedRedistri
 
 }  // namespace
 
-bool is_recorded(const at::Tensor& local) {
-  return at::GradMode::is_enabled() && local.requires_grad();
-}
+bool is_recorded(const at::Tensor& local) { return at::GradMode::is_enabled() && local.requires_grad(); }
 
-at::Tensor redistribute_recorded(const at::Tensor& local, const Redistribution& way,
-                                 const std::vector<Placement>& gradient) {
+at::Tensor redistribute_recorded(const at::Tensor& local, const Redistribution& way, const std::vector<Placement>& gradient) {
   if (!is_recorded(local)) {
     const at::NoGradGuard no_grad;
     return redistribute_piece(local, way);

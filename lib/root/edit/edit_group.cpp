@@ -1,4 +1,4 @@
-#include "root/edit_group.hpp"
+#include "root/edit/edit_group.hpp"
 
 #include <mutex>
 #include <utility>

@@ -25,8 +25,7 @@ at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way
 /// The same, in autograd's record where it is on and `local` requires grad. `gradient`: how the new piece's
 /// gradient is placed, cut as `way.to` is; Replicate or Partial sum where that is not.
 /// `local`'s is placed as `default_gradient(way.from)`.
-at::Tensor redistribute_recorded(const at::Tensor& local, const Redistribution& way,
-                                 const std::vector<Placement>& gradient);
+at::Tensor redistribute_recorded(const at::Tensor& local, const Redistribution& way, const std::vector<Placement>& gradient);
 
 /// How gradients of a tensor with these placements are taken to be placed: the same, but replicated
 /// instead of Partial. What is added up passes the sum's gradient on to every summand.

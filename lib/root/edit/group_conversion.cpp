@@ -1,10 +1,10 @@
-#include "root/group_conversion.hpp"
+#include "root/edit/group_conversion.hpp"
 
 #include "base/log.hpp"
 #include "base/require.hpp"
 #include "dispatch/residency.hpp"
 #include "group/param_group.hpp"
-#include "root/edit_group.hpp"
+#include "root/edit/edit_group.hpp"
 #include "root/group_port.hpp"
 
 namespace fsdp {
@@ -35,14 +35,12 @@ void check_convertible(const ParamGroup& group, const GroupConversion& to) {
                 "or device",
                 group.name());
   // Parameters without values take part in no step, though a use of them may have begun one.
-  require_state(
-      root_of(group).is_quiescent() || parts.config.device.is_meta(),
-      "'{}' is in the middle of a step; change its dtype or device before forward or after "
-      "backward (after an exception, call reset_iter_state() on the root first)",
-      group.name());
+  require_state(root_of(group).is_quiescent() || parts.config.device.is_meta(),
+                "'{}' is in the middle of a step; change its dtype or device before forward or after "
+                "backward (after an exception, call reset_iter_state() on the root first)",
+                group.name());
   for (const auto& param : parts.params) param.unsharded.check(param.name());
-  if (to.dtype)
-    group.unsharder().inputs().check(parts, dtypes_in(parts, to.dtype, parts.computes_in_own_dtype).stored);
+  if (to.dtype) group.unsharder().inputs().check(parts, dtypes_in(parts, to.dtype, parts.computes_in_own_dtype).stored);
 }
 
 void convert(ParamGroup& group, const GroupConversion& to) {

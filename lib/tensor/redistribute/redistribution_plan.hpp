@@ -26,8 +26,8 @@ struct RedistributionStep {
 class RedistributionPlan {
  public:
   /// from, to: normalised.
-  RedistributionPlan(c10::IntArrayRef sizes, const std::vector<int64_t>& mesh_shape,
-                     const std::vector<Placement>& from, const std::vector<Placement>& to);
+  RedistributionPlan(c10::IntArrayRef sizes, const std::vector<int64_t>& mesh_shape, const std::vector<Placement>& from,
+                     const std::vector<Placement>& to);
 
   const std::vector<RedistributionStep>& steps() const { return steps_; }
   /// True if every rank's new piece is the old one.
@@ -50,8 +50,7 @@ class RedistributionPlan {
   bool suffices(MeshDims dims) const;
   /// Elements received, counted with padding, on the mesh's first rank.
   int64_t gathered_numel(const std::vector<int>& mesh_dims) const;
-  std::vector<IndexRanges> between(const std::vector<int64_t>& coordinates, MeshDims done,
-                                   MeshDims to_come) const;
+  std::vector<IndexRanges> between(const std::vector<int64_t>& coordinates, MeshDims done, MeshDims to_come) const;
 
   PieceMap from_, to_;
   std::vector<RedistributionStep> steps_;
