@@ -114,6 +114,7 @@ std::vector<std::shared_ptr<ShardedModule>> copy_sharded(const py::object& modul
     auto state = find_state(*units.front());
     result.push_back(std::make_shared<ShardedModule>(handles::module(std::move(state)), std::move(units), each->casts()));
   }
+  for (const auto& each : result) each->attach();
   for (const auto& each : result) each->find_params();
   return result;
 }

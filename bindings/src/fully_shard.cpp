@@ -110,6 +110,7 @@ std::shared_ptr<ShardedModule> shard(const py::list& modules, const py::object& 
   auto sharded = std::make_shared<ShardedModule>(
       std::move(controls), std::move(units),
       BoundaryCasts{call.input_dtype, call.output_dtype, std::move(is_exempt), std::move(call.apply_to_tensors)});
+  sharded->attach();
   // Ties may have come here from groups below, where the others have moved together.
   sharded->find_params();
   handles::state(sharded->controls()).visit([](ModuleState& below) {

@@ -135,6 +135,8 @@ void give_up_interpreter_lock() {
   static const HostLock lock = {
       .release = [] { return has_interpreter_lock() ? static_cast<void*>(PyEval_SaveThread()) : nullptr; },
       .acquire = [](void* thread) { PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); },
+      .ensure = [] { return static_cast<void*>(new py::gil_scoped_acquire); },
+      .let_go = [](void* taken) { delete static_cast<py::gil_scoped_acquire*>(taken); },
   };
   set_host_lock(&lock);
   set_keep_host_error([](const std::exception& error) {
@@ -181,7 +183,7 @@ void define_hooks(PySharded& module) {
       .def("set_find_hooked", [](Self& self, py::object find) { self.params().set_find_hooked(std::move(find)); })
       .def("set_post_optim_event", &Self::set_post_optim_event)
       .def("set_post_forward_mesh", [](Self& self, py::object mesh, int rank, int ranks) {
-        self.params().set_post_forward_mesh({PyRef(std::move(mesh)), rank, ranks});
+        self.set_post_forward_mesh({PyRef(std::move(mesh)), rank, ranks});
       });
 }
 

@@ -16,4 +16,10 @@ WithoutHostLock::~WithoutHostLock() {
   if (held_ != nullptr) host_lock.load()->acquire(held_);
 }
 
+WithHostLock::WithHostLock() : taken_(host_lock.load() != nullptr ? host_lock.load()->ensure() : nullptr) {}
+
+WithHostLock::~WithHostLock() {
+  if (const auto* lock = host_lock.load()) lock->let_go(taken_);
+}
+
 }  // namespace fsdp

@@ -6,7 +6,9 @@ namespace fsdp {
 /// that threads which complete collectives may need: Python's, which __torch_dispatch__ holds.
 struct HostLock {
   void* (*release)();       ///< null: the thread does not hold it
-  void (*acquire)(void*);  ///< what `release` returned
+  void (*acquire)(void*);   ///< what `release` returned
+  void* (*ensure)();        ///< takes it, unless the thread holds it
+  void (*let_go)(void*);    ///< of what `ensure` has taken, which it returned
 };
 
 /// Before the first operator. There is one for the process; null by default.
@@ -22,6 +24,18 @@ class WithoutHostLock {
 
  private:
   void* held_;
+};
+
+/// While it lives, the thread holds the lock: once around many calls of the host language.
+class WithHostLock {
+ public:
+  WithHostLock();
+  ~WithHostLock();
+  WithHostLock(const WithHostLock&) = delete;
+  WithHostLock& operator=(const WithHostLock&) = delete;
+
+ private:
+  void* taken_;
 };
 
 }  // namespace fsdp

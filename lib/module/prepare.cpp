@@ -107,7 +107,7 @@ void find_places(Prepared& prepared, const std::vector<Module*>& requested, cons
 }
 
 /// What the walk has found and the state knows already: parameters that are sharded, buffers that have been moved.
-void leave_out_known(const ModuleState& state, ModuleWalk& walk, ManagedStates& states) {
+void leave_out_known(ModuleState& state, ModuleWalk& walk, ManagedStates& states) {
   std::unordered_set<const c10::TensorImpl*> known;
   for (const auto& walked : walk.managed)
     if (state.watch().knows(*walked.module))
@@ -122,7 +122,7 @@ void ignore_sharded(ModuleWalk& walk) {
       if (find_param(entry.value())) walk.ignored.insert(entry.value().unsafeGetTensorImpl());
 }
 
-void find_late_places(Prepared& prepared, const ModuleState& state) {
+void find_late_places(Prepared& prepared, ModuleState& state) {
   const auto& request = prepared.request;
   prepared.walk = walk_again(prepared.modules, request);
   ignore_sharded(prepared.walk);
@@ -221,7 +221,7 @@ Prepared prepare(const std::vector<Module*>& modules, const FullyShardOptions& o
   return prepared;
 }
 
-Prepared prepare_late(const ModuleState& state) {
+Prepared prepare_late(ModuleState& state) {
   Prepared prepared{.request = state.request(), .modules = state.watch().units()};
   if (prepared.modules.empty()) return prepared;
   complete(prepared, state.request().options, nullptr, [&](Prepared& found) { find_late_places(found, state); });

@@ -44,6 +44,6 @@ Prepared prepare(const std::vector<torch::nn::Module*>& modules, const FullyShar
 
 /// The same for what was registered below a sharded module since it was sharded: for a group more of its state. Parameters
 /// that are sharded already, and what was ignored, stay out. `modules` is empty where the module is gone.
-Prepared prepare_late(const ModuleState& state);
+Prepared prepare_late(ModuleState& state);
 
 }  // namespace fsdp

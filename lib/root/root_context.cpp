@@ -95,8 +95,8 @@ void RootContext::apply_for(std::span<ParamGroup* const> used, const Actions& ac
 
 void RootContext::check_modes(std::span<ParamGroup* const> used) const {
   for (const auto* group : used)
-    if (GroupPort::of(*group).follows_mode() && hooks_.modules) [[unlikely]]
-      hooks_.modules->check_mode(*group);
+    if (GroupPort::of(*group).follows_mode() && hooks_) [[unlikely]]
+      hooks_->check_mode(*group);
 }
 
 void RootContext::follow_step(std::span<ParamGroup* const> used) {
@@ -127,9 +127,10 @@ void RootContext::take_over_settings() {
   for (auto* group : runner_.groups()) group->changes().sync_requires_grad();
 }
 
-void RootContext::begin_user_hook() {
+void RootContext::begin_user_hook(const ParamGroup& group) {
   ++user_hooks;
   held_before_hook_ = runner_.scheduler().groups().held();
+  if (hooks_) hooks_->show_for_hook(group);
 }
 
 void RootContext::end_user_hook() noexcept {
@@ -172,6 +173,8 @@ void RootContext::reset_iter_state() {
   std::lock_guard lock(mutex_);
   require_state(step_.task_count() == 0, "reset_iter_state: cannot be called inside a backward; call it after the exception "
                                          "has left backward()");
+  // Scopes that modules' hooks have opened, whose forwards will not come to their end.
+  for (size_t open = hooks_ ? hooks_->give_up_forwards() : 0; open > 0; --open) leave_scope();
   release_everything();
   for (auto* group : runner_.groups()) {
     drop_unreduced(group->gradients());
@@ -180,7 +183,7 @@ void RootContext::reset_iter_state() {
         local_tensor.mutable_grad().reset();
     if (const auto& classes = group->parts().local_shards) classes->drop_gradients();
   }
-  tell_of_end();
+  tell_of_end(ShowsEvent::kGivenUp);
 }
 
 void RootContext::set_manual_finalization(bool value) {

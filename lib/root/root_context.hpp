@@ -68,11 +68,8 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   ActionRunner& runner() { return runner_; }
   /// What users set of the root; `configure` changes it.
   Options& options() { return options_; }
-  struct Hooks {
-    std::shared_ptr<StepHooks> modules;  ///< what only the module tree knows; may be null
-    std::weak_ptr<StepHooks> follower;   ///< who shows parameters in a form of its own; may be gone
-  };
-  Hooks& hooks() { return hooks_; }
+  /// What only the module tree knows and does; may be null.
+  std::shared_ptr<StepHooks>& hooks() { return hooks_; }
   /// Between steps lets groups follow their modules' modes; within one does nothing.
   void take_over_modes();
 
@@ -88,7 +85,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
 
   /// Between these a user's hook runs on a reduced gradient. What it reads is gathered for it and released behind it, and
   /// is no part of the learned order. With the lock held.
-  void begin_user_hook() override;
+  void begin_user_hook(const ParamGroup& group) override;
   void end_user_hook() noexcept override;
 
   // step boundaries (step.cpp)
@@ -109,7 +106,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   void prepare_step(StepEvent begins);
   void begin_on_current_stream();
   void tell_of_beginning() const;
-  void tell_of_end() const;
+  void tell_of_end(ShowsEvent event = ShowsEvent::kStepEnds) const;
 
   // uses (root_context.cpp)
   void read(std::span<ParamGroup* const> used, const OperatorUse& use);
@@ -124,7 +121,7 @@ class RootContext final : public UserHooks, public std::enable_shared_from_this<
   Options options_;
   StepMachine step_;
   ActionRunner runner_{mutex_, step_, *this};
-  Hooks hooks_;
+  std::shared_ptr<StepHooks> hooks_;
   std::vector<int> held_before_hook_;
   std::thread::id thread_;  ///< of the last forward
   std::optional<c10::Stream> stream_;  ///< current when the last step began; none on a device without streams

@@ -75,11 +75,11 @@ void RootContext::enter(StepEvent event) {
 }
 
 void RootContext::tell_of_beginning() const {
-  if (const auto shows = hooks_.follower.lock()) shows->take_over();
+  if (hooks_) hooks_->take_over();
 }
 
-void RootContext::tell_of_end() const {
-  if (const auto shows = hooks_.follower.lock()) shows->show();
+void RootContext::tell_of_end(ShowsEvent event) const {
+  if (hooks_) hooks_->show(event);
 }
 
 void RootContext::prepare_step(StepEvent begins) {
@@ -94,7 +94,7 @@ void RootContext::prepare_step(StepEvent begins) {
 }
 
 void RootContext::recheck(StepEvent begins) {
-  if (hooks_.modules) hooks_.modules->check_modules();
+  if (hooks_) hooks_->check_modules();
   for (auto* group : runner_.groups()) {
     group->changes().validate();
     if (!in_step()) group->changes().sync_grad_dtypes();
@@ -108,7 +108,7 @@ void RootContext::recheck(StepEvent begins) {
 
 /// Not before a backward: what a forward before it saved is in the dtype of that forward.
 void RootContext::take_over_modes() {
-  if (hooks_.modules && !in_step() && !step_.is_pinned()) hooks_.modules->follow_modes();
+  if (hooks_ && !in_step() && !step_.is_pinned()) hooks_->follow_modes();
 }
 
 void RootContext::begin_forward() {

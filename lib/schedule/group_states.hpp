@@ -32,6 +32,10 @@ struct GroupState {
 
   bool is_held() const { return residency != Residency::kReleased; }
   bool is_unsharding() const { return residency == Residency::kUnsharding; }
+  /// It is there, and stays so beyond the step: by the user's `unshard`, behind an evaluation, or as backward releases nothing.
+  bool is_kept() const {
+    return is_held() && (holds.has(Hold::kByUser) || holds.has(Hold::kAfterEvaluation) || !facts.reshards_after_backward);
+  }
 };
 
 /// What a scheduler knows of each group of its root. Each function that changes where parameters are appends the action

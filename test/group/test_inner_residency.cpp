@@ -82,11 +82,14 @@ TEST_CASE("writes through an inner tensor reach the shards", "[group][inner_resi
 TEST_CASE("a host lock is given up while an operator waits", "[group][inner_residency]") {
   static std::atomic<int> released = 0, acquired = 0;
   static const HostLock lock = {
-      .release = [] {
-        ++released;
-        return static_cast<void*>(&released);
-      },
+      .release =
+          [] {
+            ++released;
+            return static_cast<void*>(&released);
+          },
       .acquire = [](void*) { ++acquired; },
+      .ensure = []() -> void* { return nullptr; },
+      .let_go = [](void*) {},
   };
   set_host_lock(&lock);
   on_ranks(2, [](Rank& rank) {

@@ -49,12 +49,13 @@ thread_local bool calls_control = false;
 
 /// Whoever waits for a root's lock lets go of this one first.
 const HostLock kNotedLock{
-    .release =
-        []() -> void* {
-          if (calls_control) wait.note(true);
-          return nullptr;
-        },
+    .release = []() -> void* {
+      if (calls_control) wait.note(true);
+      return nullptr;
+    },
     .acquire = [](void*) {},
+    .ensure = []() -> void* { return nullptr; },
+    .let_go = [](void*) {},
 };
 
 struct Control {

@@ -30,6 +30,19 @@ const HostLock kHostLock{
           host.lock();
           holds_host = true;
         },
+    .ensure =
+        [] {
+          if (holds_host) return static_cast<void*>(nullptr);
+          host.lock();
+          holds_host = true;
+          return static_cast<void*>(&host);
+        },
+    .let_go =
+        [](void* taken) {
+          if (taken == nullptr) return;
+          holds_host = false;
+          host.unlock();
+        },
 };
 
 TEST_CASE("an operator that writes a parameter under the host lock does not keep that from who holds the root's lock",

@@ -150,10 +150,10 @@ void take_over_applied(const Groups& groups, const ShownParams& params, Changed 
   take_over(groups, params, find_replacements(params, Untied::kLeave), changes);
 }
 
-void take_over_replaced(const Groups& groups, ShownParams& params) {
+void take_over_replaced(const Groups& groups, const ShownParams& params, Shows form) {
   if (!params.are_replaced() || is_in_functional_call()) return;
   take_over_changed(groups, params);
-  params.show_as(params.form());
+  params.show_as(form);
 }
 
 bool is_in_functional_call() { return python_side().is_in_functional_call().cast<bool>(); }

@@ -32,9 +32,9 @@ void take_over_applied(const Groups& groups, const ShownParams& params, Changed 
 /// has put other memory behind a DTensor; else nothing. Throws StateError also where that leaves some of a group without
 /// memory, and where a tie holds different parameters.
 void take_over_changed(const Groups& groups, const ShownParams& params);
-/// The same before later uses: only where there are other parameters, and not within torch.func.functional_call. They show in
-/// the form that the others have.
-void take_over_replaced(const Groups& groups, ShownParams& params);
+/// The same before later uses: only where there are other parameters, and not within torch.func.functional_call. They show as
+/// `form`, which is what the others do.
+void take_over_replaced(const Groups& groups, const ShownParams& params, Shows form);
 /// This thread is within torch.func.functional_call, which puts other tensors in tables for the length of a call.
 bool is_in_functional_call();
 

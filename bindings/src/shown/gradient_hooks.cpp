@@ -14,7 +14,6 @@ namespace autograd_impl = torch::autograd::impl;
 
 /// A hook may look at other parameters of its group, on their modules too, and step them.
 void show_group_of(ShownParam& param) {
-  if (const auto user = param.user()) user->before_hook();
   if (param.gradient().is_shown()) return;
   const auto found = find_param(param.sharded().local_tensor());
   if (!found) return;

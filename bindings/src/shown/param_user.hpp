@@ -11,8 +11,6 @@ class ParamUser {
   /// them. The DTensors that these have put in their places since the last look are the parameters from now on, as at the
   /// root's next forward, if no step is under way. Throws what that throws.
   virtual void before_use(Use use) = 0;
-  /// A hook behind a gradient is about to run, amid backward.
-  virtual void before_hook() = 0;
   virtual bool casts_inputs() const = 0;
 };
 

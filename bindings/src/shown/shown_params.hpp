@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "schedule/shows.hpp"
 #include "shown/shown_param.hpp"
 
 namespace fsdp::python {
@@ -13,19 +14,14 @@ namespace fsdp::python {
 /// Every function needs the interpreter's lock.
 class ShownParams {
  public:
-  /// kPostForward: between a forward that releases them and its backward.
-  enum class Form { kSharded, kUnsharded, kPostForward };
-
   /// In the place of those there were.
   void set(std::vector<std::shared_ptr<ShownParam>> params) { params_ = std::move(params); }
   const std::vector<std::shared_ptr<ShownParam>>& all() const { return params_; }
 
-  Form form() const { return form_; }
-  void show_as(Form form);
-  /// What a forward leaves behind that releases them.
-  Form released_form() const;
+  void show_as(Shows form) const;
   /// How they show in kPostForward; no mesh: as they do outside.
   void set_post_forward_mesh(PostForwardMesh mesh);
+  bool have_post_forward_mesh() const { return post_forward_mesh_.ranks > 0; }
 
   /// (the DTensor, its module's table, its name there) -> a HookedParameter, or None: see take_late_hooks. Null: there is none.
   void set_find_hooked(py::object find) { find_hooked_ = PyRef(std::move(find)); }
@@ -47,7 +43,6 @@ class ShownParams {
 
  private:
   std::vector<std::shared_ptr<ShownParam>> params_;
-  Form form_ = Form::kSharded;
   PostForwardMesh post_forward_mesh_;
   PyRef find_hooked_;
 };

@@ -55,10 +55,10 @@ bool has_accumulator_hooks(const FSDPParam& param) {
 /// hook of a backward.
 class UserHook {
  public:
-  UserHook(UserHooks& told, std::optional<BelowResidency>& below) : told_(told), below_(below) {
+  UserHook(UserHooks& told, const ParamGroup& group, std::optional<BelowResidency>& below) : told_(told), below_(below) {
     below_.reset();
     no_grad_.emplace();
-    told_.begin_user_hook();
+    told_.begin_user_hook(group);
   }
   ~UserHook() {
     told_.end_user_hook();
@@ -103,7 +103,7 @@ void run_hooks_behind(const ParamGroup& group, std::vector<Hooked> hooked, UserH
     const auto sharded_param = param.sharded_param();
     // A hook before this one may have dropped the gradient.
     if (!sharded_param.defined() || !sharded_param.grad().defined()) continue;
-    const UserHook user(*hooks, below);
+    const UserHook user(*hooks, group, below);
     if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_param)) (*hook)(sharded_param);
     if (gradient.defined())
       param.sharded.shared()->accumulator_hooks().run_behind(
@@ -132,7 +132,7 @@ class Assignment {
 at::Tensor Assignment::run_hooks(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
   {
-    const UserHook hook(*hooks_, below_);
+    const UserHook hook(*hooks_, group_, below_);
     gradient = run_gradient_hooks(param, std::move(gradient));
   }
   const bool is_passed = has_accumulator_hooks(param);

@@ -2,45 +2,10 @@
 
 #include <algorithm>
 
-#include "module/attach.hpp"
 #include "module/module_walk.hpp"
+#include "module/state/tree_hooks.hpp"
 
 namespace fsdp {
-
-/// What the module tree has to do around its root's steps.
-class ModuleState::TreeHooks final : public StepHooks {
- public:
-  /// has_modes: a group's dtype depends on its modules' mode.
-  TreeHooks(std::weak_ptr<ModuleState> root, bool has_modes) : root_(std::move(root)), has_modes_(has_modes) {}
-
-  void check_modules() override {
-    if (const auto root = root_.lock())
-      root->visit([](ModuleState& below) {
-        if (below.watch_.has_changed()) [[unlikely]]
-          attach_late(below.shared_from_this());
-        below.check_registrations();
-      });
-  }
-  void follow_modes() override {
-    if (!has_modes_) return;
-    if (const auto root = root_.lock())
-      root->visit([](ModuleState& below) { below.precision_.follow_modes(below.groups_); });
-  }
-  void check_mode(const ParamGroup& group) override {
-    const auto state = ModuleState::of(group);
-    const bool own = group.parts().computes_in_own_dtype;
-    if (!state || state->precision_.wants_own_dtype() == own) return;
-    throw StateError(fmt::format(
-        "'{}' went from {} in the middle of a step, which full_precision_in_eval cannot follow. Run the "
-        "backward of the last forward first, or reset_iter_state(); a forward without backward belongs "
-        "under torch::NoGradGuard or fsdp::forward_scope",
-        group.name(), own ? "eval to training mode" : "training to eval mode"));
-  }
-
- private:
-  std::weak_ptr<ModuleState> root_;
-  bool has_modes_;
-};
 
 ModuleState::ModuleState(ShardRequest request, std::vector<Unit> units, std::vector<OwnedGroup> groups,
                          std::vector<SharedEntry> shared, std::shared_ptr<RootContext> context)
@@ -87,9 +52,7 @@ void ModuleState::forget_settled_ties() {
 }
 
 void ModuleState::take_root() {
-  bool has_modes = false;
   visit([&](ModuleState& state) {
-    has_modes |= state.precision_.follows_modes();
     if (state.context_ == context_) return;
     state.context_ = context_;
     for (const auto& group : state.live_groups()) {
@@ -102,7 +65,21 @@ void ModuleState::take_root() {
     }
   });
   number(0, "");
-  context_->hooks().modules = std::make_shared<TreeHooks>(weak_from_this(), has_modes);
+  context_->hooks() = std::make_shared<TreeHooks>(*this);
+}
+
+void ModuleState::set_pass(std::shared_ptr<ModulePass> pass) {
+  pass_ = std::move(pass);
+  give_pass_groups();
+  const auto root = this->root();
+  root->context_->hooks() = std::make_shared<TreeHooks>(*root);
+}
+
+void ModuleState::give_pass_groups() const {
+  if (!pass_) return;
+  std::vector<std::weak_ptr<ParamGroup>> groups;
+  for (const auto& owned : groups_) groups.push_back(owned.group);
+  pass_->set_groups(std::move(groups));
 }
 
 void ModuleState::add_groups(std::vector<OwnedGroup> groups) {
@@ -112,6 +89,7 @@ void ModuleState::add_groups(std::vector<OwnedGroup> groups) {
     context_->add(group);
     groups_.push_back(std::move(owned));
   }
+  give_pass_groups();
   if (!groups.empty()) root()->number(0, "");
 }
 
@@ -138,13 +116,6 @@ void ModuleState::rename_groups(const std::string& above, int enter, int exit) c
     for (const auto& param : owned.params) full.push_back(tree_.full_name(param, above));
     group->parts().rename(tree_.description() + owned.suffix, full);
   }
-}
-
-void ModuleState::check_registrations() const {
-  ties_.check(tree_.description());
-  for (const auto& sharer : ties_.sharers())
-    if (const auto state = sharer.lock()) state->ties_.check(state->tree_.description());
-  for (const auto& owned : groups_) fsdp::check_registrations(owned);
 }
 
 }  // namespace fsdp

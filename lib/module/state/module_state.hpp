@@ -15,6 +15,7 @@
 #include "module/state/tree_position.hpp"
 #include "module/state/tree_watch.hpp"
 #include "root/group_port.hpp"
+#include "root/module_pass.hpp"
 
 namespace fsdp {
 
@@ -41,8 +42,10 @@ class ModuleState final : public GroupHolder, public std::enable_shared_from_thi
   TieLedger& ties() { return ties_; }
   ModulePrecision& precision() { return precision_; }
   const std::shared_ptr<RootContext>& context() const { return context_; }
+  /// Null where no hooks around forward tell of its modules.
+  const std::shared_ptr<ModulePass>& pass() const { return pass_; }
+  void set_pass(std::shared_ptr<ModulePass> pass);
   TreeWatch& watch() { return watch_; }
-  const TreeWatch& watch() const { return watch_; }
 
   std::shared_ptr<ModuleState> root();
   /// This state and all below it, in depth-first order.
@@ -67,13 +70,9 @@ class ModuleState final : public GroupHolder, public std::enable_shared_from_thi
   void add_registration(const ParamGroup& group, Registration entry);
 
  private:
-  class TreeHooks;
-
   int number(int next, const std::string& above);
+  void give_pass_groups() const;
   void rename_groups(const std::string& above, int enter, int exit) const;
-  /// Throws StateError if an entry of a parameter table no longer holds its sharded parameter, or if a
-  /// tie across groups has not been settled.
-  void check_registrations() const;
 
   ShardRequest request_;
   std::vector<OwnedGroup> groups_;
@@ -82,6 +81,7 @@ class ModuleState final : public GroupHolder, public std::enable_shared_from_thi
   ModulePrecision precision_;
   TreePosition tree_;
   TreeWatch watch_;
+  std::shared_ptr<ModulePass> pass_;
 };
 
 }  // namespace fsdp

@@ -22,7 +22,7 @@ struct Redistribution {
 /// dimensions in memory in the order of the whole's. A collective call.
 at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way);
 
-/// The same, in autograd's record where it is on and `local` requires grad. `gradient`: how the new piece's
+/// Does so in autograd's record where that is on and `local` requires grad. `gradient`: how the new piece's
 /// gradient is placed, cut as `way.to` is; Replicate or Partial sum where that is not.
 /// `local`'s is placed as `default_gradient(way.from)`.
 at::Tensor redistribute_recorded(const at::Tensor& local, const Redistribution& way, const std::vector<Placement>& gradient);

@@ -1,10 +1,10 @@
 #include <catch2/catch.hpp>
 
-#include "sharded_module/forward_passes.hpp"
+#include "schedule/forward_passes.hpp"
 
-using fsdp::python::ForwardPasses;
+using fsdp::ForwardPasses;
 
-TEST_CASE("A pass of one module is over with its forward, and another begins", "[bindings][forward_passes]") {
+TEST_CASE("A pass of one module is over with its forward, and another begins", "[schedule][forward_passes]") {
   ForwardPasses passes(1);
   for (int pass = 0; pass < 2; ++pass) {
     passes.enter(0);
@@ -14,7 +14,7 @@ TEST_CASE("A pass of one module is over with its forward, and another begins", "
   }
 }
 
-TEST_CASE("A pass of several modules is over when the last of them has run", "[bindings][forward_passes]") {
+TEST_CASE("A pass of several modules is over when the last of them has run", "[schedule][forward_passes]") {
   ForwardPasses passes(3);
   passes.enter(2);
   CHECK(!passes.leave());
@@ -29,7 +29,7 @@ TEST_CASE("A pass of several modules is over when the last of them has run", "[b
   CHECK(!passes.leave());  // the others wait in the next pass
 }
 
-TEST_CASE("A pass goes on while a forward inside another one ends", "[bindings][forward_passes]") {
+TEST_CASE("A pass goes on while a forward inside another one ends", "[schedule][forward_passes]") {
   ForwardPasses passes(2);
   passes.enter(0);
   passes.enter(1);
@@ -38,7 +38,7 @@ TEST_CASE("A pass goes on while a forward inside another one ends", "[bindings][
   CHECK(passes.leave());
 }
 
-TEST_CASE("What an exception has left of a pass is forgotten when it begins anew", "[bindings][forward_passes]") {
+TEST_CASE("What an exception has left of a pass is forgotten when it begins anew", "[schedule][forward_passes]") {
   ForwardPasses passes(2);
   passes.enter(0);
   passes.enter(1);

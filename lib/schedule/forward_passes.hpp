@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-namespace fsdp::python {
+namespace fsdp {
 
 /// Forwards of the modules of one call of fully_shard. A pass is over when all modules have run and none runs any more.
 class ForwardPasses {
@@ -14,7 +14,9 @@ class ForwardPasses {
 
   size_t modules() const { return waits_for_.size(); }
   bool is_inside() const { return !under_way_.empty(); }
-  /// Comes before anything that may throw. Until `enter`, the module's forward is not under way.
+  /// Forwards that are under way, one inside another.
+  size_t depth() const { return under_way_.size(); }
+  /// Comes before anything that may throw, on the thread of the forward. Until `enter`, the module's forward is not under way.
   void try_to_enter(size_t module) { tried_ = module; }
   void enter(size_t module) {
     tried_.reset();
@@ -48,4 +50,4 @@ class ForwardPasses {
   std::vector<bool> waits_for_;    ///< by module: it has not run yet in this pass
 };
 
-}  // namespace fsdp::python
+}  // namespace fsdp
