@@ -52,7 +52,7 @@ class Disagreements(unittest.TestCase):
 
     def test_a_call_on_one_rank(self):
         self.expect_same_error("alone", "rank 0: all_gather of layer0",
-                               "rank 1: all_gather of 'layer2.weight', which belongs to no group of the model")
+                               "rank 1: all_gather of 'full_tensor of layer2.weight', which belongs to no group of the model")
 
     def test_with_detail_too(self):
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
@@ -79,7 +79,7 @@ class Disagreements(unittest.TestCase):
         codes, outputs = self.run_ranks("does not come")
         self.assertEqual(codes[0], 1, outputs)
         for text in outputs[0]:  # the error, and the log
-            self.assertIn("all_gather of 'layer2.weight' is late: rank 0 has waited", text)
+            self.assertIn("all_gather of 'full_tensor of layer2.weight' is late: rank 0 has waited", text)
             self.assertIn("rank 1: in no collective", text)
 
 
