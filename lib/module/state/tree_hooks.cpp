@@ -65,6 +65,7 @@ void TreeHooks::with_views(const Visit& visit) const {
 }
 
 void TreeHooks::take_over() {
+  if (passes_.empty()) return;
   // A backward is of the parameters that its forward had.
   if (torch::autograd::get_current_graph_task_id() == -1)
     with_views([](ModulePass&, ModulePass::View& view) { view.take_changes(); });
