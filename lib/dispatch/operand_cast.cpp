@@ -13,18 +13,25 @@ bool is_floating(const at::Tensor& tensor) { return tensor.defined() && at::isFl
 
 }  // namespace
 
+at::Tensor cast_floating(const at::Tensor& tensor, at::ScalarType dtype) {
+  return is_floating(tensor) ? tensor.to(dtype) : tensor;
+}
+
 void OperandCast::offer(const ParamOwner& owner, size_t index, const at::Tensor& like) {
-  if (like_ != nullptr || !is_floating(like)) return;
+  if (to_ || !is_floating(like)) return;
+  to_ = like.scalar_type();
   like_ = like.unsafeGetTensorImpl();
   owner_ = &owner;
   index_ = index;
 }
 
 void OperandCast::cast_operands(std::span<c10::IValue> arguments, uint64_t statistics) {
-  if (like_ == nullptr) return;
-  // Asked only now: the unsharded parameter may have got another dtype with this use.
-  to_ = c10::typeMetaToScalarType(like_->dtype());
-  output_dtype_ = owner_->output_dtype(index_);
+  if (!to_) return;
+  if (like_ != nullptr) {
+    // Asked again: the unsharded parameter may have got another dtype with this use.
+    to_ = c10::typeMetaToScalarType(like_->dtype());
+    output_dtype_ = owner_->output_dtype(index_);
+  }
   for (size_t i = 0; i < arguments.size(); ++i)
     if (!(statistics >> std::min<size_t>(i, 63) & 1)) cast(arguments[i]);
 }
@@ -39,9 +46,9 @@ void OperandCast::cast_results(torch::jit::Stack* stack, size_t results) const {
 
 bool OperandCast::is_due(const c10::IValue& value) const {
   if (!value.isTensor() || !is_floating(value.toTensor())) return false;
-  const auto& tensor = value.toTensor();
-  return tensor.scalar_type() != *to_ && !has_residency_key(tensor.unsafeGetTensorImpl()) &&
-         !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  const auto* impl = value.unsafeToTensorImpl();
+  const bool stays = like_ != nullptr && has_residency_key(impl);
+  return c10::typeMetaToScalarType(impl->dtype()) != *to_ && !stays && !impl->is_wrapped_number();
 }
 
 void OperandCast::cast(c10::IValue& value) const {

@@ -4,6 +4,7 @@
 
 #include "api/shard/open_scopes.hpp"
 #include "base/side_stream.hpp"
+#include "dispatch/operand_cast.hpp"
 #include "module/handles.hpp"
 #include "module/state/module_state.hpp"
 
@@ -14,8 +15,7 @@ namespace {
 thread_local std::vector<ModuleState*> scopes;
 
 at::Tensor cast(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
-  const bool casts = dtype && tensor.defined() && at::isFloatingType(tensor.scalar_type());
-  return casts ? tensor.to(*dtype) : tensor;
+  return dtype ? cast_floating(tensor, *dtype) : tensor;
 }
 
 /// Of an exempt module: what its parameters are in; none if it has none that are floating-point.

@@ -5,10 +5,11 @@
 
 #include <span>
 
-#include "dispatch/stand_in/deferred_call.hpp"
-#include "dispatch/stand_in/gradient_fork.hpp"
+#include "dispatch/operand_cast.hpp"
 #include "dispatch/recomputation.hpp"
 #include "dispatch/residency.hpp"
+#include "dispatch/stand_in/deferred_call.hpp"
+#include "dispatch/stand_in/gradient_fork.hpp"
 #include "dtensor/rules/operator_call.hpp"
 
 namespace fsdp {
@@ -68,6 +69,11 @@ bool needs_unsharded(const Company& company, const OperatorInfo& info) {
          (company.has_scalars && company.is_of_scalar && info.stands_for_unsharded && info.declared_writes == 0);
 }
 
+/// Mixed precision, as at a module's boundary.
+bool may_cast(const OperatorInfo& info) {
+  return info.declared_writes == 0 && info.stands_for_unsharded && runs_forward(torch::autograd::get_current_graph_task_id());
+}
+
 /// Whether the results can be had again from the unsharded parameters. A copy is the user's own from then on (EMA).
 bool can_be_repeated(const c10::OperatorHandle& op, const Company& company, const OperatorInfo& info) {
   const auto& name = op.schema().name();
@@ -94,6 +100,9 @@ std::vector<c10::intrusive_ptr<StandIn>> written_stand_ins(Arguments arguments, 
 /// The operands with ordinary tensors in the place of stand-ins.
 class Substitution {
  public:
+  /// cast: is told what stand-ins want of the other operands.
+  explicit Substitution(OperandCast& cast) : cast_(cast) {}
+
   /// Changes nothing and returns false where a stand-in stands for nothing.
   bool replace(Arguments arguments, const OperatorInfo& info) {
     std::vector<IValue> replaced(arguments.begin(), arguments.end());
@@ -116,23 +125,6 @@ class Substitution {
     return true;
   }
 
-  /// Mixed precision, as at a module's boundary.
-  void cast_operands(Arguments arguments, const OperatorInfo& info) const {
-    const bool is_forward = runs_forward(torch::autograd::get_current_graph_task_id());
-    if (!cast_to_ || !is_forward || info.declared_writes != 0 || !info.stands_for_unsharded) return;
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      auto& value = arguments[i];
-      if (value.isTensor()) {
-        if (is_cast(value)) value = value.toTensor().to(*cast_to_);
-      } else if (value.isTensorList()) {
-        auto list = value.toTensorList().copy();
-        for (size_t j = 0; j < list.size(); ++j)
-          if (is_cast(IValue(list.get(j)))) list.set(j, list.get(j).to(*cast_to_));
-        value = std::move(list);
-      }
-    }
-  }
-
   /// An operator that writes returns what it was given.
   void restore_written(std::span<IValue> results) const {
     for (auto& result : results)
@@ -151,20 +143,13 @@ class Substitution {
       written_.emplace_back(ordinary, tensor);
     else if (at::GradMode::is_enabled() && tensor.requires_grad() && !ordinary.requires_grad() && !stand_in->leaf().defined())
       ordinary = with_history_of(tensor, ordinary);
-    if (!cast_to_ && stand_in->casts_operands() && at::isFloatingType(ordinary.scalar_type()))
-      cast_to_ = ordinary.scalar_type();
+    if (stand_in->casts_operands() && at::isFloatingType(ordinary.scalar_type())) cast_.cast_to(ordinary.scalar_type());
     value = std::move(ordinary);
     return true;
   }
 
-  bool is_cast(const IValue& value) const {
-    const auto& tensor = value.toTensor();
-    return tensor.defined() && at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != *cast_to_ &&
-           !tensor.unsafeGetTensorImpl()->is_wrapped_number();
-  }
-
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // with what is shown of them
-  std::optional<at::ScalarType> cast_to_;
+  OperandCast& cast_;
 };
 
 }  // namespace
@@ -176,9 +161,11 @@ void call_with_stand_ins(const c10::OperatorHandle& op, c10::DispatchKeySet keys
   const Arguments arguments(stack->data() + (stack->size() - count), count);
   const auto company = company_of(arguments);
   if (needs_unsharded(company, info)) {
-    Substitution substitution;
+    OperandCast cast;
+    Substitution substitution(cast);
     if (substitution.replace(arguments, info)) {
-      substitution.cast_operands(arguments, info);
+      // Statistics, too: on CPU a batch norm refuses others than its weight's dtype.
+      if (may_cast(info)) cast.cast_operands(arguments, /*statistics=*/0);
       op.callBoxed(stack);
       substitution.restore_written({stack->data() + (stack->size() - results), results});
       return;
