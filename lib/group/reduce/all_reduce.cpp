@@ -7,6 +7,7 @@
 #include "comm/scaled_sum.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/mean_over_ranks.hpp"
 #include "group/reduce/reduce_call.hpp"
 
 namespace fsdp {
@@ -46,7 +47,7 @@ void start_all_reduce(ParamGroup& group, ReduceBucket& bucket) {
   call.bytes = static_cast<int64_t>(bucket.reduce_scatter.output.nbytes());
   group.parts().comm_ctx->meter.total().communicated_bytes += 2 * (comm.size() - 1) * call.bytes / comm.size();
   auto& launched = group.parts().launched_on(comm);
-  const auto scale = scale_in_collective(group, bucket);
+  const auto scale = scale_in_collective(group, bucket.dtype);
   auto* scaled = scale ? scaled_sums_of(launched, {.dtype = bucket.dtype, .scale = *scale}) : nullptr;
   bucket.is_divided = scaled != nullptr;
   const auto& sum = bucket.reduce_scatter.output;

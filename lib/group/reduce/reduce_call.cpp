@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "group/param_group.hpp"
+#include "group/reduce/mean_over_ranks.hpp"
 
 namespace fsdp {
 
@@ -42,23 +43,10 @@ bool reduces_in_streams(const ParamGroup& group) {
          (info.replicate_size() == 1 || info.replicate_group->waits_in_streams());
 }
 
-GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype) {
-  const int ranks = group.identity().mesh_info.data_parallel_size();
-  return gradient_division(group.options().reduce.divide_factor.value_or(ranks), dtype);
-}
-
-/// One before the last would have to be as often there.
-std::optional<double> scale_in_collective(const ParamGroup& group, const ReduceBucket& bucket) {
-  const auto [before, after] = division_of(group, bucket.dtype);
-  // A division in two parts keeps sums in float16's range, which a product rounded to it does not.
-  if (group.options().reduce.forces_sum || before != 1 || after == 1) return std::nullopt;
-  return 1 / after;
-}
-
 ReduceScatterOptions options_of(const ParamGroup& group, const ReduceBucket& bucket) {
   return {.sum = at::TensorOptions().dtype(bucket.dtype).device(group.parts().config.device),
           .custom = group.options().reduce.custom_reduce_scatter.get(),
-          .scale = has_all_reduce(group) ? std::nullopt : scale_in_collective(group, bucket)};
+          .scale = has_all_reduce(group) ? std::nullopt : scale_in_collective(group, bucket.dtype)};
 }
 
 CollectiveCall call_of(const ParamGroup& group, const ReduceBucket& bucket, Operation operation, Communicator& comm) {

@@ -1,10 +1,8 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <span>
 
-#include "group/reduce/gradient_division.hpp"
 #include "group/reduce/reduce_bucket.hpp"
 #include "trace/collective_trace.hpp"
 
@@ -28,9 +26,6 @@ bool owes_zeros(const ParamGroup& group);
 /// None of its collectives blocks the host.
 bool reduces_in_streams(const ParamGroup& group);
 
-GradientDivision division_of(const ParamGroup& group, at::ScalarType dtype);
-/// What the bucket's last collective can multiply by in place of the division behind it; none: it cannot.
-std::optional<double> scale_in_collective(const ParamGroup& group, const ReduceBucket& bucket);
 ReduceScatterOptions options_of(const ParamGroup& group, const ReduceBucket& bucket);
 /// For the trace.
 CollectiveCall call_of(const ParamGroup& group, const ReduceBucket& bucket, Operation operation, Communicator& comm);

@@ -15,6 +15,7 @@
 #include "group/param_group.hpp"
 #include "group/reduce/all_reduce.hpp"
 #include "group/reduce/collect_gradients.hpp"
+#include "group/reduce/mean_over_ranks.hpp"
 #include "group/reduce/partial_sums.hpp"
 #include "group/reduce/reduce_call.hpp"
 #include "group/reduce/sharded_grads.hpp"
@@ -183,14 +184,12 @@ void ReduceJob::continue_on_streams() {
 /// False: what the reduce-scatters gave becomes the gradients as it is.
 bool ReduceJob::queues_more() const {
   const auto& config = group_->parts().config;
-  const auto& dtypes = group_->gradients().dtypes;
   if (!inputs_.alone.empty() || config.host_memory) return true;
   return std::ranges::any_of(inputs_.buckets, [&](const ReduceBucket& bucket) {
     if (bucket.all_reduce || (!bucket.is_divided && division_of(*group_, bucket.dtype).after != 1)) return true;
     return std::ranges::any_of(bucket.indices, [&](size_t i) {
       const auto local_tensor = group_->params()[i].local_tensor();
-      return local_tensor.defined() &&
-             (local_tensor.grad().defined() || dtypes.kept_dtype(i).value_or(bucket.dtype) != bucket.dtype);
+      return local_tensor.defined() && (local_tensor.grad().defined() || kept_dtype(*group_, i, bucket.dtype) != bucket.dtype);
     });
   });
 }

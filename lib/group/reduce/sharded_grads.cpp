@@ -11,8 +11,8 @@
 #include "dtensor/dtensor_impl.hpp"
 #include "group/comm_context.hpp"
 #include "group/param_group.hpp"
+#include "group/reduce/mean_over_ranks.hpp"
 #include "group/reduce/partial_sums.hpp"
-#include "group/reduce/reduce_call.hpp"
 #include "group/reduce/user_hooks.hpp"
 #include "param/unsharded_keeper.hpp"
 
@@ -145,8 +145,8 @@ void Assignment::assign(size_t index, at::Tensor gradient) {
   const auto& param = group_.params()[index];
   auto* local_tensor = param.sharded.peek();
   if (local_tensor == nullptr) return;  // nobody is left to use it
-  if (const auto kept = group_.gradients().dtypes.kept_dtype(index); kept && gradient.scalar_type() != *kept)
-    gradient = gradient.to(*kept);
+  if (const auto kept = kept_dtype(group_, index, gradient.scalar_type()); gradient.scalar_type() != kept)
+    gradient = gradient.to(kept);
   auto* classes = group_.parts().local_shards.get();
   if (classes && !classes->is_trainable(index)) classes = nullptr;  // frozen since it got this gradient
   const bool has_hooks = has_user_hooks(param);

@@ -9,7 +9,7 @@
 #include "dispatch/residency.hpp"
 #include "dtensor/dtensor_impl.hpp"
 #include "dtensor/function_scope.hpp"
-#include "group/reduce/reduce_call.hpp"
+#include "group/reduce/mean_over_ranks.hpp"
 #include "root/group_port.hpp"
 #include "tensor/shard_part.hpp"
 
@@ -25,12 +25,12 @@ DTensorSpec unreduced(const ParamGroup& group, const ParamSpec& spec) {
   return {mesh, std::vector<Placement>(static_cast<size_t>(mesh.ndim()), Partial{}), spec.sizes(), spec.strides(), spec.name};
 }
 
-/// Summed over the ranks on the way to `placements`, in the dtype and with the division of a reduction.
+/// Summed over the ranks on the way to `placements`, and divided, as a reduction does it.
 at::Tensor mean_of(const ParamGroup& group, size_t index, const at::Tensor& gradient, std::vector<Placement> placements) {
   const auto way = way_to(unreduced(group, group.params()[index].spec), std::move(placements), "gradient");
-  const auto dtype = group.gradients().dtypes.reduce_dtype(index, gradient.scalar_type());
-  const auto [before, after] = division_of(group, dtype);
-  const auto summand = plain_values(gradient).to(dtype);
+  const auto sum = reduce_dtypes(group, index, gradient.scalar_type()).sum;
+  const auto [before, after] = division_of(group, sum);
+  const auto summand = plain_values(gradient).to(sum);
   return redistribute_piece(before == 1 ? summand : summand / before, way) / after;
 }
 
