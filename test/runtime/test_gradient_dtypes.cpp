@@ -273,6 +273,48 @@ TEST_CASE("autograd::grad divides float16 before and behind the sum, as backward
   }
 }
 
+TEST_CASE("autograd::grad gives its mean in the dtype that backward keeps, with history and without",
+          "[runtime][gradient_dtypes]") {
+  struct Kept {
+    const char* what;
+    std::optional<std::optional<at::ScalarType>> grad_dtype;
+    MixedPrecisionPolicy policy;
+    at::ScalarType expected;
+  };
+  const auto kept = GENERATE(
+      Kept{"a grad_dtype", at::kDouble, {}, at::kDouble}, Kept{"a smaller grad_dtype", at::kBFloat16, {}, at::kBFloat16},
+      Kept{"a grad_dtype of none", std::optional<at::ScalarType>(), {}, at::kDouble},
+      Kept{"keep_low_precision_grads", {}, {.reduce_dtype = at::kBFloat16, .keep_low_precision_grads = true}, at::kBFloat16});
+  const int ranks = GENERATE(1, 2);
+  const bool has_history = GENERATE(false, true);
+  CAPTURE(kept.what, ranks, has_history);
+  CHECK(on_ranks(ranks, [&](Rank& rank) {
+    Elementwise model;
+    fully_shard(model, {.mesh = rank.mesh(), .mp_policy = kept.policy});
+    if (kept.grad_dtype) model->weight.set_grad_dtype(*kept.grad_dtype);
+    const auto loss = [&] { return model->forward(activations_of(rank.index()).to(at::kDouble)).sum(); };
+    const auto asked = torch::autograd::grad({loss()}, model->parameters(), {}, {}, /*create_graph=*/has_history)[0].detach();
+    loss().backward();
+    const auto gradient = model->parameters()[0].grad();
+    const bool stays_on_one = ranks == 1 && kept.policy.reduce_dtype;  // nothing is reduced there
+    check_scalar_type(rank, gradient, stays_on_one ? at::kFloat : kept.expected, "backward's");
+    check_scalar_type(rank, asked, gradient.scalar_type(), "what was asked for");
+    rank.check_identical(is_dtensor(asked) ? full_tensor(asked) : asked, full_tensor(gradient), "the mean");
+  }));
+}
+
+TEST_CASE("autograd::grad on one rank rounds to no reduce dtype, as backward does not", "[runtime][gradient_dtypes]") {
+  const bool has_history = GENERATE(false, true);
+  CAPTURE(has_history);
+  CHECK(on_ranks(1, [&](Rank& rank) {
+    Elementwise model;
+    fully_shard(model, {.mesh = rank.mesh(), .mp_policy = {.reduce_dtype = at::kBFloat16}});
+    const auto loss = [&] { return model->forward(activations_of(0)).sum(); };
+    const auto asked = torch::autograd::grad({loss()}, model->parameters(), {}, {}, /*create_graph=*/has_history)[0].detach();
+    rank.check_identical(is_dtensor(asked) ? full_tensor(asked) : asked, activations_of(0).sum(0), "the gradient");
+  }));
+}
+
 TEST_CASE("a copy's gradients have the grad_dtype of the original's, and so has a local shard",
           "[runtime][gradient_dtypes]") {
   CHECK(on_ranks(2, [&](Rank& rank) {

@@ -4,7 +4,9 @@ namespace fsdp {
 
 GradientDivision division_of(const ParamGroup& group, at::ScalarType sum) {
   const int ranks = group.identity().mesh_info.data_parallel_size();
-  return gradient_division(group.options().reduce.divide_factor.value_or(ranks), sum);
+  const double factor = group.options().reduce.divide_factor.value_or(ranks);
+  // Only a sum leaves float16's range.
+  return gradient_division(factor, sum == at::kHalf && reduces_alone(group) ? at::kFloat : sum);
 }
 
 /// One before the last would have to be as often there.

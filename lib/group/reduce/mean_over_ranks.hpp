@@ -4,6 +4,7 @@
 
 #include "group/param_group.hpp"
 #include "group/reduce/gradient_division.hpp"
+#include "group/reduce/reduce_call.hpp"
 
 // How the mean of gradients over a group's ranks is taken, whoever takes it: backward's reductions and torch::autograd::grad.
 namespace fsdp {
@@ -21,7 +22,8 @@ inline at::ScalarType kept_dtype(const ParamGroup& group, size_t index, at::Scal
 /// Goes by parameter `index` alone: a reduction may add several up together in a wider dtype. gradient: the dtype of one that
 /// is there, if any is.
 inline ReduceDtypes reduce_dtypes(const ParamGroup& group, size_t index, std::optional<at::ScalarType> gradient) {
-  const auto sum = group.gradients().dtypes.reduce_dtype(index, gradient);
+  auto sum = group.gradients().dtypes.reduce_dtype(index, gradient);
+  if (gradient && *gradient != sum && reduces_alone(group)) sum = *gradient;  // one rank has nothing to add up
   return {.sum = sum, .kept = kept_dtype(group, index, sum)};
 }
 

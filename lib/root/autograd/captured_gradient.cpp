@@ -25,13 +25,13 @@ DTensorSpec unreduced(const ParamGroup& group, const ParamSpec& spec) {
   return {mesh, std::vector<Placement>(static_cast<size_t>(mesh.ndim()), Partial{}), spec.sizes(), spec.strides(), spec.name};
 }
 
-/// Summed over the ranks on the way to `placements`, and divided, as a reduction does it.
+/// Summed over the ranks on the way to `placements`, divided and cast, as a reduction does it.
 at::Tensor mean_of(const ParamGroup& group, size_t index, const at::Tensor& gradient, std::vector<Placement> placements) {
   const auto way = way_to(unreduced(group, group.params()[index].spec), std::move(placements), "gradient");
-  const auto sum = reduce_dtypes(group, index, gradient.scalar_type()).sum;
-  const auto [before, after] = division_of(group, sum);
-  const auto summand = plain_values(gradient).to(sum);
-  return redistribute_piece(before == 1 ? summand : summand / before, way) / after;
+  const auto dtypes = reduce_dtypes(group, index, gradient.scalar_type());
+  const auto [before, after] = division_of(group, dtypes.sum);
+  const auto summand = plain_values(gradient).to(dtypes.sum);
+  return (redistribute_piece(before == 1 ? summand : summand / before, way) / after).to(dtypes.kept);
 }
 
 /// The mean over the ranks, in pieces.
@@ -49,7 +49,7 @@ at::Tensor reduced(const ParamGroup& group, size_t index, const at::Tensor& grad
   const BelowResidency below;
   auto local = mean_of(group, index, gradient.detach(), std::move(placements));
   if (spec.layout.is_flat()) local = part_of(spec.layout, local, spec.rank);
-  return make_dtensor(local.to(spec.dtype), spec.dtensor, WholeStorage::Message::kFull);
+  return make_dtensor(local, spec.dtensor, WholeStorage::Message::kFull);
 }
 
 class MeanWithHistory : public torch::autograd::Function<MeanWithHistory> {
@@ -57,7 +57,7 @@ class MeanWithHistory : public torch::autograd::Function<MeanWithHistory> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& gradient, const ParamGroup* group,
                             size_t index) {
     const std::vector<Placement> everywhere(static_cast<size_t>(group->identity().mesh_info.mesh.ndim()), Replicate{});
-    return mean_of(*group, index, gradient, everywhere).to(group->params()[index].spec.dtype);
+    return mean_of(*group, index, gradient, everywhere);
   }
   static variable_list backward(torch::autograd::AutogradContext*, variable_list gradients) {
     return {gradients[0], at::Tensor(), at::Tensor()};
