@@ -240,6 +240,58 @@ TEST_CASE("without strict a parameter's state is loaded whole or left as it is",
   }
 }
 
+TEST_CASE("a parameter that is tied here, but was saved as two, takes values and state from its first name",
+          "[checkpoint][load_checkpoint]") {
+  TemporaryFolder folder;
+  struct Two : nn::Module {
+    Two(const Tensor& first, const Tensor& second) : a(register_parameter("a", first)), b(register_parameter("b", second)) {}
+    Tensor a, b;
+  };
+  Two saved(torch::ones({2}), torch::full({2}, 5.));
+  torch::optim::AdamW optimizer(saved.parameters());
+  (saved.a * 2 + saved.b * 3).sum().backward();
+  optimizer.step();
+  save_checkpoint(folder / "c", {saved, optimizer});
+
+  const auto shared = torch::zeros({2}).requires_grad_();
+  Two tied(shared, shared);
+  torch::optim::AdamW other({shared});
+  const auto loaded = load_checkpoint(folder / "c", {tied, other}, {.strict = false});
+  const auto& of_a = static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(saved.a.unsafeGetTensorImpl()));
+  const auto& found = static_cast<torch::optim::AdamWParamState&>(*other.state().at(shared.unsafeGetTensorImpl()));
+  CHECK(shared.equal(saved.a));
+  CHECK(found.exp_avg().equal(of_a.exp_avg()));
+  CHECK_THAT(fmt::format("{}", fmt::join(loaded.misfits.unexpected, ", ")), Catch::Contains("'b.exp_avg'"));
+}
+
+TEST_CASE("a parameter that was saved in another group of the optimizer is named, from a dict as from a checkpoint",
+          "[checkpoint][load_checkpoint]") {
+  TemporaryFolder folder;
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  const auto group = [](const Tensor& parameter) { return torch::optim::OptimizerParamGroup({parameter}); };
+  nn::Linear saved(2, 3), model(2, 3);
+  torch::optim::SGD optimizer(Groups{group(saved->weight), group(saved->bias)}, options);
+  saved->forward(torch::ones({1, 2})).sum().backward();
+  optimizer.step();
+  save_checkpoint(folder / "c", {saved, optimizer});
+  auto dict = optimizer_state_dict(*saved, optimizer);
+
+  torch::optim::SGD other(Groups{group(model->bias), group(model->weight)}, options);
+  CHECK_THROWS_WITH(load_checkpoint(folder / "c", {model, other}),
+                    Catch::Contains("'weight' is in the optimizer's group 0, expected 1"));
+  dict.groups[1].options["nesterov"] = 1.0;
+  CHECK_THROWS_WITH(load_optimizer_state_dict(*model, other, dict),
+                    Catch::Contains("'weight' is in parameter group 0, expected 1") &&
+                        Catch::Contains("parameter group 1: optimizer option 'nesterov': the value has another type"));
+  const auto result = load_optimizer_state_dict(*model, other, dict, {.strict = false});
+  CHECK(result.wrong.size() == 3);
+  CHECK(other.state().empty());
+  const auto loaded = load_checkpoint(folder / "c", {model, other}, {.strict = false});
+  CHECK(loaded.misfits.wrong.size() == 2);
+  CHECK(other.state().size() == 2);
+}
+
 TEST_CASE("an optimizer of another class or with other groups does not fit", "[checkpoint][load_checkpoint]") {
   TemporaryFolder folder;
   auto model = plain_odd();

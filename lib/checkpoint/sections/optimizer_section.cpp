@@ -66,18 +66,44 @@ std::optional<StateFields> state_of(const torch::optim::Optimizer& optimizer, co
   return fields_of(*state->second);
 }
 
-/// The name that the parameter's state was saved under; null: there is none. Any of a tied parameter's names may be it.
-const std::string* saved_name(const OptimizerParam& param, const StateFields& fields,
-                              const OptimizerLoad::SavedSection& saved) {
-  const auto has_any = [&](const std::string& name) {
-    if (saved.tensors.contains(name + "." + kStep)) return true;
-    return std::ranges::any_of(fields.tensors,
-                               [&](const auto& field) { return saved.tensors.contains(name + "." + field.first); });
-  };
-  const std::string* name = nullptr;
-  for (const auto& candidate : param.names)
-    if (has_any(candidate)) name = &candidate;
-  return name;
+/// Of the parameters of which the section has a tensor that this class has.
+std::set<std::string> names_with_state(const OptimizerLoad::SavedSection& saved, const std::string& optimizer_class) {
+  const auto empty = new_state(optimizer_class);
+  const auto fields = *fields_of(*empty);
+  std::set<std::string> known{kStep};
+  for (const auto& [field, tensor] : fields.tensors) known.insert(field);
+  std::set<std::string> names;
+  for (const auto& [name, info] : saved.tensors)
+    if (const auto dot = name.rfind('.'); dot != name.npos && known.contains(name.substr(dot + 1)))
+      names.insert(name.substr(0, dot));
+  return names;
+}
+
+SavedOptimizer::SavedGroup group_from(const json& saved) {
+  require_checkpoint(saved.is_object(), "{}: a group is not an object", kOptimizerFile);
+  SavedOptimizer::SavedGroup group;
+  try {
+    for (const auto& item : object_at(saved, "options", kOptimizerFile).items())
+      // Python's optimizers have options that are unset, and some that these here do not have.
+      if (!item.value().is_null()) group.options[item.key()] = option_from(item.value());
+  } catch (const std::exception& error) {  // JSON's own among them
+    group.fault = error.what();
+  }
+  return group;
+}
+
+SavedOptimizer optimizer_from(const std::string& text, const std::function<std::string(const std::string&)>& rename) {
+  const auto document = parse_strict(text, kDocumentDepth, kOptimizerFile);
+  require_checkpoint(document.is_object(), "{}: is not an object", kOptimizerFile);
+  SavedOptimizer saved{.kept_in = SavedIn::kCheckpoint, .optimizer = string_at(document, "optimizer", kOptimizerFile)};
+  for (const auto& group : array_at(document, "groups", kOptimizerFile)) {
+    saved.groups.push_back(group_from(group));
+    for (const auto& name : array_at(group, "params", kOptimizerFile)) {
+      require_checkpoint(name.is_string(), "{}: a parameter's name is not a string", kOptimizerFile);
+      saved.group_of[rename ? rename(name) : name.get<std::string>()] = saved.groups.size() - 1;
+    }
+  }
+  return saved;
 }
 
 /// Of a tensor whose memory can be loaded into: this rank's.
@@ -181,100 +207,56 @@ OptimizerLoad::OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::O
       is_strict_(options.strict),
       converts_(options.convert_dtypes) {
   if (!saved.document) {
-    misfits_.missing.push_back(fmt::format("the optimizer ('{}')", kOptimizerFile));
+    without_document_.missing.push_back(fmt::format("the optimizer ('{}')", kOptimizerFile));
     return;
   }
-  read_document(*saved.document, options.rename);
-  if (!misfits_.empty()) return;
-  for (const auto& param : params_) planned_.push_back(plan(param, saved));
+  auto found = optimizer_from(*saved.document, options.rename);
+  found.with_state = names_with_state(saved, class_);
+  found.take = [&](size_t position, const std::string& name, IncompatibleKeys& misfits) {
+    return take(position, name, saved, misfits);
+  };
+  made_.resize(params_.size());
+  plan_.emplace(params_, optimizer_, found);
 }
 
-void OptimizerLoad::read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename) {
-  const auto document = parse_strict(text, kDocumentDepth, kOptimizerFile);
-  require_checkpoint(document.is_object(), "{}: is not an object", kOptimizerFile);
-  const auto saved_class = string_at(document, "optimizer", kOptimizerFile);
-  if (saved_class != class_)
-    misfits_.wrong.push_back(fmt::format("the optimizer's state is {}'s, expected {}'s", saved_class, class_));
-  const auto& groups = array_at(document, "groups", kOptimizerFile);
-  if (groups.size() != optimizer_.param_groups().size())
-    misfits_.wrong.push_back(fmt::format("the optimizer has {} parameter groups, expected {}", groups.size(),
-                                         optimizer_.param_groups().size()));
-  if (!misfits_.empty()) return;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    require_checkpoint(groups[group].is_object(), "{}: a group is not an object", kOptimizerFile);
-    auto copy = optimizer_.param_groups()[group].options().clone();
-    try {
-      std::map<std::string, OptimizerOption> values;
-      for (const auto& item : object_at(groups[group], "options", kOptimizerFile).items())
-        // Python's optimizers have options that are unset, and some that these here do not have.
-        if (!item.value().is_null()) values[item.key()] = option_from(item.value());
-      write_options(*copy, values);
-    } catch (const std::exception& error) {  // JSON's own among them
-      misfits_.wrong.push_back(fmt::format("optimizer group {}: {}", group, error.what()));
-    }
-    options_.push_back(read_options(*copy));
-    for (const auto& name : array_at(groups[group], "params", kOptimizerFile)) {
-      require_checkpoint(name.is_string(), "{}: a parameter's name is not a string", kOptimizerFile);
-      groups_[rename ? rename(name) : name.get<std::string>()] = group;
-    }
-  }
-}
-
-bool OptimizerLoad::fits(const CheckpointTensor& tensor, const SavedSection& saved) {
+bool OptimizerLoad::fits(const CheckpointTensor& tensor, const SavedSection& saved, IncompatibleKeys& misfits) const {
   const auto found = saved.tensors.find(tensor.name);
   if (found == saved.tensors.end()) {
-    misfits_.missing.push_back("'" + tensor.name + "'");
+    misfits.missing.push_back("'" + tensor.name + "'");
     return false;
   }
   const auto wrong = misfit(tensor, found->second.sizes, found->second.dtype, converts_);
   if (wrong.empty()) return true;
-  misfits_.wrong.push_back("'" + tensor.name + "' " + wrong);
+  misfits.wrong.push_back("'" + tensor.name + "' " + wrong);
   return false;
 }
 
-/// The checkpoint has no state of it. If it knows the parameter, it had none when it was saved, and has none afterwards.
-OptimizerLoad::Planned OptimizerLoad::plan_without_state(const OptimizerParam& param) {
-  const bool is_known = std::ranges::any_of(param.names, [&](const auto& name) { return groups_.contains(name); });
-  if (!is_known) misfits_.missing.push_back(fmt::format("the optimizer's '{}'", param.names.front()));
-  return {.state = nullptr, .step = {}, .is_left = !is_known};
-}
-
-OptimizerLoad::Planned OptimizerLoad::plan(const OptimizerParam& param, const SavedSection& saved) {
-  Planned planned;
-  planned.state = new_state(class_);
-  const auto fields = *fields_of(*planned.state);
-  const auto* name = saved_name(param, fields, saved);
-  if (name == nullptr) return plan_without_state(param);
-  if (const auto group = groups_.find(*name); group != groups_.end() && group->second != param.group)
-    misfits_.wrong.push_back(
-        fmt::format("'{}' is in the optimizer's group {}, expected {}", *name, group->second, param.group));
-  auto wanted = wanted_tensors(param, *name, fields, state_of(optimizer_, param), saved);
+bool OptimizerLoad::take(size_t position, const std::string& name, const SavedSection& saved, IncompatibleKeys& misfits) {
+  const auto& param = params_[position];
+  MadeState made{.state = new_state(class_), .step = {}};
+  const auto fields = *fields_of(*made.state);
+  auto wanted = wanted_tensors(param, name, fields, state_of(optimizer_, param), saved);
   if (fields.step != nullptr) {
-    planned.step = step_like_saved(*name + "." + kStep, saved);
-    wanted.push_back(spread_like({}, *name + "." + kStep, planned.step));
+    made.step = step_like_saved(name + "." + kStep, saved);
+    wanted.push_back(spread_like({}, name + "." + kStep, made.step));
   }
   if (!is_strict_) {
     bool fit = true;
-    for (const auto& tensor : wanted) fit &= fits(tensor, saved);
-    if (!fit) return {.state = nullptr, .step = {}, .is_left = true};
+    for (const auto& tensor : wanted) fit &= fits(tensor, saved, misfits);
+    if (!fit) return false;
   }
   std::move(wanted.begin(), wanted.end(), std::back_inserter(section_.tensors));
-  return planned;
+  made_[position] = std::move(made);
+  return true;
 }
 
 void OptimizerLoad::finish() {
   if (!is_planned()) return;
-  for (size_t group = 0; group < options_.size(); ++group)
-    write_options(optimizer_.param_groups()[group].options(), options_[group]);
-  for (size_t i = 0; i < planned_.size(); ++i) {
-    auto& planned = planned_[i];
-    if (planned.is_left) continue;
-    auto* key = params_[i].tensor.unsafeGetTensorImpl();
-    optimizer_.state().erase(key);
-    if (!planned.state) continue;
-    if (const auto fields = *fields_of(*planned.state); fields.step != nullptr) *fields.step = planned.step.item<int64_t>();
-    optimizer_.state()[key] = std::move(planned.state);
-  }
+  plan_->apply([&](size_t position) {
+    auto& made = made_[position];
+    if (const auto fields = *fields_of(*made.state); fields.step != nullptr) *fields.step = made.step.item<int64_t>();
+    return std::move(made.state);
+  });
 }
 
 }  // namespace fsdp

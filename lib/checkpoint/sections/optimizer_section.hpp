@@ -2,10 +2,11 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "api/state_dict/optimizer_params.hpp"
+#include "api/state_dict/optimizer_plan.hpp"
 #include "fsdp/checkpoint_parts.hpp"
 
 // An optimizer in a checkpoint: the section "optimizer" has its tensors as "PARAMETER.FIELD", step counters among them;
@@ -29,39 +30,37 @@ class OptimizerLoad {
     std::map<std::string, CheckpointReader::TensorInfo> tensors = {};  // of the section
   };
 
-  /// Changes nothing.
+  /// Changes nothing. optimizer: outlives this.
   OptimizerLoad(std::vector<OptimizerParam> params, torch::optim::Optimizer& optimizer, const SavedSection& saved,
                 const LoadCheckpointOptions& options);
+  OptimizerLoad(const OptimizerLoad&) = delete;
+  OptimizerLoad& operator=(const OptimizerLoad&) = delete;
 
   /// What is to be loaded: all or none of a parameter's state, unless `strict` is set, when all has to fit.
   const CheckpointSection& section() const { return section_; }
   /// False: it is another optimizer's, or none, and nothing of it can be loaded.
-  bool is_planned() const { return !planned_.empty(); }
-  const IncompatibleKeys& misfits() const { return misfits_; }
+  bool is_planned() const { return plan_ && !plan_->decisions().is_refused && !params_.empty(); }
+  const IncompatibleKeys& misfits() const { return plan_ ? plan_->misfits() : without_document_; }
   /// The section's tensors have been loaded: gives them to the optimizer, with the groups' options.
   void finish();
 
  private:
-  struct Planned {
-    std::unique_ptr<torch::optim::OptimizerParamState> state;  // null: the parameter has none afterwards
+  struct MadeState {
+    std::unique_ptr<torch::optim::OptimizerParamState> state;
     at::Tensor step;
-    bool is_left = false;  // as it is now
   };
 
-  void read_document(const std::string& text, const std::function<std::string(const std::string&)>& rename);
-  Planned plan(const OptimizerParam& param, const SavedSection& saved);
-  Planned plan_without_state(const OptimizerParam& param);
-  bool fits(const CheckpointTensor& tensor, const SavedSection& saved);
+  bool take(size_t position, const std::string& name, const SavedSection& saved, IncompatibleKeys& misfits);
+  bool fits(const CheckpointTensor& tensor, const SavedSection& saved, IncompatibleKeys& misfits) const;
 
   std::vector<OptimizerParam> params_;
   torch::optim::Optimizer& optimizer_;
   std::string class_;
   bool is_strict_, converts_;
-  std::vector<std::map<std::string, OptimizerOption>> options_;  // by group
-  std::map<std::string, size_t> groups_;                         // by parameter
-  std::vector<Planned> planned_;
+  std::vector<MadeState> made_;  // by position
   CheckpointSection section_{"optimizer", {}};
-  IncompatibleKeys misfits_;
+  std::optional<OptimizerPlan> plan_;  // none: there is no document
+  IncompatibleKeys without_document_;
 };
 
 }  // namespace fsdp
