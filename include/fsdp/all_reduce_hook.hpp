@@ -41,10 +41,10 @@ struct FSDP_API AllReduceResult {
 /// stream.
 using AllReduceHook = std::function<AllReduceResult(const AllReduceCall& call)>;
 
-/// A hook that divides, and then sums in float16, which halves the bytes of float32. Gradients below float16's range become
-/// zero. On a mesh that does not replicate it only divides.
+/// Divides by the divide factor, and then sums over the replicas in float16, which halves the bytes of float32. Gradients below
+/// float16's range become zero. On a mesh that does not replicate it only divides.
 FSDP_API AllReduceResult fp16_compress(const AllReduceCall& call);
-/// The same in bfloat16, which has float32's range and 8 bits of precision.
+/// Divides and sums as fp16_compress does, but in bfloat16, which has float32's range and 8 bits of precision.
 FSDP_API AllReduceResult bf16_compress(const AllReduceCall& call);
 
 }  // namespace fsdp

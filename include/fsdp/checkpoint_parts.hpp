@@ -84,7 +84,7 @@ enum class CheckpointReaders {
 };
 
 struct FSDP_API LoadCheckpointOptions {
-  /// As for saving.
+  /// All ranks that load. Default: the process's default world, or this rank alone if there is none.
   std::shared_ptr<Communicator> world = nullptr;
   /// True: throws if names, sizes or dtypes do not fit. False: loads what fits and returns the rest.
   bool strict = true;

@@ -15,7 +15,7 @@ namespace fsdp {
 enum class WhenSaving { kWait, kRefuse };
 
 struct FSDP_API CheckpointSaverOptions {
-  /// As for save_checkpoint.
+  /// The ranks that save, as in SaveCheckpointOptions.
   std::shared_ptr<Communicator> world = nullptr;
   WhenSaving when_saving = WhenSaving::kWait;
   /// A rank with at most this many bytes to save copies them to the host's memory first. The saver keeps that memory, as
@@ -36,11 +36,11 @@ class FSDP_API CheckpointSaver {
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-  /// As save_checkpoint, over this saver's `world`, but returns true as soon as all is copied. With kRefuse, returns false on
-  /// all ranks if any rank is still writing. Throws the error of an earlier save, and starts none then.
+  /// Saves as save_checkpoint does, over this saver's `world`, but returns true as soon as all is copied. With kRefuse, returns
+  /// false on all ranks if any rank is still writing. Throws the error of an earlier save, and starts none then.
   bool start_save(const std::string& path, const Checkpoint& checkpoint, SaveCheckpointOptions options = {});
-  /// The same for save_checkpoint_parts. collect: called once no other save is being written; if it throws on some ranks, all
-  /// ranks throw.
+  /// Saves the parts that `collect` returns as save_checkpoint_parts does, and returns as `start_save` does. `collect` is
+  /// called once no other save is being written; if it throws on some ranks, all ranks throw.
   bool start_save_parts(const std::string& path, const std::function<CheckpointParts()>& collect,
                         SaveCheckpointOptions options = {});
   /// Returns when this rank writes nothing. Throws the error of the last save, once.

@@ -65,7 +65,7 @@ class FSDP_API Communicator : public std::enable_shared_from_this<Communicator> 
   const std::vector<int>& ranks() const { return ranks_; }
   /// The device type of its tensors: CPU, or CUDA for NCCL.
   virtual c10::DeviceType device_type() const { return c10::DeviceType::CPU; }
-  /// Which of these it works on; negative: any, the same one for all tensors of a collective.
+  /// The index of the device that it works on; negative: any, the same one for all tensors of a collective.
   virtual c10::DeviceIndex device_index() const { return -1; }
   /// The backend's short name: "gloo", "nccl", "threads", "single", "simulated"...
   virtual std::string backend() const = 0;

@@ -45,7 +45,7 @@ inline void to_double(torch::nn::Module& module) { to(module, at::kDouble); }
 /// index: default: the mesh's, else the current device.
 FSDP_API void to_cuda(torch::nn::Module& module, std::optional<c10::DeviceIndex> index = {});
 
-/// The same for a holder such as torch::nn::Linear.
+/// Converts the module in a holder such as torch::nn::Linear.
 template <class Impl, class... Target>
 void to(const torch::nn::ModuleHolder<Impl>& holder, Target... target) {
   to(static_cast<torch::nn::Module&>(*holder.ptr()), target...);

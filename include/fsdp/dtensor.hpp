@@ -60,8 +60,8 @@ class FSDP_API DTensor : public at::Tensor {
   /// left out and adjacent ones joined. No communication.
   std::vector<ElementRange> element_ranges() const;
 
-  /// The same tensor with other placements on the same mesh. A collective call, with the same arguments on all ranks. Sizes
-  /// may be uneven, and any dtype will do. Where one mesh dimension changes, it communicates:
+  /// Returns the same tensor with other placements on the same mesh. A collective call, with the same arguments on all ranks.
+  /// Sizes may be uneven, and any dtype will do. Where one mesh dimension changes, it communicates:
   ///
   ///   Shard -> Replicate            one all-gather of the pieces, padded to the largest
   ///   Shard -> another Shard        the same; then each rank keeps its part (Communicator has no all-to-all)

@@ -51,8 +51,8 @@ class FSDP_API BoundaryScope {
   std::vector<std::optional<at::ScalarType>> output_dtypes_;  // of its parameters, outside
 };
 
-/// Where the inputs of a call belong: on the device of the module's mesh, if that is no CPU and the call is the outermost one
-/// of its root. None: where they are.
+/// Returns the device on which the inputs of a call belong: that of the module's mesh, if it is no CPU and the call is the
+/// outermost one of its root. nullopt: they stay where they are.
 FSDP_API std::optional<c10::Device> input_device(const FSDPModule& module);
 
 inline at::Tensor moved_to(const std::optional<c10::Device>& device, const at::Tensor& input) {

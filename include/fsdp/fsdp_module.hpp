@@ -78,7 +78,7 @@ class FSDP_API FSDPModule {
   /// All-gathers these modules when this one is first used in forward, in place of the learned order. An empty list returns
   /// to the learned order.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);
-  /// The same in backward.
+  /// All-gathers these modules when this one is first used in backward, in place of the learned order. Empty: that order again.
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
   /// On the root: all-gathers run up to this many groups ahead of compute, in the order that the last step showed. 0: none.
   /// Default 1. With 2 or more, all-gathers for backward start before forward ends; capture forward and backward in one CUDA
@@ -132,7 +132,7 @@ class FSDP_API FSDPModule {
 
   /// Runs this group's all-gathers through `comm`; null: through its communicator again. Throws StateError inside a step.
   void set_custom_all_gather(std::shared_ptr<AllGatherComm> comm, Recurse recurse = Recurse::kNo);
-  /// The same for its reduce-scatters.
+  /// Runs this group's reduce-scatters through `comm`; null: through its communicator again. Throws StateError inside a step.
   void set_custom_reduce_scatter(std::shared_ptr<ReduceScatterComm> comm, Recurse recurse = Recurse::kNo);
   /// HSDP: runs `hook` in place of this group's all-reduce across replicas; null: the all-reduce again.
   void set_all_reduce_hook(AllReduceHook hook, Recurse recurse = Recurse::kNo);
@@ -141,9 +141,9 @@ class FSDP_API FSDPModule {
   /// init_process_group this is set_symm_mem_for_comm, and false ends both. Throws UsageError with custom collectives,
   /// StateError inside a step.
   void set_allocate_memory_from_process_group_for_comm(bool enable, Recurse recurse = Recurse::kNo);
-  /// From the next step on, all-gathers of this group write to memory that all ranks have registered with NCCL as symmetric
-  /// windows, and reduce-scatters read from such memory. NCCL then reads and writes the other ranks' memory directly, by its
-  /// fastest kernels or, for all-gathers, by copy engines (ProcessGroupOptions::use_copy_engine_all_gather).
+  /// Makes all-gathers of this group, from the next step on, write to memory that all ranks have registered with NCCL as
+  /// symmetric windows, and reduce-scatters read from such memory. NCCL then reads and writes the other ranks' memory directly,
+  /// by its fastest kernels or, for all-gathers, by copy engines (ProcessGroupOptions::use_copy_engine_all_gather).
   ///
   /// All-gathers: groups share a ring of buffers, one more than the prefetch distance, each of the size of the largest group.
   /// A group that encloses others or stays unsharded after forward has a buffer of its own, and so has one with

@@ -62,7 +62,7 @@ class FSDP_API FullParameters {
 /// order. During a call that module's own parameters are whole, as with FullParameters; then they are written back. A
 /// collective call.
 FSDP_API void apply(torch::nn::Module& module, const std::function<void(torch::nn::Module&)>& function);
-/// The same; `function` also gets the module's name, "" for the first.
+/// Calls `function` as the other `apply` does, also with the name of each module, "" for the first.
 FSDP_API void apply(torch::nn::Module& module,
                     const std::function<void(const std::string&, torch::nn::Module&)>& function);
 

@@ -30,11 +30,11 @@ namespace fsdp {
 /// Throws UsageError, with nothing changed and the name of the module or parameter, if it cannot be sharded as requested.
 FSDP_API FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 
-/// The same for several modules that share one group.
+/// Shards several modules, whose parameters form one group.
 FSDP_API FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
                                 const FullyShardOptions& options = {});
 
-/// The same for a holder such as torch::nn::Linear.
+/// Shards the module in a holder such as torch::nn::Linear.
 template <class Impl>
 FSDPModule fully_shard(const torch::nn::ModuleHolder<Impl>& holder,
                        const FullyShardOptions& options = {}) {

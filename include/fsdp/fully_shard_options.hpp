@@ -76,7 +76,8 @@ struct FSDP_API FullyShardOptions {
   /// is also ignored is an error. If both dimensions of a 2-D mesh have several ranks, the first use makes groups over
   /// both: a collective call.
   std::vector<at::Tensor> replicated_params = {};
-  /// The same for all parameters in these subtrees, except for modules in them that are sharded already.
+  /// Modules in whose subtrees all parameters are replicated, as `replicated_params` are, except for modules in them that are
+  /// sharded already.
   std::vector<std::shared_ptr<torch::nn::Module>> replicated_modules = {};
   /// True: the mesh, of one dimension, replicates: data parallelism without sharding.
   bool replicate_only = false;

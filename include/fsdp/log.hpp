@@ -20,11 +20,12 @@ enum class LogLevel {
 /// library's own, and on several at the same time. It must not wait for another rank.
 using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 
-/// From now on, lines of the library's log go to `sink` and not to standard error; an empty one: to standard error again. The
-/// level is as before. What `sink` throws is reported on standard error and goes no further. Thread-safe; no communication.
+/// Sends the lines of the library's log to `sink` from now on, and not to standard error; an empty sink: to standard error
+/// again. The level is as before. What `sink` throws is reported on standard error and goes no further. Thread-safe; no
+/// communication.
 FSDP_API void set_log_sink(LogSink sink);
 
-/// Lines below this level are not logged. Default: FSDP_LOG_LEVEL, else kWarn. Thread-safe; no communication.
+/// Sets the level below which lines are not logged. Default: FSDP_LOG_LEVEL, else kWarn. Thread-safe; no communication.
 FSDP_API void set_log_level(LogLevel level);
 
 }  // namespace fsdp

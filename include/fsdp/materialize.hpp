@@ -14,7 +14,7 @@
 namespace fsdp {
 
 struct FSDP_API InitOptions {
-  /// The same seed, module and names give the same values.
+  /// Seeds the random values: the same seed, module and names give the same values.
   uint64_t seed = 0;
   /// Rules for the program's own classes, or other rules for LibTorch's. The first that fits a module is used, before the
   /// built-in rules for LibTorch's classes, which do what their reset_parameters() does.
@@ -40,15 +40,15 @@ struct FSDP_API InitOptions {
 /// UsageError that names its module, with the other exception nested in it, or as LibTorch's own exception with the name added.
 FSDP_API void materialize(torch::nn::Module& module, const InitOptions& options = {});
 
-/// Gives memory only: tensors on meta become zeros, for values that are loaded afterwards. device: of tensors that are not
-/// sharded; default: the mesh's, or the CPU if nothing is sharded.
+/// Gives memory only: tensors on meta become zeros, for values that are loaded afterwards. device: where tensors that are not
+/// sharded go; default: the mesh's, or the CPU if nothing is sharded.
 FSDP_API void to_empty(torch::nn::Module& module, std::optional<c10::Device> device = {});
 
 /// Gives values only: all parameters, and the buffers that an initializer covers, get initial values again. Throws UsageError,
 /// with nothing changed, for parameters that no initializer covers or that are on meta.
 FSDP_API void init_parameters(torch::nn::Module& module, const InitOptions& options = {});
 
-/// The same for a holder such as torch::nn::Linear.
+/// These overloads take a holder such as torch::nn::Linear and do the same with its module.
 template <class Impl>
 void materialize(const torch::nn::ModuleHolder<Impl>& holder, const InitOptions& options = {}) {
   materialize(static_cast<torch::nn::Module&>(*holder.ptr()), options);

@@ -39,7 +39,7 @@ struct FSDP_API OptimizerStateDict {
   StateDictKind kind = StateDictKind::kFull;
   OptimizerKeys keys = OptimizerKeys::kName;
   std::string optimizer;  ///< "AdamW", ...
-  /// By key. Parameters that have had no step have no entry.
+  /// The state of each parameter, by key. Parameters that have had no step have no entry.
   std::map<std::string, ParamState> state = {};
   std::vector<Group> groups = {};
 };
@@ -60,7 +60,7 @@ FSDP_API IncompatibleKeys load_optimizer_state_dict(const torch::nn::Module& mod
                                      torch::optim::Optimizer& optimizer,
                                      const OptimizerStateDict& dict, const LoadOptions& options = {});
 
-/// The same dict with other keys, for an optimizer with the same groups. No communication. Throws UsageError if dict and
+/// Returns the dict with other keys, for an optimizer with the same groups. No communication. Throws UsageError if dict and
 /// optimizer do not have the same parameters.
 FSDP_API OptimizerStateDict rekey(OptimizerStateDict dict, OptimizerKeys keys, const torch::nn::Module& module,
                                   const torch::optim::Optimizer& optimizer);

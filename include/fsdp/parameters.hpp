@@ -38,7 +38,8 @@ FSDP_API DTensor grad_dtensor_of(const at::Tensor& parameter);
 /// the host if that is offloaded. For any layout, outside autograd. On one rank it may share the parameter's memory. A
 /// collective call over the shard group and the tensor-parallel ranks.
 FSDP_API at::Tensor full_tensor(const at::Tensor& parameter);
-/// The same of its gradient; undefined if there is none. Either all ranks have a gradient or none has.
+/// Returns the whole gradient of a parameter, as full_tensor does the parameter; undefined if there is none. Either all ranks
+/// have a gradient or none has.
 FSDP_API at::Tensor full_grad(const at::Tensor& parameter);
 
 /// Replaces the parameters of an optimizer that was built before `fully_shard` by the sharded ones. Its state comes along:
@@ -57,7 +58,8 @@ FSDP_API int adopt(torch::optim::Optimizer& optimizer);
 FSDP_API double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
                                 bool error_if_nonfinite = false);
 
-/// The same, but the norm stays on the device, float64 and without dimensions, and the host does not wait for it.
+/// Clips as clip_grad_norm_ does, but the norm stays on the device, float64 and without dimensions, and the host does not wait
+/// for it.
 FSDP_API at::Tensor clip_grad_norm_async_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
 // 0.1's way to say `error_if_nonfinite`.

@@ -48,11 +48,13 @@ struct FSDP_API Report {
   StepStatistics last_step;  ///< of the last complete step
   int64_t last_step_peak_bytes = 0;     ///< the most unsharded bytes at one time in it
   std::optional<int64_t> budget_bytes;  ///< set_unsharded_byte_budget
-  /// Under that budget; 0 without one. Gathers that run further ahead take room that is left, no more than the budget.
+  /// The most unsharded bytes at one time that are planned under that budget; 0 without one. Gathers that run further ahead
+  /// take room that is left, no more than the budget.
   int64_t planned_peak_bytes = 0;
   int64_t planned_gathered_bytes = 0;
-  /// From the smallest budget that a step needs to the one with which each group is gathered once. Empty before an order is
-  /// known, and where a step's forward goes through it more than once before backward: what is planned is for one.
+  /// What a step would gather under several budgets, from the smallest that a step needs to the one with which each group is
+  /// gathered once. Empty before an order is known, and where a step runs its forward more than once before backward, as a plan
+  /// is for one forward.
   std::vector<BudgetOutlook> outlook;
   /// Operators on DTensors that could not run on the ranks' pieces, by name ("aten::mm"), with the number of calls. Each call
   /// gathered its operands, ran on whole tensors and kept this rank's part. Counted since the process began, over all its roots

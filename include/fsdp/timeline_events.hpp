@@ -45,8 +45,8 @@ struct FSDP_API Timeline {
   int64_t sharded_bytes = 0;              ///< of this rank's shards, which are there all the time
   int64_t dropped = 0;                ///< events and byte counts that found no room
 
-  /// In the Chrome trace format, which ui.perfetto.dev and chrome://tracing open: one process per rank, with counters of
-  /// unsharded, packed and live bytes: these are both and the shards together.
+  /// Returns it in the Chrome trace format, which ui.perfetto.dev and chrome://tracing open: one process per rank, with
+  /// counters of unsharded, packed and live bytes. Live bytes are the other two and the shards together.
   std::string json() const;
   /// Throws UsageError if the file cannot be written.
   void write(const std::string& path) const;
