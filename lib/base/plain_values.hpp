@@ -38,7 +38,7 @@ inline bool is_plain(const at::Tensor& tensor) { return is_plain(*tensor.unsafeG
 /// passed on.
 at::Tensor plain_values(at::Tensor tensor);
 
-/// For messages, of one that is not plain: "a tensor subclass of Python's", say.
+/// Names, for messages, what kind of tensor one is that is not plain: "a tensor subclass of Python's", say.
 std::string what_it_is(const at::Tensor& tensor);
 
 }  // namespace fsdp

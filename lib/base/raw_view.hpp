@@ -14,7 +14,7 @@ at::Tensor raw_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArra
 /// 1-D: `numel` elements from `offset` on.
 at::Tensor raw_view(const at::Tensor& base, int64_t numel, int64_t offset);
 
-/// Without memory: where a view is that is to be used again.
+/// Makes a storage without memory, which a raw view is given while it waits to be used again.
 c10::Storage empty_storage(c10::Device device);
 
 }  // namespace fsdp

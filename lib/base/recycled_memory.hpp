@@ -35,7 +35,7 @@ class RecycledMemory {
   struct Block {
     Block* next;
   };
-  /// Without a destructor: statics may let go of objects when a thread's variables are gone.
+  /// Holds a thread's free blocks. It has no destructor: statics may let go of objects when a thread's variables are gone.
   struct List {
     Block* first = nullptr;
     int count = 0;

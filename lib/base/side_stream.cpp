@@ -34,7 +34,7 @@ std::array<std::atomic<CaptureQuery>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> captur
 
 auto& capture_query_of(c10::DeviceType type) { return capture_queries.at(static_cast<size_t>(type)); }
 
-/// Not every LibTorch can tell.
+/// Asks the guard where LibTorch has the question, and else the query that was set for the device type.
 template <class Guard>
 std::optional<bool> is_capturing_by(const Guard& guard, c10::Stream stream) {
   if constexpr (requires { guard.isStreamCapturing(stream); }) {

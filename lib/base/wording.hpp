@@ -8,7 +8,8 @@ namespace fsdp {
 /// know its own names.
 using Wording = std::string (*)(std::string text);
 
-/// Of all errors that are made from now on. nullptr, the default: as written. Before other threads use the library.
+/// Sets the wording of all errors that are made from now on. nullptr, the default: as written. To be called before other
+/// threads use the library.
 void set_wording(Wording wording);
 
 }  // namespace fsdp

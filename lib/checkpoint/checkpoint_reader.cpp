@@ -59,8 +59,8 @@ struct CheckpointReader::State {
                          {options.convert_dtypes, renaming(section.name)});
   }
 
-  /// By section. A collective call: ranks may have different tensors, as stages of a pipeline have, and what is unexpected is
-  /// asked for by none.
+  /// Matches the sections, and returns a match for each. A collective call: ranks may have different tensors, as stages of a
+  /// pipeline have, and what is unexpected is asked for by none.
   std::vector<SectionMatch> match_with_others(const std::vector<CheckpointSection>& sections) const {
     std::vector<SectionMatch> matches(sections.size());
     std::vector<int64_t> asked;

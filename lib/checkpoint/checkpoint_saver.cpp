@@ -36,7 +36,8 @@ int64_t held_bytes(const CheckpointParts& parts) {
   return bytes;
 }
 
-/// Into one buffer, which is kept for the next time: fresh memory costs most of the time that a step is held up.
+/// Copies the tensors into one buffer, which is kept for the next time: fresh memory costs most of the time that a step is held
+/// up.
 void copy_aside(CheckpointParts& parts, at::Tensor& buffer) {
   const c10::InferenceMode no_inference(false);  // whose tensors could be written in that mode alone
   at::NoGradGuard no_grad;
@@ -85,7 +86,7 @@ struct CheckpointSaver::State {
     if (writer.joinable()) writer.join();
   }
 
-  /// On every rank the same, whichever is done first.
+  /// True on every rank if any rank is writing, whichever is done first.
   bool is_writing_anywhere() const {
     const auto flags = RankGroup(world, kStartSave).all_gather(std::vector<int64_t>{is_writing ? 1 : 0});
     return std::any_of(flags.begin(), flags.end(), [](const auto& flag) { return flag.front() != 0; });

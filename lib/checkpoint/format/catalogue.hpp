@@ -40,7 +40,7 @@ struct Catalogue {
 /// Reads manifest, indexes, headers and documents of a folder, or the header of one file. Throws CheckpointError.
 Catalogue read_catalogue(const std::string& path, bool verifies, bool follow_symlinks);
 
-/// For the way between ranks.
+/// Turns the catalogue into text and back, for the way between ranks.
 std::string to_text(const Catalogue& catalogue);
 Catalogue catalogue_from(const std::string& text);
 

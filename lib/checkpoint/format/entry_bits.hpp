@@ -14,7 +14,7 @@ using CatalogueEntries = std::unordered_set<const Catalogue::TensorEntry*>;
 
 std::vector<int64_t> to_bits(const Catalogue& catalogue, const CatalogueEntries& entries);
 CatalogueEntries from_bits(const Catalogue& catalogue, const std::vector<int64_t>& bits);
-/// Those of any rank.
+/// Returns the bits that any rank has set. ranks: the bits of each, at least one rank's.
 std::vector<int64_t> joined(const std::vector<std::vector<int64_t>>& ranks);
 
 }  // namespace fsdp

@@ -22,7 +22,7 @@ struct Manifest {
   std::vector<std::string> documents = {};
 };
 
-/// With a sum of its own, so that a damaged manifest is not taken for damaged files.
+/// Writes the manifest as JSON, with a sum of its own, so that a damaged manifest is not taken for damaged files.
 std::string make_manifest(const Manifest& manifest);
 /// Throws CheckpointError naming `file`.
 Manifest parse_manifest(std::string_view json, const std::string& file);

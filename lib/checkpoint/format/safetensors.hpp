@@ -31,11 +31,11 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;  ///< from the beginning of the file
 };
 
-/// As the reference implementation has it: a longer header is no header.
+/// The longest header that is read, as in the reference implementation: a longer one is no header.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
-/// Elements of a tensor of these sizes; bytes with the dtype's. Throw CheckpointError, beginning with `subject`,
-/// where the product does not fit into 63 bits.
+/// Returns the number of elements of a tensor of these sizes, or with a dtype its bytes. Throws CheckpointError, beginning with
+/// `subject`, where the product does not fit into 63 bits.
 int64_t checked_numel(std::span<const int64_t> sizes, const std::string& subject);
 int64_t checked_bytes(std::span<const int64_t> sizes, at::ScalarType dtype, const std::string& subject);
 
@@ -45,7 +45,7 @@ int64_t checked_bytes(std::span<const int64_t> sizes, at::ScalarType dtype, cons
 SafetensorsHeader parse_safetensors(std::string_view json, int64_t data_bytes, const std::string& file);
 /// Reads from `offset` of a file into memory.
 using ReadBytes = std::function<void(int64_t offset, std::span<std::byte> into)>;
-/// The same from a file, of which nothing but the header is read. path: for messages.
+/// Reads the header of a file and parses it as parse_safetensors does; nothing else of the file is read. path: for messages.
 SafetensorsHeader read_safetensors(const std::string& path, int64_t file_bytes, const ReadBytes& read);
 SafetensorsHeader read_safetensors(const File& file);
 

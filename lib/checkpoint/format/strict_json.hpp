@@ -17,7 +17,7 @@ const nlohmann::json& array_at(const nlohmann::json& object, const char* key, co
 std::string string_at(const nlohmann::json& object, const char* key, const std::string& subject);
 /// A whole number from 0 to the largest int64_t.
 int64_t number_at(const nlohmann::json& object, const char* key, const std::string& subject);
-/// The same of a value itself; `what` names it.
+/// Returns the number that `value` is, as number_at does for a member; `what` names it in errors.
 int64_t whole_number(const nlohmann::json& value, const std::string& subject, std::string_view what);
 
 /// The text of `value`. Throws UsageError, beginning with `subject`, for a string that is not UTF-8.

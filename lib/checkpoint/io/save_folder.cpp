@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 constexpr auto kProbe = "fsdp_probe";
 constexpr int64_t kMaxManifestBytes = int64_t{1} << 32;
 
-/// With those above it that are not there. Each is on the disk before what is put into it.
+/// Makes the folder, and those above it that are not there. Each is on the disk before what is put into it.
 void make_folder(const fs::path& path) {
   std::error_code error;
   if (fs::is_directory(path, error)) return;
@@ -34,7 +34,7 @@ void make_folder(const fs::path& path) {
   File::folder(path.parent_path()).sync();
 }
 
-/// For another folder than the one that is saved: what cannot be locked, such as another user's, is left alone. Null then,
+/// Locks another folder than the one that is saved. What cannot be locked, such as another user's, is left alone: null then,
 /// and where it is being written.
 std::unique_ptr<SaveLock> try_lock(const std::string& parent, const std::string& name) {
   try {

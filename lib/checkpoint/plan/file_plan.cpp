@@ -31,7 +31,7 @@ void require_names(const SectionDescription& section) {
       require(known.insert(name).second, "{}: its other name '{}' is another tensor's", describe(section, tensor.name), name);
 }
 
-/// Which tensors share a file.
+/// Returns, for each file, the tensors that share it.
 std::vector<std::vector<size_t>> split(const SectionDescription& section, int64_t max_file_bytes) {
   std::vector<std::vector<size_t>> files;
   int64_t filled = 0;

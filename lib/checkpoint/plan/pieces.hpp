@@ -23,7 +23,7 @@ struct Positions {
   int64_t begin = 0, end = 0;
 };
 
-/// Of `count` elements that `sharers` ranks hold alike, what the `index`-th of them writes. What is small is written by
+/// Returns what the `index`-th of `sharers` ranks writes of `count` elements that all of them hold. What is small is written by
 /// one of them, chosen by `turn` so that all get some.
 Positions share_of(int64_t count, int64_t element_bytes, int64_t sharers, int64_t index, int64_t turn);
 
@@ -31,7 +31,7 @@ Positions share_of(int64_t count, int64_t element_bytes, int64_t sharers, int64_
 void add_pieces(std::vector<FilePiece>& pieces, size_t tensor, std::span<const ElementRange> ranges, Positions positions,
                 const FilePlace& place, int64_t element_bytes);
 
-/// In the order of the files.
+/// Sorts the pieces in the order of the files.
 void sort(std::vector<FilePiece>& pieces);
 
 }  // namespace fsdp

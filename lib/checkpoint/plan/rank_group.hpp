@@ -11,7 +11,7 @@
 
 namespace fsdp {
 
-/// What the ranks of a checkpoint say to each other: small texts and numbers, and whether all is well.
+/// Lets the ranks of a checkpoint talk to each other: small texts and numbers, and whether all is well.
 class RankGroup {
  public:
   /// world: null for the process's default one, or this rank alone if there is none.
@@ -25,11 +25,11 @@ class RankGroup {
 
   // Collective calls.
   std::vector<std::string> all_gather(const std::string& text) const;
-  /// Every rank's; none where all are the same. A hash travels first.
+  /// Returns every rank's text, or nothing where all are the same. Hashes are compared first.
   std::vector<std::string> all_gather_different(const std::string& text) const;
-  /// As many numbers on every rank.
+  /// Returns every rank's numbers, of which all ranks have as many.
   std::vector<std::vector<int64_t>> all_gather(const std::vector<int64_t>& numbers) const;
-  /// The first rank's.
+  /// Returns the first rank's text.
   std::string broadcast(const std::string& text) const;
   /// bytes: 1-D, on the CPU; everybody gets the first rank's.
   void broadcast(const at::Tensor& bytes) const;
@@ -38,13 +38,13 @@ class RankGroup {
   /// anywhere, all ranks throw one error with what was wrong and where: a UsageError or StateError if all
   /// were, else a CheckpointError. `body` communicates nothing.
   void together(const std::function<void()>& body) const;
-  /// The same with a number from each rank, which all are given.
+  /// Runs `body` as `together` does, and returns on every rank the numbers that it returned, by rank.
   std::vector<int64_t> together_with(const std::function<int64_t()>& body) const;
-  /// The same where only the first rank has something to do.
+  /// Runs `body` on the first rank alone, as `together` does.
   void on_first(const std::function<void()>& body) const;
 
  private:
-  /// With the lengths of all, which everybody knows.
+  /// Gathers texts whose lengths, `lengths`, every rank knows already.
   std::vector<std::string> all_gather(const std::string& text, const std::vector<int64_t>& lengths) const;
 
   std::shared_ptr<Communicator> world_;

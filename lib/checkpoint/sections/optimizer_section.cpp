@@ -106,7 +106,7 @@ SavedOptimizer optimizer_from(const std::string& text, const std::function<std::
   return saved;
 }
 
-/// Of a tensor whose memory can be loaded into: this rank's.
+/// Returns this rank's tensor, into whose memory values can be loaded; undefined for an undefined tensor.
 at::Tensor local_of(const at::Tensor& tensor) { return tensor.defined() ? to_local(tensor) : tensor; }
 
 /// Gives `fields` their tensors: those that are there already, so that old and new are not both alive, else new ones.
@@ -129,7 +129,7 @@ std::vector<CheckpointTensor> wanted_tensors(const OptimizerParam& param, const 
   return wanted;
 }
 
-/// In whichever dtype it was saved: Python's optimizers count in float32.
+/// Makes a step counter in whichever dtype it was saved: Python's optimizers count in float32.
 at::Tensor step_like_saved(const std::string& name, const OptimizerLoad::SavedSection& saved) {
   const auto found = saved.tensors.find(name);
   return at::zeros({}, found == saved.tensors.end() ? at::kLong : found->second.dtype);
