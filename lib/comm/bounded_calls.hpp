@@ -28,9 +28,9 @@ class BoundedCalls {
   /// whom: "the rendezvous store", for the message.
   explicit BoundedCalls(std::string whom) : whom_(std::move(whom)) {}
 
-  /// What `body` returns or throws. Throws NoAnswer after `bound`; and at once, without a call, while an earlier one is
-  /// out for longer than its bound, so that many calls together wait no longer than one.
-  /// body: owns all that it uses; it may go on after this has thrown, and after all else has gone.
+  /// Calls `body`, and returns or throws what it does. Throws NoAnswer after `bound`; and at once, without a call, while an
+  /// earlier one is out for longer than its bound, so that many calls together wait no longer than one. body: owns all that it
+  /// uses; it may go on after this has thrown, and after all else has gone.
   template <class Body>
   std::invoke_result_t<Body> within(std::chrono::milliseconds bound, Body body) {
     if (overdue_->load() > 0) throw no_answer(bound);

@@ -71,7 +71,7 @@ class Fine {
   bool is_any_;
 };
 
-/// Of tensors that are right but for the one that lies elsewhere than `first`.
+/// Throws for tensors that are right but for their device: one of the two is not where `first` is.
 [[noreturn]] void reject_places(const Communicator& comm, const char* operation, const at::Tensor& first,
                                 const at::Tensor& one, const at::Tensor& other, std::string_view subject) {
   reject(comm, operation, subject,

@@ -16,10 +16,10 @@ enum class SlotUse {
   kReductions,  ///< reduce-scatters read from it
 };
 
-/// What a slot has, NCCL's symmetric memory: all ranks of a group have registered theirs together. What each of them gathers
-/// into its own, backends may write from the other ranks directly, and read what each reduces from its own. The ranks must
-/// use one slot, from the same place on, for one collective: which one is a decision that has to come out the same on all
-/// of them.
+/// Memory of a slot, NCCL's symmetric memory: all ranks of a group have registered theirs together. Backends may write what a
+/// rank gathers into its own directly from the other ranks, and read what a rank reduces directly from its own. The ranks must
+/// use one slot, from the same place on, for one collective: which one is a decision that has to come out the same on all of
+/// them.
 ///
 /// Letting go of it takes the registration back, which waits for collectives of that use under way, so that all ranks
 /// do it between the same two calls; the memory stays as long as a tensor refers to it.
@@ -27,8 +27,8 @@ class SymmMemBuffer {
  public:
   virtual ~SymmMemBuffer() = default;
   virtual int64_t bytes() const = 0;
-  /// The first `bytes`: 1-D, not initialised, to be written on the current stream from now on, which runs behind
-  /// what used the last tensor on the stream that let go of it. Throws StateError while that one is referred to.
+  /// Returns the first `bytes`: 1-D, not initialised, to be written on the current stream from now on, which waits for what
+  /// used the last tensor on the stream that let go of it. Throws StateError while that one is referred to.
   virtual at::Tensor take(int64_t bytes) = 0;
   virtual bool is_taken() const = 0;
 };
@@ -36,26 +36,26 @@ class SymmMemBuffer {
 /// A communicator whose backend may have an allocator of its own.
 class HasCommMemory {
  public:
-  /// 1-D, not initialised; undefined where the backend has no memory for that device.
+  /// Allocates memory: 1-D, not initialised; undefined where the backend has none for that device.
   virtual at::Tensor allocate_for_comm(int64_t numel, const at::TensorOptions& options) = 0;
-  /// Why no slot can ever be made, a clause that begins with "which"; empty: it is found out by making one.
+  /// Says why no slot can ever be made, in a clause that begins with "which"; empty: it is found out by making one.
   virtual std::string why_no_slots() const;
-  /// A collective call, for which the host waits. Null where a rank or the driver has no such memory, which is said
-  /// once in the log: on all ranks then. Throws CommError.
+  /// Makes a slot, by a collective call for which the host waits. Null where a rank or the driver has no such memory, which is
+  /// said once in the log: on all ranks then. Throws CommError.
   virtual std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes);
 
  protected:
   ~HasCommMemory() = default;
 };
 
-/// Memory from the group's backend if it has any, else undefined.
+/// Allocates memory from the group's backend if it has any; else returns an undefined tensor.
 at::Tensor allocate_for_comm(Communicator& group, int64_t numel, const at::TensorOptions& options);
 
-/// As above, of any group.
+/// These ask HasCommMemory of a group that has it. For any other group there are no slots: a reason, and null.
 std::string why_no_slots(const Communicator& group);
 std::shared_ptr<SymmMemBuffer> make_slot(Communicator& group, SlotUse use, int64_t bytes);
 
-/// The group's own collectives, in memory of its backend where that has any; elsewhere in LibTorch's.
+/// Return the group's own collectives, in memory of its backend where that has any; elsewhere in LibTorch's.
 std::shared_ptr<AllGatherComm> process_group_all_gather(std::shared_ptr<Communicator> group);
 std::shared_ptr<ReduceScatterComm> process_group_reduce_scatter(std::shared_ptr<Communicator> group);
 /// True for what the two above have made.

@@ -12,7 +12,7 @@ namespace fsdp {
 /// Why a group was aborted, if it was. Thread-safe; asking costs one load while nothing is wrong.
 class FailureFlag {
  public:
-  /// The first reason stays. True if this is the first.
+  /// Sets the reason, unless there is one already: the first one stays. True if this is the first.
   bool set(const std::string& reason) {
     std::lock_guard lock(mutex_);
     if (is_set_.load(std::memory_order_relaxed)) return false;
@@ -23,7 +23,7 @@ class FailureFlag {
 
   bool is_set() const { return is_set_.load(std::memory_order_acquire); }
 
-  /// Only once `is_set()`; never changes after that.
+  /// Returns the reason, which never changes once it is there. To be called only once `is_set()`.
   const std::string& reason() const { return reason_; }
 
   /// Throws CommError if the group was aborted.

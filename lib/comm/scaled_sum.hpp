@@ -25,12 +25,12 @@ class HasScaledSums {
   /// False: it cannot, or a sum that the caller divides is faster. The same on all ranks.
   virtual bool scales_sums(const ScaledSum& sum) const = 0;
 
-  /// One launch for all pairs, each as in `Communicator::start_reduce_scatter`: the sum of every rank's
-  /// scale * input. Throws UsageError for a dtype or a scale that `scales_sums` denies in any memory.
+  /// Launches all pairs at once, each as in `Communicator::start_reduce_scatter`: the sum of every rank's scale * input. Throws
+  /// UsageError for a dtype or a scale that `scales_sums` denies in any memory.
   virtual std::shared_ptr<Work> start_scaled_reduce_scatter(std::span<const at::Tensor> outputs,
                                                             std::span<const at::Tensor> inputs, double scale,
                                                             std::string_view subject) = 0;
-  /// In place, as `Communicator::start_all_reduce`.
+  /// Sums every rank's scale * tensor in place, as `Communicator::start_all_reduce` does.
   virtual std::shared_ptr<Work> start_scaled_all_reduce(const at::Tensor& tensor, double scale,
                                                         std::string_view subject) = 0;
 
@@ -43,10 +43,10 @@ inline bool nccl_scales_sums(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-/// What such a sum over the group is then: an average.
+/// True if such a sum over the group is an average.
 inline bool is_average(double scale, const Communicator& group) { return scale == 1.0 / group.size(); }
 
-/// Null if the caller is to divide the sum.
+/// Returns the group's HasScaledSums, or null if the caller is to divide the sum.
 inline HasScaledSums* scaled_sums_of(Communicator& group, const ScaledSum& sum) {
   auto* scaled = dynamic_cast<HasScaledSums*>(&group);
   return scaled != nullptr && scaled->scales_sums(sum) ? scaled : nullptr;

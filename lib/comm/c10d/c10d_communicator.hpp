@@ -31,13 +31,14 @@ struct C10dGroup {
   int64_t packs_below = 0;  ///< see Communicator::packs_below
   /// Others use the backend too: it is not shut down when the group goes.
   bool is_borrowed = false;
-  /// Of the world that the group was split from; null: a world itself, whose board its store makes.
+  /// The notice board of the world that the group was split from; null: the group is a world itself, and its store makes the
+  /// board.
   std::shared_ptr<NoticeBoard> notices = {};
   std::shared_ptr<GroupPlace> place = std::make_shared<GroupPlace>();
 };
 
-/// Any c10d backend as a Communicator: gloo, NCCL, or what a Python user brings.
-/// Waiting for CPU tensors ends at the latest `timeout of the backend` after the collective began.
+/// Makes a Communicator of any c10d backend: gloo, NCCL, or what a Python user brings. Waiting for CPU tensors ends at the
+/// latest `timeout of the backend` after the collective began.
 std::shared_ptr<Communicator> c10d_communicator(C10dGroup group);
 
 }  // namespace fsdp

@@ -20,13 +20,13 @@ class C10dFailure : public FailureFlag {
   /// connections: of the group's own backend; null where it has none, or others use it too.
   explicit C10dFailure(HasPeerConnections* connections = nullptr) : connections_(connections) {}
 
-  /// The first reason stays, and ends the connections.
+  /// Sets the reason and ends the connections, unless there is a reason already: the first one stays.
   void fail(const std::string& reason);
   /// Ends the connections: this rank takes no further part.
   void disconnect() noexcept;
   /// See HasPeerConnections.
   void fail_stuck_waits() noexcept;
-  /// Before the backend goes, which works of the group may outlive.
+  /// Forgets the connections. To be called before the backend goes, as works of the group may outlive it.
   void forget_connections() noexcept;
 
  private:

@@ -7,7 +7,7 @@
 
 namespace fsdp {
 
-/// Where the server of a TCP store listens, below prefixes and bounds; nullopt for another store.
+/// Returns where the server of a TCP store listens, below prefixes and bounds; nullopt for another store.
 std::optional<uint16_t> server_port_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 /// True if what listened on this port has closed a connection of this process: it has ended, most often because the program is

@@ -17,12 +17,12 @@ struct LateDelivery {
   std::mt19937_64 random;
 };
 
-/// Of the next collective: half of them take none, the others up to the most.
+/// Draws the delay of the next collective: half of them take none, the others up to `most`.
 std::chrono::microseconds draw_delay(std::mt19937_64& random, std::chrono::microseconds most);
 
-/// `inner`, but results arrive only with the wait for them, after a random delay: half of the collectives
-/// take none, the others up to the most. Until then outputs are poison. The collective itself works on
-/// memory of its own; inputs of gathers are sent from where they are.
+/// Wraps `inner` so that results arrive only with the wait for them, after a random delay: half of the collectives take none,
+/// the others up to the most. Until then outputs are poison. The collective itself works on memory of its own; inputs of
+/// gathers are sent from where they are.
 ///
 /// A change to an input between launch and wait, or to an output, is a fault. Broadcasts are as they were.
 /// Groups that are split off are not late. `inner` lives as long as this.

@@ -21,7 +21,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes;
 }
 
-/// The same bytes where the host reads them.
+/// Returns those bytes, copied to the host if they are not there.
 at::Tensor on_host(const at::Tensor& tensor) {
   const auto bytes = bytes_of(tensor);
   return bytes.is_cpu() ? bytes : bytes.cpu();

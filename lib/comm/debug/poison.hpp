@@ -21,7 +21,7 @@ void poison_if_last(const at::Tensor& tensor);
 /// The first byte of a contiguous tensor that is not poison; nullopt if all are.
 std::optional<int64_t> first_written_byte(const at::Tensor& tensor);
 
-/// Of a contiguous tensor's bytes.
+/// Returns a hash of a contiguous tensor's bytes.
 uint64_t content_hash(const at::Tensor& tensor);
 
 }  // namespace fsdp

@@ -61,7 +61,7 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks, public Has
         next_place(opts.timeout, fingerprint(/*operation=*/2, outputs)), *this, outputs, inputs, op));
   }
 
-  /// From any thread: whoever waits for a peer in one of the works above wakes up and throws.
+  /// Wakes whoever waits for a peer in one of the works above, who then throws. To be called from any thread.
   void abort() override {
     std::lock_guard lock(mutex_);
     is_aborted_ = true;
@@ -149,7 +149,7 @@ class PairwiseGloo final : public ProcessGroupGloo, public PeerLinks, public Has
     return recv(nothing_sent, peer, kTagOfNoMessage + context);
   }
 
-  /// Under the lock.
+  /// Stops the works that wait for a peer in vain. The lock is held.
   void stop_stuck() noexcept {
     for (auto* work : running_) work->stop_if_stuck([this](int peer, int tag) { return is_gone(peer, tag); });
   }

@@ -58,12 +58,12 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
   void start();
   void run() final;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) final;
-  /// Only for c10d's flight recorder, which may ask when they are gone.
+  /// c10d's flight recorder alone asks for these, and may ask when they are gone: so they return none.
   const std::vector<at::Tensor> getInputTensors() override { return {}; }
   const std::vector<at::Tensor> getOutputTensors() override { return {}; }
   /// Wakes `run`, which then throws.
   void stop();
-  /// The same if it waits for a message that no longer comes or goes: see Note [Messages cut in two].
+  /// Wakes `run`, which then throws, if it waits for a message that no longer comes or goes: see Note [Messages cut in two].
   void stop_if_stuck(const std::function<bool(int peer, int tag)>& is_gone);
 
  protected:
@@ -77,7 +77,7 @@ class GlooExchange : public c10d::ProcessGroupGloo::AsyncWork {
   GlooExchange(const WorkPlace& place, PeerLinks& links, const Tensors& outputs,
                const Tensors& inputs, c10d::OpType type, const char* title);
 
-  /// Peers from the next rank on, so that not all ranks send to rank 0 first.
+  /// Returns the `step`-th peer, counted from this rank on, so that not all ranks send to rank 0 first.
   int peer(int step) const { return (place_.rank + step) % place_.size; }
   void send(const at::Tensor& tensor, int to);
   /// Messages from one peer arrive in the order in which they were sent.

@@ -20,7 +20,7 @@ class NcclAbort {
   void begin(const std::string& reason, std::function<void()> end_links, std::function<void()> tell_others);
 
   bool has_begun() const { return failure_.is_set(); }
-  /// Only once it has begun.
+  /// Says why the group has failed. To be called only once the abort has begun.
   const std::string& reason() const { return failure_.reason(); }
 
   enum class Links { kAreUsed, kAreEnding, kHaveEnded };

@@ -26,8 +26,8 @@ void need(Function& entry, const SymbolSource& find, const char* name, const Ncc
       known.get_version != nullptr ? "version " + known.version() : "of unknown version", name));
 }
 
-/// In the order in which the loader itself would resolve a call of libtorch_cuda's: what stands in front of all
-/// libraries, then what that library needs (or contains).
+/// Finds a function in the order in which the loader itself would resolve a call of libtorch_cuda's: in what stands in front of
+/// all libraries, then in what that library needs (or contains).
 void* find_beside_libtorch(const char* name) {
   if (void* found = ::dlsym(RTLD_DEFAULT, name)) return found;
   static void* const libtorch = ::dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);

@@ -40,16 +40,16 @@ class NcclChannel {
   /// `flight` is about to be launched; it keeps `tensors` until it is waited for, or done. One that is captured is not
   /// watched: the graph's memory stays its own.
   void begin(const std::shared_ptr<NcclFlight>& flight, std::vector<at::Tensor> tensors);
-  /// It is on the stream, in front of `done`.
+  /// Notes that `flight` is on the stream, in front of `done`.
   void note_launched(NcclFlight& flight, std::shared_ptr<StreamEvent> done);
-  /// Whose memory is used from now on by streams that wait for it alone.
+  /// Lets go of the flight's tensors, whose memory only streams that wait for the flight use from now on.
   void let_go(NcclFlight& flight);
 
   /// Adds the tensors of what is done to `unused`, to be let go of without locks. Throws what the device reports.
   void settle(std::vector<at::Tensor>& unused);
-  /// Null: nothing is under way.
+  /// Returns the oldest flight; null: nothing is under way.
   std::shared_ptr<NcclFlight> oldest() const;
-  /// All that was launched is done. Throws what the device reports.
+  /// True if all that was launched is done. Throws what the device reports.
   bool is_quiet() const;
   /// Nothing is launched any more. Waits until `end` at most for what is under way; what is not done by then keeps its
   /// tensors for ever. Returns how many collectives that are.

@@ -15,9 +15,9 @@ struct NcclWorld {
   c10::intrusive_ptr<c10d::Store> store;  ///< of this world alone
   int rank = 0;
   int size = 1;
-  /// For connecting, for a launch, and from a launch to its end on the device.
+  /// The most time for connecting, for a launch, and from a launch to its end on the device.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// Between two looks of the thread that finds timeouts, NCCL's errors and what other ranks say.
+  /// The time between two looks of the thread that finds timeouts, NCCL's errors and what other ranks say.
   std::chrono::milliseconds watch_interval = std::chrono::milliseconds(100);
   /// All-gathers into slots (comm_memory.hpp) are run by copy engines and no kernel, where NVLink joins all ranks.
   bool use_copy_engine_all_gather = false;

@@ -221,7 +221,7 @@ void NcclGroup::close_links() {
   }
 }
 
-/// Those that this thread's current stream has been given, which nothing else here knows of.
+/// Waits for the graph runs that this thread's current stream has been given, which nothing else here knows of.
 void NcclGroup::await_replays() {
   auto& streams = *config_.streams;
   if (streams.is_capturing(streams.current())) return;
@@ -252,7 +252,7 @@ bool NcclGroup::close_link(NcclChannel& channel) {
   }
 }
 
-/// Until the device is done with the tensors; where it does not come to an end, they are never freed.
+/// Waits until the device is done with the tensors; where it does not come to an end, they are never freed.
 void NcclGroup::finish_flights() {
   const auto end = Clock::now() + kLeavePatience;
   abort_.await(end);  // what the others are told too: the process may end after this

@@ -57,14 +57,15 @@ class NcclGroup final : public Watched, public std::enable_shared_from_this<Nccl
   /// Throws CommError if the group has failed, or fails now.
   std::shared_ptr<Work> launch(NcclChannel& channel, NcclCollective collective);
 
-  /// As HasCommMemory::make_slot.
+  /// Makes a slot, as HasCommMemory::make_slot says.
   std::shared_ptr<SymmMemBuffer> make_slot(SlotUse use, int64_t bytes);
-  /// Nobody gathers into the slot or reduces from it any more. Its registration is given back once nothing that is under way
-  /// uses it; the memory stays the block's. When the group ends, at the latest: where an exception is under way, or where a
-  /// graph may run again what it has captured of it. Until then the block stays.
+  /// Gives a slot up: nobody gathers into it or reduces from it any more. Its registration is given back once nothing that is
+  /// under way uses it; the memory stays the block's. When the group ends, at the latest: where an exception is under way, or
+  /// where a graph may run again what it has captured of it. Until then the block stays.
   void let_go_of_slot(std::shared_ptr<NcclBlock> block) noexcept;
 
-  /// The first reason stays. Returns at once: another thread aborts NCCL and tells the other ranks.
+  /// Fails the group with this reason, unless it has failed already. Returns at once: another thread aborts NCCL and tells the
+  /// other ranks.
   void fail(const std::string& reason);
 
   void look(std::vector<at::Tensor>& unused) override;

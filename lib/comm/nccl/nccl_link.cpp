@@ -21,10 +21,10 @@ constexpr auto kPollInterval = std::chrono::microseconds(500);
 /// How long an abort lets a call of NCCL's come back by itself.
 constexpr auto kAbortGrace = std::chrono::seconds(1);
 
-/// In nonblocking mode "in progress" is good news too.
+/// True for an error. "In progress", in nonblocking mode, is good news too.
 bool is_bad(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 
-/// Empty: it is not.
+/// Says why `result` is bad. Empty: it is not.
 std::string why_bad(const NcclApi& api, ncclResult_t result, ncclComm_t comm) {
   return is_bad(result) ? api.describe(result, comm) : std::string();
 }

@@ -46,12 +46,12 @@ class NcclLink {
   /// Registers memory of ncclMemAlloc as a symmetric window, `bytes` long on every rank: returns when all ranks of the
   /// communicator have. Null: NCCL has no windows on these devices. Throws as `launch` does.
   ncclWindow_t register_window(void* memory, size_t bytes, const Patience& patience);
-  /// Of this rank alone. Nothing that uses it is under way any more. An abort or the end of the communicator has
-  /// done it already: then this does nothing.
+  /// Takes this rank's registration of the window back. Nothing that uses it is under way any more. Does nothing if an abort or
+  /// the end of the communicator has done it already.
   void deregister_window(ncclWindow_t window);
 
-  /// NCCL's message if it has found that something went wrong since. Empty: it has not, or the link is being
-  /// used at this moment and its user will be told.
+  /// Returns NCCL's message if it has found that something went wrong since. Empty: it has not, or the link is being used at
+  /// this moment and its user will be told.
   std::string async_error();
 
   /// Waits until NCCL is done with everything queued, and with the graphs that it was captured into, and frees the

@@ -45,9 +45,9 @@ struct NcclMemorySource {
 /// again is not freed. Thread-safe.
 class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
  public:
-  /// So much of what NCCL gives out holds `bytes`.
+  /// Rounds `bytes` up to what NCCL gives out.
   static int64_t whole(int64_t bytes);
-  /// Null where NCCL gives none.
+  /// Allocates a block. Null where NCCL gives none.
   static std::shared_ptr<NcclBlock> allocate(NcclMemorySource source, int64_t bytes);
   NcclBlock(NcclMemorySource source, void* memory, int64_t bytes)
       : source_(std::move(source)), memory_(memory), bytes_(bytes) {}
@@ -61,19 +61,19 @@ class NcclBlock : public std::enable_shared_from_this<NcclBlock> {
     return other >= begin && other < begin + bytes_;
   }
   SlotUse use() const { return source_.use; }
-  /// As SymmMemBuffer::take.
+  /// Returns the first `bytes`, as SymmMemBuffer::take says.
   at::Tensor take(int64_t bytes);
   bool is_taken() const { return is_taken_; }
 
-  /// Its registration; null: there is none.
+  /// Sets its registration; null: there is none.
   void set_window(ncclWindow_t window) { window_ = window; }
   bool has_window() const { return window_ != nullptr; }
-  /// By whoever gives it back: nobody else gets it.
+  /// Takes its registration, for the caller to give back: nobody else gets it.
   ncclWindow_t take_window() { return window_.exchange(nullptr); }
 
-  /// A graph has captured a collective that uses it, or somebody who takes it.
+  /// Notes that a graph has captured a collective that uses the block, or somebody who takes it.
   void note_captured() { may_be_replayed_ = true; }
-  /// Such a graph may be there still.
+  /// True if such a graph may be there still.
   bool may_be_replayed() const { return may_be_replayed_; }
   void forget_captures() { may_be_replayed_ = false; }
 

@@ -17,7 +17,7 @@ namespace {
 /// How long the end of the process waits for looks that are under way.
 constexpr auto kExitPatience = std::chrono::seconds(1);
 
-/// Not over an error: a thread without a handler would end the process.
+/// Looks at the group, and logs an error of that: a thread without a handler would end the process.
 void look_at(Watched& group, std::vector<at::Tensor>& unused) noexcept {
   try {
     group.look(unused);

@@ -28,7 +28,7 @@ class NcclWatchdog {
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
   void add(Watched& group);
-  /// When it returns the group is not being looked at, and will not be.
+  /// Removes a group: when this returns the group is not being looked at, and will not be.
   void remove(Watched& group);
 
  private:

@@ -27,18 +27,18 @@ class NcclWindows {
 
   /// A name for the next one. Size and use are part of it, so that ranks that differ do not take each other for an answer.
   std::string next_request(int64_t bytes, const char* use);
-  /// Has a block registered for all ranks; null: this rank has none. True if all ranks have registered theirs; false, on all
-  /// of them, if one could not, which is said in the log: then there are none for good. Waits for the others.
-  /// register_it: calls NCCL's registration, which all ranks do at once; null: NCCL has no windows.
+  /// Registers a block for all ranks; null: this rank has none. True if all ranks have registered theirs; false, on all of
+  /// them, if one could not, which is said in the log: then there are none for good. Waits for the others. register_it: calls
+  /// NCCL's registration, which all ranks do at once; null: NCCL has no windows.
   bool enroll(const std::shared_ptr<NcclBlock>& block, const std::string& request, const Patience& patience,
               const std::function<ncclWindow_t()>& register_it);
   /// A graph has captured a collective of these: the blocks in which they lie may be used again whenever it runs.
   void note_captured(std::span<const at::Tensor> tensors);
 
-  /// Until `drop_kept` the block stays, if it has a window.
+  /// Keeps the block until `drop_kept`, if it has a window.
   void keep(std::shared_ptr<NcclBlock> block);
   void drop_kept();
-  /// All blocks that may have a window. Those that come after this are not among the next ones.
+  /// Returns all blocks that may have a window. Those that come after this are not among the next ones.
   std::vector<std::shared_ptr<NcclBlock>> take_blocks();
 
  private:

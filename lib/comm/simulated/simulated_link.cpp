@@ -53,7 +53,7 @@ void SimulatedLink::follow_clock() {
   now_ = std::max(now_, clock);
 }
 
-/// To the next event, at most to `until`; false if nothing is under way.
+/// Goes on to the next event, at most to `until`; false if nothing is under way.
 bool SimulatedLink::go_on(double until) {
   const double step = next_event();
   if (std::isinf(step)) return false;
@@ -99,7 +99,7 @@ void SimulatedLink::pass(double time) {
     if (!queue.empty() && queue.front().sends() && queue.front().sending_left <= kNothing) end(queue);
 }
 
-/// Of the first.
+/// Ends the first transfer of the queue.
 void SimulatedLink::end(std::deque<Queued>& queue) {
   const auto transfer = std::move(queue.front().transfer);
   transfer->is_done = true;

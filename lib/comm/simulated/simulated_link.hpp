@@ -26,10 +26,10 @@ class SimulatedLink {
 
   explicit SimulatedLink(std::shared_ptr<SimulatedClock> clock);
 
-  /// A queue for one communicator.
+  /// Adds a queue for one communicator, and returns its number.
   size_t add_queue();
-  /// behind: another one of this link, which is done before this one begins; so do those behind it in its queue. Null:
-  /// none.
+  /// Starts a transfer in a queue. behind: another one of this link, which is done before this one begins; so do those behind
+  /// it in its queue. Null: none.
   std::shared_ptr<Transfer> start(size_t queue, double latency_ns, double sending_ns,
                                   std::shared_ptr<const Transfer> behind = nullptr);
   /// Lets the clock come to its end.

@@ -53,7 +53,7 @@ class AwaitedWait {
     }
   }
 
-  /// In the error's handler.
+  /// Throws what the ranks have to do with the error, else the error. To be called in its handler.
   [[noreturn]] void explain(const CommError& error) {
     watch_->explain(place_, error.what());
     std::string late;
@@ -67,7 +67,8 @@ class AwaitedWait {
   }
 
  private:
-  /// The same on all ranks that have come to it. The name tells the ranks, which the path does not.
+  /// Returns the key of a note about this collective, the same on all ranks that have come to it. The name tells the ranks,
+  /// which the path does not.
   std::string key(const char* what) const {
     return fmt::format("awaited/{}{}/{}/{}", what, place_.path(), group_.name(), number_);
   }
@@ -96,7 +97,7 @@ class AwaitedWait {
     log().warn(text);
   }
 
-  /// By its last note, if that answers this alarm or a later one.
+  /// Says what a rank does by its last note, if that answers this alarm or a later one.
   std::string what_does(int rank, const std::string& newest_alarm) {
     const auto note = board_.read(awaited_notes::of_rank(rank)).value_or("\n");
     const auto end = note.find('\n');

@@ -17,11 +17,13 @@ class GroupPlace {
  public:
   explicit GroupPlace(std::string path = "") : path_(std::move(path)) {}
 
-  /// By what names and in which order it was split from the world: other groups have other ones. The same on all its
-  /// ranks, and on the ranks of groups that were made beside it, such as the rows of a mesh. "" for the world itself.
+  /// Tells by what names and in which order the group was split from the world: other groups have other paths. It is the same
+  /// on all ranks of the group, and on the ranks of groups that were made beside it, such as the rows of a mesh. "" for the
+  /// world itself.
   const std::string& path() const { return path_; }
 
-  /// Of the group of these ranks that is split off now. Called by its members alone, not thread-safe, as `split` is.
+  /// Returns the place of the group of these ranks that is split off now. Called by its members alone, not thread-safe, as
+  /// `split` is.
   std::shared_ptr<GroupPlace> below(const std::string& name, const std::vector<int>& world_ranks);
 
   OneThread& threads() { return threads_; }
@@ -34,11 +36,11 @@ class GroupPlace {
   AwaitedLog awaited_;
 };
 
-/// `threads().enter` has found `conflict` on the group: fails it, and whatever of this rank uses it, on all ranks. Throws
+/// Fails the group on which `threads().enter` has found `conflict`, and whatever of this rank uses it, on all ranks. Throws
 /// ScheduleError, which says so.
 [[noreturn]] void refuse_two_threads(Communicator& group, const std::string& conflict);
 
-/// Null where the communicator reaches no board of a world (notice_board.hpp).
+/// Returns the communicator's place; null where it reaches no board of a world (notice_board.hpp).
 std::shared_ptr<GroupPlace> place_of(Communicator& group);
 
 }  // namespace fsdp

@@ -18,15 +18,16 @@ class NoticeBoard;
 /// Somebody who watches over what a part of this rank's program launches: a root's watch.
 class WatchedHost {
  public:
-  /// "all_gather of blocks.3"; "": it is in no collective. Any thread.
+  /// Says what the host waits for: "all_gather of blocks.3"; "": it is in no collective. Any thread.
   virtual std::string waits_for() const = 0;
-  /// Where in the program the host is; "": unknown. Any thread.
+  /// Says where in the program the host is; "": unknown. Any thread.
   virtual std::string whereabouts() const = 0;
-  /// It launches collectives on that communicator.
+  /// True if it launches collectives on that communicator.
   virtual bool uses(const GroupPlace& group) const = 0;
   /// A collective on such a communicator has failed, with this error: throws ScheduleError if the ranks disagree.
   virtual void explain(std::string_view error) = 0;
-  /// What this rank does cannot go on: all of its ranks throw ScheduleError with this text where they communicate next.
+  /// Makes all ranks of the root throw ScheduleError with this text where they communicate next, as what this rank does cannot
+  /// go on.
   virtual void refuse(const std::string& why) noexcept = 0;
 
  protected:
@@ -39,7 +40,7 @@ class RankWatch {
   using Clock = std::chrono::steady_clock;
   struct Times {
     std::chrono::milliseconds late_after, alarm_after;
-    /// A rank looks so often whether another one asks.
+    /// Returns how often a rank looks whether another one asks.
     std::chrono::milliseconds between_looks() const;
   };
   /// A collective that the host waits for outside of any group of parameters.
@@ -53,26 +54,26 @@ class RankWatch {
   void add(std::weak_ptr<WatchedHost> host, Times times);
   void begin(const Awaited& call);
   void end(const Awaited& call);
-  /// The shortest of the hosts' times; else those that follow from the ranks' timeout.
+  /// Returns the shortest of the hosts' times; else those that follow from the ranks' timeout.
   Times times(std::chrono::milliseconds timeout) const;
 
   // --- what the others are told
   void add(std::weak_ptr<NoticeBoard> board);
-  /// All that it waits for, or where it is otherwise.
+  /// Says all that the rank waits for, or where it is otherwise.
   std::string what_it_does() const;
-  /// Only what it waits for outside of groups.
+  /// Says only what it waits for outside of groups.
   std::string awaits() const;
-  /// If it is time: looks whether another rank has asked since, and says what this one waits for.
+  /// Looks, if it is time, whether another rank has asked since, and says what this one waits for.
   void answer(Clock::time_point now);
 
   // --- what ends all
-  /// The ranks disagree, and the groups of some root are failed with this text.
+  /// Notes that the ranks disagree, and that the groups of some root are failed with this text.
   void note_verdict(const std::string& text);
-  /// The verdict that an error repeats.
+  /// Returns the verdict that an error repeats.
   std::optional<std::string> verdict_in(std::string_view error) const;
-  /// A collective on that communicator has failed outside of groups: throws ScheduleError if the ranks disagree.
+  /// Throws ScheduleError if the ranks disagree, when a collective on that communicator has failed outside of groups.
   void explain(const GroupPlace& group, std::string_view error) const;
-  /// As WatchedHost::refuse, for all that use the communicator.
+  /// Calls WatchedHost::refuse of all hosts that use the communicator.
   void refuse(const GroupPlace& group, const std::string& why) const;
 
  private:
