@@ -30,7 +30,7 @@ int checked_dim(const DeviceMesh& mesh, int dim) {
   return dim;
 }
 
-/// Of `lists`, the one with this rank; the first if this rank is not a member.
+/// Returns the list that has this rank; the first if this rank is not a member.
 std::vector<int> own_list(const State& state, std::vector<std::vector<int>> lists) {
   if (state.coordinates.empty()) return std::move(lists.front());
   const std::vector<int64_t> steps = row_major_steps(state.shape);

@@ -37,8 +37,8 @@ struct MeshInfo {
   /// 1 where nothing is replicated.
   int replicate_size() const { return replicate_group ? replicate_group->size() : 1; }
   int replicate_rank() const { return replicate_group ? replicate_group->rank() : 0; }
-  /// The group that knows this rank in the world that it was split from: where nothing is sharded, only the
-  /// replicate group does.
+  /// Returns the group that knows this rank in the world that it was split from: where nothing is sharded, only the replicate
+  /// group does.
   Communicator& group_in_world() const {
     return shard_size() == 1 && replicate_group ? *replicate_group : *shard_group;
   }
@@ -55,9 +55,9 @@ struct MeshInfo {
 /// this rank is not a member.
 MeshInfo make_mesh_info(const DeviceMesh& mesh, MeshUse use);
 
-/// The same where names say which dimensions of a mesh of any number shard and which replicate. A collective
-/// call over the mesh's world where several names make one dimension, the first time.
-/// Throws UsageError, naming the mesh's dimensions, for names that are unknown or repeated, or none.
+/// Makes a mesh info where names say which dimensions of a mesh of any number shard and which replicate. A collective call over
+/// the mesh's world where several names make one dimension, the first time. Throws UsageError, naming the mesh's dimensions,
+/// for names that are unknown or repeated, or none.
 MeshInfo make_mesh_info(const DeviceMesh& mesh, const DataParallelMeshDims& dims);
 
 /// Replicates over all the data-parallel ranks of `info`. A collective call over the mesh's world where both
@@ -78,7 +78,7 @@ struct ReshardPlan {
   bool operator==(const ReshardPlan&) const = default;
 };
 
-/// The plan for groups of `ranks` ranks. 1 warns once and means false; the shard size means true.
+/// Makes the plan for groups of `ranks` ranks. 1 warns once and means false; the shard size means true.
 ///
 /// A collective call over the shard group where it needs groups: all its ranks create all of them
 /// in one fixed order. The same request on the same mesh (or one derived from it) reuses them.

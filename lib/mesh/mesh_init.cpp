@@ -60,7 +60,7 @@ void check_shape(const std::vector<int64_t>& shape, size_t rank_count, std::stri
           shape_text(shape), positions, of_what, rank_count);
 }
 
-/// Where `rank` is; empty if it is not a member.
+/// Returns the coordinates of `rank`; empty if it is not a member.
 std::vector<int64_t> coordinates_of(const State& state, int rank) {
   const auto found = std::find(state.ranks.begin(), state.ranks.end(), rank);
   if (found == state.ranks.end()) return {};

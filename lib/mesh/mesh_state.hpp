@@ -47,7 +47,7 @@ struct DeviceMesh::State {
   std::vector<int> root_dims;  // which dimension of the root each dimension is
 };
 
-/// For the files of this layer.
+/// Gives the files of this layer a mesh's state.
 struct DeviceMesh::Access {
   using State = DeviceMesh::State;
   /// Throws UsageError for an undefined mesh.

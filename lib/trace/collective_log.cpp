@@ -40,7 +40,8 @@ void CollectiveLog::count_between(std::shared_ptr<GroupPlace> group) {
   if (counted_) counted_before_ = counted_->awaited().count();
 }
 
-/// For the entry that is about to be noted. There is a group to count of.
+/// Returns how many collectives were awaited between the last entry and the one that is about to be noted. There is a group to
+/// count of.
 uint64_t CollectiveLog::take_between() {
   const uint64_t count = counted_->awaited().count();
   const uint64_t between = count - std::exchange(counted_before_, count);

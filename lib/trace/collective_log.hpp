@@ -51,7 +51,8 @@ class CollectiveLog {
     bool operator==(const Position&) const = default;
   };
 
-  /// What a group is called. Before its first entry; ids of a root are few and dense.
+  /// True if it is known what the group is called: `introduce` says it, before the group's first entry. Ids of a root are few
+  /// and dense.
   bool knows(int group) const {
     return static_cast<size_t>(group) < subjects_.size() &&
            !subjects_[static_cast<size_t>(group)].name.empty();
@@ -60,16 +61,16 @@ class CollectiveLog {
 
   std::string name_of_group(int group) const;
 
-  /// All ranks of this log make the collectives that this group awaits: how many came between two entries is a part of it.
+  /// Counts the collectives that this group awaits, which all ranks of this log make: how many came between two entries is a
+  /// part of the log.
   void count_between(std::shared_ptr<GroupPlace> group);
 
   void note(const CollectiveEntry& entry);
   Position position() const;
 
-  /// A step is over, and with it all that came since the last one. True if none of the last few steps
-  /// had the same collectives.
+  /// Ends a step, and with it all that came since the last one. True if none of the last few steps had the same collectives.
   bool end_step();
-  /// The step is given up: it is like no other.
+  /// Gives the step up: it is like no other.
   void abandon_step();
 
   struct Described {
@@ -82,7 +83,7 @@ class CollectiveLog {
     std::vector<Described> entries = {};
     AwaitedLog::State between = {};  ///< what has been awaited since the last of them
   };
-  /// The last entries, at most kKept.
+  /// Returns the last entries, at most kKept.
   Window window() const;
 
  private:

@@ -41,9 +41,8 @@ struct FirstValuesOfGroup {
   std::vector<int64_t> versions;  ///< of the sharded parameters, now
 };
 
-/// Is told all that a root does and decides nothing: it keeps a log of the collectives, has it compared with the other
-/// ranks' (DesyncWatch), shows ranges to a profiler, and records a timeline. Where nobody asks for the last two they
-/// cost a test each.
+/// Follows all that a root does and decides nothing: it keeps a log of the collectives, has it compared with the other ranks'
+/// (DesyncWatch), shows ranges to a profiler, and records a timeline. Where nobody asks for the last two they cost a test each.
 ///
 /// Not thread-safe: the root's lock guards it.
 class CollectiveTrace {
@@ -62,33 +61,33 @@ class CollectiveTrace {
   auto launch(const CollectiveCall& call, Start&& start);
   /// Waits for the collective, if there is one, as the host does; throws as `launch` does.
   void wait(Operation operation, const GroupIdentity& group, const std::shared_ptr<Work>& work);
-  /// What the collective launched last moves, where only the launch could tell.
+  /// Notes how many bytes the collective launched last moves, where only the launch could tell.
   void note_bytes(int64_t bytes) {
     if (recorder_) recorder_->set_bytes(bytes);
   }
-  /// A collective beside those launched here has failed: throws what ranks that part, or do not answer, have to do with
-  /// it, else `error`. In its handler.
+  /// Throws what ranks that part, or do not answer, have to do with the failure of a collective beside those launched here,
+  /// else `error`. To be called in its handler.
   [[noreturn]] void explain(const CommError& error);
-  /// Nobody will wait for it.
+  /// Notes that nobody will wait for the collective.
   void note_given_up(Operation operation, const GroupIdentity& group);
 
-  /// What this rank began with is compared with the others' when the first step is over.
+  /// Keeps what this rank began with, which is compared with the others' when the first step is over.
   void note_first_values(std::vector<FirstValuesOfGroup> all);
   enum class Phase { kForward, kBackward };
   void begin_phase(Phase phase);
   void end_step();
   void abandon_step();
-  /// From now on operators use this group; null: none.
+  /// Notes that operators use this group from now on; null: none.
   void note_use(const GroupIdentity* group) {
     if (recorder_) [[unlikely]]
       show_use(group);
   }
 
-  /// Looks whether anybody listens to ranges. Where the root is entered: the question costs 140
-  /// instructions, and a group has a dozen ranges a step.
+  /// Looks whether anybody listens to ranges. To be called where the root is entered: the question costs 140 instructions, and
+  /// a group has a dozen ranges a step.
   void look_for_listener() { has_listener_ = recorder_ != nullptr || at::hasCallbacks(); }
   bool has_listener() const { return has_listener_; }
-  /// Null: nobody wants a timeline.
+  /// Returns the timeline's recorder; null: nobody wants a timeline.
   TimelineRecorder* recorder() { return recorder_.get(); }
 
   /// Throws StateError once the root has communicated.
@@ -119,8 +118,8 @@ class CollectiveTrace {
   StepMeter& meter_;
 };
 
-/// Something that a root does for one of its modules, named as FSDP2 does: "FSDP::all_gather (blocks.3)".
-/// A profiler shows it, and the timeline.
+/// Shows a profiler, and the timeline, something that a root does for one of its modules, named as FSDP2 does:
+/// "FSDP::all_gather (blocks.3)".
 class Range {
  public:
   Range(CollectiveTrace& trace, const char* what, const GroupIdentity& group) {
@@ -156,7 +155,7 @@ class CollectiveTrace::InCollective {
   InCollective(const InCollective&) = delete;
   InCollective& operator=(const InCollective&) = delete;
 
-  /// From now on this thread is in the communicator. Throws ScheduleError where another one is.
+  /// Notes that this thread is in the communicator from now on. Throws ScheduleError where another one is.
   void enter(const GroupChannels::Channel& channel, Operation operation, const GroupIdentity& group) {
     if (channel.place) thread_.emplace(*channel.comm, channel.place, OneThread::Use{names_of(operation).plain, group.name});
   }

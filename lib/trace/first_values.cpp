@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kElements = 16;
 
-/// Of `count` elements that lie one after another.
+/// Hashes `count` elements that lie one after another.
 uint32_t hash_of_elements(const char* elements, int64_t count, size_t itemsize) {
   uint64_t hash = static_cast<uint64_t>(count);
   for (int64_t i = 0; i < count; ++i)

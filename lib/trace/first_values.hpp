@@ -15,13 +15,13 @@ namespace fsdp {
 /// others train a mosaic, which no collective shows. So they compare these, once.
 class FirstValues {
  public:
-  /// One for each parameter, in their order. whole: undefined where nothing is to be compared (it
-  /// was on meta, or its values come from elsewhere). What is not on the host stays where it is
-  /// until `hashes_of`. version: of the sharded parameter.
+  /// Adds a parameter; to be called for each, in their order. whole: undefined where nothing is to be compared (it was on meta,
+  /// or its values come from elsewhere). What is not on the host stays where it is until `hashes_of`. version: of the sharded
+  /// parameter.
   void add(const at::Tensor& whole, int64_t version);
 
-  /// For each parameter of each; nullopt where there is none to compare. Waits for devices, once
-  /// for all of them.
+  /// Returns a hash for each parameter of each of `all`; nullopt where there is none to compare. Waits for devices, once for
+  /// all of them.
   static std::vector<std::vector<std::optional<uint32_t>>> hashes_of(
       std::span<const FirstValues* const> all);
   int64_t version(size_t param) const { return samples_[param].version; }
@@ -45,10 +45,10 @@ struct Beginning {
   int next_beside = -1, next_replica = -1;
 };
 
-/// What one rank leaves for the others.
+/// Writes what one rank leaves for the others.
 std::string encode(std::span<const Beginning> beginnings);
-/// The name of the first parameter of `own` that `note`, of another rank, has another hash of;
-/// nullopt if there is none.
+/// Returns the name of the first parameter of `own` that `note`, of another rank, has another hash of; nullopt if there is
+/// none.
 std::optional<std::string> find_other_values(const Beginning& own, const std::string& note);
 
 }  // namespace fsdp

@@ -11,7 +11,7 @@
 
 namespace fsdp {
 
-/// On which communicator a group has launched an operation last: that is where it waits, too. Not thread-safe.
+/// Knows on which communicator a group has launched an operation last: that is where it waits, too. Not thread-safe.
 class GroupChannels {
  public:
   struct Channel {
@@ -19,7 +19,7 @@ class GroupChannels {
     std::shared_ptr<GroupPlace> place = nullptr;  ///< null: none is kept for it
   };
 
-  /// The group is about to launch the operation on `comm`.
+  /// Notes that the group is about to launch the operation on `comm`.
   const Channel& launches(Operation operation, const GroupIdentity& group, Communicator& comm) {
     const auto id = static_cast<size_t>(group.id);
     if (id >= channels_.size()) [[unlikely]]
@@ -29,7 +29,7 @@ class GroupChannels {
       channel = {&comm, place_of(comm)};
     return channel;
   }
-  /// Null: it has launched nothing yet.
+  /// Returns where the group has launched the operation; null: it has launched nothing yet.
   const Channel* of(Operation operation, const GroupIdentity& group) const {
     const auto id = static_cast<size_t>(group.id);
     return id < channels_.size() ? &channels_[id][static_cast<size_t>(operation)] : nullptr;

@@ -12,7 +12,7 @@ namespace fsdp {
 
 namespace {
 
-/// Of a range that was pushed.
+/// Marks a range that was pushed.
 struct PushedRange : at::ObserverContext {};
 
 std::unique_ptr<at::ObserverContext> push_range(const at::RecordFunction& function) {

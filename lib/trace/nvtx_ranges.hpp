@@ -18,7 +18,7 @@ class NvtxRanges {
   at::CallbackHandle handle_;
 };
 
-/// FSDP_NVTX: once, and until the process ends. A warning where there is no NVTX.
+/// Shows ranges to NVTX if FSDP_NVTX asks for it: once, and until the process ends. Warns where there is no NVTX.
 void show_ranges_to_nvtx_where_asked();
 
 }  // namespace fsdp

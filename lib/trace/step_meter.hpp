@@ -9,12 +9,12 @@
 
 namespace fsdp {
 
-/// How much a root's steps communicate, and how many bytes of unsharded parameters live at a time.
+/// Counts how much a root's steps communicate, and how many bytes of unsharded parameters live at a time.
 class StepMeter {
  public:
-  /// Since the root was made. Whoever communicates adds to it.
+  /// Returns the counts since the root was made. Whoever communicates adds to them.
   StepStatistics& total() { return total_; }
-  /// Of the last step that came to its end.
+  /// Returns the counts of the last step that came to its end.
   const StepStatistics& last_step() const { return last_step_; }
 
   void add_unsharded(int64_t bytes) {
@@ -27,16 +27,16 @@ class StepMeter {
     unsharded_bytes_ -= bytes;
     show();
   }
-  /// Gradients that a reduction holds; less than 0: does not any more.
+  /// Adds bytes of packed gradients that a reduction holds; less than 0: it does not hold them any more.
   void add_packed(int64_t bytes) {
     packed_bytes_ += bytes;
     show();
   }
-  /// The host has waited for a collective: where those run on a stream, as long as it takes to let another stream wait.
+  /// Adds a wait of the host for a collective: where those run on a stream, as long as it takes to let another stream wait.
   void add_wait(int64_t ns) { step_wait_ns_ += ns; }
-  /// In the step that has begun last.
+  /// Returns how long the host has waited in the step that has begun last.
   int64_t step_wait_ns() const { return step_wait_ns_; }
-  /// Who writes down what is held; null: nobody.
+  /// Sets who writes down what is held; null: nobody.
   void set_recorder(TimelineRecorder* recorder) {
     recorder_ = recorder;
     show();
@@ -61,7 +61,7 @@ class StepMeter {
   TimelineRecorder* recorder_ = nullptr;
 };
 
-/// The packed gradients of one reduction, as long as it holds them.
+/// Counts the packed gradients of one reduction, as long as it holds them.
 class PackedBytes {
  public:
   PackedBytes() = default;

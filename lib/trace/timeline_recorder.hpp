@@ -17,7 +17,7 @@ class TimelineRecorder {
  public:
   TimelineRecorder(int rank, size_t max_events);
 
-  /// The phase under way, and what is open in it, ends here. "forward", "backward" or "between steps".
+  /// Begins a phase: "forward", "backward" or "between steps". The phase under way, and what is open in it, ends here.
   void begin_phase(const char* name);
   /// Operators use the group from here on, until the next call or the end of the phase.
   void begin_use(const std::string& group);
@@ -26,17 +26,16 @@ class TimelineRecorder {
   void begin_slice(std::string name);
   void end_slice();
 
-  /// One collective from its launch on, until the host has waited for the first that is open with the
-  /// same operation and subject.
+  /// Begins one collective, which ends when the host has waited for the first that is open with the same operation and subject.
   void begin_collective(TimelineEvent collective);
-  /// Of the one that was launched last.
+  /// Sets the bytes of the collective that was launched last.
   void set_bytes(int64_t bytes);
   void end_collective(const char* operation, const std::string& subject, bool is_given_up);
 
-  /// What is held from now on.
+  /// Writes down the bytes that are held from now on.
   void count_bytes(int64_t unsharded, int64_t packed);
 
-  /// All that was recorded; what is still open ends now.
+  /// Returns all that was recorded; what is still open ends now.
   Timeline take();
 
  private:

@@ -20,7 +20,7 @@ class DesyncBoard {
  public:
   /// Peers that are asked at a time: all of them in a small world, and never so many that a large one drowns the store.
   static constexpr size_t kPeersAtATime = 8;
-  /// Between two looks for what a peer has not posted yet, which come more and more seldom.
+  /// The longest pause between two looks for what a peer has not posted yet, which come more and more seldom.
   static constexpr std::chrono::milliseconds kLongestPause{1000};
 
   /// prefix: this root's own, the same on all its ranks. ranks: of the world, `rank` among them.
@@ -35,7 +35,7 @@ class DesyncBoard {
   const std::vector<int>& ranks() const { return ranks_; }
   std::chrono::milliseconds timeout() const { return board_->timeout(); }
   std::shared_ptr<RankWatch> rank_watch() const { return board_->rank_watch(rank_); }
-  /// The `count` other ranks that follow this one from the `from`-th on, in a ring; fewer if there are.
+  /// Returns the `count` other ranks that follow this one from the `from`-th on, in a ring; fewer if there are.
   std::vector<int> peers(size_t from, size_t count) const;
 
   // --- a track of hashes, one for each number, which the ranks compare
@@ -54,7 +54,7 @@ class DesyncBoard {
   // --- whole reports, where something may be wrong
   void post(const RankReport& report);
   std::optional<RankReport> report_of(int rank);
-  /// All that are there, `own` among them.
+  /// Returns all reports that are there, `own` among them.
   std::vector<RankReport> reports(const RankReport& own);
 
   /// Asks all ranks to post their reports. Each alarm has a text of its own.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kShown = 10;
 
-/// In one line, whatever a module is called.
+/// Puts a text in one line, whatever a module is called.
 std::string one_line(std::string text) {
   std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, ' ');
   return text;

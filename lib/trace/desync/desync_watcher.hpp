@@ -47,15 +47,15 @@ class DesyncWatcher final : public WatchedHost {
     if (verdict_.is_given()) [[unlikely]]
       throw_verdict();
   }
-  /// To be failed with the verdict.
+  /// Adds a communicator that is to be failed with the verdict.
   void add(Communicator& group) { verdict_.add(group); }
   /// The host is about to launch, or to wait for, a collective of the group; and it is not any more.
   void enter(Operation operation, int group) { activity_.enter(operation, group); }
   void leave() { activity_.leave(); }
   void set_in_step(bool value) { activity_.set_in_step(value); }
-  /// The step that has ended there had a sequence of collectives of its own.
+  /// Lets the other thread compare the step that has ended there, which had a sequence of collectives of its own.
   void compare_step(CollectiveLog::Position end) { mailbox_.post_step(end); }
-  /// What this rank began with, which is the others' business too. Once.
+  /// Lets the other thread compare what this rank began with, which is the others' business too. To be called once.
   void compare_beginnings(std::vector<Beginning> beginnings) { mailbox_.post_beginnings(std::move(beginnings)); }
   /// Waits until all ranks have come to the last entry before `position`, and throws CommError if it is not theirs.
   void compare_last_entry(CollectiveLog::Position position) {

@@ -41,11 +41,11 @@ class HostActivity {
     Whereabouts place = Whereabouts::kOutside;
   };
   Snapshot snapshot() const;
-  /// "all_gather of blocks.3"; "": the host is in no collective of the root's groups.
+  /// Says what the host waits for: "all_gather of blocks.3"; "": it is in no collective of the root's groups.
   std::string waits_for() const;
-  /// Where in the program the thread is that made this; "": unknown. May wait for that thread.
+  /// Says where in the program the thread is that made this; "": unknown. May wait for that thread.
   std::string whereabouts() const { return fsdp::whereabouts(thread_); }
-  /// What the other ranks are told.
+  /// Returns what the other ranks are told.
   RankReport report() const;
 
  private:

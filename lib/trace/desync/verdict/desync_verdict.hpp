@@ -12,21 +12,21 @@
 
 namespace fsdp {
 
-/// That the ranks disagree, once this rank knows it, and the communicators that are failed with it, which wakes whoever
-/// waits in them.
+/// Holds the verdict that the ranks disagree, once this rank knows it, and the communicators that are failed with it, which
+/// wakes whoever waits in them.
 ///
 /// add: one thread. The others: any thread.
 class DesyncVerdict {
  public:
   bool is_given() const { return failure_.is_set(); }
-  /// What the ranks disagree about. Only where it is given.
+  /// Returns what the ranks disagree about. To be called only where it is given.
   const Verdict& get() const { return given_; }
 
-  /// To be failed with it. Known ones are passed over.
+  /// Adds a communicator that is to be failed with it. Known ones are passed over.
   void add(Communicator& group);
-  /// True if one of them is that one.
+  /// True if one of the communicators is that group's.
   bool uses(const GroupPlace& group) const;
-  /// The first one stays.
+  /// Gives the verdict, and fails the communicators with it. The first verdict stays.
   void give(const Verdict& verdict);
 
  private:

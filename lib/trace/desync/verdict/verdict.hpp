@@ -11,9 +11,9 @@ struct Verdict {
   std::string text;
   ScheduleDifference difference = {};
 
-  /// In one text, for the board.
+  /// Writes the verdict as one text, for the board.
   std::string encode() const;
-  /// A text that `encode` did not make is the verdict's own.
+  /// Reads a verdict from its text. A text that `encode` did not make is the verdict's own.
   static Verdict decode(const std::string& encoded);
 };
 
