@@ -34,7 +34,8 @@ class DTensorSpec {
   /// placements: normalised. strides: of the whole, dense. name: of a parameter, for what collectives are called.
   DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std::vector<int64_t> sizes, std::vector<int64_t> strides,
               std::string name = "");
-  /// In a flat layout: `group`, a group of the mesh, cuts the elements as they lie in memory, and pieces are 1-D.
+  /// Makes the spec of a flat layout: `group`, a group of the mesh, cuts the elements as they lie in memory, and pieces are
+  /// 1-D.
   DTensorSpec(DeviceMesh mesh, ShardLayout layout, std::shared_ptr<Communicator> group, std::string name);
   const DeviceMesh& mesh() const { return mesh_; }
   /// One for each mesh dimension; of a flat layout, which is none, Replicate.
@@ -44,24 +45,24 @@ class DTensorSpec {
   const std::vector<int64_t>& sizes() const { return sizes_; }
   const std::vector<int64_t>& strides() const { return strides_; }
   const std::string& name() const { return name_; }
-  /// The one thing that may change: modules find out late what they are called.
+  /// Changes the name, the one thing that may change: modules find out late what they are called.
   void rename(std::string name) const;
   /// What an error says to whoever asks for the memory of a tensor that is spread so.
   const std::string& memory_error() const { return memory_error_; }
   int64_t ndim() const { return static_cast<int64_t>(sizes_.size()); }
   int64_t numel() const { return numel_; }
-  /// This rank's.
+  /// Returns this rank's piece.
   const LocalPiece& piece() const { return piece_; }
 
   bool has_partial() const { return has_partial_; }
   /// Every rank holds all elements, and none a summand.
   bool is_replicated() const { return !has_partial_ && !is_flat() && std::ranges::find(cut_dims_, true) == cut_dims_.end(); }
-  /// Of a 0-dim tensor: dimension 0.
+  /// True if the dimension is cut, as every one is in a flat layout. A 0-dim tensor has dimension 0 here.
   bool is_cut(int64_t dim) const { return is_flat() || cut_dims_[static_cast<size_t>(dim)]; }
-  /// The groups of several ranks that hold different indices of any of these dimensions, those of the last mesh dimension
-  /// first.
+  /// Returns the groups of several ranks that hold different indices of any of these dimensions, those of the last mesh
+  /// dimension first.
   std::vector<std::shared_ptr<Communicator>> groups_cutting(c10::IntArrayRef dims) const;
-  /// Equal sizes and placements on one mesh: ranks hold the same elements of both.
+  /// True for equal sizes and placements on one mesh: ranks hold the same elements of both.
   bool is_placed_as(const DTensorSpec& other) const { return this == &other || is_equal(other); }
 
  private:
@@ -79,20 +80,21 @@ class DTensorSpec {
   std::optional<Flat> flat_;
 };
 
-/// The same mesh and name, another tensor. Row-major unless strides are given.
+/// Makes the spec of another tensor on the mesh of `like`, with its name. Row-major unless strides are given.
 DTensorSpec::Ptr spec_like(const DTensorSpec& like, std::vector<int64_t> sizes, std::vector<Placement> placements,
                            at::OptionalIntArrayRef strides = {});
-/// Of a piece, as DTensor::from_local has it. Throws UsageError, beginning with `subject`.
+/// Makes the spec of the tensor of which this rank has the piece `local`, as DTensor::from_local says. Throws UsageError,
+/// beginning with `subject`.
 DTensorSpec::Ptr spec_of_local(const at::Tensor& local, DeviceMesh mesh, std::vector<Placement> placements,
                                at::OptionalIntArrayRef sizes, at::OptionalIntArrayRef strides, std::string_view subject);
 
-/// Replicate for each mesh dimension: how the full tensor is placed.
+/// Returns Replicate for each mesh dimension: how the full tensor is placed.
 std::vector<Placement> replicated_everywhere(const DTensorSpec& spec);
-/// The way from these placements to others.
+/// Returns the way from these placements to others.
 Redistribution way_to(const DTensorSpec& spec, std::vector<Placement> placements, std::string_view operation);
-/// This rank's piece of a tensor of these sizes, which all ranks hold; may share its memory.
+/// Returns this rank's piece of `whole`, a tensor of the spec's sizes that all ranks hold; may share its memory.
 at::Tensor part_of(const DTensorSpec& spec, const at::Tensor& whole);
-/// The same in memory of its own, laid out as the whole is.
+/// Returns this rank's piece of `whole` in memory of its own, laid out as the whole is.
 at::Tensor copy_part_of(const DTensorSpec& spec, const at::Tensor& whole);
 
 }  // namespace fsdp

@@ -27,21 +27,21 @@ void append(std::vector<ElementRange>& ranges, ElementRange next);
 
 IndexRanges all_indices(int64_t size);
 int64_t count(const IndexRanges& ranges);
-/// Of the indices that `ranges` hold, one after another, those at positions [begin, end).
+/// Returns the indices at positions [begin, end) of those that `ranges` hold, one after another.
 IndexRanges at_positions(const IndexRanges& ranges, int64_t begin, int64_t end);
 
-/// The `index`-th of `chunks` chunks of ceil(count / chunks) indices each, of which trailing ones may be
-/// short or empty.
+/// Returns the `index`-th of `chunks` chunks of ceil(count / chunks) indices each, of which trailing ones may be short or
+/// empty.
 IndexRanges chunk(const IndexRanges& ranges, int64_t chunks, int64_t index);
-/// The `index`-th of `chunks` chunks of each of `stripes` chunks.
+/// Returns the `index`-th of `chunks` chunks of each of `stripes` chunks.
 IndexRanges striped_chunk(const IndexRanges& ranges, int64_t stripes, int64_t chunks, int64_t index);
 
-/// Ranges in any order, which do not overlap.
+/// Puts ranges in order and joins adjacent ones. They come in any order, and do not overlap.
 IndexRanges joined(std::vector<IndexRange> ranges);
 IndexRanges intersection(const IndexRanges& a, const IndexRanges& b);
 bool contains(const IndexRanges& all, const IndexRanges& part);
 
-/// Where the indices that both hold are in each of them.
+/// Finds where the indices that both hold are in each of them.
 std::vector<IndexRun> common_runs(const IndexRanges& first, const IndexRanges& second);
 
 }  // namespace fsdp

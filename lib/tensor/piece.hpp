@@ -16,17 +16,17 @@ struct TensorPiece {
 
 std::vector<int64_t> sizes_of(const std::vector<IndexRanges>& indices);
 
-/// New memory with the values of uninitialised elements, row-major.
+/// Makes a piece in new memory, not initialised, row-major.
 TensorPiece empty_piece(std::vector<IndexRanges> indices, const at::TensorOptions& options);
 
 /// Copies the elements that both have.
 void copy_common(const TensorPiece& to, const TensorPiece& from);
 
-/// Those elements of `piece` that `indices` name too: a view where they are one box of it, else a copy.
-/// indices: all of them held by `piece`.
+/// Returns those elements of `piece` that `indices` name: a view where they are one box of it, else a copy. indices: all of
+/// them held by `piece`.
 TensorPiece cut(const TensorPiece& piece, const std::vector<IndexRanges>& indices);
 
-/// Strides for `sizes` without gaps, with the dimensions in the order that `strides` has.
+/// Returns strides for `sizes` without gaps, with the dimensions in the order that `strides` has.
 std::vector<int64_t> dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 }  // namespace fsdp

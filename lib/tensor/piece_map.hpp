@@ -14,8 +14,8 @@ namespace fsdp {
 /// Some dimensions of a mesh.
 using MeshDims = std::bitset<64>;
 
-/// Which indices of each tensor dimension which rank of a mesh holds. A rank's piece is the product of its
-/// indices in all dimensions, which keep their order. A 0-dim tensor counts as one of size 1.
+/// Knows which indices of each tensor dimension which rank of a mesh holds. A rank's piece is the product of its indices in all
+/// dimensions, which keep their order. A 0-dim tensor counts as one of size 1.
 ///
 /// Note [Order of cuts]
 /// Placements act left to right, but for a StridedShard: it is cut after the mesh dimensions to its
@@ -29,15 +29,15 @@ class PieceMap {
   PieceMap(c10::IntArrayRef sizes, std::vector<int64_t> mesh_shape,
            const std::vector<Placement>& placements);
 
-  /// Of the tensor, 1 for a 0-dim one.
+  /// Returns the number of the tensor's dimensions, 1 for a 0-dim one.
   int64_t ndim() const { return static_cast<int64_t>(sizes_.size()); }
   const std::vector<int64_t>& mesh_shape() const { return mesh_shape_; }
-  /// The mesh dimensions that cut tensor dimension `dim`.
+  /// Returns the mesh dimensions that cut tensor dimension `dim`.
   MeshDims cutting(int64_t dim) const;
 
-  /// What the rank at `coordinates` holds of `dim`.
+  /// Returns what the rank at `coordinates` holds of `dim`.
   IndexRanges indices(int64_t dim, const std::vector<int64_t>& coordinates) const;
-  /// What the ranks that differ from `coordinates` in mesh dimensions of `over` alone hold together.
+  /// Returns what the ranks that differ from `coordinates` in mesh dimensions of `over` alone hold together.
   IndexRanges united(int64_t dim, const std::vector<int64_t>& coordinates, MeshDims over) const;
 
  private:
@@ -70,9 +70,9 @@ void for_each_rank(std::vector<int64_t> coordinates, const std::vector<int64_t>&
   }
 }
 
-/// The tensor dimension that a Shard or StridedShard cuts; none for others.
+/// Returns the tensor dimension that a Shard or StridedShard cuts; none for others.
 std::optional<int64_t> sharded_dim(const Placement& placement);
-/// Of one that cuts a dimension: another one.
+/// Sets the dimension of a placement that cuts one.
 void set_sharded_dim(Placement& placement, int64_t dim);
 
 }  // namespace fsdp

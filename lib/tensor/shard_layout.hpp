@@ -26,20 +26,20 @@ using RowRange = ElementRange;
 /// chunks padded to c rows, put one after another, are the tensor followed by padding only.
 class ShardLayout {
  public:
-  /// A row-major tensor along dimension 0; one size alone is that of a 1-D tensor. Throws UsageError for a negative size or a
-  /// world size below 1.
+  /// Cuts a row-major tensor along dimension 0; one size alone is that of a 1-D tensor. Throws UsageError for a negative size
+  /// or a world size below 1.
   ShardLayout(c10::IntArrayRef sizes, int world_size);
-  /// Along `dim` (of a 0-dim tensor: 0). strides: dense, without gaps or overlaps.
+  /// Cuts a tensor along `dim` (of a 0-dim tensor: 0). strides: dense, without gaps or overlaps.
   ShardLayout(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t dim, int world_size);
-  /// Flat. ranges: by rank, adjacent, together all elements.
+  /// Makes a flat layout. ranges: by rank, adjacent, together all elements.
   static ShardLayout flat(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                           std::vector<RowRange> ranges);
 
-  /// Of the whole tensor, in memory.
+  /// Sizes and strides of the whole tensor, in memory.
   const std::vector<int64_t>& sizes() const { return sizes_; }
   const std::vector<int64_t>& strides() const { return strides_; }
   bool is_flat() const { return dim_ == kFlat; }
-  /// The one rank's piece is the tensor itself.
+  /// True for one rank, whose piece is the tensor itself.
   bool is_whole() const { return world_size_ == 1 && !is_flat(); }
   /// The dimension that is cut. Not for a flat layout.
   int64_t dim() const { return dim_; }
@@ -62,7 +62,7 @@ class ShardLayout {
   /// Its strides: dimensions in the whole tensor's order, without gaps.
   at::DimVector local_strides(int rank) const;
 
-  /// The same tensor cut alike: every rank holds the same, as it lies in memory.
+  /// True for the same tensor cut alike: every rank holds the same, as it lies in memory.
   bool operator==(const ShardLayout&) const = default;
 
  private:

@@ -21,15 +21,16 @@ struct TensorPart {
   std::vector<Placement> placements;   ///< on `mesh`: Shard and Replicate, normalised
   std::vector<int64_t> sizes, strides;  ///< of the whole
 
-  /// The local tensor is all of it.
+  /// True if the local tensor is all of the whole.
   bool is_whole() const;
-  /// On `whole_mesh`, for a local tensor placed so by data parallelism: strided where both cut one dimension.
+  /// Returns the placements on `whole_mesh` of a local tensor that data parallelism places so: strided where both cut one
+  /// dimension.
   std::vector<Placement> with(std::vector<Placement> data_parallel) const;
-  /// Elements of the local tensor, in row-major order, as elements of the whole.
+  /// Returns elements of the local tensor, in row-major order, as elements of the whole.
   std::vector<ElementRange> in_whole(const std::vector<ElementRange>& local) const;
-  /// How the whole is spread over `mesh`; the pieces are the local tensors.
+  /// Returns how the whole is spread over `mesh`; the pieces are the local tensors.
   DTensorSpec spec(std::string name) const;
-  /// The local tensor's elements of `whole`; may share its memory.
+  /// Returns the local tensor's elements of `whole`; may share its memory.
   at::Tensor part_of(const at::Tensor& whole) const;
 };
 
@@ -46,9 +47,9 @@ TensorPart make_tensor_part(const at::Tensor& local, DeviceMesh mesh, DeviceMesh
                             std::vector<Placement> placements, std::vector<int64_t> sizes,
                             std::string_view name);
 
-/// The groups of several ranks along which the part is cut.
+/// Returns the groups of several ranks along which the part is cut.
 std::vector<std::shared_ptr<Communicator>> cut_over(const TensorPart& part);
-/// Those of a mesh.
+/// Returns the groups of several ranks that a mesh has.
 std::vector<std::shared_ptr<Communicator>> groups_of(const DeviceMesh& mesh);
 
 }  // namespace fsdp

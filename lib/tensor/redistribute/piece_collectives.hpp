@@ -17,8 +17,8 @@ struct PieceGroup {
 // The ranks' pieces differ in one tensor dimension `dim` alone. All are collective calls outside
 // autograd; without elements they communicate nothing.
 
-/// `wanted`, of the pieces of all ranks; `of_rank[r]`: the indices of rank r's in `dim`. One
-/// all-gather of the pieces, each padded with zeros to the largest.
+/// Gathers `wanted` from the pieces of all ranks; `of_rank[r]`: the indices of rank r's in `dim`. One all-gather of the pieces,
+/// each padded with zeros to the largest.
 TensorPiece all_gather_pieces(const TensorPiece& own, int64_t dim, const std::vector<IndexRanges>& of_rank,
                               const std::vector<IndexRanges>& wanted, const PieceGroup& ranks);
 

@@ -18,17 +18,17 @@ struct Redistribution {
   std::string subject;  ///< of its collectives: "full_tensor (5, 2)"
 };
 
-/// This rank's new piece, outside autograd; `local` itself if no rank's piece changes. New pieces have their
-/// dimensions in memory in the order of the whole's. A collective call.
+/// Returns this rank's new piece, outside autograd; `local` itself if no rank's piece changes. New pieces have their dimensions
+/// in memory in the order of the whole's. A collective call.
 at::Tensor redistribute_piece(const at::Tensor& local, const Redistribution& way);
 
-/// Does so in autograd's record where that is on and `local` requires grad. `gradient`: how the new piece's
-/// gradient is placed, cut as `way.to` is; Replicate or Partial sum where that is not.
-/// `local`'s is placed as `default_gradient(way.from)`.
+/// Redistributes as `redistribute_piece` does, in autograd's record where it is on and `local` requires grad. `gradient`: how
+/// the new piece's gradient is placed, cut as `way.to` is; Replicate or Partial sum where that is not. `local`'s is placed as
+/// `default_gradient(way.from)`.
 at::Tensor redistribute_recorded(const at::Tensor& local, const Redistribution& way, const std::vector<Placement>& gradient);
 
-/// How gradients of a tensor with these placements are taken to be placed: the same, but replicated
-/// instead of Partial. What is added up passes the sum's gradient on to every summand.
+/// Returns how gradients of a tensor with these placements are taken to be placed: alike, but replicated instead of Partial.
+/// What is added up passes the sum's gradient on to every summand.
 std::vector<Placement> default_gradient(std::vector<Placement> placements);
 
 /// True if autograd would record what is done to `local` here.

@@ -15,8 +15,8 @@ struct RedistributionStep {
   bool operator==(const RedistributionStep&) const = default;
 };
 
-/// Which collectives take a tensor from some placements to others, and what every rank holds in between. It
-/// follows from the arguments alone, so that all ranks plan the same.
+/// Plans which collectives take a tensor from some placements to others, and what every rank holds in between. It follows from
+/// the arguments alone, so that all ranks plan the same.
 ///
 /// Note [Pieces between steps]
 /// After some of the steps, a rank holds of what the placements gave to the ranks that it differs from in
