@@ -30,7 +30,8 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
   /// A view of `viewed` that shows elements of `base`. value: without a piece it is a window.
   DTensorImpl(const DTensorImpl& viewed, at::Tensor base, DTensorValue value, const Geometry& geometry);
 
-  /// Keys are copied along with metadata (`plain.set_data(dtensor)`), so they alone prove nothing.
+  /// Returns the DTensor behind `impl`; null for any other tensor. Keys are copied along with metadata
+  /// (`plain.set_data(dtensor)`), so they alone prove nothing.
   static DTensorImpl* of(const c10::TensorImpl* impl) {
     return has_residency_key(impl) && typeid(*impl) == typeid(DTensorImpl)
                ? static_cast<DTensorImpl*>(const_cast<c10::TensorImpl*>(impl))
@@ -42,23 +43,24 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
   const DTensorSpec& spec() const { return *value_.spec; }
   const at::Tensor& local() const { return value_.local; }
   bool is_window() const { return !value_.local.defined() && !value_.partial; }
-  /// Of a view: whose elements it shows. Undefined: it is none.
+  /// Returns, for a view, the tensor whose elements it shows. Undefined: it is none.
   const at::Tensor& base() const { return base_; }
-  /// Everybody has its piece, cut by placements, and sums nothing up.
+  /// True if every rank has its piece, cut by placements, and no piece is a summand.
   bool has_piece() const { return value_.local.defined() && !value_.spec->has_partial(); }
 
-  /// The whole as an ordinary tensor of these sizes, outside autograd; may share memory with the piece. A collective call.
+  /// Returns the whole as an ordinary tensor of this tensor's sizes, outside autograd; may share memory with the piece. A
+  /// collective call.
   at::Tensor whole(std::string_view operation) const;
-  /// Before somebody works with its piece. What waits is read, and replicated from then on. `data()`, which counts its writes
-  /// by itself, has the other tensor's piece until then.
+  /// Makes the piece ready, before somebody works with it. What waits is read, and replicated from then on. `data()`, which
+  /// counts its writes by itself, has the other tensor's piece until then.
   void settle();
 
-  /// Of a parameter, whose memory is a group's: it is around this piece from now on, with its dtype and device, and what is
-  /// set (set_data, torch::load) is written to it.
+  /// Puts a parameter's DTensor around this piece from now on, with its dtype and device. The memory is a group's: what is set
+  /// (set_data, torch::load) is written to it.
   void follow(at::Tensor local, DTensorSpec::Ptr spec);
-  /// It is such a parameter.
+  /// True for such a parameter.
   bool keeps_memory() const { return keeps_memory_; }
-  /// After the spec got another name.
+  /// Takes over the new name, after the spec got another one.
   void renamed() { static_cast<WholeStorage*>(storage_.unsafeGetStorageImpl())->renamed(); }
 
   /// False, so that `contiguous()` is dispatched and gives an ordinary tensor: what printing and readers of memory go through.
@@ -66,9 +68,9 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version, bool may_change) const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool may_change) const override;
-  /// With the last strong reference: a weak one keeps the object, but must not keep what it is made of.
+  /// Lets go of what it is made of, with the last strong reference: a weak one keeps the object, but must not keep that.
   void release_resources() override;
-  /// set_data: of a DTensor as it is placed; of an ordinary tensor of the whole's sizes, this rank's part is cut.
+  /// Implements set_data: takes a DTensor as it is placed; of an ordinary tensor of the whole's sizes, takes this rank's part.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& from) override;
 
  private:
@@ -87,20 +89,20 @@ class DTensorImpl final : public c10::TensorImpl, public RecycledMemory<DTensorI
   bool counts_apart_ = false;  // and its piece does not yet
 };
 
-/// The result of an operator on pieces: placed by `spec`, whose local sizes it has.
+/// Makes the result of an operator on pieces: placed by `spec`, whose local sizes `local` has.
 at::Tensor make_dtensor(at::Tensor local, DTensorSpec::Ptr spec, WholeStorage::Message message = WholeStorage::Message::kNone);
-/// One that may stay: it has the full message and is listed for saves.
+/// Makes a DTensor that may stay: it has the full message and is listed for saves.
 at::Tensor make_copy(at::Tensor local, DTensorSpec::Ptr spec);
-/// storage: of exactly this value.
+/// Makes a DTensor of this value. storage: of exactly this value.
 at::Tensor make_dtensor(DTensorValue&& value, c10::Storage storage);
-/// A 0-dim tensor that waits to be read.
+/// Makes a 0-dim DTensor that waits to be read.
 at::Tensor make_dtensor(PartialScalar::Ptr scalar, DTensorSpec::Ptr spec);
 
-/// Of an ordinary tensor: itself. Else as DTensorImpl::whole.
+/// Returns the whole of a DTensor, as DTensorImpl::whole does; any other tensor is returned as it is.
 at::Tensor whole_of(const at::Tensor& tensor, std::string_view operation);
 
-/// An ordinary tensor that `set_data` gave a DTensor's metadata and storage (LibTorch's Module::clone() does) gets the values,
-/// in place: a collective call. Returns false for any other tensor.
+/// Gives an ordinary tensor its values, in place, if `set_data` gave it a DTensor's metadata and storage (LibTorch's
+/// Module::clone() does): a collective call. Returns false for any other tensor.
 bool become_ordinary(const at::Tensor& tensor);
 
 }  // namespace fsdp

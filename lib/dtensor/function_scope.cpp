@@ -17,7 +17,7 @@ std::atomic<bool> function_was_seen = false;
 
 namespace {
 
-/// Of one thread.
+/// Holds what is known of functions on one thread.
 struct Functions {
   std::optional<uint64_t> none_at;  // autograd's count of nodes: each function is a new one
   bool has_begun = false, asks_for_dtensor = false;

@@ -16,15 +16,15 @@ namespace fsdp {
 /// a backward. Without either, an operator behind it sees the unsharded parameter, too: right, in another form. In backward
 /// autograd has a current node.
 
-/// An entry of parameters() has been asked for its history, on this thread.
+/// Notes that an entry of parameters() has been asked for its history, on this thread.
 void begin_function();
-/// Who asks for histories on this thread until autograd makes a node is no function: torch::autograd::grad, which looks for
-/// leaves.
+/// Notes that who asks for histories on this thread until autograd makes a node is no function: torch::autograd::grad, which
+/// looks for leaves.
 void expect_no_function();
-/// A backward has begun on this thread: no forward of a function is under way.
+/// Notes that a backward has begun on this thread: no forward of a function is under way.
 void end_functions();
 
-/// There has been one, in this process: one look for operators of all programs that have none.
+/// True once there has been a function in this process. Programs that have none pay one look an operator.
 extern std::atomic<bool> function_was_seen;
 bool runs_function();
 /// True if operators on this thread are a function's.

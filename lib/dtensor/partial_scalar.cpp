@@ -71,7 +71,7 @@ at::Tensor gather_parts(const at::Tensor& part, const Groups& groups, std::strin
   return gathered;
 }
 
-/// Those over one list of groups that wait, in the order in which they were made. It is there while any waits.
+/// Holds the scalars over one list of groups that wait, in the order in which they were made. It is there while any waits.
 class PartialScalar::Queue {
  public:
   explicit Queue(Groups groups) : groups_(std::move(groups)) {}
@@ -88,7 +88,7 @@ class PartialScalar::Queue {
     waiting_.push_back(std::move(scalar));
     if (waiting_.size() >= kMost) reduce();
   }
-  /// Where a collective fails they go on waiting, and it fails for the next reader, too.
+  /// Combines all that wait. Where a collective fails they go on waiting, and it fails for the next reader, too.
   void reduce() {
     const c10::InferenceMode no_inference(false);
     const at::NoGradGuard no_grad;
@@ -147,7 +147,7 @@ class PartialScalar::Queue {
     static std::mutex mutex;
     return mutex;
   }
-  /// Not destroyed: when the program ends, communicators may be gone before it.
+  /// Returns all queues, which are never destroyed: when the program ends, communicators may be gone before them.
   static std::map<Groups, std::shared_ptr<Queue>>& queues() {
     static auto& queues = *new std::map<Groups, std::shared_ptr<Queue>>;
     return queues;

@@ -21,7 +21,7 @@ struct Combination {
 
   /// all: [ranks, ...], of the dtype that ranks computed in. Returns [...].
   at::Tensor combine(const at::Tensor& all) const;
-  /// What changes nothing, for a rank without elements: a tensor of these sizes.
+  /// Returns what changes nothing, for a rank without elements: a tensor of these sizes.
   at::Tensor neutral(c10::IntArrayRef sizes, const at::TensorOptions& options) const;
 };
 
@@ -38,7 +38,7 @@ class PartialScalar {
   static Ptr wait(at::Tensor part, Combination combination, std::vector<std::shared_ptr<Communicator>> groups,
                   std::string subject);
 
-  /// The scalar, an ordinary 0-dim tensor, the same one each time. A collective call the first time, for all that wait.
+  /// Returns the scalar, an ordinary 0-dim tensor, the same one each time. A collective call the first time, for all that wait.
   const at::Tensor& read();
   at::ScalarType dtype() const { return combination_.dtype; }
   c10::Device device() const { return part_.device(); }
@@ -55,7 +55,7 @@ class PartialScalar {
   std::shared_ptr<Queue> queue_;  // until it is read
 };
 
-/// [ranks over all groups, ...]: everybody's `part`, the last group's ranks outermost. A collective call.
+/// Gathers everybody's `part`: [ranks over all groups, ...], the last group's ranks outermost. A collective call.
 at::Tensor gather_parts(const at::Tensor& part, const std::vector<std::shared_ptr<Communicator>>& groups,
                         std::string_view subject);
 

@@ -11,13 +11,13 @@
 // where it moves anything, and so is its backward.
 namespace fsdp {
 
-/// A DTensor around `local`. Its gradient comes back as `local`'s: placed as default_gradient of the spec's placements.
+/// Makes a DTensor around `local`. Its gradient comes back as `local`'s: placed as default_gradient of the spec's placements.
 at::Tensor recorded_from_local(const at::Tensor& local, DTensorSpec::Ptr spec);
-/// This rank's piece. gradient: how the piece's gradient is placed.
+/// Returns this rank's piece. gradient: how the piece's gradient is placed.
 at::Tensor recorded_to_local(const at::Tensor& dtensor, std::vector<Placement> gradient);
-/// gradient: how the result's gradient is placed.
+/// Redistributes a DTensor. gradient: how the result's gradient is placed.
 at::Tensor recorded_redistribution(const at::Tensor& dtensor, Redistribution way, std::vector<Placement> gradient);
-/// The whole, as an ordinary tensor, whose gradient every rank has.
+/// Returns the whole as an ordinary tensor, whose gradient every rank has.
 at::Tensor recorded_whole(const at::Tensor& dtensor, std::string_view operation);
 
 }  // namespace fsdp

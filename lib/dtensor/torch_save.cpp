@@ -40,7 +40,7 @@ int64_t id_of(const DTensorValue& value, std::string_view place) {
 
 using GroupSet = std::set<std::shared_ptr<Communicator>>;
 
-/// Those over which it is cut, and the others of its mesh.
+/// Returns the groups over which the tensor is cut, and the others of its mesh.
 GroupSet groups_around(const DTensorSpec& spec) {
   const auto cutting = groups_of(spec);
   GroupSet around(cutting.begin(), cutting.end());
@@ -65,7 +65,8 @@ std::vector<WholeStorage::Listed> listed_beside(const DTensorSpec& own) {
   }
 }
 
-/// Over which the ranks tell each other: tensors that are cut over different dimensions of a mesh come in any order, too.
+/// Returns the groups over which the ranks tell each other: tensors that are cut over different dimensions of a mesh come in
+/// any order, too.
 Groups groups_to_ask(const std::vector<WholeStorage::Listed>& listed, const DTensorSpec& own) {
   Groups all;
   const auto add = [&](const DTensorSpec& spec) {

@@ -22,25 +22,25 @@ struct DTensorValue {
   at::Tensor local = {};           ///< this rank's piece, an ordinary tensor; undefined while `partial` waits
   PartialScalar::Ptr partial = {};  ///< of a 0-dim tensor, replicated once it has been read
 
-  /// The whole, with the spec's strides; may share memory with `local`. operation: that needs it, for the collective's name.
-  /// A collective call, unless it is replicated.
+  /// Returns the whole, with the spec's strides; may share memory with `local`. operation: that needs it, for the collective's
+  /// name. A collective call, unless it is replicated.
   at::Tensor whole(std::string_view operation) const;
-  /// The same in memory of its own that lies exactly as the spec says.
+  /// Returns the whole in memory of its own, which lies exactly as the spec says. A collective call like `whole`.
   at::Tensor own_whole(std::string_view operation) const;
 };
 
-/// Where a storage lies from when its last DTensor has gone until the next one takes it: nobody else has it then. The last
-/// DTensor may go on any thread; one thread at a time takes.
+/// Holds a storage from when its last DTensor has gone until the next one takes it: nobody else has it then. The last DTensor
+/// may go on any thread; one thread at a time takes.
 class StorageShelf {
  public:
   StorageShelf() = default;
   StorageShelf(const StorageShelf&) = delete;
   StorageShelf& operator=(const StorageShelf&) = delete;
-  /// Undefined: none lies there.
+  /// Takes the storage that lies there. Undefined: none does.
   c10::Storage take();
-  /// One that lies there already, or nobody who would take it: it goes.
+  /// Puts a storage there. If one lies there already, or nobody would take it, it goes.
   void put(c10::Storage storage);
-  /// Nobody takes any more.
+  /// Lets go of what lies there: nobody takes any more.
   void close();
 
  private:
@@ -52,33 +52,36 @@ class StorageShelf {
 /// meta device, so that torch::save, before it reads the bytes, calls `set_(Storage)`, where they are gathered.
 class WholeStorage final : public c10::StorageImpl {
  public:
-  /// With a message: whoever asks for the memory learns what to call instead. Temporaries of operators do without.
+  /// Says what whoever asks for the memory learns. With a message, it is what to call instead; temporaries of operators do
+  /// without.
   enum class Message { kNone, kFull };
   WholeStorage(DTensorValue value, Message message, std::shared_ptr<StorageShelf> shelf = nullptr);
   ~WholeStorage() override { unlist(); }
 
   const DTensorValue& value() const { return value_; }
-  /// Null: it is not used again.
+  /// Returns the shelf where it waits to be used again. Null: it is not used again.
   StorageShelf* shelf() const { return shelf_.get(); }
-  /// Another piece, when it is used again.
+  /// Gives it another piece, when it is used again.
   void refill(at::Tensor local) { value_.local = std::move(local); }
-  /// Before it is put on the shelf: its memory is free.
+  /// Lets go of the piece's memory, before the storage is put on the shelf.
   void empty();
-  /// The tensor that was the piece before `empty`, for the next one. Undefined: somebody has it still, or has changed it.
+  /// Returns the tensor that was the piece before `empty`, for the next one. Undefined: somebody has it still, or has changed
+  /// it.
   at::Tensor take_spare() { return std::exchange(spare_, at::Tensor()); }
-  /// After the spec got another name: what the message says.
+  /// Renews the message, after the spec got another name.
   void renamed();
-  /// With the last strong reference: a weak one keeps the object, but must not keep the piece.
+  /// Lets go of the piece, with the last strong reference: a weak one keeps the object, but must not keep the piece.
   void release_resources() override;
 
-  /// Of a copy or a `*_like`, which may be an optimizer's state: from now on other ranks can ask this one for its piece, when
-  /// they save in another order.
+  /// Lists a copy or a `*_like`, which may be an optimizer's state: from now on other ranks can ask this one for its piece,
+  /// when they save in another order.
   void list();
   struct Listed {
     const WholeStorage* storage;  // may be gone
     DTensorValue value;
   };
-  /// In the order in which they were made. is_wanted: may read no names, of ranks on other threads there.
+  /// Returns the listed values that are wanted, in the order in which they were made. is_wanted: may read no names, as some may
+  /// be of ranks on other threads.
   static std::vector<Listed> listed(const std::function<bool(const DTensorSpec&)>& is_wanted);
   static WholeStorage* of(const c10::StorageImpl* storage) {
     return storage != nullptr && typeid(*storage) == typeid(WholeStorage)
@@ -106,9 +109,10 @@ class KeptStorage {
   KeptStorage(const KeptStorage&) = delete;
   KeptStorage& operator=(const KeptStorage&) = delete;
   ~KeptStorage() { shelf_->close(); }
-  /// As raw_view, for the next value's piece.
+  /// Makes the piece of the next value, as raw_view does. The last piece is used again if it fits and nobody has it.
   at::Tensor piece_on(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
-  /// The one from before, if nobody has it and the value is of the same spec and as many bytes.
+  /// Returns a storage of this value: the one from before, if nobody has it and the value is of the same spec and as many
+  /// bytes; else a new one.
   c10::Storage fill(const DTensorValue& value);
   void forget() {
     shelf_->take();

@@ -35,7 +35,7 @@ void replace_tensors(c10::IValue& value, const Visit& visit) {
     if (copy) value = std::move(*copy);
   }
 }
-/// The same without replacing.
+/// Calls `visit` as replace_tensors does, and replaces nothing.
 template <class Visit>
 void for_tensors(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
@@ -58,34 +58,34 @@ class OperatorCall {
 
   const c10::OperatorHandle& op() const { return op_; }
   const OperatorInfo& info() const { return info_; }
-  /// Without "aten::".
+  /// Returns the operator's name without "aten::".
   std::string_view name() const;
   size_t count() const { return count_; }
   std::span<c10::IValue> operands() const { return {stack_->data() + (stack_->size() - count_), count_}; }
   const c10::IValue& operand(size_t i) const { return operands()[i]; }
-  /// A copy, to be changed for `call`.
+  /// Returns a copy of the operands, to be changed for `call`.
   Arguments arguments() const { return {operands().begin(), operands().end()}; }
   bool is_written(size_t i) const { return info_.is_written(i); }
 
-  /// How a result is placed whose operand is placed so: it lies as the call's memory format says. Null: of a flat layout, whose
-  /// elements lie in the one order in which they are cut, in another.
+  /// Returns how a result is placed if its operand is placed so: laid out as the call's memory format says. Null for a flat
+  /// layout if that is another order than the one in which its elements are cut.
   DTensorSpec::Ptr in_format(const DTensorSpec::Ptr& spec) const;
 
-  /// The operator anew, on other operands; whatever it returns. The caller holds them meanwhile: torch 2.11 drops those on its
-  /// stack before it reads the references to them that the operator returned.
+  /// Calls the operator anew, on other operands, and returns whatever it returns. The caller holds them meanwhile: torch 2.11
+  /// drops those on its stack before it reads the references to them that the operator returned.
   torch::jit::Stack call(const Arguments& arguments) const;
-  /// The same of one that returns a tensor.
+  /// Calls an operator that returns a tensor, as `call` does.
   at::Tensor call_for_tensor(const Arguments& arguments) const { return call(arguments).back().toTensor(); }
-  /// The operator itself, which comes back here with each of its parts.
+  /// Runs the operator itself, which comes back here with each of its parts.
   void run_parts() const { op_.redispatchBoxed(below_, stack_); }
 
-  /// What was written has a new version on this rank too, if it has none of its elements (Note [Ranks without elements]).
+  /// Gives what was written a new version on this rank too, if it has none of its elements (Note [Ranks without elements]).
   void note_writes_of_nothing() const;
 
-  /// The operands are replaced by what the caller gets.
+  /// Replaces the operands by what the caller gets.
   void give(c10::IValue result) const;
-  /// By the results of a call on other operands: what was written is what the caller knows, other tensors become
-  /// `other(tensor, position)` where that is defined.
+  /// Replaces the operands by the results of a call on other operands: what was written is what the caller knows, other tensors
+  /// become `other(tensor, position)` where that is defined.
   template <class Other>
   void give_results(torch::jit::Stack results, const Other& other) const {
     for (size_t i = 0; i < results.size(); ++i)
@@ -94,7 +94,7 @@ class OperatorCall {
   }
 
  private:
-  /// Result `i` if it is an operand that was written: as the caller knows it.
+  /// Replaces result `i` by the operand that the caller knows, if it is one that was written. False: it is none.
   bool restore_written(size_t i, c10::IValue& result) const;
   void finish(torch::jit::Stack results) const;
 

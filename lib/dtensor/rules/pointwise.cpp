@@ -21,14 +21,14 @@ bool has_dtensor(const c10::IValue& value) {
   return found;
 }
 
-/// By which of two operands results are as large as they get. Lists come before tensors, which stand beside them: lr,
-/// found_inf.
+/// Orders operands: results are as large as the one with the largest extent. Lists come before tensors, which stand beside
+/// them: lr, found_inf.
 std::array<int64_t, 3> extent(const c10::IValue& value) {
   if (!value.isTensor()) return {1, 0, 0};
   return {0, value.toTensor().dim(), value.toTensor().numel()};
 }
 
-/// Which argument leads; none: no DTensor is where it would have to be.
+/// Returns the argument that leads; none: no DTensor is where it would have to be.
 std::optional<size_t> leading_argument(const OperatorCall& call) {
   std::optional<size_t> leader;
   for (size_t i = 0; i < call.count(); ++i) {
@@ -51,7 +51,7 @@ bool may_divide_by_zero(const OperatorCall& call) {
   return are_whole_numbers;
 }
 
-/// Empty if one has no piece.
+/// Returns the DTensors of an operand; empty if one has no piece.
 Leaders leaders_of(const c10::IValue& value) {
   Leaders leaders;
   if (value.isTensor()) {
@@ -76,8 +76,8 @@ bool broadcasts_to(c10::IntArrayRef sizes, const DTensorSpec& leader) {
   return true;
 }
 
-/// What stands beside the leader's piece for a tensor that broadcasts to its sizes: its part, but for the dimensions along
-/// which it is repeated.
+/// Returns what stands beside the leader's piece for a tensor that broadcasts to its sizes: its part, but for the dimensions
+/// along which it is repeated.
 at::Tensor part_beside(const at::Tensor& plain, const DTensorSpec& leader) {
   if (plain.dim() == 0 || leader.is_replicated()) return plain;
   if (leader.is_flat()) return part_of(leader, plain.expand(leader.sizes()));
@@ -100,7 +100,7 @@ class Pieces {
  public:
   Pieces(const OperatorCall& call, const Leaders& leaders, bool is_list) : call_(call), leaders_(leaders), is_list_(is_list) {}
 
-  /// Without communication. False: an operand does not fit, for which the general rule is.
+  /// Looks whether all operands fit, without communication. False: the general rule has to do it.
   bool fit() const {
     bool fits = true;
     for (size_t i = 0; i < call_.count(); ++i)

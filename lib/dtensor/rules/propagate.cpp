@@ -40,7 +40,7 @@ bool is_recorded(const OperatorCall& call) {
   return needs_gradient;
 }
 
-/// On whole tensors, which autograd follows back to the pieces.
+/// Runs the operator on whole tensors, which autograd follows back to the pieces.
 void run_recorded(const OperatorCall& call, torch::jit::Stack* stack) {
   for (size_t i = 0; i < call.count(); ++i)
     replace_tensors(call.operands()[i], [&](const at::Tensor& tensor, int64_t) {
@@ -105,7 +105,7 @@ void detach(const OperatorCall& call) {
   call.give(at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true)));
 }
 
-/// Where to split is read off a tensor's memory, which the parts cannot.
+/// Gathers the tensor whose values say where to split: the operator reads its memory, and a DTensor has none.
 void read_sections(const OperatorCall& call) {
   if (call.name() != "tensor_split" || call.op().schema().overload_name() != "tensor_indices_or_sections") return;
   replace_tensors(call.operands()[1], [&](const at::Tensor& tensor, int64_t) { return whole_of(tensor, call.name()); });

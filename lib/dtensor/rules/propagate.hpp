@@ -28,7 +28,7 @@ namespace fsdp {
 /// below the residency key. May call collectives.
 void propagate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
-/// How often operators took the general rule, by name, in this process.
+/// Counts how often operators took the general rule, by name, in this process.
 std::map<std::string, int64_t> general_rule_counts();
 
 /// Note [Ranks without elements]
@@ -36,7 +36,7 @@ std::map<std::string, int64_t> general_rule_counts();
 /// what the others refuse, and where there are no dimensions (its piece has sizes {0}) takes a scalar for a scalar. What the
 /// operator writes is written on it, too: a parameter with a new version is gathered anew, by all ranks or by none.
 ///
-/// Some for such a piece. is_scalar: of a tensor without dimensions.
+/// Makes some for such a piece. is_scalar: of a tensor without dimensions.
 at::Tensor with_elements(const at::Tensor& piece, bool is_scalar);
 
 // The rules. Those that may not apply return false, and have done nothing then.

@@ -30,7 +30,7 @@ class ViewedDims {
   bool is_usable() const { return is_usable_ && ndim_ > 0 && bits_ > 2; }
   c10::IntArrayRef strides() const { return strides_; }
 
-  /// The same number with other strides in the place of these; none if it is no such sum.
+  /// Returns the number that the same sum gives with `strides` in the place of these; none if it is no such sum.
   std::optional<int64_t> with_strides(int64_t number, c10::IntArrayRef strides) const {
     int64_t sum = 0;
     for (int64_t dim = 0; dim < ndim_; ++dim) {
@@ -40,7 +40,7 @@ class ViewedDims {
     }
     return number == 0 ? std::optional(sum) : std::nullopt;
   }
-  /// How often `dim` is in the number.
+  /// Returns how often the stride of `dim` is in the number.
   int64_t factor(int64_t number, int64_t dim) const {
     for (int64_t before = 0; before < dim; ++before) number %= strides_[static_cast<size_t>(before)];
     return number / strides_[static_cast<size_t>(dim)];
