@@ -15,24 +15,25 @@ namespace fsdp {
 /// taken off while autograd runs it and put back when they have run, behind the reduction. One that LibTorch has made for the
 /// DTensor, which autograd never runs, has its hooks run there, too.
 
-/// Those of one parameter. Not thread-safe: as its tensors.
+/// Keeps and runs the hooks on one parameter's accumulators. Not thread-safe, like the parameter's tensors.
 class AccumulatorHooks {
  public:
   using Weak = decltype(torch::autograd::AutogradMeta::grad_accumulator_);
   using Gradients = torch::autograd::variable_list;
 
-  /// Autograd runs the unsharded tensor's, whose post hooks wait from now on.
+  /// Takes the post hooks off the unsharded tensor's accumulator, which autograd runs: they wait from now on.
   void defer(const Weak& accumulator);
-  /// The registered tensor's metadata: what a user has asked it for, if it is not the unsharded tensor's.
+  /// Looks in the registered tensor's metadata for the accumulator that a user has asked it for, and keeps it, unless it is the
+  /// unsharded tensor's.
   void note(const torch::autograd::AutogradMeta& registered, const c10::TensorImpl* tensor);
 
   /// False: nobody has ever had one of the registered tensor's, or all have let go of theirs.
   bool knows_any() const { return !own_.empty() || !deferred_.empty(); }
   /// True if there is anything to run; after `note`.
   bool has_any() const;
-  /// In front of the gradient that is to be added: it, or what hooks have made of it.
+  /// Runs the hooks in front of the gradient that is to be added, and returns it, or what hooks have made of it.
   at::Tensor run_before(at::Tensor gradient) const;
-  /// Behind it.
+  /// Runs the hooks behind the gradient that was added, also those that wait, which are put back.
   void run_behind(const at::Tensor& gradient);
 
  private:

@@ -10,21 +10,22 @@ namespace fsdp {
 /// tensors were changed, the sharded one counts. Null is a tensor that is gone: then nothing is taken over.
 class AutogradSettings {
  public:
-  /// As they are on the parameter before it is sharded.
+  /// Takes the settings as they are on the parameter before it is sharded.
   explicit AutogradSettings(const at::Tensor& param)
       : requires_grad_(param.requires_grad()), grad_dtype_(grad_dtype_of(param)), unsharded_grad_dtype_(grad_dtype_) {}
 
   bool requires_grad() const { return requires_grad_; }
-  /// For a place without a parameter.
+  /// Gives requires_grad up, for a place without a parameter.
   void freeze() { requires_grad_ = false; }
   bool has_new_requires_grad(c10::TensorImpl* unsharded, c10::TensorImpl* sharded) const;
   /// Takes what changed since the last call over to the other tensor. Returns whether anything did.
   bool sync_requires_grad(c10::TensorImpl* unsharded, c10::TensorImpl* sharded);
 
   const GradDtype& grad_dtype() const { return grad_dtype_; }
-  /// As `sync_requires_grad`, but the unsharded tensor follows with `set_unsharded_grad_dtype`.
+  /// Takes a changed grad_dtype over, as `sync_requires_grad` does, but the unsharded tensor follows with
+  /// `set_unsharded_grad_dtype`.
   bool sync_grad_dtype(c10::TensorImpl* unsharded, c10::TensorImpl* sharded);
-  /// In which dtype autograd leaves gradients on the unsharded tensor. What a user has set there since is left for
+  /// Sets in which dtype autograd leaves gradients on the unsharded tensor. What a user has set there since is left for
   /// `sync_grad_dtype`.
   void set_unsharded_grad_dtype(const at::Tensor& unsharded, const GradDtype& value);
   const GradDtype& unsharded_grad_dtype() const { return unsharded_grad_dtype_; }

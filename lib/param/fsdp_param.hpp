@@ -33,9 +33,9 @@ struct FSDPParam {
   const std::string& name() const { return spec.name; }
   const ShardLayout& layout() const { return spec.layout; }
   at::Tensor unsharded_param() const { return unsharded.tensor(); }  ///< undefined once the module is gone
-  /// This rank's rows; undefined once nobody can use them any more.
+  /// Returns this rank's rows; undefined once nobody can use them any more.
   at::Tensor local_tensor() const { return sharded.tensor(); }
-  /// What modules hold of it and users see: a DTensor around the rows, or the rows (ParamSpec::dtensor).
+  /// Returns what modules hold of it and users see: a DTensor around the rows, or the rows (ParamSpec::dtensor).
   at::Tensor sharded_param() const { return sharded.registered(); }
   bool requires_grad() const { return settings.requires_grad(); }
   const GradDtype& grad_dtype() const { return settings.grad_dtype(); }
@@ -51,30 +51,31 @@ struct FSDPParam {
   /// Turns the tensor into the unsharded parameter. From here on the parameter is sharded.
   void attach(const std::shared_ptr<ParamOwner>& owner, c10::Device device);
 
-  /// Once per gather: if the sharded parameter has been written since the last one, moves the unsharded parameter's version
-  /// too, so that autograd refuses a backward through stale values as LibTorch does.
+  /// Moves the unsharded parameter's version, too, if the sharded parameter has been written since the last call, so that
+  /// autograd refuses a backward through stale values as LibTorch does. To be called once per gather.
   void sync_version() {
     if (sharded.see_version()) unsharded.bump_version();
   }
-  /// An operator has written the sharded parameter. The unsharded parameter's version follows at once: what autograd has saved
-  /// is compared before any operator asks for a gather.
+  /// Notes that an operator has written the sharded parameter. The unsharded parameter's version follows at once: what autograd
+  /// has saved is compared before any operator asks for a gather.
   void note_write() {
     if (sharded.note_write()) unsharded.bump_version();
   }
-  /// After a write through the unsharded parameter: both hold the same values again.
+  /// Notes a write through the unsharded parameter: both hold the same values again.
   void mark_written();
-  /// The same where the ranks may have written different values: what the sharded parameters hold is to be gathered.
+  /// Notes a write through the unsharded parameter where the ranks may have written different values: what the sharded
+  /// parameters hold is to be gathered.
   void mark_sharded_written();
-  /// A sharded parameter whose storage or sizes were replaced (torch::load, set_data): its values go back to `piece`.
+  /// Puts the values of a sharded parameter whose storage or sizes were replaced (torch::load, set_data) back to `piece`.
   /// Accepts this rank's rows or the whole parameter; throws StateError otherwise.
   void reset_sharded_param(const at::Tensor& piece);
 
-  /// Both tensors go on as the same tensors, with other dtypes, on `piece`'s and `unsharded_device`.
-  /// piece: this rank's rows in `dtype`, already there. The unsharded parameter is released. Values and gradients on the
-  /// old memory are gone.
+  /// Converts both tensors, which go on as the same tensors, to other dtypes, on `piece`'s device and `unsharded_device`.
+  /// piece: this rank's rows in `dtype`, already there. The unsharded parameter is released. Values and gradients on the old
+  /// memory are gone.
   void convert(at::ScalarType dtype, at::ScalarType param_dtype, const at::Tensor& piece,
                const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
-  /// The unsharded parameter goes on as the same tensor in another dtype, released. Its gradient is gone.
+  /// Converts the unsharded parameter, which goes on as the same tensor, to another dtype, released. Its gradient is gone.
   void set_param_dtype(at::ScalarType param_dtype, const std::shared_ptr<ParamOwner>& owner, c10::Device unsharded_device);
 
   // See AutogradSettings.
@@ -87,7 +88,7 @@ struct FSDPParam {
     return has_new_requires_grad() && settings.sync_requires_grad(unsharded.peek(), sharded.peek_registered());
   }
   bool sync_grad_dtype() { return settings.sync_grad_dtype(unsharded.peek(), sharded.peek_registered()); }
-  /// Nothing before it is an unsharded parameter, or once that is gone.
+  /// Sets the grad_dtype of the unsharded parameter. Does nothing before `attach`, or once the tensor is gone.
   void set_unsharded_grad_dtype(const GradDtype& value);
 };
 

@@ -22,11 +22,12 @@ inline GradDtype grad_dtype_of(const at::Tensor& leaf) {
   return grad_dtype_of(*leaf.unsafeGetTensorImpl());
 }
 
-/// Also back to unset, for which LibTorch has no function, and while there is a gradient of another
-/// dtype, which stays.
+/// Sets the leaf's grad_dtype, also back to unset, for which LibTorch has no function, and also while there is a gradient of
+/// another dtype, which stays.
 void set_grad_dtype(const at::Tensor& leaf, const GradDtype& value);
 
-/// After LibTorch's own setter, which leaves as it was what it does not read.
+/// Notes that LibTorch's own setter has been called, which leaves as it was what it does not read: a mark that the library had
+/// asked for any gradient goes.
 void note_set_by_user(const c10::TensorImpl& leaf);
 
 }  // namespace fsdp

@@ -101,7 +101,8 @@ Stretch stretch_of(const at::Tensor& tensor) {
 
 bool has_memory(const at::Tensor& tensor) { return !tensor.is_meta() && tensor.has_storage() && tensor.numel() > 0; }
 
-/// Of all models of the process, whose storages have addresses of their own.
+/// Knows the parameters that go on in the memory that they had, of all models of the process: storages of several models have
+/// addresses of their own.
 class KeptMemory {
  public:
   void note(const at::Tensor& param, const at::Tensor& piece, const std::string& name) {

@@ -26,16 +26,16 @@ class LeftStorages {
   };
   enum class Closes { kNever, kWhereWhole };
 
-  /// unsharded_param: about to leave its storage, which its values have been copied out of.
+  /// Notes the memory that `unsharded_param` is about to leave, and that its values have been copied out of.
   void note(const at::Tensor& unsharded_param, size_t index, Closes closes);
-  /// They have left. Closes what no graph needs. name_of: of a parameter, by index.
+  /// Closes what no graph needs, once the parameters have left. name_of: of a parameter, by index.
   template <class NameOf>
   void settle(NameOf name_of) {
     forget_unused();
     for (const auto& left : left_)
       if (!left.is_larger) mark(left, name_of(left.params.front()), left.has_graph ? Reads::kAreAllowed : Reads::kThrow);
   }
-  /// Nothing of it shows the parameters any more. name_of: as above.
+  /// Closes all that is left: nothing of it shows the parameters any more. name_of: as above.
   template <class NameOf>
   void close(NameOf name_of) {
     if (left_.empty()) [[likely]]
@@ -44,11 +44,12 @@ class LeftStorages {
     for (const auto& left : left_)
       if (!left.is_larger) mark(left, name_of(left.params.front()), Reads::kThrow);
   }
-  /// Parameter `index` has gone on in `piece`, its memory of before fully_shard, and leaves it now.
+  /// Notes the memory of `piece`: parameter `index` has gone on in it, its memory of before fully_shard, and leaves it now.
   void note_kept(const at::Tensor& piece, size_t index);
-  /// Parameter `index` goes on in another group, as its parameter `index_there`: what shows it is closed from there.
+  /// Hands over what parameter `index` has left: it goes on in another group, as its parameter `index_there`, and what shows it
+  /// is closed from there.
   void hand_over(size_t index, LeftStorages& to, size_t index_there);
-  /// Those that a tensor still uses; all are forgotten.
+  /// Returns those that a tensor still uses; all are forgotten.
   std::vector<Left> take_used();
 
  private:
@@ -59,14 +60,15 @@ class LeftStorages {
   std::vector<Left> left_;
 };
 
-/// `param`, called `name`, goes on in the memory that it had before fully_shard (one rank's), as long as `piece` is there.
+/// Notes that `param`, called `name`, goes on in the memory that it had before fully_shard (one rank's), as long as `piece` is
+/// there.
 void note_kept_memory(const at::Tensor& param, const at::Tensor& piece, const std::string& name);
-/// Another parameter than that of `piece` goes on in some of its memory.
+/// True if another parameter than that of `piece` goes on in some of its memory.
 bool is_kept_by_another(const at::Tensor& piece);
-/// The name of a parameter that goes on in memory of which `tensor` shows some, too; none: "".
+/// Returns the name of a parameter that goes on in memory of which `tensor` shows some, too; none: "".
 std::string keeper_of_memory(const at::Tensor& tensor);
 
-/// What to say of a tensor that shows the memory that a parameter has left; null of any other.
+/// Returns what to say of a tensor that shows the memory that a parameter has left; null for any other.
 const std::string* said_of_left_memory(const at::Tensor& tensor);
 
 }  // namespace fsdp

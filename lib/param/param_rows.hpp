@@ -11,18 +11,18 @@
 // parameters have spec.sizes() and spec.strides(). Where nothing else is said, on the current stream.
 namespace fsdp {
 
-/// The strides that the unsharded parameter has from fully_shard on: its own if they leave no gaps or overlaps
+/// Returns the strides that the unsharded parameter has from fully_shard on: its own if they leave no gaps or overlaps
 /// (channels-last and transposed ones too), else row-major.
 std::vector<int64_t> kept_strides(const at::Tensor& unsharded_param);
 
-/// The rows as a tensor on top of `piece`.
+/// Returns the rows as a tensor on top of `piece`.
 at::Tensor rows_in(const ParamSpec& spec, const at::Tensor& piece);
 
 /// Copies the rows of `whole` to `piece`, then zeros.
 void copy_rows(const ParamSpec& spec, const at::Tensor& whole, const at::Tensor& piece);
 
-/// The unsharded parameter's own memory as a piece, if it can serve as one (one rank, nothing to rearrange or to cast, on
-/// `device`); else undefined.
+/// Returns the unsharded parameter's own memory as a piece, if it can serve as one (one rank, nothing to rearrange or to cast,
+/// on `device`); else an undefined tensor.
 at::Tensor own_memory(const ParamSpec& spec, const at::Tensor& unsharded_param, c10::Device device);
 
 /// Casts a piece to what is gathered (1-D bytes, as many elements).

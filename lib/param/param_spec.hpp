@@ -28,7 +28,7 @@ struct ParamSpec {
   ParamReach reach = {};  ///< beyond the group's ranks
   /// How it is registered: as a DTensor; null: as this rank's rows.
   DTensorSpec::Ptr dtensor = {};
-  /// Of this rank's rows. Kept, as every step asks for them: see `set_layout`.
+  /// Sizes and strides of this rank's rows. They are kept, as every step asks for them: see `set_layout`.
   at::DimVector local_sizes = {}, local_strides = {};
 
   void set_layout(ShardLayout value) {

@@ -21,7 +21,7 @@ void replace_tensor(const at::Tensor& tensor, const at::Tensor& other) {
 }
 
 namespace {
-/// Where LibTorch has these fields.
+/// Moves these fields where LibTorch has them.
 template <class Meta>
 void move_grad_dtype(Meta& to, Meta& from) {
   if constexpr (requires { from.grad_dtype_; }) to.grad_dtype_ = from.grad_dtype_;

@@ -79,7 +79,7 @@ void ShardedTensor::make(const ParamSpec& spec, ParamRef place, const at::Tensor
     registered.set_requires_grad(settings.requires_grad());
 }
 
-/// The first time: the tensors that are there from now on.
+/// Makes, the first time, the tensors that are there from now on.
 void ShardedTensor::begin(const ParamSpec& spec, const at::Tensor& local, const AutogradSettings& settings,
                           const at::Tensor& unsharded) {
   initial_ = local;

@@ -23,14 +23,14 @@ class ShardedTensor {
   ShardedTensor() : tensor_(Strong()), registered_(Strong()) {}
 
   at::Tensor tensor() const;  ///< undefined once nobody can use it any more
-  /// The same for a look, without a reference: null then.
+  /// Returns the tensor for a look, without a reference; null once nobody can use it any more.
   c10::TensorImpl* peek() const { return tensor_.expired() ? nullptr : tensor_._unsafe_get_target(); }
-  /// What modules hold and users see of it; undefined once nobody can use it any more.
+  /// Returns what modules hold and users see of it; undefined once nobody can use it any more.
   at::Tensor registered() const;
   c10::TensorImpl* peek_registered() const { return registered_.expired() ? nullptr : registered_._unsafe_get_target(); }
-  /// Of what is registered.
+  /// Returns the address of what is registered, to be compared: it may be gone. Null: there is none.
   const at::TensorImpl* identity() const { return identity_; }
-  /// What it has in common with the unsharded tensor; null without a DTensor.
+  /// Returns what it has in common with the unsharded tensor; null without a DTensor.
   const std::shared_ptr<SharedAutograd>& shared() const { return shared_; }
   const ParamRef& place() const { return place_; }
 
@@ -38,33 +38,33 @@ class ShardedTensor {
   /// unsharded: it keeps that alive from the first time on.
   void make(const ParamSpec& spec, ParamRef place, const at::Tensor& piece, const AutogradSettings& settings,
             const at::Tensor& unsharded);
-  /// It goes on around a new tensor over `piece`, where its rows lie, if tensors beside it show them: views of the DTensor,
-  /// `data()`. These keep the values of now, in memory of their own.
+  /// Leaves its storage to tensors beside it that show its rows, if there are any: views of the DTensor, `data()`. These keep
+  /// the values of now, in memory of their own, and it goes on around a new tensor over `piece`, where its rows lie.
   void leave_to_aliases(const ParamSpec& spec, const at::Tensor& piece, const at::Tensor& unsharded);
   /// Gives up the only strong reference to a new tensor: for the module to hold.
   at::Tensor hand_over() { return initial_.defined() ? std::move(initial_) : registered(); }
   /// Becomes the one that `other`, of another group, is; nothing of that changes before `make`.
   void take(const ShardedTensor& other);
-  /// Between these two.
+  /// True between `take` and `make`.
   bool is_taken() const { return identity_ != nullptr && storage_ == nullptr; }
-  /// Another group has taken it over.
+  /// Forgets the tensors: another group has taken them over.
   void move_away();
 
-  /// Written, or its storage replaced, since `see_version`.
+  /// True if it was written, or its storage replaced, since `see_version`.
   bool was_changed() const {
     const auto* impl = peek();
     return impl != nullptr && (version_of(*impl) != seen_version_ || impl->unsafe_storage().unsafeGetStorageImpl() != storage_);
   }
-  /// Its storage is not the one that `make` gave it (torch::load, set_data).
+  /// True if its storage is not the one that `make` gave it (torch::load, set_data).
   bool was_replaced() const {
     const auto* impl = peek();
     return impl != nullptr && impl->unsafe_storage().unsafeGetStorageImpl() != storage_;
   }
-  /// Moves with every write.
+  /// Returns a number that moves with every write.
   int64_t version() const { return counted() + uncounted_; }
-  /// Counts as a write.
+  /// Moves the version, as a write does.
   void bump_version() const;
-  /// It has been written: the unsharded tensor no longer shows it. Returns whether its version has moved, which the unsharded
+  /// Notes a write: the unsharded tensor no longer shows it. Returns whether its version has moved, which the unsharded
   /// tensor's is to follow. A write through `data()` moves none, as in any tensor.
   bool note_write() {
     seen_version_ = kOutdated;
@@ -72,7 +72,7 @@ class ShardedTensor {
     if (!has_moved) ++uncounted_;
     return has_moved;
   }
-  /// The unsharded tensor shows this version from now on. Returns as `note_write`.
+  /// Notes that the unsharded tensor shows this version from now on. Returns what `note_write` does.
   bool see_version() {
     seen_version_ = counted();
     return follow_version();
@@ -85,10 +85,10 @@ class ShardedTensor {
   static constexpr int64_t kOutdated = -1;
 
   bool has_aliases() const;
-  /// A tensor of the parameter's rows over `piece`.
+  /// Makes a tensor of the parameter's rows over `piece`.
   at::Tensor rows_on(const ParamSpec& spec, const at::Tensor& piece) const;
   void begin(const ParamSpec& spec, const at::Tensor& local, const AutogradSettings& settings, const at::Tensor& unsharded);
-  /// The tensor's own version, which writes through `data()` do not move.
+  /// Returns the tensor's own version, which writes through `data()` do not move.
   int64_t counted() const {
     const auto* impl = peek();
     return impl != nullptr ? version_of(*impl) : followed_version_;

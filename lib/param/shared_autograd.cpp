@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradMeta;
 using Shared = std::shared_ptr<SharedAutograd>;
 
-/// Of the DTensor and of the unsharded tensor.
+/// Metadata of the DTensor and of the unsharded tensor, which ask what they have in common.
 class JointMeta : public AutogradMeta {
  public:
   JointMeta(Shared shared, SharedAutograd::Side side, const c10::TensorImpl* tensor)
@@ -75,7 +75,7 @@ class UnshardedMeta final : public JointMeta {
   }
 };
 
-/// Of the piece.
+/// Metadata of the piece, whose gradient is the parameter's.
 class PieceMeta final : public AutogradMeta {
  public:
   explicit PieceMeta(Shared shared) : shared_(std::move(shared)) {}
@@ -190,8 +190,8 @@ void SharedAutograd::defer_accumulator_hooks() {
 
 namespace {
 
-/// By the address of its type's description: the type is this file's alone, so there is one. Names would be compared letter by
-/// letter.
+/// Finds the metadata by the address of its type's description: the type is this file's alone, so there is one. Names would be
+/// compared letter by letter. Null for any other tensor.
 UnshardedMeta* unsharded_meta(const c10::TensorImpl& tensor) {
   auto* meta = tensor.autograd_meta();
   return meta != nullptr && &typeid(*meta) == &typeid(UnshardedMeta) ? static_cast<UnshardedMeta*>(meta) : nullptr;

@@ -22,7 +22,7 @@ namespace fsdp {
 /// DTensor alone holds the memory: it goes as soon as he resets the gradient. The whole gradient of one rank, which autograd
 /// accumulates on the unsharded tensor, is nobody's but the runtime's: `accumulated_grad`.
 
-/// What a parameter's tensors have in common. They keep it alive. Not thread-safe: as the tensors themselves.
+/// Holds what a parameter's tensors have in common. They keep it alive. Not thread-safe, like the tensors themselves.
 class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
  public:
   enum class Side { kUnsharded, kDTensor };
@@ -30,24 +30,25 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   SharedAutograd(DTensorSpec::Ptr spec, bool requires_grad)
       : spec_(std::move(spec)), known_(dtensor_grad_.getIntrusivePtr()), requires_grad_(requires_grad) {}
 
-  /// The tensor's gradient and requires_grad are those of the parameter from now on. What else its metadata holds stays.
+  /// Makes the tensor's gradient and requires_grad those of the parameter from now on. What else its metadata holds stays.
   void join(const at::Tensor& tensor, Side side);
   void join_piece(const at::Tensor& local);
-  /// Of the piece that it has now, under the name that it has now: gradients are wrapped so.
+  /// Sets the spec of the piece that it has now, under the name that it has now: gradients are wrapped so.
   void set_spec(DTensorSpec::Ptr spec) {
     spec_ = std::move(spec);
     gradient_storage_.forget();
   }
 
-  /// For the next gradient: `base`'s memory, as raw_view. One that is the piece of no DTensor any more is used again.
+  /// Makes the piece of the next gradient on `base`'s memory, as raw_view does. One that is the piece of no DTensor any more is
+  /// used again.
   at::Tensor piece_on(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
     return gradient_storage_.piece_on(base, sizes, strides, offset);
   }
-  /// Either reference is good until the other side is asked.
+  /// Return the gradient, as a DTensor and as its piece. Either reference is good until the other side is asked.
   at::Tensor& dtensor_grad();
   at::Tensor& piece_grad();
-  /// LibTorch sets requires_grad as a field of a tensor's metadata, past every virtual function, and reads it through one: so
-  /// whichever side differs from what was known has been changed.
+  /// Returns requires_grad of the parameter. LibTorch sets it as a field of a tensor's metadata, past every virtual function,
+  /// and reads it through one: so whichever side differs from what was known has been changed.
   bool requires_grad() {
     for (const auto* side : sides_)
       if (side != nullptr && side->requires_grad_ != requires_grad_) [[unlikely]] {
@@ -56,22 +57,23 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
       }
     return requires_grad_;
   }
-  /// `requires_grad`, and whether it has been changed since this was asked last.
+  /// Asks for `requires_grad`, and returns whether it has been changed since this was asked last.
   bool see_requires_grad() {
     requires_grad();
     return toggles_ != 0 && std::exchange(toggles_, 0) != 0;
   }
-  /// What leads to the DTensor leads to the unsharded tensor, as far as that is led to.
+  /// Gives the DTensor the unsharded tensor's accumulator, if there is one: what leads to the DTensor then leads there.
   void join_accumulators();
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
-  /// Autograd is about to ask for the DTensor's accumulator, to lead an edge there: it leads to `node`.
+  /// Lets the DTensor's accumulator be `node`, as autograd is about to ask for it, to lead an edge there.
   void lead_to(NodePtr node);
-  /// It leads to the DTensor.
+  /// Lets edges lead to the DTensor itself again.
   void lead_to_dtensor();
-  /// After a look at what users have asked the DTensor for.
+  /// Returns the accumulators' hooks, after a look at what users have asked the DTensor for.
   AccumulatorHooks& accumulator_hooks();
   bool knows_accumulators() const { return accumulator_hooks_.knows_any(); }
-  /// While the unsharded tensor shows the whole in memory of its own (fsdp::FullParameters), its gradient is its own, too.
+  /// Sets the unsharded tensor aside while it shows the whole in memory of its own (fsdp::FullParameters): its gradient is its
+  /// own, too.
   void set_aside(bool value) { is_set_aside_ = value; }
   bool is_set_aside() const { return is_set_aside_; }
 
@@ -94,11 +96,11 @@ class SharedAutograd : public std::enable_shared_from_this<SharedAutograd> {
   AccumulatorHooks accumulator_hooks_;
 };
 
-/// Of an unsharded tensor, SharedAutograd::see_requires_grad; false for any other tensor.
+/// Asks an unsharded tensor's SharedAutograd::see_requires_grad; false for any other tensor.
 bool see_requires_grad(const c10::TensorImpl& tensor);
 
-/// What autograd has accumulated on an unsharded tensor: whole, of this rank, not reduced. Of one whose parameter has no
-/// DTensor it is the tensor's gradient.
+/// Returns what autograd has accumulated on an unsharded tensor: whole, of this rank, not reduced. If its parameter has no
+/// DTensor, that is the tensor's gradient.
 at::Tensor& accumulated_grad(c10::TensorImpl& unsharded);
 inline at::Tensor& accumulated_grad(const at::Tensor& unsharded) { return accumulated_grad(*unsharded.unsafeGetTensorImpl()); }
 

@@ -25,31 +25,31 @@ class UnshardedTensor {
   explicit UnshardedTensor(const at::Tensor& tensor) : tensor_(tensor.getIntrusivePtr()) {}
 
   at::Tensor tensor() const;  ///< undefined once the module is gone
-  /// The same for a look, without a reference: null once the module is gone.
+  /// Returns the tensor for a look, without a reference; null once the module is gone.
   c10::TensorImpl* peek() const { return tensor_.expired() ? nullptr : tensor_._unsafe_get_target(); }
-  /// Null before `attach`, and once nobody can use the tensor or a view of it.
+  /// Returns its managed storage; null before `attach`, and once nobody can use the tensor or a view of it.
   UnshardedStorage* storage() const { return storage_; }
   void storage_gone() { storage_ = nullptr; }
 
   /// Gives the tensor its managed storage, released, and the residency key.
   void attach(const ParamSpec& spec, const std::shared_ptr<ParamOwner>& owner, const ParamRef& place, c10::Device device);
-  /// The storage stays empty and says why. True: the tensor is still there, and wants another one.
+  /// Retires the storage, which stays empty and says why. True: the tensor is still there, and wants another one.
   bool retire(const std::string& name);
-  /// It gets another storage, which shows what this one does. What else shows this one has `values`, which it keeps.
+  /// Gives the tensor another storage, which shows what this one does. What else shows this one has `values`, which it keeps.
   void leave_to_aliases(const at::Tensor& values, const ParamSpec& spec, const std::shared_ptr<ParamOwner>& owner,
                         const ParamRef& place);
-  /// Another group has the tensor from now on.
+  /// Forgets the tensor, which another group has from now on.
   void move_away(const std::string& name);
 
   /// Makes it an ordinary tensor that shares `whole`'s memory, dtype and device, for a while: no operator on it is looked
   /// at. Returns the managed storage, for `restore`. `whole` has the parameter's sizes.
   c10::Storage set_aside(const at::Tensor& whole);
-  /// It is what `attach` made of it again; nothing to do once the module is gone.
+  /// Makes it again what `attach` made of it; nothing to do once the module is gone.
   void restore(const ParamSpec& spec, c10::Storage storage);
 
   /// Throws StateError if it no longer is what `attach` made of it.
   void check(const std::string& name) const;
-  /// So that autograd refuses a backward through what it showed before.
+  /// Moves the tensor's version, so that autograd refuses a backward through what it showed before.
   void bump_version() const;
 
  private:
