@@ -17,9 +17,10 @@ class DeferredCall {
   /// arguments: the operator's, in order.
   DeferredCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
-  /// Whatever the operator returns; empty if an operand stands for nothing.
+  /// Repeats the operator on what its operands stand for, and returns whatever it returns; empty if an operand stands for
+  /// nothing.
   torch::jit::Stack repeat() const;
-  /// The sum of the operands'.
+  /// Returns the sum of the operands' versions.
   int64_t version() const;
   void note_write() const;
   void note_data_write() const;

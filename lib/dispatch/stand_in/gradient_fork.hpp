@@ -16,14 +16,14 @@ namespace fsdp {
 /// The other way round, what takes a stand-in's place may have no history where the stand-in has one: a detached copy that a
 /// checkpoint gave requires_grad, what a Function has returned. It gets one that leads to the stand-in.
 
-/// Autograd is about to ask the leaf `tensor` for its accumulator, to lead an edge there: gives it the fork.
+/// Gives the leaf `tensor` the fork, as autograd is about to ask for its accumulator, to lead an edge there.
 void lead_edge_to_fork(const at::Tensor& tensor, StandIn& stand_in);
-/// The leaf's own accumulator again, for whoever means the leaf itself.
+/// Gives the leaf its own accumulator again, for whoever means the leaf itself.
 void lead_edge_to_leaf(const at::Tensor& tensor, StandIn& stand_in);
-/// An edge that was asked for is there, or will never be.
+/// Lets go of the fork: an edge that was asked for is there, or will never be.
 void end_leading();
 
-/// `ordinary`, with the history of the stand-in `tensor` in whose place it comes.
+/// Returns `ordinary`, with the history of the stand-in `tensor` in whose place it comes.
 at::Tensor with_history_of(const at::Tensor& tensor, const at::Tensor& ordinary);
 
 }  // namespace fsdp

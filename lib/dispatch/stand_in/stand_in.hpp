@@ -21,28 +21,29 @@ struct OwnAccumulator;
 /// It travels with its tensor as LibTorch's backend metadata, and the tensor carries the residency key.
 class StandIn : public c10::BackendMeta {
  public:
-  /// The ordinary tensor whose place it takes; undefined: none (any more), and the operator is the kind's to refuse.
+  /// Returns the ordinary tensor whose place it takes; undefined: none (any more), and the operator is the kind's to refuse.
   virtual at::Tensor ordinary() = 0;
-  /// Moves with every write to what `ordinary` is made of; 0 where that is not told.
+  /// Returns a number that moves with every write to what `ordinary` is made of; 0 where that is not told.
   virtual int64_t version() const = 0;
-  /// What it is made of has a parameter without dimensions. The kind would take scalars beside it, and lose the
+  /// True if what it is made of has a parameter without dimensions. The kind would take scalars beside it, and lose the
   /// reduction of its gradient over the ranks.
   virtual bool is_of_scalar() const = 0;
-  /// The ordinary parameter, where the tensor is a parameter itself: autograd's leaf, to which gradients of ordinary tensors
-  /// belong. Undefined: it is none (any more). Gathers nothing.
+  /// Returns the ordinary parameter, where the tensor is a parameter itself: autograd's leaf, to which gradients of ordinary
+  /// tensors belong. Undefined: it is none (any more). Gathers nothing.
   virtual at::Tensor leaf() { return {}; }
-  /// An operator of the kind has written to the tensor.
+  /// Notes that an operator of the kind has written to the tensor.
   virtual void note_write() = 0;
-  /// The same by way of `.data`, whose writes autograd does not see.
+  /// Notes a write by way of `.data`, which autograd does not see.
   virtual void note_data_write() = 0;
   /// True if other floating-point operands are to come in its ordinary tensor's dtype.
   virtual bool casts_operands() const = 0;
-  /// The kind could not run the operator, as far as this error of it tells (not an interrupt, say).
+  /// True if the kind could not run the operator, as far as this error of it tells (not an interrupt, say).
   virtual bool is_refusal(const std::exception& error) const = 0;
 
-  /// Metadata is copied along with keys: it is that of the tensor it was made for alone.
+  /// True for the tensor that it was made for alone: metadata is copied along with keys.
   bool is_of(const c10::TensorImpl* tensor) const { return tensor_ == tensor; }
-  /// Of the tensor, while autograd knows a fork in its place: see Note [Gradients of stand-ins].
+  /// Returns the tensor's own accumulator, while autograd knows a fork in its place: see Note [Gradients of stand-ins]. Null:
+  /// there has been no fork.
   std::shared_ptr<OwnAccumulator>& own_accumulator() { return own_accumulator_; }
   void set_tensor(const c10::TensorImpl* tensor) { tensor_ = tensor; }
 
@@ -52,7 +53,7 @@ class StandIn : public c10::BackendMeta {
 };
 
 void make_stand_in(const at::Tensor& tensor, c10::intrusive_ptr<StandIn> stand_in);
-/// Null for any other tensor.
+/// Returns the stand-in that a tensor has; null for any other tensor.
 c10::intrusive_ptr<StandIn> stand_in_of(const at::Tensor& tensor);
 
 }  // namespace fsdp

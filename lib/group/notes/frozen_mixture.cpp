@@ -10,7 +10,8 @@
 namespace fsdp {
 
 namespace {
-/// Of the two tensors that a user may have frozen since the last step the registered one wins; the piece is never asked.
+/// True if the parameter needs a gradient. Of the two tensors that a user may have frozen since the last step the registered
+/// one wins; the piece is never asked.
 bool needs_gradient(const FSDPParam& param) {
   const auto unsharded_param = param.unsharded_param(), registered = param.sharded_param();
   if (!unsharded_param.defined() || !registered.defined()) return param.requires_grad();

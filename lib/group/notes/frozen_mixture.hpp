@@ -15,7 +15,7 @@ struct FrozenMixture {
     std::vector<std::string> names;
   };
   Part frozen, trainable;
-  /// What is reduced of the frozen ones, as zeros: those of a flat run that others of need gradients, frozen after
+  /// Bytes of zeros that are reduced for frozen parameters: those of a flat run in which others need gradients, frozen after
   /// the run was laid out.
   int64_t extra_gradient_bytes = 0;
 
@@ -24,10 +24,10 @@ struct FrozenMixture {
   std::string to_string() const;
 };
 
-/// As a step that began now would find it.
+/// Finds the mixture that a step would find if it began now.
 FrozenMixture mixture_of(const ParamGroup& group);
 
-/// The names for a person: all, or the first of many.
+/// Lists the names for a person: all, or the first of many.
 std::string listed(const std::vector<std::string>& names);
 
 }  // namespace fsdp

@@ -19,16 +19,16 @@ class GroupNotes {
   /// The memory that its parameters had before.
   LeftStorages& left() { return left_; }
   OptimizerCheck& optimizer() { return optimizer_; }
-  /// What ranks compare at the first step, of a group that is not attached yet: its parameters are whole here.
+  /// Notes what ranks compare at the first step. The group is not attached yet: its parameters are whole here.
   void note_first_values(const GroupParts& parts);
-  /// Null: nothing was noted, or it has been taken.
+  /// Returns what was noted. Null: nothing was, or it has been taken.
   std::unique_ptr<FirstValues> take_first_values() { return std::move(first_values_); }
-  /// Which parameters are trained: there may be something new to say.
+  /// Notes that other parameters may be trained now: there may be something new to say.
   void trainable_changed() { is_due_ = true; }
-  /// A step is under way already, in which the parameters may have been used as plain ones: nothing is to be said before
-  /// something new is.
+  /// Puts off what is to be said until there is something new: a step is under way already, in which the parameters may have
+  /// been used as plain ones.
   void put_off() { is_due_ = false; }
-  /// Each thing once.
+  /// Says what is to be said, each thing once.
   void say(const ParamGroup& group) {
     if (is_due_) [[unlikely]]
       say_all(group);
