@@ -39,12 +39,6 @@ struct GroupParts {
 
   ParamOwner& owner() const { return **link; }
   const std::string& name() const { return identity.name; }
-  /// The group's, and its parameters'.
-  void rename(std::string name, std::vector<std::string> param_names) {
-    for (size_t i = 0; i < params.size(); ++i) params[i].rename(param_names[i]);
-    identity.name = std::move(name);
-    identity.params = std::move(param_names);
-  }
   Communicator& shard_group() const { return *identity.mesh_info.shard_group; }
   /// What collectives are launched on: `comm`, or in the sanitizer mode one that is late.
   Communicator& launched_on(Communicator& comm) const {

@@ -104,6 +104,13 @@ ParamGroup::ParamGroup(OwnerLink link, GroupIdentity identity, GroupConfig confi
         std::make_unique<GroupSanitizer>(*parts_.config.sanitizer, info.world_rank(), info.mesh.device());
 }
 
+void ParamGroup::place(TreeInterval tree, std::string name, std::vector<std::string> params) {
+  parts_.tree = tree;
+  for (size_t i = 0; i < params.size(); ++i) parts_.params[i].rename(params[i]);
+  parts_.identity.name = std::move(name);
+  parts_.identity.params = std::move(params);
+}
+
 void ParamGroup::attach() {
   const auto self = parts_.owner().shared_from_this();
   for (size_t i = 0; i < parts_.params.size(); ++i) {

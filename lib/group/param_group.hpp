@@ -25,6 +25,8 @@ class ParamGroup final {
   ParamGroup(const ParamGroup&) = delete;
   ParamGroup& operator=(const ParamGroup&) = delete;
 
+  /// Says where its module stands in the tree, and what group and parameters are called there, one name for each parameter.
+  void place(TreeInterval tree, std::string name, std::vector<std::string> params);
   /// Turns the tensors into unsharded parameters. Does not fail halfway: all allocations come before.
   void attach();
   /// Parameters that other groups hold until then: whoever attaches it takes them over first.

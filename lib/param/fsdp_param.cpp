@@ -14,9 +14,15 @@ namespace fsdp {
 
 namespace {
 
+void lay_out(ParamSpec& spec, ShardLayout layout) {
+  spec.layout = std::move(layout);
+  spec.local_sizes = spec.layout.local_sizes(spec.rank);
+  spec.local_strides = spec.layout.local_strides(spec.rank);
+}
+
 ParamSpec completed(ParamSpec spec, const at::Tensor& unsharded_param) {
   spec.dtype = unsharded_param.scalar_type();
-  spec.set_layout(std::move(spec.layout));
+  lay_out(spec, std::move(spec.layout));
   return spec;
 }
 
@@ -53,7 +59,7 @@ void FSDPParam::take_identity(const FSDPParam& other) {
 void FSDPParam::move_away() {
   unsharded.move_away(name());
   sharded.move_away();
-  spec.set_layout(ShardLayout(/*rows=*/int64_t{0}, layout().world_size()));
+  lay_out(spec, ShardLayout(/*rows=*/int64_t{0}, layout().world_size()));
   settings.freeze();
   has_moved_away = true;
 }

@@ -28,14 +28,8 @@ struct ParamSpec {
   ParamReach reach = {};  ///< beyond the group's ranks
   /// How it is registered: as a DTensor; null: as this rank's rows.
   DTensorSpec::Ptr dtensor = {};
-  /// Sizes and strides of this rank's rows. They are kept, as every step asks for them: see `set_layout`.
+  /// Sizes and strides of this rank's rows. They follow from the layout, and are kept as every step asks for them.
   at::DimVector local_sizes = {}, local_strides = {};
-
-  void set_layout(ShardLayout value) {
-    layout = std::move(value);
-    local_sizes = layout.local_sizes(rank);
-    local_strides = layout.local_strides(rank);
-  }
 
   bool is_cast() const { return param_dtype != dtype; }
   /// The whole parameter's sizes and strides in memory.

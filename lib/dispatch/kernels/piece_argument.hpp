@@ -12,11 +12,14 @@ namespace fsdp {
 
 /// An argument with pieces in the place of DTensors.
 template <class Argument>
-struct PieceArgument {
-  explicit PieceArgument(Argument argument) : argument(std::forward<Argument>(argument)) {}
-  Argument get() { return std::forward<Argument>(argument); }
+class PieceArgument {
+ public:
+  explicit PieceArgument(Argument argument) : argument_(std::forward<Argument>(argument)) {}
+  Argument get() { return std::forward<Argument>(argument_); }
   void note_write() const {}
-  Argument argument;
+
+ private:
+  Argument argument_;
 };
 inline const at::Tensor& piece_of(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
@@ -31,18 +34,26 @@ inline void note_piece_write(const at::Tensor& tensor) {
     storage->owner()->note_write(storage->index());
 }
 template <>
-struct PieceArgument<const at::Tensor&> {
-  explicit PieceArgument(const at::Tensor& tensor) : tensor(tensor) {}
-  const at::Tensor& get() { return piece_of(tensor); }
-  void note_write() const { note_piece_write(tensor); }
-  const at::Tensor& tensor;
+class PieceArgument<const at::Tensor&> {
+ public:
+  explicit PieceArgument(const at::Tensor& tensor) : tensor_(tensor) {}
+  const at::Tensor& get() { return piece_of(tensor_); }
+  void note_write() const { note_piece_write(tensor_); }
+
+ private:
+  const at::Tensor& tensor_;
 };
 template <>
-struct PieceArgument<at::Tensor&> {
-  explicit PieceArgument(at::Tensor& tensor) : tensor(tensor) {}
-  at::Tensor& get() { return const_cast<at::Tensor&>(piece_of(tensor)); }
-  void note_write() const { note_piece_write(tensor); }
-  at::Tensor& tensor;
+class PieceArgument<at::Tensor&> {
+ public:
+  explicit PieceArgument(at::Tensor& tensor) : tensor_(tensor) {}
+  /// Returns what the operator was called with.
+  at::Tensor& given() const { return tensor_; }
+  at::Tensor& get() { return const_cast<at::Tensor&>(piece_of(tensor_)); }
+  void note_write() const { note_piece_write(tensor_); }
+
+ private:
+  at::Tensor& tensor_;
 };
 /// The pieces of a list, borrowed from its tensors: to count references costs as much as all else that is done for a list.
 class BorrowedPieces {
@@ -62,14 +73,17 @@ class BorrowedPieces {
   at::Tensor* pieces_;
 };
 template <>
-struct PieceArgument<at::TensorList> {
-  explicit PieceArgument(at::TensorList tensors) : tensors(tensors), pieces(tensors) {}
-  at::TensorList get() { return pieces.list(); }
+class PieceArgument<at::TensorList> {
+ public:
+  explicit PieceArgument(at::TensorList tensors) : tensors_(tensors), pieces_(tensors) {}
+  at::TensorList get() { return pieces_.list(); }
   void note_write() const {
-    for (const auto& tensor : tensors) note_piece_write(tensor);
+    for (const auto& tensor : tensors_) note_piece_write(tensor);
   }
-  at::TensorList tensors;
-  BorrowedPieces pieces;
+
+ private:
+  at::TensorList tensors_;
+  BorrowedPieces pieces_;
 };
 
 }  // namespace fsdp

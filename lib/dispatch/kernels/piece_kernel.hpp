@@ -46,7 +46,7 @@ struct PieceKernel<Op, Result(Args...)> {
           } else if constexpr (std::is_reference_v<Result>) {
             Op::redispatch(below, piece.get()...);
             note_writes();
-            return std::get<0>(pieces).tensor;
+            return std::get<0>(pieces).given();
           } else {
             return wrap(Op::redispatch(below, piece.get()...), scan);
           }

@@ -111,10 +111,9 @@ void ModuleState::rename_groups(const std::string& above, int enter, int exit) c
   for (const auto& owned : groups_) {
     const auto group = owned.group.lock();
     if (!group) continue;
-    group->parts().tree = {.enter = enter, .exit = exit};
     std::vector<std::string> full;
     for (const auto& param : owned.params) full.push_back(tree_.full_name(param, above));
-    group->parts().rename(tree_.description() + owned.suffix, full);
+    group->place({.enter = enter, .exit = exit}, tree_.description() + owned.suffix, std::move(full));
   }
 }
 
