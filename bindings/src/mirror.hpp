@@ -82,7 +82,7 @@ class Mirrors {
 
   /// Every module of the trees that were followed once, depth-first.
   const std::vector<std::shared_ptr<Mirror>>& followed() const { return followed_; }
-  /// Of these.
+  /// Returns the entries of these modules that hold a parameter which nobody has sharded yet.
   const std::vector<PlainEntry>& plain_entries() const { return plain_; }
   void add_plain(PlainEntry entry) { plain_.push_back(std::move(entry)); }
 

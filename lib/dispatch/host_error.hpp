@@ -8,10 +8,11 @@ namespace fsdp {
 /// under which no other code of that language may run.
 using KeepHostError = void (*)(const std::exception& error);
 
-/// Before the first operator. There is one for the process; null by default.
+/// Sets the process's one KeepHostError; null, as by default: none. Call it before the first operator.
 void set_keep_host_error(KeepHostError keep);
 
-/// In front of anything else that is done before it is thrown on. Nothing for any other error.
+/// Keeps an error of the host language, and does nothing for any other. Call it in front of anything else that is done before
+/// the error is thrown on.
 void keep_host_error(const std::exception& error);
 
 }  // namespace fsdp

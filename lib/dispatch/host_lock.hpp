@@ -11,7 +11,7 @@ struct HostLock {
   void (*let_go)(void*);    ///< of what `ensure` has taken, which it returned
 };
 
-/// Before the first operator. There is one for the process; null by default.
+/// Sets the process's one host lock; null, as by default: none. Call it before the first operator.
 void set_host_lock(const HostLock* lock);
 
 /// While it lives, the thread does not hold the lock.

@@ -35,7 +35,7 @@ class OperandScan {
     for (size_t i = 0; i < arguments_.size(); ++i) examine(arguments_[i], i);
   }
 
-  /// Of the operands, each once.
+  /// Returns the owners of the unsharded parameters among the operands, each once.
   const Owners& owners() const { return owners_; }
   bool has_stand_ins() const { return has_stand_ins_; }
   bool has_dtensors() const { return has_dtensors_; }
@@ -63,7 +63,7 @@ class OperandScan {
   /// Floating-point operands beside a parameter come in its dtype: see OperandCast.
   void cast_operands() { cast_.cast_operands(arguments_, info_.statistics); }
   void cast_results(torch::jit::Stack* stack) const { cast_.cast_results(stack, op_.schema().returns().size()); }
-  /// Behind the operator: what it has written is taken over.
+  /// Tells owners which of their parameters the operator has written. Call it after the operator.
   void carry_writes();
 
  private:

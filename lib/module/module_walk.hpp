@@ -58,7 +58,7 @@ void check_ignored_modules(const std::vector<torch::nn::Module*>& roots,
 /// Adds the module and all below it.
 void collect_tree(const torch::nn::Module& module, std::unordered_set<const torch::nn::Module*>& tree);
 
-/// The same of modules that are sharded already, with what they ignored then.
+/// Walks modules that are sharded already once more, and ignores what they ignored then.
 ModuleWalk walk_again(const std::vector<torch::nn::Module*>& roots, const ShardRequest& request);
 
 }  // namespace fsdp

@@ -42,8 +42,8 @@ struct Prepared {
 Prepared prepare(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options,
                  const ModuleState* like);
 
-/// The same for what was registered below a sharded module since it was sharded: for a group more of its state. Parameters
-/// that are sharded already, and what was ignored, stay out. `modules` is empty where the module is gone.
+/// Does the same for what was registered below a sharded module since it was sharded: the groups are further ones of its state.
+/// Parameters that are sharded already, and what was ignored, stay out. `modules` is empty where the module is gone.
 Prepared prepare_late(ModuleState& state);
 
 }  // namespace fsdp

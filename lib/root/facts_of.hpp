@@ -15,7 +15,7 @@ class ParamGroup;
 /// ranks: as in ReduceFacts.
 GroupFacts facts_of(const ParamGroup& group, int ranks);
 
-/// Of the groups that have noted any (GroupNotes::note_first_values); they have none from then on.
+/// Takes the first values from the groups that have noted any (GroupNotes::note_first_values); they have none from then on.
 std::vector<FirstValuesOfGroup> take_first_values(std::span<ParamGroup* const> groups);
 
 }  // namespace fsdp

@@ -40,8 +40,8 @@ class ReductionQueue {
   void free_inputs();
   /// Waits for all of it: gradients are assigned. What has only been packed starts.
   void finish();
-  /// Of one group; null: all of them. The current stream goes on behind what they have queued, as their memory is free
-  /// then.
+  /// Drops the reductions of the group `of`; null: all of them. The current stream goes on behind what they have queued, as
+  /// their memory is free then.
   void drop(const ParamGroup* of);
 
   /// Counts packed gradients of these together from now on.

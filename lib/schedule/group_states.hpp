@@ -55,7 +55,7 @@ class GroupStates {
   const GroupState& operator[](int group) const { return groups_[static_cast<size_t>(group)]; }
   bool is_held(int group) const { return (*this)[group].is_held(); }
   bool is_unsharding(int group) const { return (*this)[group].is_unsharding(); }
-  /// Those that are unsharded or being gathered and can be released, in the order of their gathers.
+  /// Returns the groups that are unsharded or being gathered and can be released, in the order of their gathers.
   const std::vector<int>& held() const { return held_; }
   int64_t held_bytes() const { return held_bytes_; }  ///< unsharded
   /// Calls `release`, which releases it, for each that is held and that `goes` picks.

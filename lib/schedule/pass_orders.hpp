@@ -30,7 +30,7 @@ class PassOrders {
   bool is_forward() const { return pass_ == Pass::kForward || pass_ == Pass::kInference; }
   bool is_inference() const { return pass_ == Pass::kInference; }
   bool is_backward() const { return pass_ == Pass::kBackward; }
-  /// Of the pass that is under way or was the last.
+  /// Returns the order of the pass that is under way or was the last.
   const ExecOrder& current() const { return *order_; }
   const ExecOrder& forward() const { return forward_; }
   const ExecOrder& backward() const { return backward_; }

@@ -39,7 +39,7 @@ class ResidencyBudget {
   const ResidencyPlan& plan() const { return *plan_; }
   bool keeps_after_forward_use(size_t use) const { return plan_->keeps[use]; }
   bool keeps_after_backward_use(size_t use) const { return plan_->keeps[forward_uses_ + use]; }
-  /// Behind its last use in forward. True for a group that the plan does not know.
+  /// Returns whether the plan keeps the group after its last use in forward. True for a group that the plan does not know.
   bool keeps_into_backward(int group) const {
     const auto index = static_cast<size_t>(group);
     return index >= keeps_into_backward_.size() || keeps_into_backward_[index];

@@ -50,13 +50,15 @@ class Scheduler {
   void remove(int group);
 
   // --- a step
-  /// Before it: what reads have left behind goes.
+  /// Releases what reads have left unsharded and nothing holds between steps. Call it before a step.
   Actions release_between_steps();
-  /// Behind that, when all facts are up to date. Throws StateError if the byte budget is too small for what must be there;
-  /// not before a backward of a retained graph, whose gradients would be lost: the limit holds without a plan, too.
+  /// Plans what stays unsharded under the byte budget, unless the plan is current. Call it after `release_between_steps`, when
+  /// all facts are up to date. Throws StateError if the byte budget is too small for what must be there; not before a backward
+  /// of a retained graph, whose gradients would be lost: the limit holds without a plan, too.
   void plan(StepEvent begins = StepEvent::kForwardBegins);
   void begin_forward(bool records_autograd);
-  /// Of the forward under way; else of a graph that was retained. Returns the groups that were gathered ahead of it.
+  /// Begins the backward of the forward under way, or else one of a graph that was retained. Returns the groups that were
+  /// gathered ahead of it.
   std::vector<int> begin_backward(bool is_of_forward);
   /// The forward or backward is over; gradients may still be under way.
   void end_pass() { orders_.end(); }
@@ -85,7 +87,7 @@ class Scheduler {
   Actions read_beside(std::span<const int> used, std::span<const int> written, Reader reader = Reader::kHook);
   /// A user's hook is over: what it has read goes. before: `groups().held()` then.
   Actions end_user_hook(std::span<const int> before);
-  /// Those of the last use.
+  /// Returns the groups of the last use.
   const std::vector<int>& current() const { return current_; }
 
   // --- one group

@@ -44,7 +44,7 @@ class StepMachine {
   /// Backwards are finalized by hand. Throws StateError while one is under way, or not finalized and waited for.
   void set_manual_finalization(bool value);
   bool is_manual() const { return is_manual_; }
-  /// Of the last finalization, from 1 on.
+  /// Returns the ticket of the last finalization, from 1 on; 0 before the first.
   int64_t ticket() const { return ticket_; }
   /// Throws StateError unless that one's gradients are still to be waited for.
   void check_ticket(int64_t ticket) const;

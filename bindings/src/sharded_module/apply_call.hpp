@@ -20,7 +20,8 @@ class ApplyCall {
   void begin(const ShownParams& params);
   /// function: what `_apply` was called with, `of`: the parameters that it was called for; None: no gradient goes through it.
   void end(const Groups& groups, const ShownParams& params, const py::object& function, const py::object& of);
-  /// Behind an exception, also one of `end`.
+  /// Puts parameters and gradients back after an exception, also one of `end`. Inside another of the same call it leaves that
+  /// to the outermost.
   void give_up(const ShownParams& params);
 
  private:

@@ -9,7 +9,7 @@ namespace fsdp::python {
 using PySharded = py::class_<ShardedModule, std::shared_ptr<ShardedModule>>;
 using Modules = std::vector<std::shared_ptr<ShardedModule>>;
 
-/// Of modules that Python gives; TypeError for None.
+/// Returns the FSDPModule of each module that Python gives. Throws TypeError for None.
 std::vector<FSDPModule> controls_of(const Modules& modules);
 
 /// FSDP2's controls, and this library's own.

@@ -19,7 +19,7 @@ class ComputeHandle {
 
   /// The nn.Parameter; null until it is there.
   const PyRef& parameter() const { return parameter_; }
-  /// The same over another unsharded parameter.
+  /// Makes a handle of the same kind over another unsharded parameter.
   virtual std::unique_ptr<ComputeHandle> over(at::Tensor handle) const = 0;
   /// Takes over what has changed of the unsharded parameter since the last call.
   virtual void follow() = 0;

@@ -28,7 +28,7 @@ py::object spec_of(py::handle dtensor);
 
 /// An nn.Parameter, of whatever class of tensors; not for null, None and what is no tensor.
 bool is_parameter(PyObject* object);
-/// Of a tensor.
+/// Returns whether it is a DTensor. tensor: a tensor, and nothing else.
 bool is_dtensor(py::handle tensor);
 at::Tensor local_tensor_of(py::handle dtensor);
 /// A tensor of a class of its own that says itself how it is gathered (fsdp_pre_all_gather), or has to before it is.

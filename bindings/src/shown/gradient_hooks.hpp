@@ -9,7 +9,8 @@ namespace fsdp::python {
 bool has_gradient_hooks(const ShardedDTensor& param);
 void run_gradient_hooks(const ShardedDTensor& param);
 
-/// From now on they run amid backward, as soon as the core has put a gradient on the sharded parameter or added to it.
+/// Makes the user's hooks run amid backward from now on, as soon as the core has put a gradient on the sharded parameter or
+/// added to it.
 void run_gradient_hooks_in_backward(ShownParam& param);
 
 }  // namespace fsdp::python

@@ -36,7 +36,7 @@ class ParamEntries {
       if (is_such(now_at(entry))) return true;
     return false;
   }
-  /// Of the first.
+  /// Returns the name that the first entry has in its module.
   const std::string& name() const { return entries_.front().place.name; }
   const std::vector<Entry>& all() const { return entries_; }
 

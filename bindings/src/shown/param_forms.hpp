@@ -28,7 +28,7 @@ class ParamForms {
 
   const PyRef& unsharded() const { return unsharded_; }
   bool computes_with_handle() const { return handle_ != nullptr; }
-  /// From now on; the sharded one is shown.
+  /// Makes `handle` what modules compute with from now on. The sharded parameter has to be shown at the call.
   void compute_with(std::unique_ptr<ComputeHandle> handle) { handle_ = std::move(handle); }
   /// For a copy of the parameter with this unsharded parameter; null where modules compute with the unsharded parameter itself.
   std::unique_ptr<ComputeHandle> handle_over(at::Tensor unsharded) const {
@@ -52,9 +52,9 @@ class ParamForms {
   void show_sharded() const;
   void show_unsharded() const;
   void show_post_forward() const { show(post_forward_); }
-  /// From now on, whatever else is to be shown: the unsharded parameter, which is an ordinary tensor (FullParameters).
+  /// Shows the unsharded parameter, which is an ordinary tensor (FullParameters), from now on, whatever else is to be shown.
   void show_full();
-  /// The sharded one again, also where a user has put something else.
+  /// Shows the sharded one again, also where a user has put something else.
   void end_full();
   bool is_full() const { return static_cast<bool>(full_); }
   /// What a user has put in its place; undefined: nothing.

@@ -36,9 +36,9 @@ class ShownGradient {
   /// `.data = data` of the DTensor that shows it. data: a DTensor placed as the gradient is. TypeError for any other.
   void set_data(const at::Tensor& data);
 
-  /// Before `nn.Module._apply`, which puts another tensor, without a grad_dtype, behind the parameter, and fails on, and loses,
-  /// a gradient of another dtype than the parameter's: the DTensor has none until `bring_back`. What the user has made of it
-  /// is taken over. Nothing if it is aside already.
+  /// Takes over what the user has made of the gradient, and takes it off the DTensor until `bring_back`. Does nothing if it is
+  /// aside already. Call it before `nn.Module._apply`, which puts another tensor, without a grad_dtype, behind the parameter,
+  /// and fails on, and loses, a gradient of another dtype than the parameter's.
   void set_aside();
   /// Undefined: it is not aside.
   const at::Tensor& aside() const { return aside_; }

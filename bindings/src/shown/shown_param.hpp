@@ -51,7 +51,8 @@ class ShownParam : public std::enable_shared_from_this<ShownParam> {
   /// Takes over what the user has changed on the DTensor since the last call: requires_grad, grad_dtype, a gradient
   /// that was dropped or replaced, and values that were written into the memory of the parameter it is tied with.
   void take_over();
-  /// Of that, hooks that it has got: they run where its gradient comes from then on, whatever tensor is behind it.
+  /// Takes over hooks that the DTensor has got, and nothing else: they run where its gradient comes from then on, whatever
+  /// tensor is behind it.
   void take_over_hooks();
   /// Puts the sharded parameter's gradient on the DTensor.
   void show_gradient();

@@ -11,7 +11,8 @@ namespace fsdp {
 /// The elements of `whole`, sized as the unsharded parameter, that this rank owns, shaped like the sharded parameter,
 /// outside autograd. May share memory with `whole`, on whose device it is.
 at::Tensor own_rows(const FoundParam& found, const at::Tensor& whole);
-/// The same of a tensor of `whole_sizes`.
+/// Returns the same of a tensor of `whole_sizes`, which is full: where the parameter is a tensor-parallel part of it, that part
+/// is cut out first.
 at::Tensor own_of_whole(const FoundParam& found, const at::Tensor& whole);
 
 }  // namespace fsdp

@@ -28,8 +28,8 @@ std::string misfit(const StateEntry& entry, const StateTensor& tensor);
 /// placements than the tensor.
 void load_entry(const StateEntry& entry, const StateTensor& tensor);
 
-/// The same with the first rank's `entry`, which is whole, for all ranks of `mesh`. Elsewhere it may be
-/// null. A collective call.
+/// Writes every rank's elements from the first rank's `entry`, which is whole and is broadcast over `mesh`. On other ranks
+/// `entry` may be null. A collective call of all ranks of `mesh`.
 void load_entry_from_first(const StateEntry* entry, const StateTensor& tensor, const DeviceMesh& mesh,
                            const std::string& name);
 

@@ -16,7 +16,7 @@ ReduceInputs collect_gradients(ParamGroup& group);
 /// The buckets when all trainable parameters have gradients; these stay where they are.
 std::vector<ReduceBucket> expected_buckets(ParamGroup& group);
 
-/// Behind the last use of a reduction's buckets: lets go of their memory and keeps the rest for the group's next reduction.
+/// Lets go of the memory of a reduction's buckets, after their last use, and keeps the rest for the group's next reduction.
 void keep_buckets(ParamGroup& group, std::vector<ReduceBucket> buckets);
 
 }  // namespace fsdp

@@ -34,16 +34,16 @@ class GradientDtypes {
   at::ScalarType reduce_dtype(size_t index, const std::optional<at::ScalarType>& gradient = {}) const;
   /// Its gradients are reduced in whatever dtype autograd makes.
   bool takes_any(size_t index) const;
-  /// Those of one of its parameters are.
+  /// Returns whether that is so for one of the group's parameters at least, as of the last `set`.
   bool takes_any() const { return takes_any_; }
   /// All gradients that are reduced together are in the dtype that theirs promote to.
   bool promotes() const;
-  /// That a reduced gradient has on the sharded parameter; none: the one that it was reduced in.
+  /// Returns the dtype that a reduced gradient has on the sharded parameter; none: the one that it was reduced in.
   std::optional<at::ScalarType> kept_dtype(size_t index) const {
     const auto& param = parts_.params[index];
     return kept_dtype(param, param.spec.dtype);
   }
-  /// The same if it were kept in `stored`.
+  /// Returns the same for a parameter that is kept in the dtype `stored`.
   std::optional<at::ScalarType> kept_dtype(const FSDPParam& param, at::ScalarType stored) const {
     if (param.grad_dtype().is_set) return param.grad_dtype().dtype;
     return parts_.config.mp_policy.keep_low_precision_grads ? std::nullopt : std::optional(stored);

@@ -10,7 +10,7 @@ class ParamGroup;
 
 /// This rank's rows of the bucket's entry `i`, in its sum.
 at::Tensor local_piece(const ParamGroup& group, const ReduceBucket& bucket, size_t i);
-/// The same to become the parameter's gradient.
+/// Returns the same rows as a tensor that becomes the parameter's gradient.
 at::Tensor gradient_piece(const ParamGroup& group, const ReduceBucket& bucket, size_t i);
 /// Adds to the bucket's sum what earlier backwards have left.
 void add_partial_sums(ParamGroup& group, ReduceBucket& bucket);

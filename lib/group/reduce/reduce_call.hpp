@@ -27,9 +27,9 @@ bool owes_zeros(const ParamGroup& group);
 bool reduces_in_streams(const ParamGroup& group);
 
 ReduceScatterOptions options_of(const ParamGroup& group, const ReduceBucket& bucket);
-/// For the trace.
+/// Describes a collective of the bucket for the trace.
 CollectiveCall call_of(const ParamGroup& group, const ReduceBucket& bucket, Operation operation, Communicator& comm);
-/// Of all their inputs in registered memory; notes each bucket's own.
+/// Returns the bytes that all buckets' inputs take in registered memory, and notes each bucket's own (`slot_bytes`).
 int64_t measure_slot(const ParamGroup& group, std::span<ReduceBucket> buckets);
 
 }  // namespace fsdp

@@ -29,10 +29,10 @@ struct OwnedGroup {
   std::optional<ReshardPlan> integer_plan = {};  ///< groups of ranks made when an integer was asked for
 };
 
-/// Those that are alive.
+/// Returns the groups that are alive.
 std::vector<std::shared_ptr<ParamGroup>> live_groups(const std::vector<OwnedGroup>& groups);
 
-/// The one on that mesh, with that use of it; null if there is none, or it is gone.
+/// Returns the group on that mesh, with that use of it; null if there is none, or it is gone.
 std::shared_ptr<ParamGroup> find_group(const std::vector<OwnedGroup>& groups, const MeshInfo& info);
 
 /// Throws StateError if an entry of a parameter table no longer holds its sharded parameter.

@@ -41,7 +41,7 @@ class TreePosition {
 
   /// above: the parent's name.
   void set_name_below(const std::string& above);
-  /// From the root.
+  /// Returns the parameter's name from the root on.
   std::string full_name(const OwnedParam& param, const std::string& above) const;
 
  private:
