@@ -9,7 +9,7 @@ namespace fsdp {
 class ParamGroup;
 
 /// Takes the group's unsharded gradients off the unsharded parameters, with the sums that wait, and sorts them by the dtype
-/// that they are summed in, into the buckets that the group has kept. Nothing is packed yet. Throws ArgumentError where ranks
+/// that they are summed in, into the buckets that the group has kept. Nothing is packed yet. Throws UsageError where ranks
 /// could not agree on a dtype.
 ReduceInputs collect_gradients(ParamGroup& group);
 
