@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <span>
+#include <thread>
 
 #include "late_capture.hpp"
 #include "late_training.hpp"
@@ -199,6 +200,35 @@ TEST_CASE("parameters that are gathered when one stream uses them are there for 
     check({.width = width});
     check({.width = width, .is_right_first = true});
   }
+}
+
+TEST_CASE("memory that one stream has allocated for what arrived goes back behind another's use of it", "[late][branches]") {
+  const LateTraining training;
+  CHECK(errors_on_late({.world_size = 2}, [&](LateRank& rank) {
+          auto chain = sharded_chain(rank, training);
+          const torch::NoGradGuard no_grad;
+          const auto x = at::ones({kBatch, training.width}, at::TensorOptions(rank.device()));
+          const auto& weight = chain.model->layers[0]->weight;
+          const auto here = current_stream_of(rank.index()), other = new_stream(rank.index());
+          {
+            const c10::StreamGuard launched_on(new_stream(rank.index()));
+            static_cast<void>(chain.layers[0].unshard_async());
+          }
+          const auto expected = at::linear(x, weight);
+          at::Tensor seen;
+          std::optional<Stall> stall;
+          {
+            const c10::StreamGuard there(other);
+            let_wait(other, here);
+            stall.emplace(rank.index());
+            seen = at::linear(x, weight);
+          }
+          chain.layers[0].reshard();
+          const auto next = at::empty({1}, x.options());
+          std::this_thread::sleep_for(20ms);  // by then whoever waits for nobody has written there
+          stall->end();
+          expect_close(seen.cpu(), expected.cpu(), 0, "what another stream computes");
+        }) == std::vector<std::string>{"", ""});
 }
 
 }  // namespace fsdp::test

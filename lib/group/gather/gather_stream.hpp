@@ -26,10 +26,11 @@ namespace fsdp {
 // 2. a side stream of reductions waits for the compute stream each time it is entered, and so for all who may have used
 //    what is allocated on it;
 // 3. what the compute stream allocated and a side stream uses is referred to until the compute stream waits for that.
+// A StreamBuffer is what holds memory of rules 1 and 3, and does that waiting.
 //
 // Several compute streams. A module may run its parts on streams of its own, which wait for each other as its own tensors
 // need; parameters and gradients are the runtime's business. The first use of a group waits for its gather, on the stream that
-// is current; a use on another stream goes on behind what has made the group readable (StreamUse). What packs gradients waits
+// is current; a use on another stream goes on behind what has made the group readable. What packs gradients waits
 // for every stream on which autograd has accumulated one (GradientStreams). Whose memory these gradients are nobody knows:
 // they alone are recorded with the allocator, as autograd does where it takes a gradient from stream to stream.
 //

@@ -55,10 +55,15 @@ void Unsharder::unshard(const Launch& launch) {
                                           : parts_.comm_ctx->all_gather_stream.enter(
                                                 device, parts_.config.host_memory && !encoded);
         // Only there: a stream that captures a graph may wait for nothing that came before the capture.
-        if (beside.is_beside()) memory_.wait_for_last_use(device);
-        auto gather = start_gather(launch);
-        stream_use_.record_launch(device);
-        return gather;
+        if (beside.is_beside()) memory_.wait_for_last_use();
+        try {
+          auto gather = start_gather(launch);
+          if (SideStream::exists_on(device)) memory_.note_launch(gather, owns_input(gather));
+          return gather;
+        } catch (...) {
+          memory_.drop();
+          throw;
+        }
       });
   enter(unsharding);
   count_gather(comm);
@@ -156,7 +161,7 @@ void Unsharder::wait_for_unshard() {
   const bool sends_it = sends_shard(gather.local);
   try {
     comm_ctx.trace.wait(Operation::kAllGather, parts_.identity, gather.work);
-    stream_use_.wait_before_use();
+    memory_.begin_arrival();
     gather.work.reset();
     let_go_of_views(sends_it);
     const Range copy_out(comm_ctx.trace, "FSDP::all_gather_copy_out", parts_.identity);
@@ -164,22 +169,23 @@ void Unsharder::wait_for_unshard() {
     show(finish_gather(std::move(gather)));
   } catch (...) {
     let_go_of_views(sends_it);
+    memory_.drop();
     comm_ctx.meter.remove_unsharded(parts_.unsharded_bytes());
     enter(next(UnshardEvent::kGatherFails));
     throw;
   }
   // A piece that was kept after forward goes with this: as in FSDP2, what this backward gathers again comes from the shards.
   enter(unsharded);
-  stream_use_.end_gather();
+  memory_.end_arrival();
 }
 
 void Unsharder::show(at::Tensor unsharded) {
-  auto* base = static_cast<char*>(unsharded.mutable_data_ptr());
+  memory_.set(std::move(unsharded));
+  auto* base = static_cast<char*>(memory_.bytes().mutable_data_ptr());
   for (size_t i = 0; i < parts_.params.size(); ++i) {
     if (!has_unsharded_memory(parts_, i)) continue;
     if (auto* storage = parts_.params[i].unsharded.storage()) storage->fill(base + parts_.layout.unsharded_offset(i));
   }
-  memory_.set(std::move(unsharded));
   if (!parts_.sanitizer) [[likely]]
     return;
   parts_.sanitizer->note_shown(memory_.bytes(), unsharded_places(parts_));
@@ -191,9 +197,7 @@ void Unsharder::hide() {
   for (auto& param : parts_.params)
     if (auto* storage = param.unsharded.storage()) storage->release();
   inputs_.release();
-  if (memory_.keeps() || memory_.is_slot()) stream_use_.let_current_wait_for_uses();
   memory_.release();
-  stream_use_.wait_before_free();
 }
 
 void Unsharder::reshard() { release(UnshardEvent::kReshard); }
@@ -222,7 +226,7 @@ void Unsharder::reshard_after_forward(const std::shared_ptr<Communicator>& over)
 
 void Unsharder::keep_post_forward_piece(const std::shared_ptr<Communicator>& over) {
   BelowResidency below;
-  stream_use_.wait_before_another_use();  // the current stream may be another group's
+  memory_.begin_use();  // the current stream may be another group's
   const Range copy(parts_.comm_ctx->trace, "FSDP::post_forward_copy", parts_.identity);
   const GroupBuffers buffers(parts_, "parameters kept after forward");
   auto regrouped = parts_.layout.gathered().regrouped(over->size());
@@ -243,7 +247,7 @@ void Unsharder::give_up_gather() noexcept {
   // streams, and a graph must not end with a stream that nobody waits for.
   try {
     parts_.comm_ctx->trace.note_given_up(Operation::kAllGather, parts_.identity);
-    const bool is_waited_for = stream_use_.joins_in_capture(parts_.shard_group().waits_in_streams()) || memory_.is_slot();
+    const bool is_waited_for = memory_.joins_in_capture(parts_.shard_group().waits_in_streams()) || memory_.is_slot();
     if (is_waited_for && gather_.work) gather_.work->wait();
   } catch (const std::exception& error) {
     log().info("{}: an all-gather that is no longer needed failed: {}", parts_.name(), error.what());
@@ -251,19 +255,16 @@ void Unsharder::give_up_gather() noexcept {
   if (!sends_shard(gather_.local)) views_.inputs.clear();
   views_.outputs.drop();
   gather_ = {};
+  memory_.drop();
 }
 
 void Unsharder::abandon() noexcept {
   if (!is_held() || state_ == UnshardState::kAliased) return;
   parts_.comm_ctx->meter.remove_unsharded(parts_.unsharded_bytes());
-  try {
-    if (is_unsharding(state_))
-      give_up_gather();
-    else
-      stream_use_.wait_before_free();
-  } catch (const std::exception& error) {
-    log().error("{}: releasing the parameters of a destroyed module failed: {}", parts_.name(), error.what());
-  }
+  if (is_unsharding(state_))
+    give_up_gather();
+  else
+    memory_.drop();
   enter(UnshardState::kSharded);
 }
 
@@ -273,11 +274,10 @@ void Unsharder::leave_slot() {
   if (is_unsharding(state_)) wait_for_unshard();
   const GroupBuffers buffers(parts_, "gathered parameters");
   auto own = make_buffer(memory_.bytes().numel(), memory_.bytes().options());
-  stream_use_.let_current_wait_for_uses();  // the slot's next gather waits for this stream alone
+  memory_.join_uses();
   own.copy_(memory_.bytes(), /*non_blocking=*/true);
+  memory_.leave_slot();
   show(std::move(own));
-  stream_use_.move_to_current();
-  memory_.set_is_slot(false);
 }
 
 void Unsharder::set_encoded(std::unique_ptr<EncodedGather> encoded) {

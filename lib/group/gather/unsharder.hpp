@@ -6,7 +6,6 @@
 #include "collectives/all_gather.hpp"
 #include "comm/comm_memory.hpp"
 #include "group/gather/all_gather_inputs.hpp"
-#include "group/gather/stream_use.hpp"
 #include "group/gather/unshard_state.hpp"
 #include "group/gather/unsharded_memory.hpp"
 #include "group/group_parts.hpp"
@@ -38,7 +37,7 @@ class Unsharder {
   /// `unshard` then.
   void wait_for_unshard();
   /// The current stream is about to use the unsharded parameters, which may have been made readable on another one.
-  void wait_before_use() { stream_use_.wait_before_another_use(); }
+  void wait_before_use() { memory_.begin_use(); }
   /// Releases the unsharded parameters, or gives up a gather under way, and drops what `reshard_after_forward` kept.
   /// Nothing is lost.
   void reshard();
@@ -47,7 +46,7 @@ class Unsharder {
   void reshard_after_forward(const std::shared_ptr<Communicator>& over);
   /// A gather that is under way goes on without it.
   void drop_post_forward_piece();
-  /// The group goes: gives up a gather, and what is unsharded goes back to the stream that it was allocated for.
+  /// The group goes: gives up a gather, or what is unsharded.
   void abandon() noexcept;
   /// Nothing is unsharded and other memory or another device may have come: the state that this is (kAliased, kMeta,
   /// kSharded). Where nothing is ever released, the unsharded parameters show this rank's memory.
@@ -108,6 +107,10 @@ class Unsharder {
   void let_go_of_views(bool keeps_inputs);
   /// What a gather sends is this rank's rows as they lie.
   bool sends_shard(const at::Tensor& sent) const { return sent.is_same(parts_.shard.bytes()); }
+  /// What it sends has been packed for it.
+  bool owns_input(const AllGather& gather) const {
+    return !sends_shard(gather.local) && !gather.local.is_same(post_forward_.piece);
+  }
 
   GroupParts& parts_;
   AllGatherInputs inputs_;
@@ -115,7 +118,6 @@ class Unsharder {
   AllGather gather_;
   PostForward post_forward_;
   UnshardedMemory memory_;
-  StreamUse stream_use_;           // of the last gather
   GatherViews views_;              // of gathers of the shard as it lies
 };
 
