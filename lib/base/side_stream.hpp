@@ -32,8 +32,6 @@ class SideStream {
   void join();
   /// Lets the current stream wait as `join` does, but more is to be queued here, and `join` is to come.
   void let_current_wait();
-  /// Lets what is queued here from now on wait for `event`.
-  void wait_for(const c10::Event& event) { event.block(*stream_); }
 
  private:
   std::optional<c10::Stream> stream_;

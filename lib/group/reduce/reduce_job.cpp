@@ -32,8 +32,8 @@ ReduceJob::ReduceJob(ParamGroup& group, bool is_behind_one) : group_(&group) {
   inputs_ = collect_gradients(group);
   pack();
   if (!is_behind_one && can_be_on_streams()) driver_ = ReduceDriver::kStreams;
-  const auto device = parts.config.device;
-  if (SideStream::exists_on(device)) packed_on_ = current_stream(device);
+  sent_.begin(parts.config.device);
+  if (sent_.owner()) hold_inputs();
 }
 
 ReduceJob::~ReduceJob() {
@@ -51,14 +51,15 @@ ReduceJob& ReduceJob::operator=(ReduceJob&& other) noexcept {
 /// Behind an exception or a reset. What is under way still keeps its memory; but what has been waited for goes back to the
 /// stream that packed it, and a graph must not end with a stream for which nobody waits.
 void ReduceJob::give_up() noexcept {
-  if (!packed_on_) return;
+  const auto packed_on = sent_.owner();
+  if (!packed_on) return;
   try {
-    if (is_capturing(current_stream(packed_on_->device())).value_or(false))
+    if (is_capturing(current_stream(packed_on->device())).value_or(false))
       for (auto& bucket : inputs_.buckets)
         for (const auto& work : {bucket.reduce_scatter.work, bucket.all_reduce})
           if (work) work->wait();
-    let_wait_for_current(*packed_on_);
-    join_in_capture(*packed_on_);
+    sent_.note_use();
+    sent_.reset();
   } catch (const std::exception& error) {
     log().info("{}: a reduction that is no longer needed failed: {}", group_->name(), error.what());
   }
@@ -102,6 +103,11 @@ void ReduceJob::pack() {
   packed_ = PackedBytes(group_->parts().comm_ctx->meter, bytes);
 }
 
+void ReduceJob::hold_inputs() {
+  for (const auto& bucket : inputs_.buckets)
+    for (const auto& input : bucket.reduce_scatter.inputs.tensors()) sent_.hold(input);
+}
+
 /// By options alone: with all-reduces it decides the order of launches.
 bool ReduceJob::can_be_on_streams() const {
   const auto& config = group_->parts().config;
@@ -140,7 +146,7 @@ bool ReduceJob::hold_back_by(const ParamGroup& gathered) {
 
 void ReduceJob::start() {
   enter(ReduceEvent::kStart);
-  const c10::OptionalStreamGuard on_theirs(packed_on_);
+  const c10::OptionalStreamGuard on_theirs(sent_.owner());
   auto& parts = group_->parts();
   auto& comm_ctx = *parts.comm_ctx;
   const GroupBuffers buffers(parts, "reduced gradients");
@@ -172,13 +178,24 @@ void ReduceJob::start() {
 void ReduceJob::continue_on_streams() {
   const auto device = group_->parts().config.device;
   continue_behind_reduce_scatters();
-  record(reduced_, current_stream(device));
+  sent_.record_last_use();
   if (!can_assign_on_streams()) return;
   enter(ReduceEvent::kAssign);
   if (!queues_more()) return assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes, nullptr);
+  hold_sums();
   const auto behind = group_->parts().comm_ctx->post_reduce_stream.enter(device);
   assign_sharded_grads(*group_, inputs_, KeepsAlone::kYes, nullptr);
-  record(assigned_, current_stream(device));
+  sums_.record_last_use();
+}
+
+/// Of the current stream; or where one rank has only packed them, of the one that did.
+void ReduceJob::hold_sums() {
+  if (group_->identity().mesh_info.shard_size() > 1)
+    sums_.begin(group_->parts().config.device);
+  else
+    sums_.begin(sent_);
+  for (const auto& bucket : inputs_.buckets) sums_.hold(bucket.reduce_scatter.output);
+  for (const auto& [index, gradient] : inputs_.alone) sums_.hold(gradient);
 }
 
 /// False: what the reduce-scatters gave becomes the gradients as it is.
@@ -197,19 +214,15 @@ bool ReduceJob::queues_more() const {
 void ReduceJob::free_inputs() {
   if (std::exchange(has_freed_inputs_, true)) return;
   BelowResidency below;
-  if (driver_ == ReduceDriver::kStreams) {
-    reduced_->block(*packed_on_);
-    join_in_capture(*packed_on_);
-  } else {
+  const auto packed_on = sent_.owner();
+  if (driver_ != ReduceDriver::kStreams) {
     group_->parts().comm_ctx->let_current_wait_for_reductions();  // sums that they have left
     continue_behind_reduce_scatters();
-    if (packed_on_) {
-      let_wait_for_current(*packed_on_);
-      join_in_capture(*packed_on_);
-    }
+    sent_.note_use();
   }
+  sent_.reset();
   // What is packed next on the same stream takes their memory.
-  const c10::OptionalStreamGuard on_theirs(packed_on_);
+  const c10::OptionalStreamGuard on_theirs(packed_on);
   for (auto& bucket : inputs_.buckets) free_reduce_scatter_inputs(bucket.reduce_scatter);
   packed_.release();
   if (slot_) slot_->note_waited();
@@ -240,14 +253,10 @@ void ReduceJob::finish(UserHooks& hooks) {
     enter(ReduceEvent::kAssign);
     assign_sharded_grads(*group_, inputs_, driver_ == ReduceDriver::kStreams ? KeepsAlone::kYes : KeepsAlone::kNo, &hooks);
   }
-  if (!assigned_) return;
-  // What this holds is given back to the stream that it was made for (Note [Streams of a root]).
-  if (group_->identity().mesh_info.shard_size() > 1) {
-    comm_ctx.reduce_scatter_stream.wait_for(*assigned_);
-  } else {
-    assigned_->block(*packed_on_);
-    join_in_capture(*packed_on_);
-  }
+  if (!sums_.owner()) return;
+  // The root joins its own stream at the end of the backward.
+  if (group_->identity().mesh_info.shard_size() > 1) sums_.let_owner_wait();
+  sums_.reset();
 }
 
 }  // namespace fsdp

@@ -1,11 +1,8 @@
 #pragma once
 
-#include <c10/core/Event.h>
-#include <c10/core/Stream.h>
-
 #include <memory>
-#include <optional>
 
+#include "collectives/stream_buffer.hpp"
 #include "group/reduce/reduce_bucket.hpp"
 #include "group/reduce/reduce_stage.hpp"
 #include "group/reduce/reduction_slots.hpp"
@@ -63,6 +60,8 @@ class ReduceJob {
   bool can_be_on_streams() const;
   bool can_assign_on_streams() const;
   bool queues_more() const;
+  void hold_inputs();
+  void hold_sums();
   void continue_on_streams();
   void continue_behind_reduce_scatters();
 
@@ -73,8 +72,8 @@ class ReduceJob {
   std::shared_ptr<ReductionSlots::Hold> slot_;  // of the buckets' inputs; null: they are in LibTorch's memory
   PackedBytes packed_;  // of the buckets' inputs
   bool has_freed_inputs_ = false;
-  std::optional<c10::Stream> packed_on_;          // where there are streams: the inputs' memory is its
-  std::optional<c10::Event> reduced_, assigned_;  // on streams: behind the reduce-scatters, behind what follows them
+  StreamBuffer sent_;  // holds the buckets' inputs, of the stream that packed them
+  StreamBuffer sums_;  // on streams: holds what the reduce-scatters gave, while more is done with it
 };
 
 }  // namespace fsdp
