@@ -53,7 +53,7 @@ struct GatherViews {
 [[nodiscard]] AllGather start_all_gather(const PieceLayout& layout, const at::Tensor& local, const GatherCall& call,
                                          GatherMemory memory = {}, GatherViews* views = nullptr);
 
-/// The same of a layout that packs everything, in place: for this rank's part, `local`, to be written into the buffer before
+/// Prepares one of a layout that packs everything, in place: this rank's part, `local`, is to be written into the buffer before
 /// `launch_all_gather`. device: of the buffer. unsharded: as in GatherMemory.
 [[nodiscard]] AllGather prepare_packed_all_gather(const PieceLayout& layout, const GatherCall& call, c10::Device device,
                                                   at::Tensor unsharded);
@@ -64,7 +64,7 @@ void launch_all_gather(AllGather& gather, const GatherCall& call);
 /// of the copy.
 [[nodiscard]] at::Tensor finish_all_gather(AllGather gather);
 
-/// Of a packed piece: those of all ranks, (ranks, piece_bytes(i)).
+/// Returns all ranks' pieces i, which were packed: (ranks, piece_bytes(i)).
 at::Tensor gathered_pieces(const AllGather& gather, size_t i);
 /// Puts them side by side into the unsharded buffer, `offset` bytes from its start.
 void place_pieces(const AllGather& gather, size_t i, const at::Tensor& unsharded, int64_t offset);

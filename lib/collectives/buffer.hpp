@@ -16,7 +16,7 @@ namespace fsdp {
 /// huge pages (2 MiB) where a large CPU buffer covers them whole. Under GuardedBuffers it is poison.
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options);
 
-/// The same from a user's allocator; null: ours. Throws UsageError naming `subject`, the group, if what it
+/// Makes one by a user's allocator; null: by ours. Throws UsageError naming `subject`, the group, if what it
 /// gives is something else.
 at::Tensor make_buffer(int64_t numel, const at::TensorOptions& options, Comm* custom,
                        std::string_view subject);

@@ -14,7 +14,7 @@ struct PieceCopy {
 /// they do.
 void copy_pieces(void* to, const void* from, const PieceCopy& pieces);
 
-/// The same, with zeros behind each piece up to `slot` bytes: fewer than 16 of them, slot a multiple of 16.
+/// Copies so, and writes zeros behind each piece up to `slot` bytes: fewer than 16 of them, slot a multiple of 16.
 void copy_padded_pieces(void* to, const void* from, const PieceCopy& pieces, int64_t slot);
 
 }  // namespace fsdp

@@ -75,10 +75,10 @@ class PieceLayout {
   int64_t tail_bytes() const { return rank_bytes_ - tail_begin_; }
   int64_t tail_offset(size_t i) const { return offsets_[i] - tail_begin_; }
 
-  /// The same pieces at the same places, all of them packed: nothing travels from place to place.
+  /// Has the same pieces at the same places, all of them packed: nothing travels from place to place.
   PieceLayout packed() const;
 
-  /// The same unsharded tensors cut in `world_size` pieces, each of as many bytes, as they lie in memory,
+  /// Cuts the same unsharded tensors in `world_size` pieces, each of as many bytes, as they lie in memory,
   /// as several of these. `world_size` divides ours.
   PieceLayout regrouped(int world_size) const;
 

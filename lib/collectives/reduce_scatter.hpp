@@ -68,7 +68,7 @@ struct ReduceScatterOptions {
   bool reads_slot = false;              ///< to launch: that memory was a slot's, and something is packed there
 };
 
-/// Of the inputs that all ranks pack, by the layout alone, each aligned: what is small, padded, joined from several
+/// Counts the bytes of what all ranks pack, by the layout alone, each aligned: what is small, padded, joined from several
 /// gradients, or cast. What is left travels as it lies; a rank whose gradient is missing or lies otherwise packs that
 /// too, in memory of its own. Gradients are not looked at. Arguments as for `pack_reduce_scatter`.
 int64_t packed_bytes(std::span<const ReduceSegment> segments, std::span<const ReduceEntry> entries,
@@ -97,7 +97,7 @@ void launch_reduce_scatter(ReduceScatter& reduction, const ReduceScatterOptions&
 /// On a stream that goes on behind the collective, which has been waited for.
 void free_reduce_scatter_inputs(ReduceScatter& reduction);
 
-/// Behind the last use of the output: holds no memory any more.
+/// Lets go of all memory, behind the last use of the output.
 void recycle_reduce_scatter(ReduceScatter& reduction);
 
 /// Where this rank's piece of segment `segment` begins in `output`, which may have come to another dtype since: elements from

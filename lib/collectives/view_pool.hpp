@@ -18,10 +18,10 @@ namespace fsdp {
 /// Not thread-safe; others may let go of the tensors on any thread.
 class ViewPool {
  public:
-  /// An empty list, and what was in it is let go.
+  /// Begins an empty list, and lets go of what was in it.
   void begin();
-  /// The same; base: of which most views will be, and which stays while they are added. Holds its memory until the pool lets
-  /// go.
+  /// Begins so, for views of one memory. base: of which most views will be, and which stays while they are added. Holds its
+  /// memory until the pool lets go.
   void begin(const at::Tensor& base);
   /// 1-D: `numel` elements of base's storage from element `offset` on, as raw_view.
   void add(const at::Tensor& base, int64_t numel, int64_t offset);

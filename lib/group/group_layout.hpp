@@ -35,14 +35,14 @@ class GroupLayout {
   struct Itemsizes {
     int64_t stored = 0, gathered = 0;
   };
-  /// The same places, counted in elements, for other dtypes: every rank keeps what it holds. Flat runs
+  /// Keeps the places, counted in elements, for other dtypes: every rank keeps what it holds. Flat runs
   /// stay as they are, so their alignment changes with the size of an element.
   GroupLayout with_itemsizes(std::span<const Itemsizes> itemsizes, const Communicator& group) const;
 
   /// Without these parameters, whose places stay and are empty. Not for the flat layout.
   GroupLayout without(std::span<const size_t> params, const Communicator& group) const;
 
-  /// The same parts of the same parameters on every rank, but one after another in this order, in the
+  /// Has the same parts of the same parameters on every rank, but one after another in this order, in the
   /// shard, in what is gathered and in what is reduced. Per-parameter layout only.
   GroupLayout reordered(std::span<const size_t> params, const Communicator& group) const;
   /// This rank's parts lie in another order in its shard than they are gathered from.

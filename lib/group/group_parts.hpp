@@ -50,11 +50,11 @@ struct GroupParts {
   }
   /// Bytes of the unsharded parameters, with padding.
   int64_t unsharded_bytes() const { return layout.gathered().total_bytes(); }
-  /// Of those, and packed beside them what is too small to travel by itself.
+  /// Counts these, and what is packed beside them as it is too small to travel by itself.
   int64_t slot_bytes() const {
     return unsharded_bytes() + layout.gathered().tail_bytes() * layout.gathered().world_size();
   }
-  /// Of what operators on parameter `index` return, where it is not their own choice.
+  /// Says in what operators on parameter `index` return, where it is not their own choice.
   std::optional<at::ScalarType> output_dtype(size_t index) const {
     return computes_in_own_dtype ? std::nullopt : params[index].spec.output_dtype;
   }

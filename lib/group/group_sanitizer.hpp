@@ -40,7 +40,7 @@ class GroupSanitizer {
   void note_write(const at::Tensor& unsharded, size_t index);
   /// They are about to be released: only operators may have written to them.
   void check_shown(const at::Tensor& unsharded);
-  /// The same for this rank's parts; each operator's write has moved the parameter's version.
+  /// Checks this rank's parts, too; each operator's write has moved the parameter's version.
   void check_shards(std::span<const FSDPParam> params, std::span<const at::Tensor> pieces);
 
   /// Looks at what is in quarantine; gives all faults since the last call.

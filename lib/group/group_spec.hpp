@@ -52,7 +52,7 @@ struct GroupParam {
   ParamReach reach = {};  ///< beyond the group's ranks
   std::optional<TiedSource> tied = {};
   bool is_dtensor = false;  ///< is registered as a DTensor, where the layout cuts a dimension
-  /// That it is kept in.
+  /// Says in which it is kept.
   at::ScalarType dtype() const;
 };
 

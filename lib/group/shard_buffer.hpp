@@ -27,7 +27,7 @@ class ShardBuffer {
   const std::vector<at::Tensor>& pieces() const { return pieces_; }
   const at::Tensor& piece(size_t index) const { return pieces_[index]; }
 
-  /// Of rows that are used on `device`, and of their gradients.
+  /// Says where rows lie that are used on `device`, and their gradients.
   c10::Device home_of(c10::Device device) const {
     return host_memory_ && !device.is_meta() ? c10::Device(at::kCPU) : device;
   }

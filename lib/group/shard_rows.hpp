@@ -10,8 +10,8 @@
 // This rank's rows of a group, as they are laid out in its shard, and the sharded parameters on top of them.
 namespace fsdp {
 
-/// From the unsharded parameters, which stay as they are, and from the groups that hold those that are tied. Without a
-/// copy where the memory can stay (one rank).
+/// Makes them from the unsharded parameters, which stay as they are, and from the groups that hold those that are tied, without
+/// a copy where the memory can stay (one rank).
 void make_rows(GroupParts& parts, std::span<const TiedParam> tied);
 
 }  // namespace fsdp

@@ -21,7 +21,7 @@ class SymmMemPool {
   SymmMemPool(std::shared_ptr<Communicator> comm, SlotUse use) : comm_(std::move(comm)), use_(use) {}
 
   size_t size() const { return slots_.size(); }
-  /// Of all buffers that are there.
+  /// Counts all buffers that are there.
   int64_t bytes() const;
 
   /// One slot more, without a buffer yet.

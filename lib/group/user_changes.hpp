@@ -36,7 +36,7 @@ class UserChanges {
     validate();
     sync_versions();
   }
-  /// That in front of a gather, which shows the new values from then on. Returns whether there were any.
+  /// Does so in front of a gather, which shows the new values from then on. Returns whether there were any.
   bool refresh_before_gather();
 
   // --- settings

@@ -34,14 +34,14 @@ class AllGatherInputs {
   /// Null: as it lies in the shard.
   const EncodedGather* encoded() const { return encoded_.get(); }
 
-  /// From the next gather on; while the group is released. Goes with what `plan_with` has made for it.
+  /// Counts from the next gather on; the group is released. Goes with what `plan_with` has made for it.
   void set_custom(std::shared_ptr<AllGatherComm> comm) { custom_ = std::move(comm); }
   const std::shared_ptr<AllGatherComm>& custom() const { return custom_; }
 
-  /// Of parameter `index`, from the next `plan` on; null: it travels as its values, or belongs to another group.
+  /// Encodes parameter `index` from the next `plan` on; null: it travels as its values, or belongs to another group.
   void set_extension(size_t index, std::shared_ptr<AllGatherExtension> extension);
 
-  /// Before a gather: extensions that make what they send do. Returns the packed buffer if that is another now; null: it is
+  /// Lets extensions make what they send, before a gather. Returns the packed buffer if that is another now; null: it is
   /// as it was.
   std::unique_ptr<EncodedGather> prepare(const GroupParts& parts) const;
   /// The group is released.

@@ -38,7 +38,7 @@ SlotPlan plan_slots(std::span<const SlotNeed> needs, size_t ring);
 // What encloses other groups, or stays after forward, would be in the way of every turn and has a slot of its own,
 // which takes no more memory than it would take anyway while it is unsharded.
 
-/// By place: in which slots one root's groups are gathered. Needs only grow: options that come and go, as when gradients
+/// Says in which slots one root's groups are gathered, by place. Needs only grow: options that come and go, as when gradients
 /// are accumulated, find their slots again. What asks for more than was planned (a wider dtype, a group that is to have a
 /// slot of its own from now on), for groups that were not there, or for another number of them gathered ahead, is a new
 /// plan, for which all buffers of the communicator are given back and made anew.
@@ -52,7 +52,7 @@ class GatherSlots {
   SymmMemBuffer* prepare(ParamGroup& group, int prefetch_distance);
   /// The group is gone, or is gathered elsewhere from now on and released: its communicator's slots go with the last one.
   void remove(const ParamGroup& group);
-  /// Of all buffers that are there.
+  /// Counts all buffers that are there.
   int64_t bytes() const;
 
  private:

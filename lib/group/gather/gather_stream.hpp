@@ -46,7 +46,7 @@ class GatherStream {
  public:
   /// Gathers wait for `event` instead of for what is queued on the current stream, until `end_wait_for_event`.
   void wait_for(const c10::Event& event);
-  /// The same, for who can make a stream wait for an event of another kind. Null: the device has no streams.
+  /// Returns the stream that is to wait, for who can let it wait for an event of another kind. Null: the device has no streams.
   std::optional<c10::Stream> to_wait_for_event(c10::Device device);
   void end_wait_for_event() { waits_for_event_ = false; }
 

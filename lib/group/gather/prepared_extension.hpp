@@ -11,7 +11,7 @@ namespace fsdp {
 /// memory, and `post_all_gather` is given an undefined tensor; else its values mean nothing.
 class PreparedExtension : public AllGatherExtension {
  public:
-  /// Before each gather, on the stream that computes: `encoded_bytes` tells of this one from now on.
+  /// Is called before each gather, on the stream that computes: `encoded_bytes` tells of this one from now on.
   virtual void prepare() = 0;
   /// The group is released.
   virtual void release() noexcept = 0;

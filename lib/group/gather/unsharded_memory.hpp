@@ -50,7 +50,8 @@ class UnshardedMemory {
   void begin_use() { buffer_.begin_use(); }
   /// The current stream goes on behind all other uses, and is about to be the last one that reads it.
   void join_uses() { buffer_.join_uses(); }
-  /// Behind that: the slot is another's, whose gather waits for the current stream or is launched where this one was.
+  /// Gives up the slot behind that. It is another's now, whose gather waits for the current stream or is launched where this
+  /// one was.
   void leave_slot() {
     buffer_.reset();
     is_slot_ = false;
@@ -58,7 +59,7 @@ class UnshardedMemory {
   void release();
 
   // --- what is kept
-  /// From the next release on; what is kept already goes if not.
+  /// Counts from the next release on; what is kept already goes if not.
   void set_keeps(bool keeps) {
     keeps_ = keeps;
     if (!keeps) drop_kept();

@@ -13,7 +13,7 @@ inline bool has_unsharded_memory(const GroupParts& parts, size_t param) {
          parts.params[param].spec.unsharded_bytes() == 0;
 }
 
-/// Of the parameters that have such memory.
+/// Lists the parameters that have such memory.
 inline std::vector<NamedBytes> unsharded_places(const GroupParts& parts) {
   std::vector<NamedBytes> places;
   for (size_t i = 0; i < parts.params.size(); ++i)

@@ -9,7 +9,7 @@ struct GradientDivision {
   double before = 1, after = 1;
 };
 
-/// Of a division by `factor` (the ranks, by default) of sums in `reduce_dtype`. Only float16, whose
+/// Parts a division by `factor` (the ranks, by default) of sums in `reduce_dtype`. Only float16, whose
 /// range neither a sum nor a small gradient is to leave, is divided in two parts, about the square root
 /// each: `before` starts at 1 and doubles while it divides `factor` and before * before < factor.
 GradientDivision gradient_division(double factor, at::ScalarType reduce_dtype);

@@ -19,7 +19,7 @@ struct GroupGradients {
   GradientStore store;
   GradientStreams streams = {};
   size_t trainable_count = 0;  ///< parameters that need a gradient, as of the last `sync_requires_grad`
-  /// Of the last reduction that was finished, without gradients, for the next one to fill (collect_gradients).
+  /// Keeps those of the last reduction that was finished, without gradients, for the next one to fill (collect_gradients).
   std::vector<ReduceBucket> kept_buckets = {};
 
   /// parts, options: outlive this. count: of the parameters that they are about to have.

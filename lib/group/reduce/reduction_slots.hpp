@@ -26,7 +26,7 @@ class ParamGroup;
 // holds its slot from packing until a stream has been made to wait for its collective: in the order of the schedule,
 // not when the device is done. What packs into it next runs behind the stream that let go of it.
 
-/// By hold: in which slots one root's reductions are packed. Of each communicator there are as many as reductions may be
+/// Says in which slots one root's reductions are packed, by hold. Of each communicator there are as many as reductions may be
 /// alive together (max_input_buffers), each as large as the largest group's packed gradients. They only grow.
 ///
 /// Not thread-safe: the root's lock guards it.
@@ -58,7 +58,7 @@ class ReductionSlots {
   std::shared_ptr<Hold> hold(const ParamGroup& group, int64_t bytes);
   /// The group is gone, or does not use slots any more: its communicator's slots go with the last one.
   void remove(const ParamGroup& group);
-  /// Of all buffers that are there.
+  /// Counts all buffers that are there.
   int64_t bytes() const;
 
  private:
