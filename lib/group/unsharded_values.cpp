@@ -22,8 +22,10 @@ at::Tensor in_own_memory(const at::Tensor& whole, const at::Tensor& local) {
 
 at::Tensor unsharded_values(const ParamGroup& group, size_t index, const at::Tensor& local) {
   BelowResidency below;
-  const auto spec = data_parallel_spec(group.params()[index].spec, group.identity().mesh_info);
-  return in_own_memory(full_of(*spec, local, kOperation), local);
+  const auto& info = group.identity().mesh_info;
+  const auto spec = data_parallel_spec(group.params()[index].spec, info);
+  const auto sent = local.is_meta() ? local : local.to(info.mesh.device());
+  return in_own_memory(full_of(*spec, sent, kOperation), local);
 }
 
 at::Tensor full_values(const ParamGroup& group, size_t index, const at::Tensor& local) {

@@ -36,7 +36,18 @@ ModulePass::Groups ModulePass::live_groups() const {
 void ModulePass::begin(RootContext& root) {
   if (has_begun_.load(std::memory_order_relaxed)) return;
   std::lock_guard lock(root.mutex());
-  root.hooks()->begin();
+  const auto hooks = root.hooks();
+  hooks->begin();
+}
+
+void ModulePass::try_to_enter(RootContext& root, size_t module) {
+  std::lock_guard lock(root.mutex());
+  forwards_.try_to_enter(module);
+}
+
+bool ModulePass::ends_what_has_entered(RootContext& root, size_t module) {
+  std::lock_guard lock(root.mutex());
+  return forwards_.ends_what_has_entered(module);
 }
 
 std::optional<Shows> ModulePass::enter(RootContext& root, size_t module, bool records_autograd) {
@@ -54,7 +65,8 @@ std::optional<Shows> ModulePass::enter(RootContext& root, size_t module, bool re
 
 std::optional<Shows> ModulePass::leave(RootContext& root, bool keeps_post_forward_shard) noexcept {
   std::lock_guard lock(root.mutex());
-  const auto before = shows_;
+  if (!is_inside()) return std::nullopt;  // given up since, by a hook of a user's
+  const auto before = shows_.load();
   PassFacts facts = {.now = shows_, .pass_is_over = forwards_.leave(), .keeps_post_forward_shard = keeps_post_forward_shard};
   try {
     const auto groups = live_groups();
@@ -66,7 +78,7 @@ std::optional<Shows> ModulePass::leave(RootContext& root, bool keeps_post_forwar
     log().error("releasing parameters behind a forward failed: {}", error.what());
   }
   root.leave_scope();  // it may end the step, behind which the view shows what it is told
-  return shows_ == before ? std::nullopt : std::optional(shows_);
+  return shows_ == before ? std::nullopt : std::optional(shows_.load());
 }
 
 void ModulePass::reach_backward(const std::shared_ptr<RootContext>& root, bool gathers) {
@@ -99,10 +111,12 @@ PassFacts ModulePass::facts_for(ShowsEvent event) const {
   return facts;
 }
 
-std::optional<Shows> ModulePass::on(ShowsEvent event) { return become(shows_behind(event, facts_for(event))); }
-
-std::optional<Shows> ModulePass::become(Shows form) {
-  if (form == shows_) return std::nullopt;
+/// A user's own call is shown whatever is shown: others may have put something else there (functional_call).
+std::optional<Shows> ModulePass::on(ShowsEvent event) {
+  const auto form = shows_behind(event, facts_for(event));
+  const bool is_asked_for =
+      event == ShowsEvent::kUserWaited || event == ShowsEvent::kUserReshards || event == ShowsEvent::kGivenUp;
+  if (form == shows_ && !is_asked_for) return std::nullopt;
   shows_ = form;
   return form;
 }

@@ -40,12 +40,12 @@ class ModulePass : public std::enable_shared_from_this<ModulePass> {
 
   // --- on the thread of the forward
   /// Is the first thing that the hook in front of a module's forward does.
-  void try_to_enter(size_t module) { forwards_.try_to_enter(module); }
+  void try_to_enter(RootContext& root, size_t module);
   /// Opens a scope and gathers the call's groups, as an operator that uses all of them would. Returns what the modules are to
   /// show, if they do not: without the host lock. If it throws, the module's forward has not been entered.
   std::optional<Shows> enter(RootContext& root, size_t module, bool records_autograd);
   /// Whether the forward that ends now has entered; it has not if its hook, or one in front of it, has thrown.
-  bool ends_what_has_entered(size_t module) { return forwards_.ends_what_has_entered(module); }
+  bool ends_what_has_entered(RootContext& root, size_t module);
   /// Releases what the pass is over for, and leaves the scope. Returns as `enter`. keeps_post_forward_shard: where parameters
   /// are released, the modules show the shards that stay.
   std::optional<Shows> leave(RootContext& root, bool keeps_post_forward_shard) noexcept;
@@ -58,7 +58,7 @@ class ModulePass : public std::enable_shared_from_this<ModulePass> {
   void reach_backward(const std::shared_ptr<RootContext>& root, bool gathers);
 
   // --- with the root's lock held
-  /// What the modules are to show behind `event`, if they do not.
+  /// Returns what the modules are to show behind `event`, if they do not, or a user has asked for it.
   std::optional<Shows> on(ShowsEvent event);
   /// Lets the view show that.
   void show_behind(ShowsEvent event);
@@ -76,12 +76,11 @@ class ModulePass : public std::enable_shared_from_this<ModulePass> {
 
   Groups live_groups() const;
   PassFacts facts_for(ShowsEvent event) const;
-  std::optional<Shows> become(Shows form);
 
   std::weak_ptr<View> view_;
   std::vector<std::weak_ptr<ParamGroup>> groups_;
   ForwardPasses forwards_;
-  Shows shows_ = Shows::kSharded;
+  std::atomic<Shows> shows_ = Shows::kSharded;  // written under the lock
   std::atomic<bool> has_begun_ = false;
 };
 

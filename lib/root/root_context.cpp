@@ -128,9 +128,9 @@ void RootContext::take_over_settings() {
 }
 
 void RootContext::begin_user_hook(const ParamGroup& group) {
-  ++user_hooks;
+  if (const auto hooks = hooks_) hooks->show_for_hook(group);  // first: it may throw
   held_before_hook_ = runner_.scheduler().groups().held();
-  if (hooks_) hooks_->show_for_hook(group);
+  ++user_hooks;
 }
 
 void RootContext::end_user_hook() noexcept {

@@ -75,11 +75,11 @@ void RootContext::enter(StepEvent event) {
 }
 
 void RootContext::tell_of_beginning() const {
-  if (hooks_) hooks_->take_over();
+  if (const auto hooks = hooks_) hooks->take_over();
 }
 
 void RootContext::tell_of_end(ShowsEvent event) const {
-  if (hooks_) hooks_->show(event);
+  if (const auto hooks = hooks_) hooks->show(event);  // kept: a view may let other threads run, which shard more
 }
 
 void RootContext::prepare_step(StepEvent begins) {

@@ -237,3 +237,25 @@ def requires_grad_toggled_before_a_method(rank, ranks):
     sharded.weight.requires_grad_(True)
     sharded.linear(batches_of(rank)[0]).square().mean().backward()
     assert sharded.weight.grad is not None
+
+
+@check
+def what_a_user_asks_for_is_shown_though_others_have_put_back_something_else(rank, ranks):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    for layer in (*model, model):
+        fsdp.fully_shard(layer, reshard_after_forward=True)
+    x = torch.ones(2, 6)
+    model[0].unshard()
+    with torch.no_grad():
+        torch.func.functional_call(model, {"0.weight": torch.ones(6, 6)}, (x,))  # puts back what was there before
+    model[0].reshard()
+    assert all(isinstance(value, DTensor) for value in model.state_dict().values())
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+    with torch.no_grad():
+        torch.func.functional_call(model, {"1.weight": torch.ones(6, 6)}, (x,))
+    model[1].unshard()
+    assert not any(isinstance(parameter, DTensor) for parameter in model[1].parameters())
+    model[1].reshard()
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -46,7 +46,7 @@ struct Hooked {
     if (form) view->show(*form);
   }
   at::Tensor call(const std::function<at::Tensor()>& forward, size_t module = 0) const {
-    pass->try_to_enter(module);
+    pass->try_to_enter(context(), module);
     follow(pass->enter(context(), module, at::GradMode::is_enabled()));
     at::Tensor output;
     try {
@@ -61,7 +61,7 @@ struct Hooked {
     return output;
   }
   void leave(size_t module) const {
-    if (pass->ends_what_has_entered(module)) follow(pass->leave(context(), keeps_post_forward_shard));
+    if (pass->ends_what_has_entered(context(), module)) follow(pass->leave(context(), keeps_post_forward_shard));
   }
   void tell(ShowsEvent event) const {
     const std::lock_guard lock(context().mutex());
@@ -163,6 +163,40 @@ TEST_CASE("what a user has unsharded is shown until it is resharded", "[root][mo
   }));
 }
 
+TEST_CASE("what a user asks for is shown again, as others may have put something else there", "[root][module_pass]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    HookedChain model(rank.mesh());
+    auto& layer = model.layers[0];
+    for (const auto event : {ShowsEvent::kUserReshards, ShowsEvent::kUserWaited, ShowsEvent::kUserWaited}) {
+      const int before = layer.view->shows;
+      layer.tell(event);
+      rank.check_equal(layer.view->shows, before + 1, "shown");
+    }
+    const int before = layer.view->shows;
+    model.root[0].controls.reset_iter_state();
+    rank.check(layer.view->shows > before && layer.view->shown == Shows::kSharded, "given up");
+    const int behind = layer.view->shows;
+    model.root[0].controls.reset_iter_state();
+    rank.check_equal(layer.view->shows, behind + 1, "and again");
+  }));
+}
+
+TEST_CASE("a forward that is given up inside itself ends without a scope", "[root][module_pass]") {
+  CHECK(on_ranks(2, [](Rank& rank) {
+    HookedChain model(rank.mesh());
+    auto& layer = model.layers[0];
+    layer.call([&] { return torch::ones({1}); });
+    model.root[0].controls.reset_iter_state();
+    layer.pass->try_to_enter(layer.context(), 0);
+    layer.follow(layer.pass->enter(layer.context(), 0, true));
+    rank.check(layer.pass->ends_what_has_entered(layer.context(), 0), "it has entered");
+    model.root[0].controls.reset_iter_state();
+    rank.check(!layer.pass->leave(layer.context(), false), "nothing is left to show");
+    rank.check(!layer.context().step().is_in_scope(), "no scope");
+    model.forward(input_of(rank)).backward();
+  }));
+}
+
 TEST_CASE("a layer that stays unsharded behind backward is shown so", "[root][module_pass]") {
   CHECK(on_ranks(2, [](Rank& rank) {
     HookedChain model(rank.mesh());
@@ -179,7 +213,7 @@ TEST_CASE("a forward that failed is given up with its scopes", "[root][module_pa
   CHECK(on_ranks(2, [](Rank& rank) {
     HookedChain model(rank.mesh());
     auto& layer = model.layers[0];
-    layer.pass->try_to_enter(0);
+    layer.pass->try_to_enter(layer.context(), 0);
     layer.follow(layer.pass->enter(layer.context(), 0, true));  // and never left, as by a hook that has died
     rank.check(layer.context().step().is_in_scope(), "a scope is open");
     model.root[0].controls.reset_iter_state();
@@ -195,7 +229,7 @@ TEST_CASE("a forward inside another that fails before it begins leaves that one 
     HookedChain model(rank.mesh());
     auto& layer = model.layers[0];
     layer.call([&] {
-      layer.pass->try_to_enter(0);  // its hook has thrown behind this
+      layer.pass->try_to_enter(layer.context(), 0);  // its hook has thrown behind this
       layer.leave(0);
       rank.check(layer.pass->is_inside(), "the outer forward goes on");
       rank.check(layer.context().step().is_in_scope(), "in its scope");

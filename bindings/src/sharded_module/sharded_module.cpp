@@ -143,7 +143,7 @@ void ShardedModule::before_apply() {
 
 py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwargs) {
   if (index >= modules().size()) throw py::index_error("pre_forward: no module has this index");
-  pass().try_to_enter(index);
+  pass().try_to_enter(context(), index);
   refuse_fake_tensors();
   pass().begin(context());
   if (context().step().is_pinned() && run_with_full_parameters(args)) return py::none();
@@ -158,7 +158,7 @@ py::object ShardedModule::pre_forward(size_t index, py::tuple args, py::dict kwa
 }
 
 py::object ShardedModule::post_forward(size_t index, py::object output) {
-  if (!pass().ends_what_has_entered(index)) return py::none();
+  if (!pass().ends_what_has_entered(context(), index)) return py::none();
   try {
     if (at::GradMode::is_enabled()) watch_backward(output);
     output = cast_output(std::move(output));

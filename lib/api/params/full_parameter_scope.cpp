@@ -8,7 +8,6 @@
 #include "api/state_dict/first_rank.hpp"
 #include "base/log.hpp"
 #include "base/require.hpp"
-#include "dispatch/residency.hpp"
 #include "group/unsharded_values.hpp"
 #include "module/handles.hpp"
 #include "module/module_access.hpp"
@@ -157,11 +156,7 @@ void FullParameterScope::gather(bool keeps) {
   };
   for (auto& shown : shown_) {
     const auto& group = *shown.found.group;
-    // Of what is offloaded, too, the unsharded parameter is on the device that computes.
-    const auto gathered = [&](const at::Tensor& local) {
-      const BelowResidency below;  // else what is moved is the unsharded parameter
-      return settle(unsharded_values(group, shown.found.index, local.to(group.identity().mesh_info.mesh.device())));
-    };
+    const auto gathered = [&](const at::Tensor& local) { return settle(unsharded_values(group, shown.found.index, local)); };
     shown.whole = gathered(shown.local_tensor);
     if (const auto gradient = shown.local_tensor.grad(); options_.with_grads && gradient.defined())
       shown.whole_gradient = gathered(gradient);

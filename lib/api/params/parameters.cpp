@@ -98,16 +98,25 @@ DTensor grad_dtensor_of(const at::Tensor& tensor) {
   return gradient.defined() ? as_dtensor(found, gradient) : DTensor();
 }
 
+namespace {
+
+/// On the host of what is offloaded, as DTensor::full_tensor is.
+at::Tensor full_beside(const FoundParam& found, const at::Tensor& local) {
+  return full_values(*found.group, found.index, local).to(local.device());
+}
+
+}  // namespace
+
 at::Tensor full_tensor(const at::Tensor& tensor) {
   if (is_dtensor(tensor) && !find_param(tensor)) return DTensor(tensor.detach()).full_tensor();
   const auto found = expect_param(tensor, "full_tensor");
-  return full_values(*found.group, found.index, plain_view(found.param().local_tensor()));
+  return full_beside(found, plain_view(found.param().local_tensor()));
 }
 
 at::Tensor full_grad(const at::Tensor& tensor) {
   const auto found = expect_param(tensor, "full_grad");
   const auto gradient = found.param().local_tensor().grad();
-  return gradient.defined() ? full_values(*found.group, found.index, gradient) : at::Tensor();
+  return gradient.defined() ? full_beside(found, gradient) : at::Tensor();
 }
 
 }  // namespace fsdp

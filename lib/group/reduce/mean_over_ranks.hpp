@@ -22,9 +22,10 @@ inline at::ScalarType kept_dtype(const ParamGroup& group, size_t index, at::Scal
 /// Goes by parameter `index` alone: a reduction may add several up together in a wider dtype. gradient: the dtype of one that
 /// is there, if any is.
 inline ReduceDtypes reduce_dtypes(const ParamGroup& group, size_t index, std::optional<at::ScalarType> gradient) {
-  auto sum = group.gradients().dtypes.reduce_dtype(index, gradient);
-  if (gradient && *gradient != sum && reduces_alone(group)) sum = *gradient;  // one rank has nothing to add up
-  return {.sum = sum, .kept = kept_dtype(group, index, sum)};
+  const auto reduced = group.gradients().dtypes.reduce_dtype(index, gradient);
+  // One rank has nothing to add up; what it keeps does not hang on how many there are.
+  const auto sum = gradient && reduces_alone(group) ? *gradient : reduced;
+  return {.sum = sum, .kept = kept_dtype(group, index, reduced)};
 }
 
 /// Says what gradients are divided by that are added up in `sum`.

@@ -69,9 +69,10 @@ void ModuleState::take_root() {
 }
 
 void ModuleState::set_pass(std::shared_ptr<ModulePass> pass) {
+  const auto root = this->root();
+  const std::lock_guard lock(root->context_->mutex());
   pass_ = std::move(pass);
   give_pass_groups();
-  const auto root = this->root();
   root->context_->hooks() = std::make_shared<TreeHooks>(*root);
 }
 
