@@ -284,6 +284,10 @@ TEST_CASE("autograd::grad gives its mean in the dtype that backward keeps, with 
   const auto kept = GENERATE(
       Kept{"a grad_dtype", at::kDouble, {}, at::kDouble}, Kept{"a smaller grad_dtype", at::kBFloat16, {}, at::kBFloat16},
       Kept{"a grad_dtype of none", std::optional<at::ScalarType>(), {}, at::kDouble},
+      Kept{"a grad_dtype of none under a policy",
+           std::optional<at::ScalarType>(),
+           {.reduce_dtype = at::kBFloat16},
+           at::kBFloat16},
       Kept{"keep_low_precision_grads", {}, {.reduce_dtype = at::kBFloat16, .keep_low_precision_grads = true}, at::kBFloat16});
   const int ranks = GENERATE(1, 2);
   const bool has_history = GENERATE(false, true);
@@ -296,7 +300,7 @@ TEST_CASE("autograd::grad gives its mean in the dtype that backward keeps, with 
     const auto asked = torch::autograd::grad({loss()}, model->parameters(), {}, {}, /*create_graph=*/has_history)[0].detach();
     loss().backward();
     const auto gradient = model->parameters()[0].grad();
-    const bool stays_on_one = ranks == 1 && kept.policy.reduce_dtype;  // nothing is reduced there
+    const bool stays_on_one = ranks == 1 && kept.policy.keep_low_precision_grads;  // nothing is reduced there
     check_scalar_type(rank, gradient, stays_on_one ? at::kFloat : kept.expected, "backward's");
     check_scalar_type(rank, asked, gradient.scalar_type(), "what was asked for");
     rank.check_identical(is_dtensor(asked) ? full_tensor(asked) : asked, full_tensor(gradient), "the mean");

@@ -22,10 +22,10 @@ inline at::ScalarType kept_dtype(const ParamGroup& group, size_t index, at::Scal
 /// Goes by parameter `index` alone: a reduction may add several up together in a wider dtype. gradient: the dtype of one that
 /// is there, if any is.
 inline ReduceDtypes reduce_dtypes(const ParamGroup& group, size_t index, std::optional<at::ScalarType> gradient) {
-  const auto reduced = group.gradients().dtypes.reduce_dtype(index, gradient);
-  // One rank has nothing to add up; what it keeps does not hang on how many there are.
-  const auto sum = gradient && reduces_alone(group) ? *gradient : reduced;
-  return {.sum = sum, .kept = kept_dtype(group, index, reduced)};
+  auto sum = group.gradients().dtypes.reduce_dtype(index, gradient);
+  // One rank has nothing to add up. Where a gradient may be of any dtype it has the one that several ranks give, though.
+  if (gradient && *gradient != sum && reduces_alone(group) && !group.params()[index].grad_dtype().takes_any()) sum = *gradient;
+  return {.sum = sum, .kept = kept_dtype(group, index, sum)};
 }
 
 /// Says what gradients are divided by that are added up in `sum`.
