@@ -82,7 +82,7 @@ void cut(ReduceBucket& bucket, size_t taken) {
 
 at::ScalarType Collection::dtype_of(size_t index, const at::Tensor& gradient) const {
   const auto& dtypes = group_.gradients().dtypes;
-  const auto own = reduce_dtypes(group_, index, gradient.defined() ? std::optional(gradient.scalar_type()) : std::nullopt).sum;
+  const auto own = sum_dtype(group_, index, gradient.defined() ? std::optional(gradient.scalar_type()) : std::nullopt);
   if (joint_) return at::isFloatingType(own) ? *joint_ : own;
   const auto& sum = group_.gradients().store.partial_sum(index);  // not to be rounded, either
   return sum.defined() && dtypes.takes_any(index) ? at::promote_types(own, sum.scalar_type()) : own;

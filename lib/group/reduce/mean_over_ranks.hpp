@@ -19,12 +19,17 @@ inline at::ScalarType kept_dtype(const ParamGroup& group, size_t index, at::Scal
   return group.gradients().dtypes.kept_dtype(index).value_or(sum);
 }
 
-/// Goes by parameter `index` alone: a reduction may add several up together in a wider dtype. gradient: the dtype of one that
-/// is there, if any is.
-inline ReduceDtypes reduce_dtypes(const ParamGroup& group, size_t index, std::optional<at::ScalarType> gradient) {
-  auto sum = group.gradients().dtypes.reduce_dtype(index, gradient);
+/// Says in what gradients of parameter `index` alone are added up: a reduction may add several up together in a wider dtype.
+/// gradient: the dtype of one that is there, if any is.
+inline at::ScalarType sum_dtype(const ParamGroup& group, size_t index, std::optional<at::ScalarType> gradient) {
+  const auto sum = group.gradients().dtypes.reduce_dtype(index, gradient);
+  if (!gradient || *gradient == sum || !reduces_alone(group)) return sum;
   // One rank has nothing to add up. Where a gradient may be of any dtype it has the one that several ranks give, though.
-  if (gradient && *gradient != sum && reduces_alone(group) && !group.params()[index].grad_dtype().takes_any()) sum = *gradient;
+  return group.params()[index].grad_dtype().takes_any() ? sum : *gradient;
+}
+
+inline ReduceDtypes reduce_dtypes(const ParamGroup& group, size_t index, std::optional<at::ScalarType> gradient) {
+  const auto sum = sum_dtype(group, index, gradient);
   return {.sum = sum, .kept = kept_dtype(group, index, sum)};
 }
 
