@@ -142,7 +142,7 @@ at::Tensor DTensor::full_tensor(std::vector<Placement> grad_placements) const {
   const auto* window = defined() ? DTensorImpl::of(*this) : nullptr;
   if (window != nullptr && window->is_window() && !is_recorded(*this)) return window->whole("full_tensor");
   const auto& spec = impl_of(*this, "full_tensor").spec();
-  std::vector<Placement> everywhere(spec.placements().size(), Replicate{});
+  const auto everywhere = replicated_everywhere(spec);
   const auto whole = moved(*this, everywhere, grad_placements, "full_tensor");
   const auto local = is_recorded(whole) ? recorded_to_local(whole, grad_placements.empty() ? everywhere : grad_placements)
                                         : DTensorImpl::of(whole)->local();

@@ -111,12 +111,9 @@ PassFacts ModulePass::facts_for(ShowsEvent event) const {
   return facts;
 }
 
-/// A user's own call is shown whatever is shown: others may have put something else there (functional_call).
 std::optional<Shows> ModulePass::on(ShowsEvent event) {
   const auto form = shows_behind(event, facts_for(event));
-  const bool is_asked_for =
-      event == ShowsEvent::kUserWaited || event == ShowsEvent::kUserReshards || event == ShowsEvent::kGivenUp;
-  if (form == shows_ && !is_asked_for) return std::nullopt;
+  if (form == shows_ && !is_asked_for(event)) return std::nullopt;
   shows_ = form;
   return form;
 }

@@ -60,4 +60,9 @@ constexpr Shows shows_behind(ShowsEvent event, const PassFacts& facts) {
   return Shows::kSharded;
 }
 
+/// True for a user's own call, which is shown whatever is shown: others may have put something else there (functional_call).
+constexpr bool is_asked_for(ShowsEvent event) {
+  return event == ShowsEvent::kUserWaited || event == ShowsEvent::kUserReshards || event == ShowsEvent::kGivenUp;
+}
+
 }  // namespace fsdp

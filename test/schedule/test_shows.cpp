@@ -60,6 +60,14 @@ TEST_CASE("a hook in backward sees sharded what has been released", "[schedule][
   CHECK(shows_behind(ShowsEvent::kHookRuns, {.now = Shows::kPostForward}) == Shows::kPostForward);
 }
 
+TEST_CASE("what users ask for is shown again, and nothing else", "[schedule][shows]") {
+  for (const auto event : {ShowsEvent::kUserWaited, ShowsEvent::kUserReshards, ShowsEvent::kGivenUp})
+    CHECK(is_asked_for(event));
+  for (const auto event : {ShowsEvent::kForwardBegins, ShowsEvent::kForwardEnds, ShowsEvent::kBackwardReaches,
+                           ShowsEvent::kBackwardIsOver, ShowsEvent::kStepEnds, ShowsEvent::kHookRuns})
+    CHECK(!is_asked_for(event));
+}
+
 TEST_CASE("a group stays beyond a step by the user, behind an evaluation, or as backward releases nothing",
           "[schedule][shows]") {
   GroupStates groups;
